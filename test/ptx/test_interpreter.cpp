@@ -43,33 +43,37 @@ constexpr size_t words = 4096;
 
 struct Result {
     ptx::Counts counts;
-    std::vector<uint32_t> y = std::vector<uint32_t>(words, 0);
+    std::vector<uint32_t> y;
 };
 
-Result run(const std::string &body, unsigned threads = 32, unsigned blocks = 1, size_t shared = 16384) {
-    ptx::Module module(declaration + (prologue + body) + "\nret;\n}\n" + definition);
-    alignas(256) static uint32_t x[words];
-    for (uint32_t i = 0; i < words; i++) x[i] = i;
+// `variables` are the module's.
+Result launch(const std::string &body, const ptx::Launch &how, const std::string &variables = "") {
+    ptx::Module module(declaration + (variables + prologue + body) + "\nret;\n}\n" + definition);
+    alignas(256) static uint32_t x[words], y[words];
+    for (uint32_t i = 0; i < words; i++) x[i] = i, y[i] = 0;
     Result result;
-    uint32_t *const px = x, *const py = result.y.data();
+    uint32_t *const px = x, *const py = y;
     ptx::DeviceMemory memory;
     memory.add(px, sizeof x);
-    memory.add(py, words * sizeof *py);
-    const ptx::Launch launch{{blocks, 1, 1}, threads, shared, true};
-    result.counts = ptx::run(module.kernel("kernel"), launch, {&px, &py}, memory);
+    memory.add(py, sizeof y);
+    result.counts = ptx::run(module.kernel("kernel"), how, {&px, &py}, memory);
+    result.y.assign(y, y + words);
     return result;
 }
+Result run(const std::string &body, unsigned threads = 32, unsigned blocks = 1, size_t shared = 16384) {
+    return launch(body, {{blocks}, {threads}, shared, true});
+}
 
-std::string error_of(const std::string &body, unsigned threads) {
+std::string error_of(const std::string &body, const ptx::Launch &how, const std::string &variables = "") {
     try {
-        run(body, threads);
+        launch(body, how, variables);
     } catch (const Error &error) {
         return error.what();
     }
     return "no error";
 }
 void expect_error(const std::string &body, const std::string &what, unsigned threads = 32) {
-    const std::string error = error_of(body, threads);
+    const std::string error = error_of(body, {{}, {threads}, 16384, true});
     EXPECT_NE(error.find(what), std::string::npos) << body << "\n" << error;
 }
 
@@ -133,11 +137,74 @@ TEST(PtxArithmetic, ApproximateFunctions) {
         const double root = double(single("rsqrt.approx.f32 %f20, " + hex(x) + ";"));
         worst_rsqrt = std::max(worst_rsqrt, std::fabs(root * std::sqrt(double(x)) - 1));
     }
+    const auto worst = [](const std::string &name, auto exact, bool relative) {
+        double most = 0;
+        for (float x = 0.1f; x < 3; x += 0.17f) {
+            const double want = exact(double(x)), got = double(single(name + " %f20, " + hex(x) + ";"));
+            most = std::max(most, std::fabs(got - want) / (relative ? std::fabs(want) : 1));
+        }
+        return most;
+    };
+    const double of_tanh = worst(
+        "tanh.approx.f32", [](double x) { return std::tanh(x); }, true);
+    EXPECT_LT(of_tanh, 0x1p-11);
+    EXPECT_GT(of_tanh, 0x1p-13);
+    EXPECT_LT(worst(
+                  "lg2.approx.f32", [](double x) { return std::log2(x); }, false),
+              0x1p-21);
+    EXPECT_LT(worst(
+                  "sin.approx.f32", [](double x) { return std::sin(x); }, false),
+              0x1p-20);
+    EXPECT_LT(worst(
+                  "sqrt.approx.f32", [](double x) { return std::sqrt(x); }, true),
+              0x1p-22);
+    EXPECT_EQ(worst(
+                  "sqrt.rn.f32", [](double x) { return double(float(std::sqrt(x))); }, true),
+              0);
+    EXPECT_EQ(single("lg2.approx.f32 %f20, " + hex(8) + ";"), 3);
     EXPECT_LT(worst_exp2, 0x1p-22);
     EXPECT_LT(worst_rsqrt, 0x1p-22);
     EXPECT_GT(worst_exp2, 0x1p-24);
     EXPECT_EQ(single("ex2.approx.ftz.f32 %f20, " + hex(-3) + ";"), 0.125f);
     EXPECT_EQ(single("ex2.approx.ftz.f32 %f20, " + hex(-130.5f) + ";"), 0);
+}
+
+// With .ftz subnormal arguments and results are zeros that keep their sign.
+TEST(PtxArithmetic, SubnormalNumbersAreFlushedWithFtz) {
+    const std::string small = hex(-0x1p-130f), least = hex(0x1p-126f), half = hex(-0.5f), one = hex(1);
+    EXPECT_EQ(single("mul.f32 %f20, " + least + ", " + half + ";"), -0x1p-127f);
+    EXPECT_EQ(word("mul.ftz.f32 %f20, " + least + ", " + half + ";  mov.b32 %r20, %f20;"), 0x8000'0000u);
+    EXPECT_EQ(word("add.rn.ftz.f32 %f20, " + small + ", " + small + ";  mov.b32 %r20, %f20;"), 0x8000'0000u);
+    EXPECT_EQ(single("fma.rn.ftz.f32 %f20, " + small + ", " + hex(0x1p100f) + ", " + one + ";"), 1);
+    EXPECT_EQ(single("fma.rn.f32 %f20, " + small + ", " + hex(0x1p120f) + ", " + one + ";"), 1 - 0x1p-10f);
+    EXPECT_EQ(word("setp.lt.ftz.f32 %p1, " + small + ", 0f00000000;  selp.b32 %r20, 3, 4, %p1;"), 4u);
+    EXPECT_EQ(word("setp.lt.f32 %p1, " + small + ", 0f00000000;  selp.b32 %r20, 3, 4, %p1;"), 3u);
+    EXPECT_EQ(word("cvt.ftz.f64.f32 %fd1, " + small + ";  setp.eq.f64 %p1, %fd1, 0d0000000000000000;  selp.b32 %r20, 3, 4, %p1;"),
+              3u);
+    EXPECT_EQ(single("ex2.approx.f32 %f20, " + hex(-130) + ";"), 0x1p-130f);
+    EXPECT_EQ(single("ex2.approx.ftz.f32 %f20, " + hex(-130) + ";"), 0);
+    EXPECT_TRUE(std::isinf(single("rcp.approx.ftz.f32 %f20, " + small + ";")));
+    expect_error("add.ftz.s32 %r5, %r0, 1;", "unknown instruction add.ftz.s32");
+    expect_error("mov.ftz.f32 %f5, %f6;", "unknown instruction mov.ftz.f32");
+}
+
+TEST(PtxArithmetic, BitsFieldsAndConversions) {
+    EXPECT_EQ(word("bfi.b64 %rd9, 7, -1, 36, 8;  shr.u64 %rd9, %rd9, 32;  cvt.u32.u64 %r20, %rd9;"), 0xffff'f07fu);
+    EXPECT_EQ(word("bfi.b64 %rd9, 7, 9, 64, 8;  cvt.u32.u64 %r20, %rd9;"), 9u);
+    EXPECT_EQ(word("bfe.u32 %r20, 0x12345678, 8, 12;"), 0x456u);
+    EXPECT_EQ(word("bfe.s32 %r20, 0x12345678, 7, 4;"), 0xffff'fffcu);
+    EXPECT_EQ(word("bfe.s32 %r20, -2147483648, 30, 8;"), ~0u << 1);
+    EXPECT_EQ(word("clz.b64 %r20, 1;"), 63u);
+    EXPECT_EQ(word("popc.b64 %r20, -1;"), 64u);
+    EXPECT_EQ(word("lop3.b32 %r20, 12, 10, 6, 150;"), 12u ^ 10 ^ 6);
+    EXPECT_EQ(word("shf.l.wrap.b32 %r20, -2147483648, 1, 33;"), 3u);
+    EXPECT_EQ(word("shf.r.clamp.b32 %r20, 1, 5, 40;"), 5u);
+    EXPECT_EQ(word("mul.hi.s64 %rd9, -4, 4611686018427387904;  cvt.u32.u64 %r20, %rd9;"), ~0u);
+    EXPECT_EQ(word("cvt.rni.s32.f32 %r20, " + hex(2.5f) + ";"), 2u);
+    EXPECT_EQ(word("cvt.rmi.s32.f32 %r20, " + hex(-2.5f) + ";"), uint32_t(-3));
+    EXPECT_EQ(single("cvt.rpi.f32.f32 %f20, " + hex(2.25f) + ";"), 3);
+    EXPECT_EQ(word("cvt.rn.f16x2.f32 %r20, " + hex(1) + ", " + hex(-2) + ";"), 0x3c00'c000u);
+    EXPECT_EQ(single("add.f32 %f20, 1.5, 2.25;"), 3.75f);
 }
 
 // ---- lanes ----------------------------------------------------------------------------------------------------------------------------
@@ -180,6 +247,16 @@ TEST(PtxFlow, WhatItDoesNotKnowEndsIt) {
     expect_error("add.s32 %r5, %r0, 1;\nfrobnicate.b32 %r5, %r5;", "unknown instruction frobnicate.b32");
     expect_error("add.s32 %r5, %rd0, 1;", "%rd0 has 64 bits, not 32");
     expect_error("bra NOWHERE;", "there is no label NOWHERE");
+}
+
+TEST(PtxWarp, Reductions) {
+    EXPECT_EQ(word("redux.sync.add.s32 %r20, %r0, -1;"), 31u * 16);
+    EXPECT_EQ(word("sub.s32 %r5, 3, %r0;  redux.sync.min.s32 %r20, %r5, -1;"), uint32_t(-28));
+    EXPECT_EQ(word("sub.s32 %r5, 3, %r0;  redux.sync.min.u32 %r20, %r5, -1;"), 0u);
+    EXPECT_EQ(word("redux.sync.xor.b32 %r20, %r0, -1;"), 0u);
+    EXPECT_EQ(word("setp.lt.u32 %p1, %r0, 4;\n@%p1 redux.sync.add.u32 %r20, %r0, 15;"), 6u);
+    EXPECT_EQ(word("setp.lt.u32 %p1, %r0, 4;\n@%p1 activemask.b32 %r20;"), 15u);
+    expect_error("setp.lt.u32 %p1, %r0, 4;\n@%p1 redux.sync.add.u32 %r20, %r0, -1;", "the mask is 0xffffffff, but");
 }
 
 TEST(PtxWarp, ShufflesAndVotes) {
@@ -268,6 +345,111 @@ TEST(PtxMemory, Atomics) {
               64u);
 }
 
+// All operations, in all spaces, with the values before and after.
+TEST(PtxMemory, AtomicOperations) {
+    const auto check = [](const std::string &operation, uint32_t before, const std::string &arguments, uint32_t after) {
+        for (const auto &[space, address] : {std::pair(".global", "%rd1"), std::pair(".shared", "%r2"), std::pair("", "%rd1")}) {
+            const std::string where = std::string("[") + address + "]", kind = *space ? space : ".global";
+            const Result got =
+                run("setp.eq.u32 %p1, %r0, 0;\n@!%p1 bra DONE;\nst" + kind + ".u32 " + where + ", " + std::to_string(before) +
+                    ";\natom" + space + "." + operation + " %r5, " + where + ", " + arguments + ";\nld" + kind + ".u32 %r6, " +
+                    where + ";\nst.global.v2.u32 [%rd1+8], {%r5, %r6};\nDONE:");
+            EXPECT_EQ(got.y[2], before) << operation << space;
+            EXPECT_EQ(got.y[3], after) << operation << space;
+        }
+    };
+    const uint32_t minus = uint32_t(-5);
+    check("add.u32", 7, "3", 10), check("add.s32", 7, "-9", uint32_t(-2));
+    check("min.s32", minus, "3", minus), check("min.u32", minus, "3", 3), check("max.s32", minus, "3", 3),
+        check("max.u32", minus, "3", minus);
+    check("and.b32", 12, "10", 8), check("or.b32", 12, "10", 14), check("xor.b32", 12, "10", 6), check("exch.b32", 12, "10", 10);
+    check("cas.b32", 12, "12, 5", 5), check("cas.b32", 12, "11, 5", 12);
+    check("inc.u32", 4, "5", 5), check("inc.u32", 5, "5", 0), check("dec.u32", 0, "5", 5), check("dec.u32", 4, "5", 3);
+    check("relaxed.gpu.add.u32", 1, "1", 2);
+    check("add.noftz.bf16x2", 0x3f80'4000, "0x40404000", 0x4080'4080);  // (1, 2) and (3, 2)
+    check("add.noftz.f16x2", 0x3c00'4000, "0x40003c00", 0x4200'4200);   // (1, 2) and (2, 1)
+    const auto sum = [](const char *space, const char *address) {
+        return word(
+            format("setp.eq.u32 %%p1, %%r0, 0;\n@!%%p1 bra DONE;\nst%s.u32 [%s], 0;\nred%s.add.f32 [%s], %s;\n"
+                   "ld%s.u32 %%r20, [%s];\nDONE:",
+                   space, address, space, address, hex(0x1p-130f).c_str(), space, address));
+    };
+    EXPECT_EQ(sum(".global", "%rd1"), 0u);  // subnormal numbers are kept in shared memory alone
+    EXPECT_EQ(std::bit_cast<float>(sum(".shared", "%r2")), 0x1p-130f);
+    // 64 bits: the largest of many, found by compare and swap
+    EXPECT_EQ(
+        run("cvt.u64.u32 %rd9, %r0;  atom.global.max.u64 %rd10, [%rd1], %rd9;  red.global.add.u64 [%rd1+8], 4294967296;", 96)
+            .y[0],
+        95u);
+    EXPECT_EQ(run("red.global.add.u64 [%rd1+8], 4294967296;", 96).y[3], 96u);
+    EXPECT_EQ(run("ld.global.u32 %r5, [%rd1];\n"
+                  "AGAIN: max.u32 %r6, %r5, %r0;  mov.u32 %r7, %r5;  atom.global.cas.b32 %r5, [%rd1], %r7, %r6;\n"
+                  "setp.ne.u32 %p1, %r5, %r7;\n@%p1 bra AGAIN;",
+                  64)
+                  .y[0],
+              63u);
+}
+
+TEST(PtxMemory, HintsAndOrdersChangeNothing) {
+    const Result plain = run("ld.global.u32 %r5, [%rd2];  st.global.u32 [%rd3], %r5;");
+    for (const char *load :
+         {"ld.global.ca.u32 %r5, [%rd2];", "ld.global.cg.u32 %r5, [%rd2];", "ld.global.cs.u32 %r5, [%rd2];",
+          "ld.global.lu.u32 %r5, [%rd2];", "ld.global.cv.u32 %r5, [%rd2];", "ld.volatile.global.u32 %r5, [%rd2];",
+          "ld.global.nc.L1::no_allocate.L2::128B.u32 %r5, [%rd2];", "ld.relaxed.gpu.global.u32 %r5, [%rd2];",
+          "createpolicy.fractional.L2::evict_first.b64 %rd9, 1.0;  "
+          "ld.global.L1::evict_last.L2::cache_hint.u32 %r5, [%rd2], %rd9;"})
+        for (const char *store :
+             {"st.global.cs.u32 [%rd3], %r5;", "st.release.sys.global.u32 [%rd3], %r5;  membar.gl;  fence.acq_rel.gpu;"}) {
+            const Result got = run(std::string(load) + store);
+            EXPECT_EQ(got.y, plain.y) << load;
+            EXPECT_EQ(got.counts.total().sectors, plain.counts.total().sectors) << load;
+            EXPECT_EQ(got.counts.traffic.l2, plain.counts.traffic.l2) << load;
+        }
+    EXPECT_EQ(run("st.shared::cta.u32 [%r3], %r0;  ld.shared::cta.u32 %r5, [%r3];  st.global.u32 [%rd3], %r5;").y[9], 9u);
+}
+
+// Initial values, also of several dimensions, are those of the text; what a kernel leaves stays.
+TEST(PtxMemory, VariablesOfTheModule) {
+    const std::string variables = ".global .align 4 .u32 table[2][2] = {{1, 2}, {3}};\n.const .align 8 .f32 half = 0f3F000000;\n";
+    const auto first = [&](const std::string &body) { return launch(body + "st.global.u32 [%rd3], %r20;", {}, variables).y[0]; };
+    EXPECT_EQ(first("mov.u64 %rd9, table;  ld.global.u32 %r20, [%rd9+8];"), 3u);
+    EXPECT_EQ(first("ld.global.u32 %r20, [table+4];"), 2u);
+    EXPECT_EQ(first("ld.global.u32 %r20, [table+12];"), 0u);
+    EXPECT_EQ(first("mov.u64 %rd9, half;  cvta.const.u64 %rd9, %rd9;  ld.u32 %r20, [%rd9];"), 0x3f00'0000u);
+    EXPECT_EQ(first("ld.const.u32 %r20, [half];"), 0x3f00'0000u);
+    EXPECT_NE(error_of("ld.global.u32 %r5, [table+16];", {}, variables).find("byte 16 of the 16 bytes of table"),
+              std::string::npos);
+    EXPECT_NE(error_of("ld.global.u32 %r5, [p];", {}, ".global .u64 p = table;\n").find("the unknown initial value table"),
+              std::string::npos);
+}
+
+// A thread has its own, whose words lie beside those of the warp's other threads.
+TEST(PtxMemory, LocalMemory) {
+    const std::string
+        variables =
+            ".local .align 16 .b8 depot[96];\n.local .align 4 .b8 other[4];\n.reg .b64 %SP, %SPL;\n"
+            "mov.u64 %SPL, depot;  cvta.local.u64 %SP, %SPL;\n",
+        swap = "add.u32 %r5, %r0, 7;  st.local.u32 [%SPL+8], %r0;  st.local.u32 [other], %r5;  add.u64 %rd9, %SP, 8;\n";
+    const Result got =
+        run(variables + swap + "ld.u32 %r20, [%rd9];  ld.local.u32 %r6, [other];\nst.global.v2.u32 [%rd1], {%r20, %r6};", 64, 2);
+    EXPECT_EQ(got.y[0] + 7, got.y[1]);
+    EXPECT_EQ(run(variables + swap + "ld.u32 %r20, [%rd9];\nst.global.u32 [%rd3], %r20;", 64, 2).y[40], 40u);
+    expect_error(variables + "ld.local.u32 %r5, [%SPL+100];", "4 bytes at 100 of local memory, of which a thread has 96");
+    expect_error(variables + "ld.u32 %r5, [%SP+-4];", "which no allocation holds");
+    expect_error(variables + "st.local.v4.f32 [%SPL+8], {0f00000000,0f00000000,0f00000000,0f00000000};",
+                 "byte 8 of local memory is not aligned to 16");
+    const auto counts = [&](const std::string &body) { return run(variables + body).counts; };
+    EXPECT_EQ(counts("st.local.u32 [%SPL], %r0;").total().sectors, 4u);
+    EXPECT_EQ(counts("st.local.v2.u64 [%SPL], {%rd0, %rd0};").total().sectors, 16u);
+    EXPECT_EQ(counts("st.u32 [%SP], %r0;").total().sectors, 4u);
+    EXPECT_EQ(counts("mul.wide.u32 %rd9, %r0, 4;  and.b64 %rd9, %rd9, 63;  add.u64 %rd9, %SPL, %rd9;  st.local.u32 [%rd9], %r0;")
+                  .total()
+                  .sectors,
+              32u);  // each lane at another offset
+    EXPECT_EQ(counts("st.local.u32 [%SPL], %r0;  ld.local.u32 %r5, [%SPL];").traffic.l2, 128u);
+    EXPECT_EQ(counts("st.local.u32 [%SPL], %r0;  ld.local.u32 %r5, [%SPL];").traffic.written, 0u);
+}
+
 TEST(PtxMemory, GenericAddresses) {
     EXPECT_EQ(word("st.shared.u32 [%r3], 7;  cvt.u64.u32 %rd9, %r3;  cvta.shared.u64 %rd9, %rd9;  ld.u32 %r20, [%rd9];"), 7u);
     expect_error("cvta.to.shared.u64 %rd9, %rd0;", "is no address of shared memory");
@@ -281,9 +463,68 @@ const std::string store = "st.shared.u32 [%r3], %r0;\n", next = "xor.b32 %r5, %r
 }
 
 TEST(PtxShared, WrongAddressesAndWhatNobodyWrote) {
-    expect_error("st.shared.u32 [%r2+16384], %r0;", "4 bytes at 16384 of shared memory, of which the launch gave 16384");
+    expect_error("st.shared.u32 [%r2+16384], %r0;", "4 bytes at 16384 of shared memory, of which the block has 16384");
     expect_error("st.shared.u32 [%r2+2], %r0;", "shared memory + 2 is not aligned to 4");
     expect_error("ld.shared.u32 %r5, [%r3];", "reads shared memory + 0, which nobody wrote");
+}
+
+// Static variables lie in front of the dynamic shared memory, each at its alignment, wherever they are declared.
+TEST(PtxShared, StaticVariables) {
+    const std::string variables =
+        ".shared .align 4 .b8 unused[1000];\n.shared .align 2 .b8 pair[6];\n.extern .shared .align 16 .b8 rest[];\n";
+    const auto offset = [&](const std::string &of, const std::string &others = "", const std::string &base = "pair") {
+        const std::string body = ".shared .align 64 .f32 tile[2][8];\nmov.u32 %r9, pair;  " + others + "mov.u32 %r20, " + of +
+                                 ";  mov.u32 %r5, " + base + ";  sub.s32 %r20, %r20, %r5;\nst.global.u32 [%rd3], %r20;";
+        return launch(body, {{}, {32}, 1024, true}, variables).y[0];
+    };
+    EXPECT_EQ(offset("tile"), 64u);
+    EXPECT_EQ(offset("tile+4"), 68u);
+    EXPECT_EQ(offset("buffer", "mov.u32 %r9, tile;  "), 1024u);  // aligned to that
+    EXPECT_EQ(offset("rest", "", "buffer"), 0u);
+    const std::string own =
+        ".shared .align 4 .b8 own[128];\n.shared .u32 last;\nmov.u32 %r5, own;  shl.b32 %r6, %r0, 2;  add.s32 %r5, %r5, %r6;\n";
+    EXPECT_EQ(
+        run(own + "st.shared.u32 [%r3], 5;  st.shared.u32 [%r5], %r0;  ld.shared.u32 %r20, [%r5];\nst.global.u32 [%rd3], %r20;")
+            .y[9],
+        9u);
+    EXPECT_EQ(
+        run(own + "st.shared.u32 [last], %r0;\nbar.warp.sync -1;\nld.shared.u32 %r20, [last];\nst.global.u32 [%rd3], %r20;").y[0],
+        31u);
+    expect_error(own + "ld.shared.u32 %r20, [%r5];", "which nobody wrote");
+    expect_error("{ .shared .u32 inner; }\nst.shared.u32 [inner], 0;", "unknown name inner");
+    expect_error(".shared .align 4 .b8 big[49156];\nst.shared.u32 [big], 0;",
+                 "49156 bytes of static shared memory\n  fix: at most 49152");
+}
+
+// Of one block on the GPU that the PTX is for.
+TEST(PtxShared, LimitsOfGpus) {
+    const auto error = [](const std::string &target, size_t shared) {
+        return error_of("st.shared.u32 [%r3], 0;", {{}, {32}, shared, true}, target.empty() ? "" : ".target " + target + "\n");
+    };
+    for (const auto &[target, most] : {std::pair("sm_80", 163), {"sm_89", 99}, {"sm_90a", 227}, {"sm_100", 227}, {"", 227}}) {
+        EXPECT_EQ(error(target, size_t(most) * 1024), "no error") << target;
+        EXPECT_NE(error(target, size_t(most) * 1024 + 4).find(format("at most %d on the GPU", most * 1024)), std::string::npos)
+            << target;
+    }
+    EXPECT_NE(error_of(".shared .align 4 .b8 own[128];\nst.shared.u32 [own], 0;", {{}, {32}, 227 * 1024 - 64, true})
+                  .find("of which 1024 are static"),
+              std::string::npos);
+}
+
+TEST(PtxShared, AtomicsAndWrites) {
+    const std::string zero = "st.shared.u32 [%r3], 0;\nbar.sync 0;\n", add = "red.shared.add.u32 [%r2], 1;\n",
+                      synced = "bar.sync 0;\n", read = "ld.shared.u32 %r20, [%r2];\n",
+                      first = "setp.eq.u32 %p1, %r0, 0;\n@%p1 st.shared.u32 [%r2], 1;\n";
+    EXPECT_EQ(run(zero + add + read + synced + read + "st.global.u32 [%rd3], %r20;", 64).y[40], 64u);
+    const std::string one_warp = "setp.lt.u32 %p1, %r0, 32;\n@%p1 " + add,
+                      other = "setp.eq.u32 %p1, %r0, 40;\n@%p1 st.shared.u32 [%r2], 1;\n";
+    expect_error(zero + one_warp + other, "no barrier lies between", 64);
+    expect_error(zero + other + one_warp, "no barrier lies between", 64);
+    expect_error(zero + add + first, "which an atomic of another lane updates, and no __syncwarp lies between");
+    expect_error(zero + first + add, "updates shared memory + 0, which lane 0 wrote, and no __syncwarp lies between");
+    EXPECT_EQ(run(zero + add + synced + first + synced + add + synced + read + "st.global.u32 [%rd3], %r20;", 64).y[0], 65u);
+    EXPECT_EQ(run(zero + "red.shared.add.u32 [%r3], 1;\nst.shared.u32 [%r3], 5;", 64).y[0], 0u);  // each thread its own word
+    expect_error(add, "updates shared memory + 0, which nobody wrote");
 }
 
 TEST(PtxShared, RacesOfLanesAndWarps) {
@@ -316,6 +557,42 @@ TEST(PtxShared, Barriers) {
               5u);
 }
 
+// ---- blocks ---------------------------------------------------------------------------------------------------------------------------
+
+// x runs fastest over lanes and warps.
+TEST(PtxBlocks, OfUpToThreeDimensions) {
+    const std::string number =
+                          "mov.u32 %r5, %tid.y;  mov.u32 %r6, %tid.z;  mov.u32 %r7, %ntid.x;  mov.u32 %r8, %ntid.y;\n"
+                          "mad.lo.s32 %r9, %r6, %r8, %r5;  mad.lo.s32 %r9, %r9, %r7, %r0;\n"
+                          "mul.wide.u32 %rd9, %r9, 16;  add.s64 %rd9, %rd1, %rd9;\n",
+                      store = "st.global.v4.u32 [%rd9], {%r10, %r11, %r12, %r13};";
+    const ptx::Launch how{{2, 3, 4}, {5, 3, 4}, 0, true};
+    Result got = launch(
+        number + "mov.u32 %r10, %laneid;  mov.u32 %r11, %warpid;  mov.u32 %r12, %r0;  mov.u32 %r13, WARP_SZ;\n" + store, how);
+    for (uint32_t n = 0; n < 60; n++) {
+        EXPECT_EQ(got.y[4 * n], n % 32);
+        EXPECT_EQ(got.y[4 * n + 1], n / 32);
+        EXPECT_EQ(got.y[4 * n + 2], n % 5);
+        EXPECT_EQ(got.y[4 * n + 3], 32u);
+    }
+    got = launch(
+        number + "mov.u32 %r10, %ctaid.x;  mov.u32 %r11, %ctaid.y;  mov.u32 %r12, %ctaid.z;  mov.u32 %r13, %nctaid.z;\n" + store,
+        how);
+    EXPECT_EQ(std::vector<uint32_t>(got.y.begin(), got.y.begin() + 4), (std::vector<uint32_t>{1, 2, 3, 4}));  // of the last block
+    got = launch(number +
+                     "mov.u32 %r10, %ntid.z;  mov.u32 %r11, %nctaid.x;  mov.u32 %r12, %nctaid.y;  mov.u32 %r13, %lanemask_lt;\n" +
+                     store,
+                 how);
+    EXPECT_EQ(std::vector<uint32_t>(got.y.begin() + 236, got.y.begin() + 240), (std::vector<uint32_t>{4, 2, 3, (1u << 27) - 1}));
+    EXPECT_NE(error_of("setp.lt.u32 %p1, %r0, 2;\n@%p1 bra DONE;\nld.global.u32 %r5, [%rd0+16384];\nDONE:",
+                       {{2, 3, 4}, {3, 5, 2}, 0, true})
+                  .find("block (0,0,0), thread (2,0,0) of kernel, launched as 2 x 3 x 4 blocks of 3 x 5 x 2 threads"),
+              std::string::npos);
+    EXPECT_NE(error_of("", {{}, {32, 8, 5}}).find("blocks of 32 x 8 x 5 threads"), std::string::npos);
+    EXPECT_NE(error_of("", {{}, {1, 1, 65}}).find("64 in z"), std::string::npos);
+    EXPECT_NE(error_of("", {{1, 65536}, {32}}).find("a grid of 1 x 65536 x 1 blocks"), std::string::npos);
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------------------------
 
 // A function has registers and labels of its own, at each call, and lanes leave it on their own ways.
@@ -331,6 +608,43 @@ TEST(PtxCalls, FunctionsAreRunWhereTheyAreCalled) {
     EXPECT_EQ(mixed.y[10], 2000u);
     EXPECT_EQ(mixed.y[11], 7u);
     expect_error("{\n.param .b32 param0;\ncall.uni (param0), nothing, (param0);\n}\n", "a call of the unknown function nothing");
+    const std::string stores =
+        ".func keep(.param .b64 keep_param_0)\n{\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [keep_param_0];\n"
+        "st.global.u32 [%rd1], 9;\nret;\n}\n";  // without a result
+    EXPECT_EQ(launch("{ .param .b64 p;  st.param.b64 [p+0], %rd3;  call.uni keep, (p); }", {}, stores).y[5], 9u);
+}
+
+TEST(PtxCalls, PrintfAndAssert) {
+    const auto text = [](const std::string &name, const std::string &of) {
+        std::string bytes;
+        for (char c : of + '\0') bytes += (bytes.empty() ? "" : ", ") + std::to_string(int(c));
+        return ".global .align 1 .b8 " + name + format("[%zu] = {", of.size() + 1) + bytes + "};\n";
+    };
+    const std::string variables = text("$str", "%d of %s is %6.2f, %lld %c%%\n") + text("$str$1", "seven") +
+                                  text("$str$2", "n < 5") + text("$str$3", "rope.cu"),
+                      list =
+                          ".local .align 8 .b8 list[48];\nmov.u64 %rd9, list;  st.local.u32 [%rd9], -7;  mov.u64 %rd10, $str$1;\n"
+                          "cvta.global.u64 %rd10, %rd10;  st.local.u64 [%rd9+8], %rd10;  cvt.f64.f32 %fd1, " +
+                          hex(2.5f) +
+                          ";  st.local.f64 [%rd9+16], %fd1;\nst.local.u64 [%rd9+24], 5000000000;  st.local.u32 [%rd9+32], 65;\n"
+                          "cvta.local.u64 %rd9, %rd9;  mov.u64 %rd10, $str;  cvta.global.u64 %rd10, %rd10;\n",
+                      call =
+                          "{ .param .b64 p;  st.param.b64 [p+0], %rd10;  .param .b64 q;  st.param.b64 [q+0], %rd9;\n"
+                          ".param .b32 r;  call.uni (r), vprintf, (p, q);  ld.param.b32 %r20, [r+0]; }\n";
+    testing::internal::CaptureStdout();
+    const Result got = launch(
+        list + "setp.gt.u32 %p1, %r0, 29;\n@!%p1 bra DONE;\n" + call + "st.global.u32 [%rd3], %r20;\nDONE:", {}, variables);
+    EXPECT_EQ(testing::internal::GetCapturedStdout(),
+              "-7 of seven is   2.50, 5000000000 A%\n-7 of seven is   2.50, 5000000000 A%\n");
+    EXPECT_EQ(got.y[31], 5u);
+    const std::string failed =
+        "{ .param .b64 a, b, d, e;  .param .b32 c;\nst.param.b64 [a+0], $str$2;  st.param.b64 [b+0], $str$3;\n"
+        "st.param.b32 [c+0], 25;  st.param.b64 [d+0], $str$1;  st.param.b64 [e+0], 1;\n"
+        "call.uni __assertfail, (a, b, c, d, e); }\n";
+    const std::string error = error_of("setp.ne.u32 %p1, %r0, 3;\n@%p1 bra DONE;\n" + failed + "DONE:", {}, variables);
+    EXPECT_NE(error.find("rope.cu:25: seven: the assertion \"n < 5\" failed\n  line"), std::string::npos) << error;
+    EXPECT_NE(error.find("thread 3 of kernel"), std::string::npos) << error;
+    expect_error("setp.eq.u32 %p1, %r0, 3;\n@%p1 trap;", "ends the launch by a trap");
 }
 
 // ---- cp.async, ldmatrix ---------------------------------------------------------------------------------------------------------------
@@ -348,6 +662,7 @@ TEST(PtxCopies, LandAtTheirWait) {
     expect_error(copy + commit + show, "before the cp.async to it has landed");
     expect_error(copy + commit + "cp.async.wait_group 1;\n" + show, "before the cp.async to it has landed");
     expect_error(copy + landed + show, "before the cp.async to it has landed");  // not committed
+    EXPECT_EQ(run(copy + "cp.async.wait_all;\n" + show).y[5], 20u);
     expect_error(copy + commit, "returns before its cp.async has landed");
     const std::string half = "setp.lt.u32 %p1, %r0, 16;  selp.b32 %r8, 16, 0, %p1;\n" + copy;
     const Result got = run(std::string(half).replace(half.find("16, 16;"), 7, "16, %r8;") + commit + landed + show);
@@ -419,6 +734,10 @@ TEST(PtxCounts, TrafficOfL2AndMemory) {
     EXPECT_EQ(traffic(load, 3).l2, 3 * 128u);
     EXPECT_EQ(traffic(load + store + store, 1).written, 128u);
     EXPECT_EQ(traffic(load + store + store, 1).l2, 3 * 128u);
+    const std::string add = "red.global.add.u32 [%rd2], 1;\n";  // in L2, whatever L1 holds
+    EXPECT_EQ(traffic(load + add + add, 1).l2, 3 * 128u);
+    EXPECT_EQ(traffic(add, 1).read, 128u);
+    EXPECT_EQ(traffic(add, 1).written, 128u);
 }
 
 // A block with only `n` float additions for each of its warps, in the model's units.
@@ -446,8 +765,8 @@ TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
 // 128 threads of 128 registers: 4 warps of 4096 registers, of which 65536 hold 16. 100 KB leave room for two blocks of an H100.
 TEST(PtxPrediction, OccupancyByRegistersSharedMemoryAndBlocks) {
     const ptx::Gpu &gpu = ptx::gpus[0];
-    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 128}, 128, gpu), 16.0 / 64);
-    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 128, .shared = 100 * 1024}, 32, gpu), 2 * 4 / 64.0);
-    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 32}, 16, gpu), 32.0 / 64);
-    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 1024}, 32, gpu), 1.0);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {128}}, 128, gpu), 16.0 / 64);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {128}, .shared = 100 * 1024}, 32, gpu), 2 * 4 / 64.0);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {32}}, 16, gpu), 32.0 / 64);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {1024}}, 32, gpu), 1.0);
 }

@@ -1,6 +1,4 @@
 // The instructions that compute, each lane for itself. PTX ISA, "Integer", "Floating Point", "Comparison", "Logic", "Data Movement".
-#include <cmath>
-
 #include "forms.h"
 
 namespace ptx {
@@ -29,13 +27,15 @@ float approximate(float x, double exact, double error) {
     const bool up = std::bit_cast<uint32_t>(x) * 2654435761u >> 31;
     return float(exact * (1 + (up ? error : -error) * 0.5));
 }
-float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
-float exp2_approximate(float x) {
-    const float y = std::nearbyint(x) == x ? std::exp2(x) : approximate(x, std::exp2(double(x)), 0x1p-22);
-    return flush(y);
+float exp2_approximate(float x) { return std::nearbyint(x) == x ? std::exp2(x) : approximate(x, std::exp2(double(x)), 0x1p-22); }
+float log2_approximate(float x) {  // near 1 the error is absolute
+    const double exact = std::log2(double(x));
+    if (std::nearbyint(exact) == exact || exact != exact) return float(exact);
+    return approximate(x, exact, 0x1p-22 / std::min(1.0, std::fabs(exact)));
 }
-float rsqrt_approximate(float x) { return approximate(x, 1 / std::sqrt(double(x)), 0x1p-23); }
-float reciprocal_approximate(float x) { return flush(approximate(x, 1 / double(flush(x)), 0x1p-23)); }
+float wave_approximate(float x, double exact) {  // a sine or cosine, whose error is absolute
+    return exact == 0 ? float(exact) : approximate(x, exact, 0x1p-21 / std::fabs(exact));
+}
 float divide_approximate(float a, float b) {  // the quotient of large divisors is 0
     if (std::fabs(b) > 0x1p126f && !std::isinf(b)) return a * 0;
     return approximate(a, double(a) / double(b), 0x1p-23);
@@ -48,6 +48,8 @@ uint32_t bf16_bits(float x) {  // to nearest, ties to even
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+
+uint16_t f16_bits(float x) { return std::bit_cast<uint16_t>(_Float16(x)); }
 
 // One that is NaN counts as missing.
 template <class T> T smaller(T a, T b) { return b != b ? a : a != a ? b : std::min(a, b); }
@@ -87,11 +89,26 @@ void add_functions(Forms &forms) {
         Pipe::fp32, [](float a, float b, float c) { return fma_directed<Rounding::down>(a, b, c); });
     forms["add.rz.f32"] =
         form<float, float, float>(Pipe::fp32, [](float a, float b) { return fma_directed<Rounding::to_zero>(a, 1, b); });
-    forms["ex2.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return exp2_approximate(a); });
-    forms["rsqrt.approx.f32"] = form<float, float>(Pipe::special, [](float a) { return rsqrt_approximate(a); });
+    const auto special = [&](const std::string &name, auto f) { forms[name + ".f32"] = form<float, float>(Pipe::special, f); };
+    special("ex2.approx", [](float a) { return exp2_approximate(a); });
+    special("lg2.approx", [](float a) { return log2_approximate(a); });
+    special("sin.approx", [](float a) { return wave_approximate(a, std::sin(double(a))); });
+    special("cos.approx", [](float a) { return wave_approximate(a, std::cos(double(a))); });
+    special("tanh.approx", [](float a) { return approximate(a, std::tanh(double(a)), 0x1p-11); });
+    special("sqrt.approx", [](float a) { return approximate(a, std::sqrt(double(a)), 0x1p-23); });
+    special("rsqrt.approx", [](float a) { return approximate(a, 1 / std::sqrt(double(a)), 0x1p-23); });
+    special("rcp.approx", [](float a) { return approximate(a, 1 / double(a), 0x1p-23); });
     forms["div.approx.f32"] = form<float, float, float>(Pipe::special, [](float a, float b) { return divide_approximate(a, b); });
-    forms["rcp.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return reciprocal_approximate(a); });
+    forms["div.full.f32"] =
+        form<float, float, float>(Pipe::special, [](float a, float b) { return approximate(a, double(a) / double(b), 0x1p-22); });
     forms["rcp.approx.ftz.f64"] = form<double, double>(Pipe::special, [](double a) { return reciprocal_approximate_64(a); });
+    forms["cvt.f32.f32"] = form<float, float>(Pipe::fp32, [](float a) { return a; });  // with .ftz it flushes
+    forms["cvt.f32.bf16"] =
+        form<float, uint16_t>(Pipe::convert, [](uint16_t a) { return std::bit_cast<float>(uint32_t(a) << 16); });
+    forms["cvt.f32.f16"] = form<float, uint16_t>(Pipe::convert, [](uint16_t a) { return float(std::bit_cast<_Float16>(a)); });
+    forms["cvt.rn.f16.f32"] = form<uint16_t, float>(Pipe::convert, [](float a) { return f16_bits(a); });
+    forms["cvt.rn.f16x2.f32"] = form<uint32_t, float, float>(
+        Pipe::convert, [](float upper, float lower) { return uint32_t(f16_bits(upper)) << 16 | f16_bits(lower); });
     forms["cvt.sat.f32.f32"] = form<float, float>(Pipe::fp32, [](float a) { return a > 0 ? std::min(a, 1.0f) : 0.0f; });
     forms["cvt.rn.bf16.f32"] = form<uint16_t, float>(Pipe::convert, [](float a) { return uint16_t(bf16_bits(a)); });
     forms["cvt.rn.bf16x2.f32"] = form<uint32_t, float, float>(
@@ -129,8 +146,9 @@ template <class T> void add_integers(Forms &forms, const std::string &type) {
         forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return (Wide(a) * Wide(b)) >> 8 * sizeof(T); });
         forms["mul.wide." + type] = form<Wide, T, T>(pipe, [](T a, T b) { return Wide(a) * Wide(b); });
         forms["mad.wide." + type] = form<Wide, T, T, Wide>(pipe, [](T a, T b, Wide c) { return Wide(a) * Wide(b) + c; });
-    } else if constexpr (std::is_unsigned_v<T>) {
-        forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return T((unsigned __int128)a * b >> 64); });
+    } else {
+        using Wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
+        forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return T(Wide(a) * Wide(b) >> 64); });
     }
 }
 
@@ -173,15 +191,33 @@ template <class Part, class Whole> void unpack(Warp &w, const Instruction &i) {
     w.write(i.operands[1], high);
 }
 
-uint32_t insert_field(uint32_t a, uint32_t b, uint32_t position, uint32_t length) {  // the lowest bits of a into b
-    position = std::min(position & 255, 32u);
-    const uint64_t mask = ((uint64_t(1) << std::min(length & 255, 32u)) - 1) << position;
-    return uint32_t((b & ~mask) | (uint64_t(a) << position & mask));
+template <class U> U lowest_bits(uint32_t n) { return n < 8 * sizeof(U) ? (U(1) << n) - 1 : ~U(0); }
+template <class U> U insert_field(U a, U b, uint32_t position, uint32_t length) {  // the lowest bits of a into b
+    position &= 255, length &= 255;
+    if (position >= 8 * sizeof(U)) return b;
+    const U mask = U(lowest_bits<U>(length) << position);
+    return U((b & ~mask) | (U(a << position) & mask));
 }
-uint32_t reverse_bits(uint32_t a) {
-    uint32_t reversed = 0;
-    for (int k = 0; k < 32; k++) reversed |= (a >> k & 1) << (31 - k);
+template <class T> T extract_field(T a, uint32_t position, uint32_t length) {  // behind its last bit, copies of the sign
+    using U = std::make_unsigned_t<T>;
+    position &= 255, length &= 255;
+    constexpr uint32_t bits = 8 * sizeof(T);
+    if (length == 0) return 0;
+    const U field = position < bits ? U(U(a) >> position) & lowest_bits<U>(length) : U(0);
+    const uint32_t last = std::min(position + length - 1, bits - 1), width = last >= position ? last - position + 1 : 0;
+    const bool negative = std::is_signed_v<T> && U(a) >> last & 1;
+    return T(negative ? field | ~lowest_bits<U>(width) : field);
+}
+template <class U> U reverse_bits(U a) {
+    U reversed = 0;
+    for (size_t k = 0; k < 8 * sizeof(U); k++) reversed = U(reversed << 1 | (a >> k & 1));
     return reversed;
+}
+uint32_t look_up(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {  // bit by bit
+    uint32_t result = 0;
+    for (uint32_t n = 0; n < 8; n++)
+        if (table >> n & 1) result |= (n & 4 ? a : ~a) & (n & 2 ? b : ~b) & (n & 1 ? c : ~c);
+    return result;
 }
 
 // Each four bits of `select` choose one of the eight bytes of a and b, or with the fourth bit eight copies of that byte's sign.
@@ -195,18 +231,36 @@ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t select) {
     return out;
 }
 
+template <class U, class S> void add_bit_functions(Forms &forms, const std::string &bits) {
+    const Pipe pipe = Pipe::integer;
+    forms["bfi.b" + bits] =
+        form<U, U, U, uint32_t, uint32_t>(pipe, [](U a, U b, uint32_t at, uint32_t n) { return insert_field(a, b, at, n); });
+    forms["bfe.u" + bits] =
+        form<U, U, uint32_t, uint32_t>(pipe, [](U a, uint32_t at, uint32_t n) { return extract_field(a, at, n); });
+    forms["bfe.s" + bits] =
+        form<S, S, uint32_t, uint32_t>(pipe, [](S a, uint32_t at, uint32_t n) { return extract_field(a, at, n); });
+    forms["brev.b" + bits] = form<U, U>(pipe, [](U a) { return reverse_bits(a); });
+    forms["popc.b" + bits] = form<uint32_t, U>(pipe, [](U a) { return std::popcount(a); });
+    forms["clz.b" + bits] = form<uint32_t, U>(pipe, [](U a) { return std::countl_zero(a); });
+}
+
 void add_special_bits(Forms &forms) {
     using U = uint32_t;
     forms["mov.b32 pack"] = {pack<uint16_t, uint32_t>, Pipe::move, 1, {4, 2, 2}};
     forms["mov.b64 pack"] = {pack<uint32_t, uint64_t>, Pipe::move, 1, {8, 4, 4}};
     forms["mov.b32 unpack"] = {unpack<uint16_t, uint32_t>, Pipe::move, 2, {2, 2, 4}};
     forms["mov.b64 unpack"] = {unpack<uint32_t, uint64_t>, Pipe::move, 2, {4, 4, 8}};
-    forms["bfi.b32"] = form<U, U, U, U, U>(Pipe::integer, [](U a, U b, U at, U n) { return insert_field(a, b, at, n); });
+    add_bit_functions<uint32_t, int32_t>(forms, "32"), add_bit_functions<uint64_t, int64_t>(forms, "64");
+    forms["lop3.b32"] = form<U, U, U, U, U>(Pipe::integer, [](U a, U b, U c, U table) { return look_up(a, b, c, table); });
+    const auto funnel = [&](const std::string &name, auto f) {
+        forms["shf." + name + ".b32"] = form<U, U, U, U>(Pipe::integer, f);
+    };
+    funnel("l.wrap", [](U a, U b, U n) { return U(((uint64_t(b) << 32 | a) << (n & 31)) >> 32); });
+    funnel("r.wrap", [](U a, U b, U n) { return U((uint64_t(b) << 32 | a) >> (n & 31)); });
+    funnel("l.clamp", [](U a, U b, U n) { return n > 31 ? a : U(((uint64_t(b) << 32 | a) << n) >> 32); });
+    funnel("r.clamp", [](U a, U b, U n) { return n > 31 ? b : U((uint64_t(b) << 32 | a) >> n); });
     forms["prmt.b32"] = form<U, U, U, U>(Pipe::integer, [](U a, U b, U select) { return permute_bytes(a, b, select); });
     forms["cvt.s16.s8"] = form<int16_t, int16_t>(Pipe::integer, [](int16_t a) { return int16_t(int8_t(a)); });  // of the low byte
-    forms["brev.b32"] = form<U, U>(Pipe::integer, [](U a) { return reverse_bits(a); });
-    forms["popc.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::popcount(a); });
-    forms["clz.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::countl_zero(a); });
     forms["bfind.shiftamt.u32"] = form<U, U>(Pipe::integer, [](U a) { return a ? U(std::countl_zero(a)) : ~0u; });
     forms["mov.pred"] = logic<1>(Pipe::move, [](U a) { return a; });
     forms["not.pred"] = logic<1>(Pipe::integer, [](U a) { return ~a; });
@@ -228,9 +282,12 @@ template <class S> void add_conversions_from(Forms &forms, const std::string &fr
     const auto to = [&]<class D>(D, const std::string &type) {
         constexpr bool float_to = std::is_floating_point_v<D>, float_from = std::is_floating_point_v<S>;
         const Pipe pipe = float_to || float_from ? Pipe::convert : Pipe::integer;
-        if constexpr (!float_to && float_from)
+        if constexpr (!float_to && float_from) {
             forms["cvt.rzi." + type + "." + from] = form<D, S>(pipe, [](S a) { return truncated<D>(a); });
-        else {
+            forms["cvt.rni." + type + "." + from] = form<D, S>(pipe, [](S a) { return truncated<D>(std::nearbyint(a)); });
+            forms["cvt.rmi." + type + "." + from] = form<D, S>(pipe, [](S a) { return truncated<D>(std::floor(a)); });
+            forms["cvt.rpi." + type + "." + from] = form<D, S>(pipe, [](S a) { return truncated<D>(std::ceil(a)); });
+        } else {
             const bool exact = !float_to || (float_from && sizeof(D) > sizeof(S));
             forms["cvt." + std::string(exact ? "" : "rn.") + type + "." + from] = form<D, S>(pipe, [](S a) { return D(a); });
         }
@@ -243,6 +300,9 @@ template <class T> void add_type(Forms &forms, const std::string &type) {
     if constexpr (std::is_floating_point_v<T>) {
         add_floats<T>(forms, type);
         forms["cvt.rzi." + type + "." + type] = form<T, T>(Pipe::convert, [](T a) { return std::trunc(a); });
+        forms["cvt.rni." + type + "." + type] = form<T, T>(Pipe::convert, [](T a) { return std::nearbyint(a); });
+        forms["cvt.rmi." + type + "." + type] = form<T, T>(Pipe::convert, [](T a) { return std::floor(a); });
+        forms["cvt.rpi." + type + "." + type] = form<T, T>(Pipe::convert, [](T a) { return std::ceil(a); });
     } else add_integers<T>(forms, type);
     add_comparisons<T>(forms, type);
     add_conversions_from<T>(forms, type);

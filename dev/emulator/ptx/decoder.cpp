@@ -1,7 +1,10 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <bit>
+#include <set>
 #include <sstream>
+#include <tuple>
 
 namespace ptx {
 namespace {
@@ -12,13 +15,16 @@ const Forms &all_forms() {
         add_arithmetic(f);
         add_warp_operations(f);
         add_memory_operations(f);
+        add_system_calls(f);
         return f;
     }();
     return forms;
 }
 
-const char *const specials[] = {"%tid.x",   "%tid.y",   "%tid.z",    "%ntid.x",   "%ntid.y",   "%ntid.z", "%ctaid.x",
-                                "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid"};
+const char *const specials[] = {
+    "%tid.x",       "%tid.y",       "%tid.z",       "%ntid.x",      "%ntid.y",      "%ntid.z",           "%ctaid.x", "%ctaid.y",
+    "%ctaid.z",     "%nctaid.x",    "%nctaid.y",    "%nctaid.z",    "%laneid",      "%warpid",           "%nwarpid", "WARP_SZ",
+    "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size"};
 
 // How many instructions of sm_90 nvcc 13 makes of one of PTX that has none of its own, on the way that usual arguments take.
 uint8_t machine_instructions(const std::string &name) {
@@ -37,6 +43,34 @@ uint8_t machine_instructions(const std::string &name) {
     return 1;
 }
 
+// " .b32 a, b" -> "b32", {"a", "b"}
+std::pair<std::string, std::vector<std::string>> type_and_names(const std::string &declaration) {
+    std::istringstream in(declaration);
+    std::string type, names;
+    in >> type;
+    std::getline(in, names, '\0');
+    return {type.substr(1), split(names, ',')};
+}
+
+// A name without what changes neither the value nor the counts of an instruction: hints to caches, memory orders and their scopes (blocks
+// run one after the other, and only barriers order the warps of one), and "::cta".
+std::string plain(const std::string &name) {
+    static const std::set<std::string> hints = {"ca",      "cg",   "cs",       "lu",      "cv",      "wb",
+                                                "wt",      "weak", "volatile", "relaxed", "acquire", "release",
+                                                "acq_rel", "cta",  "cluster",  "gpu",     "sys"},
+                                       memory = {"ld", "st", "atom", "red", "createpolicy", "cp"}, barriers = {"bar", "barrier"};
+    const std::vector<std::string> parts = split(name, '.');
+    std::string out = parts[0] == "barrier" ? "bar" : parts[0];
+    for (size_t n = 1; n < parts.size(); n++) {
+        const std::string part = parts[n].substr(0, parts[n].find("::cta"));
+        const bool cache = part.rfind("L1::", 0) == 0 || part.rfind("L2::", 0) == 0;
+        if (memory.count(parts[0]) && (cache || (parts[0] != "cp" && hints.count(part)))) continue;
+        if (barriers.count(parts[0]) && (part == "cta" || part == "aligned")) continue;
+        out += "." + part;
+    }
+    return out;
+}
+
 // "[%rd1+-16]" -> "%rd1", -16
 std::pair<std::string, int64_t> address(const std::string &operand) {
     const std::string inside = strip(operand.substr(1, operand.size() - 2));
@@ -46,7 +80,8 @@ std::pair<std::string, int64_t> address(const std::string &operand) {
 }
 }  // namespace
 
-Decoder::Decoder(const std::string &text, Kernel &kernel) : text_(text), kernel_(kernel) {}
+Decoder::Decoder(const std::string &text, const std::map<std::string, Variable> &variables, Kernel &kernel)
+    : text_(text), kernel_(kernel), variables_(variables) {}
 
 void Decoder::fail(const std::string &what) const {
     die("line %d of the PTX, in %s: %s", line_, kernel_.name.c_str(), what.c_str());
@@ -54,6 +89,11 @@ void Decoder::fail(const std::string &what) const {
 
 void Decoder::kernel(size_t begin) {
     body(begin);
+    if (kernel_.static_shared > max_static_shared)
+        fail(format("%zu bytes of static shared memory\n  fix: at most %u, and more as dynamic shared memory",
+                    kernel_.static_shared, max_static_shared));
+    if (dynamic_align_) kernel_.static_shared = round_up(kernel_.static_shared, dynamic_align_);
+    for (const size_t n : dynamic_presets_) kernel_.presets[n].bits += shared_base + kernel_.static_shared;
     const std::vector<int> join = joins(kernel_.code);
     for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
 }
@@ -73,6 +113,8 @@ void Decoder::body(size_t begin) {
         } else if (fresh && c == '}') {
             close_scope();
             if (scopes_.size() == scopes_around) break;
+        } else if (c == ':' && text_[at + 1] == ':') {  // "shared::cta"
+            now += "::", at++;
         } else if (c == ':' || c == ';') {
             if (c == ':') {
                 if (!scopes_.back().labels.emplace(strip(now), int(kernel_.code.size())).second)
@@ -87,21 +129,36 @@ void Decoder::body(size_t begin) {
     }
 }
 
-// "(result), name, (parameters)". The manual, "Function declarations": arguments are .param variables of the caller.
-void Decoder::call(const Texts &arguments) {
+// Where the body of a function starts.
+size_t Decoder::function(const std::string &name) const {
+    const auto behind = [&](size_t at) { return text_.find_first_not_of(" \t\n", at); };
+    for (size_t at = 0; (at = text_.find(".func", at)) != std::string::npos; at++) {
+        size_t start = behind(at + 5);
+        if (text_[start] == '(') start = behind(text_.find(')', start) + 1);  // its result
+        const size_t end = text_.find_first_of("( \t\n{;", start), body = text_.find('{', end);
+        if (text_.substr(start, end - start) == name && body < text_.find(';', end)) return body;
+    }
+    fail("a call of the unknown function " + name);
+}
+
+// "(result), name, (parameters)", or without result. Arguments are .param variables of the caller (the manual, "Function declarations").
+void Decoder::call(Instruction &i, const Texts &arguments) {
     const auto inside = [](const std::string &list) { return split(list.substr(1, list.size() - 2), ','); };
-    const std::string &name = arguments.at(1);
-    size_t at = 0;
-    do at = text_.find(") " + name, at + 1);
-    while (at != std::string::npos && text_.find('{', at) > text_.find(';', at));  // a declaration
-    if (at == std::string::npos || arguments.size() != 3) fail("a call of the unknown function " + name);
+    const bool returns = arguments.at(0)[0] == '(';
+    const std::string &name = arguments.at(returns);
+    const Texts results = returns ? inside(arguments[0]) : Texts(),
+                parameters = arguments.size() > size_t(1 + returns) ? inside(arguments.back()) : Texts();
+    Texts all = results;
+    all.insert(all.end(), parameters.begin(), parameters.end());
+    for (const std::string &a : all)
+        if (!passed_.count(a)) fail("an argument that is no .param variable: " + a);
+    if (all_forms().count("call " + name)) return compute(i, "call " + name, all);
+    if (i.guard >= 0) fail("a call under a predicate");
     const auto around = std::tuple(suffix_, line_, passed_);
-    const std::string result = arguments[0].substr(1, arguments[0].size() - 2);
-    const Texts parameters = inside(arguments[2]);
     for (size_t n = 0; n < parameters.size(); n++) passed_[name + format("_param_%zu", n)] = passed_.at(parameters[n]);
-    passed_["func_retval0"] = passed_.at(result);
+    if (returns) passed_["func_retval0"] = passed_.at(results.at(0));
     suffix_ = format("@%d", ++calls_);
-    body(text_.find('{', at));
+    body(function(name));
     scopes_.back().labels["return" + suffix_] = int(kernel_.code.size());
     std::tie(suffix_, line_, passed_) = around;
 }
@@ -121,8 +178,13 @@ void Decoder::statement(const std::string &s) {
     if (s.rfind(".reg", 0) == 0) return declare(s);
     if (s.rfind(".pragma", 0) == 0) return;
     if (s.rfind(".param", 0) == 0) {  // ".param .b64 param0"
-        const size_t name = s.rfind(' ') + 1, type = s.find('.', 1) + 1;
-        passed_[s.substr(name)] = new_slot(width_of(strip(s.substr(type, name - type))));
+        if (s.back() == ']') fail("an argument that is an array: " + s);
+        const auto [type, names] = type_and_names(s.substr(6));
+        for (const std::string &name : names) passed_[name] = new_slot(width_of(type));
+        return;
+    }
+    if (s.rfind(".shared", 0) == 0 || s.rfind(".local", 0) == 0) {
+        for (Variable &v : variables(s)) v.line = line_, scopes_.back().variables[v.name] = std::move(v);
         return;
     }
     if (s[0] == '.') fail("unknown directive " + s);
@@ -131,15 +193,12 @@ void Decoder::statement(const std::string &s) {
 
 // ".reg .b32 %r<80>" or ".reg .b64 %tmp"
 void Decoder::declare(const std::string &s) {
-    std::istringstream in(s.substr(4));
-    std::string type, names;
-    in >> type;
-    std::getline(in, names);
-    for (const std::string &name : split(names, ',')) {
+    const auto [type, names] = type_and_names(s.substr(4));
+    for (const std::string &name : names) {
         const size_t count = name.find('<');
         std::string known = name.substr(0, count);
         if (count == std::string::npos) known = scopes_.back().registers[name] = name + format("#%d", ++scopes_seen_);
-        types_[known + suffix_] = type.substr(1);
+        types_[known + suffix_] = type;
     }
 }
 
@@ -159,11 +218,16 @@ void Decoder::instruction(const std::string &s) {
     const size_t end = std::min(rest.find_first_of(" \t\n"), rest.size());
     std::string name = rest.substr(0, end);
     Texts arguments = split(rest.substr(end), ',');
-    if (name == "call.uni") return call(arguments);
+    if (name.find("cache_hint") != std::string::npos) arguments.pop_back();
+    name = plain(name);
     for (std::string &a : arguments)
         if (name.find(".param.") == 2 && a[0] == '[' && passed_.count(address(a).first))
             a = address(a).first, name.replace(0, 8, "mov");
-    if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" || name == "bar.arrive")
+    if (name == "call" || name == "call.uni") {
+        call(i, arguments);
+        if (!i.run) return;  // a function, which is here now
+    } else if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" ||
+               name == "bar.arrive")
         control(i, name, arguments);
     else compute(i, name, arguments);
     kernel_.code.push_back(i);
@@ -185,12 +249,16 @@ void Decoder::control(Instruction &i, const std::string &name, const Texts &argu
 
 void Decoder::compute(Instruction &i, const std::string &name, const Texts &arguments) {
     const Texts operands = operand_texts(name, arguments, i);
-    const auto found = all_forms().find(form_name(name, arguments));
-    if (found == all_forms().end() || found->second.widths.size() != operands.size())
+    std::string full = form_name(name, arguments);
+    auto found = all_forms().find(full);
+    const size_t ftz = full.find(".ftz");
+    const bool flushed = found == all_forms().end() && ftz != std::string::npos;
+    if (flushed) found = all_forms().find(full.erase(ftz, 4));
+    if (found == all_forms().end() || found->second.widths.size() != operands.size() || (flushed && !found->second.flushed))
         fail("unknown instruction " + name + " with " + std::to_string(operands.size()) + " operands");
     const Form &form = found->second;
-    i.run = form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
-    i.machine = machine_instructions(name);
+    i.run = flushed ? form.flushed : form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
+    i.machine = machine_instructions(full);
     if (form.bytes) i.bytes = form.bytes;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
     for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);
@@ -209,7 +277,8 @@ Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &argu
         } else
             for (const std::string &part : split(a, '|')) operands.push_back(part);
     }
-    if (name == "cp.async.wait_group") {
+    if (name == "cp.async.wait_all") i.offsets[0] = -1;  // also those that are not committed
+    else if (name == "cp.async.wait_group") {
         i.offsets[0] = std::stoll(operands.at(0));
         operands.clear();
     } else if (name.rfind("cp.async.c", 0) == 0 && operands.size() >= 3) {  // bytes written, and, if given, bytes read
@@ -226,7 +295,7 @@ std::string Decoder::form_name(const std::string &name, const Texts &arguments) 
     if (name.rfind("ld.", 0) == 0 || name.rfind("st.", 0) == 0) {
         const std::string &value = arguments.at(name[0] == 'l' ? 0 : 1),
                           first = split(value[0] == '{' ? value.substr(1, value.size() - 2) : value, ',').at(0);
-        const int width = first[0] == '%' ? register_width(first) : 0, memory = width_of(name.substr(name.rfind('.') + 1));
+        const int width = register_type(first) ? register_width(first) : 0, memory = width_of(name.substr(name.rfind('.') + 1));
         if (width > memory) return name + " " + std::to_string(width);
     }
     return name;
@@ -236,8 +305,11 @@ std::string Decoder::form_name(const std::string &name, const Texts &arguments) 
 
 int Decoder::slot(const std::string &s, int width) {
     if (s == "_") return sink_ < 0 ? sink_ = new_slot(8) : sink_;  // never read
-    if (s[0] == '%') return register_slot(s, width);
+    if (s[0] == '%' || s == "WARP_SZ" || register_type(s)) return register_slot(s, width);
     if (s[0] == '0' && (s[1] == 'f' || s[1] == 'd')) return constant(std::stoull(s.substr(2), nullptr, 16), s[1] == 'f' ? 4 : 8);
+    if ((isdigit(s[0]) || s[0] == '-') && s.find('.') != std::string::npos)
+        return width == 8 ? constant(std::bit_cast<uint64_t>(std::stod(s)), 8)
+                          : constant(std::bit_cast<uint32_t>(std::stof(s)), 4);
     if (isdigit(s[0]) || s[0] == '-') {
         uint64_t bits = s[0] == '-' ? uint64_t(std::stoll(s, nullptr, 0)) : std::stoull(s, nullptr, 0);
         if (width == 0) return constant(bits ? ~0u : 0, 4);
@@ -248,8 +320,41 @@ int Decoder::slot(const std::string &s, int width) {
     const std::string parameter = kernel_.mangled + "_param_";
     if (s.rfind(parameter, 0) == 0)
         return constant(param_window + kernel_.parameters.at(std::stoul(s.substr(parameter.size()))).offset, 8);
-    if (text_.find(".extern .shared .align 1024 .b8 " + s + "[]") != std::string::npos) return constant(shared_base, width);
+    const size_t plus = s.find('+');
+    if (const Variable *v = variable(strip(s.substr(0, plus))))
+        return place(*v, plus == std::string::npos ? 0 : std::stoull(s.substr(plus + 1)), width);
     fail("unknown name " + s);
+}
+
+const Variable *Decoder::variable(const std::string &name) const {
+    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); scope++)
+        if (const auto found = scope->variables.find(name); found != scope->variables.end()) return &found->second;
+    const auto found = variables_.find(name);
+    return found == variables_.end() ? nullptr : &found->second;
+}
+
+// The address in a variable. Its place in shared or local memory is chosen where the kernel first names it; dynamic shared memory lies behind
+// the static, at an address that is known at the end.
+int Decoder::place(const Variable &v, uint64_t offset, int width) {
+    if (v.memory) {
+        if (!v.unknown.empty()) fail(v.name + " has the unknown initial value " + v.unknown);
+        return constant(uint64_t(v.memory.get()) + offset, width);
+    }
+    if (v.bytes == 0) {
+        dynamic_align_ = std::max({dynamic_align_, v.align, size_t(16)});
+        dynamic_presets_.push_back(kernel_.presets.size());
+        const int slot = new_slot(width);
+        kernel_.presets.push_back({slot, width, offset, ""});
+        return slot;
+    }
+    const auto [at, fresh] = placed_.try_emplace({v.line, v.name}, 0);
+    if (fresh) {
+        size_t &end = v.space == "shared" ? kernel_.static_shared : kernel_.local_bytes;
+        const size_t begin = round_up(end, v.align);
+        end = begin + v.bytes;
+        at->second = v.space == "shared" ? shared_base + begin : local_window + begin;
+    }
+    return constant(at->second + offset, width);
 }
 
 int Decoder::register_slot(const std::string &name, int width) {
@@ -284,10 +389,16 @@ std::string Decoder::in_scope(const std::string &name) const {
     return name;
 }
 
-int Decoder::register_width(std::string name) const {
+const std::string *Decoder::register_type(std::string name) const {
     name = in_scope(name);
     for (const std::string &known : {name, name.substr(0, name.find_first_of("0123456789"))})
-        if (const auto found = types_.find(known + suffix_); found != types_.end()) return width_of(found->second);
-    fail("unknown register " + name);
+        if (const auto found = types_.find(known + suffix_); found != types_.end()) return &found->second;
+    return nullptr;
+}
+
+int Decoder::register_width(const std::string &name) const {
+    const std::string *type = register_type(name);
+    if (!type) fail("unknown register " + name);
+    return width_of(*type);
 }
 }  // namespace ptx

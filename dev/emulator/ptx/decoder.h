@@ -10,9 +10,12 @@ std::string strip(const std::string &s);                        // of white spac
 std::vector<std::string> split(const std::string &s, char at);  // but not inside brackets
 int width_of(const std::string &type);                          // in bytes: "u64", "pred" (0)
 
+// ".shared .align 4 .b8 tile[4096]": the variables of a declaration, which may also say their values.
+std::vector<Variable> variables(const std::string &declaration);
+
 class Decoder {
   public:
-    Decoder(const std::string &text, Kernel &kernel);
+    Decoder(const std::string &text, const std::map<std::string, Variable> &variables, Kernel &kernel);
     void kernel(size_t begin);  // whose body starts with the bracket at `begin` of the text
 
   private:
@@ -24,7 +27,8 @@ class Decoder {
     void instruction(const std::string &s);
     void control(Instruction &i, const std::string &name, const Texts &arguments);
     void compute(Instruction &i, const std::string &name, const Texts &arguments);
-    void call(const Texts &arguments);
+    void call(Instruction &i, const Texts &arguments);
+    size_t function(const std::string &name) const;
     void close_scope();
 
     Texts operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const;
@@ -33,7 +37,10 @@ class Decoder {
     int register_slot(const std::string &name, int width);
     int constant(uint64_t bits, int width);
     int new_slot(int width);
-    int register_width(std::string name) const;
+    const std::string *register_type(std::string name) const;
+    int register_width(const std::string &name) const;
+    const Variable *variable(const std::string &name) const;
+    int place(const Variable &variable, uint64_t offset, int width);
     std::string in_scope(const std::string &name) const;
     [[noreturn]] void fail(const std::string &what) const;
 
@@ -42,10 +49,15 @@ class Decoder {
     int line_ = 1, sink_ = -1;
     std::map<std::string, std::string> types_;  // of registers: by "%rd" if .reg declares them by number, or by the whole name
     std::map<std::string, int> registers_, specials_;
+    const std::map<std::string, Variable> &variables_;        // of the module
+    std::map<std::pair<int, std::string>, uint64_t> placed_;  // variables by line and name
+    size_t dynamic_align_ = 0;                                // of dynamic shared memory, if the kernel uses it
+    std::vector<size_t> dynamic_presets_;                     // addresses in it
     std::map<std::pair<uint64_t, int>, int> constants_;
     // A pair of brackets { }. Its registers and labels are known inside alone, and hide those of the same name outside.
     struct Scope {
-        std::map<std::string, std::string> registers;          // their unique names
+        std::map<std::string, std::string> registers;  // their unique names
+        std::map<std::string, Variable> variables;
         std::map<std::string, int> labels;                     // the instructions that they stand in front of
         std::vector<std::pair<size_t, std::string>> branches;  // instructions, and labels that may follow
     };

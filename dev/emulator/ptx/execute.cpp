@@ -50,6 +50,13 @@ Demand Counts::demand(const Kernel &kernel) const {
     return demand;
 }
 
+// x runs fastest, also over the lanes of a warp.
+Extent Block::thread(int number) const {
+    const Extent &all = running->launch->threads;
+    const unsigned n = unsigned(number);
+    return {n % all.x, n / all.x % all.y, n / all.x / all.y};
+}
+
 Count &Warp::count() const {
     const Running &r = *block->running;
     return r.counts->instructions[size_t(instruction - r.kernel->code.data())];
@@ -57,11 +64,11 @@ Count &Warp::count() const {
 
 void Warp::fail(int lane, const std::string &what) const {
     const Running &r = *block->running;
-    const auto &grid = r.launch->grid;
-    die("%s\n  line %d of the PTX: %s\n  block (%u,%u,%u), thread %d of %s, launched as %u x %u x %u blocks of %u threads",
+    const Extent &grid = r.launch->grid, &threads = r.launch->threads, at = block->thread(number * lanes + lane);
+    const std::string thread = threads.y * threads.z == 1 ? std::to_string(at.x) : format("(%u,%u,%u)", at.x, at.y, at.z);
+    die("%s\n  line %d of the PTX: %s\n  block (%u,%u,%u), thread %s of %s, launched as %u x %u x %u blocks of %s threads",
         what.c_str(), instruction->line, r.kernel->text[size_t(instruction - r.kernel->code.data())].c_str(), block->index[0],
-        block->index[1], block->index[2], number * lanes + lane, r.kernel->name.c_str(), grid[0], grid[1], grid[2],
-        r.launch->threads);
+        block->index[1], block->index[2], thread.c_str(), r.kernel->name.c_str(), grid.x, grid.y, grid.z, threads.text().c_str());
 }
 
 void Warp::need_all_lanes() const {
@@ -163,13 +170,22 @@ void run_warp(Warp &w) {
 // ---- a block ----------------------------------------------------------------------------------------------------------------------
 
 uint32_t special(const Block &block, const std::string &name, int warp, int lane) {
-    const auto &grid = block.running->launch->grid;
+    const Launch &launch = *block.running->launch;
     const int axis = name.back() - 'x';
+    const uint32_t own = 1u << lane;
     if (name == "%laneid") return uint32_t(lane);
     if (name == "%warpid") return uint32_t(warp);
-    if (name.rfind("%tid", 0) == 0) return axis ? 0 : uint32_t(warp * lanes + lane);
-    if (name.rfind("%ntid", 0) == 0) return axis ? 1 : block.running->launch->threads;
-    return name.rfind("%ctaid", 0) == 0 ? block.index[axis] : grid[size_t(axis)];
+    if (name == "%nwarpid") return uint32_t(block.warps.size());
+    if (name == "WARP_SZ") return lanes;
+    if (name == "%lanemask_eq") return own;
+    if (name == "%lanemask_lt") return own - 1;
+    if (name == "%lanemask_le") return own | (own - 1);
+    if (name == "%lanemask_gt") return ~(own | (own - 1));
+    if (name == "%lanemask_ge") return ~(own - 1);
+    if (name == "%dynamic_smem_size") return uint32_t(launch.shared);
+    if (name.rfind("%tid", 0) == 0) return block.thread(warp * lanes + lane)[axis];
+    if (name.rfind("%ntid", 0) == 0) return launch.threads[axis];
+    return name.rfind("%ctaid", 0) == 0 ? block.index[axis] : launch.grid[axis];
 }
 
 void preset(Warp &w, const Preset &p) {
@@ -188,7 +204,7 @@ void start_warp(Block &block, int number) {
     w = Warp();
     w.block = &block, w.number = number, w.instruction = kernel.code.data();
     w.registers = block.registers + size_t(number) * size_t(kernel.slots) * slot_bytes;
-    const unsigned threads = std::min(launch.threads - unsigned(number) * lanes, unsigned(lanes));
+    const unsigned threads = std::min(unsigned(launch.threads.count()) - unsigned(number) * lanes, unsigned(lanes));
     w.live = w.exist = threads == lanes ? ~0u : (1u << threads) - 1;
     w.paths = {{w.live, 0, int(kernel.code.size())}};
     for (const Preset &p : kernel.presets) preset(w, p);
@@ -197,6 +213,7 @@ void start_warp(Block &block, int number) {
 void start_block(Block &block) {
     const size_t warps = block.warps.size(), cells = ceil_div(block.shared.size(), size_t(block.running->kernel->cell_bytes));
     std::fill(block.shared.begin(), block.shared.end(), 0xff);  // NaN
+    std::fill(block.local.begin(), block.local.end(), 0xff);
     block.cells.assign(cells, Cell());
     block.reads.assign(cells * warps, 0);
     block.clocks.assign(warps, Clock(warps));
@@ -228,12 +245,41 @@ std::vector<uint8_t> pack(const Kernel &kernel, const std::vector<const void *> 
         memcpy(packed.data() + kernel.parameters[n].offset, arguments[n], kernel.parameters[n].bytes);
     return packed;
 }
+
+// What the CUDA Programming Guide allows, "Compute Capabilities".
+void check(const Kernel &kernel, const Launch &launch) {
+    const auto refuse = [&](const std::string &what, const std::string &fix) {
+        die("%s does not start: %s\n  fix: %s", kernel.name.c_str(), what.c_str(), fix.c_str());
+    };
+    const Extent &grid = launch.grid, &threads = launch.threads;
+    if (threads.count() < 1 || threads.count() > 1024 || threads.z > 64)
+        refuse("blocks of " + threads.text() + " threads", "at most 1024, and 64 in z");
+    if (grid.count() < 1 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
+        refuse("a grid of " + grid.text() + " blocks", "at most 2147483647 x 65535 x 65535, and one at least");
+    if (launch.shared + kernel.static_shared > kernel.max_shared)
+        refuse(format("%zu bytes of shared memory a block, of which %zu are static", launch.shared + kernel.static_shared,
+                      kernel.static_shared),
+               format("at most %u on the GPU that the PTX is for", kernel.max_shared));
+}
+
+// While it lives, the variables of the kernel's module are memory that kernels may touch.
+class ModuleMemory {
+  public:
+    ModuleMemory(const Kernel &kernel, DeviceMemory &memory) : kernel_(kernel), memory_(memory) {
+        for (const Variable *v : kernel.variables) memory.add(v->memory.get(), v->bytes);
+    }
+    ~ModuleMemory() {
+        for (const Variable *v : kernel_.variables) memory_.remove(v->memory.get());
+    }
+
+  private:
+    const Kernel &kernel_;
+    DeviceMemory &memory_;
+};
 }  // namespace
 
 Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const void *> &arguments, DeviceMemory &memory) {
-    if (launch.threads < 1 || launch.threads > 1024 || launch.shared > max_shared)
-        die("%s does not start: %u threads a block, %zu bytes of shared memory\n  fix: at most 1024, and %u", kernel.name.c_str(),
-            launch.threads, launch.shared, max_shared);
+    check(kernel, launch);
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<uint8_t> parameters = pack(kernel, arguments);
     Counts counts;
@@ -241,8 +287,10 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     Running running{&kernel, &launch, &memory, &parameters, &counts};
     Block block;
     block.running = &running;
-    block.shared.resize(launch.shared);
-    block.warps.resize(ceil_div(launch.threads, lanes));
+    block.shared.resize(kernel.static_shared + launch.shared);
+    block.warps.resize(ceil_div(launch.threads.count(), size_t(lanes)));
+    block.local.resize(block.warps.size() * lanes * kernel.local_bytes);
+    const ModuleMemory variables(kernel, memory);
     const size_t register_bytes = block.warps.size() * size_t(kernel.slots) * slot_bytes;
     const std::unique_ptr<uint8_t, decltype(&free)> registers(static_cast<uint8_t *>(aligned_alloc(slot_bytes, register_bytes)),
                                                               free);
@@ -250,9 +298,9 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     block.registers = registers.get();
     std::mt19937 random(1);
     Demand before{};
-    for (auto &[x, y, z] = block.index; z < launch.grid[2]; z++)
-        for (y = 0; y < launch.grid[1]; y++)
-            for (x = 0; x < launch.grid[0]; x++) {
+    for (auto &[x, y, z] = block.index; z < launch.grid.z; z++)
+        for (y = 0; y < launch.grid.y; y++)
+            for (x = 0; x < launch.grid.x; x++) {
                 block.number++;
                 run_block(block, random);
                 if (!launch.count_memory) continue;

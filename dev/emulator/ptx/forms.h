@@ -1,5 +1,7 @@
 // How handlers are made: a function of one lane's values becomes an instruction of a warp.
 #pragma once
+#include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "warp.h"
@@ -17,6 +19,13 @@ template <class F, class D, class... S> void lanewise(Warp &w, const Instruction
     (std::index_sequence_for<S...>());
     w.write(i.operands[0], result);
 }
+
+// f, whose floats are 0 where they would be subnormal, with their sign: .ftz
+inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+template <class T> T flush(T x) { return x; }
+template <class F> struct Flushed {
+    template <class... S> auto operator()(S... sources) const { return flush(F()(flush(sources)...)); }
+};
 
 // p = f(a, b)
 template <class F, class S> void compare(Warp &w, const Instruction &i) {
@@ -42,8 +51,14 @@ template <class F, int n> void predicates(Warp &w, const Instruction &i) {
 }
 
 template <class D, class... S, class F> Form form(Pipe pipe, F) {
-    return {lanewise<F, D, S...>, pipe, 1, {sizeof(D), sizeof(S)...}};
+    Form made{lanewise<F, D, S...>, pipe, 1, {sizeof(D), sizeof(S)...}};
+    if constexpr ((std::is_same_v<D, float> || ... || std::is_same_v<S, float>)) made.flushed = lanewise<Flushed<F>, D, S...>;
+    return made;
 }
-template <class S, class F> Form comparison(Pipe pipe, F) { return {compare<F, S>, pipe, 1, {0, sizeof(S), sizeof(S)}}; }
+template <class S, class F> Form comparison(Pipe pipe, F) {
+    Form made{compare<F, S>, pipe, 1, {0, sizeof(S), sizeof(S)}};
+    if constexpr (std::is_same_v<S, float>) made.flushed = compare<Flushed<F>, S>;
+    return made;
+}
 template <int n, class F> Form logic(Pipe pipe, F) { return {predicates<F, n>, pipe, 1, std::vector<uint8_t>(1 + n, 0)}; }
 }  // namespace ptx

@@ -3,7 +3,7 @@
 //
 //     ptx::Module module = ptx::Module::read("rope.ptx");
 //     ptx::DeviceMemory memory;   memory.add(x, bytes);
-//     ptx::Counts counts = ptx::run(module.kernel("_Z4ropePfm"), {.grid = {4, 1, 1}, .threads = 128}, {&x, &n}, memory);
+//     ptx::Counts counts = ptx::run(module.kernel("_Z4ropePfm"), {.grid = {4}, .threads = {128}}, {&x, &n}, memory);
 #pragma once
 #include <array>
 #include <string>
@@ -29,10 +29,17 @@ class DeviceMemory {
     std::map<uintptr_t, size_t> allocations_;
 };
 
+struct Extent {
+    unsigned x = 1, y = 1, z = 1;
+    unsigned operator[](int axis) const { return axis == 0 ? x : axis == 1 ? y : z; }
+    size_t count() const { return size_t(x) * y * z; }
+    bool operator==(const Extent &) const = default;
+    std::string text() const { return y * z == 1 ? std::to_string(x) : format("%u x %u x %u", x, y, z); }
+};
+
 struct Launch {
-    std::array<unsigned, 3> grid = {1, 1, 1};
-    unsigned threads = 32;
-    size_t shared = 0;
+    Extent grid = {}, threads = {32};
+    size_t shared = 0;          // dynamic
     bool count_memory = false;  // sectors and wavefronts, too
 };
 

@@ -1,6 +1,7 @@
 // A module of PTX and its kernels, decoded: instructions whose operands are slots of a warp's register file.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,9 +16,12 @@ constexpr int lanes = 32;
 constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
 constexpr int most_operands = 16;      // mma has 14
 
-// No host address is in these windows: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
-constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61;
-constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on sm_90
+// No host address is in these windows: shared memory of the block (its start is never 0, as on a GPU), the parameters, and local memory
+// of the thread.
+constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61, local_window = uint64_t(1) << 62;
+constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on any GPU
+constexpr uint32_t max_static_shared = 48 * 1024;
+uint32_t max_shared_of(int architecture);  // of a block: 90 is sm_90
 
 struct Warp;
 struct Instruction;
@@ -27,10 +31,10 @@ using Mover = void (*)(void *slot, uint8_t *const *at, uint32_t mask);  // betwe
 enum class Control : uint8_t { none, branch, leave, barrier, arrival };
 
 // What issues an instruction, as Nsight Compute groups them.
-enum class Pipe : uint8_t { control, integer, fp32, fp64, special, tensor, convert, move, warp, global, shared, copy };
-constexpr int pipes = 12;
-constexpr const char *pipe_names[pipes] = {"control", "integer", "fp32", "fp64",   "special", "tensor",
-                                           "convert", "move",    "warp", "global", "shared",  "copy"};
+enum class Pipe : uint8_t { control, integer, fp32, fp64, special, tensor, convert, move, warp, global, local, shared, copy };
+constexpr int pipes = 13;
+constexpr const char *pipe_names[pipes] = {"control", "integer", "fp32",   "fp64",  "special", "tensor", "convert",
+                                           "move",    "warp",    "global", "local", "shared",  "copy"};
 
 struct Instruction {
     Handler run = nullptr;  // null where `control` says what to do
@@ -52,6 +56,15 @@ struct Parameter {
     size_t offset, bytes;
 };
 
+// A variable of a module or of a function.
+struct Variable {
+    std::string space, name;                                          // "shared", "local", "global" or "const"
+    size_t align = 1, bytes = 0;                                      // 0: dynamic shared memory
+    int line = 0;                                                     // where a function declares it
+    std::string unknown;                                              // of its initial value: what could not be read
+    std::unique_ptr<uint8_t, decltype(&free)> memory{nullptr, free};  // in the spaces global and const
+};
+
 struct Preset {  // a slot that has its value before the kernel starts
     int slot, bytes;
     uint64_t bits;
@@ -68,7 +81,10 @@ struct Kernel {
     std::vector<std::string> text;  // of each instruction
     std::vector<Preset> presets;
     int slots = 0;
-    int cell_bytes = 4;  // of shared memory that are written and read as one at least
+    size_t static_shared = 0, local_bytes = 0;  // of a block, up to its dynamic shared memory; of a thread
+    uint32_t max_shared = ptx::max_shared;      // of a block on the GPU that the module is for
+    std::vector<const Variable *> variables;    // of the module, in device memory
+    int cell_bytes = 4;                         // of shared memory that are written and read as one at least
 };
 
 // The text is read at once, a kernel decoded when it is asked for.
@@ -82,12 +98,16 @@ class Module {
     const std::string &text() const { return text_; }
 
   private:
+    void declarations();
+
     struct Entry {
         size_t parameters, body;  // where they start in the text
         std::unique_ptr<Kernel> kernel;
     };
     std::string text_;
     std::map<std::string, Entry> entries_;
+    std::map<std::string, Variable> variables_;
+    int architecture_ = 90;
     std::unique_ptr<std::mutex> lock_ = std::make_unique<std::mutex>();  // of ranks that are threads
 };
 
@@ -102,9 +122,11 @@ struct Form {
     std::vector<uint8_t> widths;
     Mover move = nullptr;
     uint8_t bytes = 0, vector = 1;
+    Handler flushed = nullptr;  // the same with .ftz
 };
 using Forms = std::map<std::string, Form>;  // by the full name, "fma.rn.f32"
 void add_arithmetic(Forms &forms);          // arithmetic.cpp
 void add_warp_operations(Forms &forms);     // warp_operations.cpp
 void add_memory_operations(Forms &forms);   // memory_operations.cpp
+void add_system_calls(Forms &forms);        // system_calls.cpp
 }  // namespace ptx

@@ -1,12 +1,15 @@
 // Loads, stores, atomics, cp.async and ldmatrix. An address is checked before the host touches it.
 #include <algorithm>
 
+#include "../../../llmc/core/dtype.h"
+#include "forms.h"
+#include "memory.h"
 #include "shared_memory.h"
 
 namespace ptx {
 namespace {
 
-enum class Space { global, shared, param, generic };
+enum class Space { global, constant, shared, local, param, generic };
 
 // ---- where an address lies --------------------------------------------------------------------------------------------------------
 
@@ -14,8 +17,10 @@ enum class Space { global, shared, param, generic };
 std::string describe(const Warp &w, uint64_t address) {
     const Running &r = *w.block->running;
     const auto found = r.memory->at_or_before(address);
-    if (!found.bytes) return format("%#zx, which no allocation holds", size_t(address));
+    if (!found.bytes || address >= shared_window) return format("%#zx, which no allocation holds", size_t(address));
     std::string argument = "an allocation";
+    for (const Variable *v : r.kernel->variables)
+        if (found.begin == uintptr_t(v->memory.get())) argument = v->name;
     for (size_t n = 0; n < r.kernel->parameters.size(); n++) {
         const Parameter &p = r.kernel->parameters[n];
         for (size_t at = p.offset; at + 8 <= p.offset + p.bytes; at += 8) {  // a structure may hold several pointers
@@ -45,8 +50,17 @@ uint8_t *param_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     return const_cast<uint8_t *>(parameters.data()) + at;
 }
 
-// Whether an access goes through L1, which holds the block's reads; writes go through it to L2.
-enum class Way { read, read_past_l1, write };
+uint8_t *local_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
+    const size_t own = w.block->running->kernel->local_bytes;
+    const uint64_t at = address - local_window;
+    if (at >= own || at + bytes > own)
+        w.fail(lane, format("%u bytes at %zd of local memory, of which a thread has %zu", bytes, ssize_t(at), own));
+    if (at % bytes) w.fail(lane, format("byte %zu of local memory is not aligned to %u", size_t(at), bytes));
+    return w.block->local.data() + size_t(w.number * lanes + lane) * own + at;
+}
+
+// Whether an access goes through L1, which holds the block's reads; writes go through it to L2, where atomics are made.
+enum class Way { read, read_past_l1, write, update };
 
 void count_traffic(Warp &w, uint64_t sector, Way way) {
     constexpr uint64_t bytes = 32;
@@ -55,7 +69,8 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
         r.last = r.memory->at_or_before(sector * bytes + bytes - 1);
     TouchedSectors::Sector &touched = r.touched.at(r.last, sector);
     Traffic &traffic = r.counts->traffic;
-    if (way == Way::write) {
+    if (way == Way::write || way == Way::update) {
+        if (way == Way::update && !touched.read && !touched.written) traffic.read += bytes;
         if (!touched.written) traffic.written += bytes;
         touched.written = true, traffic.l2 += bytes;
     } else {
@@ -78,35 +93,54 @@ void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
     for (int s = 0; s < n; s++) count_traffic(w, sectors[s], way);
 }
 
-uint8_t *noted_shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes, bool writes) {
+// A word of local memory lies beside those of the warp's other lanes. Stores go to L2 and stay there; L1 answers loads.
+void count_local(Warp &w, const uint64_t *addresses, uint32_t mask, uint32_t bytes, Way way) {
+    std::vector<uint64_t> sectors;
+    Warp::each_lane(mask, [&](int l) {
+        for (uint32_t at = 0; at < bytes; at += 4) sectors.push_back((addresses[l] + at) / 4 * (lanes / 8) + uint64_t(l) / 8);
+    });
+    std::sort(sectors.begin(), sectors.end());
+    const size_t n = size_t(std::unique(sectors.begin(), sectors.end()) - sectors.begin());
+    Count &count = w.count();
+    count.requests++, count.sectors += n;
+    if (way != Way::read) w.block->running->counts->traffic.l2 += 32 * n;
+}
+
+uint8_t *noted_shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes, Way way) {
     uint8_t *const place = shared_place(w, lane, address, bytes);
-    if (writes) note_write(w, lane, address, bytes);
-    else note_read(w, lane, address, bytes);
+    (way == Way::write ? note_write : way == Way::update ? note_update : note_read)(w, lane, address, bytes);
     return place;
 }
 
 // Returns by lane the host addresses of the active lanes' accesses, after checking, recording and counting them.
-template <Space space, bool writes> void places(Warp &w, const Instruction &i, int slot, uint8_t **at) {
+template <Space space, Way way> void places(Warp &w, const Instruction &i, int slot, uint8_t **at) {
     using Address = std::conditional_t<space == Space::shared, uint32_t, uint64_t>;
     const uint32_t bytes = uint32_t(i.bytes) * i.vector;
     alignas(64) Address address[lanes];
     for (int l = 0; l < lanes; l++) address[l] = Address(w.values<Address>(slot)[l] + Address(i.offsets[0]));
-    uint32_t in_shared = 0;
+    uint32_t in_shared = 0, in_local = 0;
     Warp::each_lane(w.active, [&](int l) {
-        const bool in_window = space == Space::generic && uint64_t(address[l]) - shared_window < max_shared + shared_base;
-        if (space == Space::shared || in_window) {
-            at[l] = noted_shared_place(w, l, uint32_t(address[l]), bytes, writes);
+        const auto in_window = [&](uint64_t window, uint64_t size) {
+            return space == Space::generic && uint64_t(address[l]) - window < size;
+        };
+        if (space == Space::shared || in_window(shared_window, max_shared + shared_base)) {
+            at[l] = noted_shared_place(w, l, uint32_t(address[l]), bytes, way);
             in_shared |= 1u << l;
+        } else if (space == Space::local || in_window(local_window, local_window)) {
+            at[l] = local_place(w, l, address[l], bytes);
+            in_local |= 1u << l;
         } else at[l] = space == Space::param ? param_place(w, l, address[l], bytes) : global_place(w, l, address[l], bytes);
     });
-    if (!w.block->running->launch->count_memory || space == Space::param) return;
+    if (!w.block->running->launch->count_memory || space == Space::param || space == Space::constant) return;
     if (in_shared) {
         alignas(64) uint32_t offset[lanes];
         for (int l = 0; l < lanes; l++) offset[l] = uint32_t(address[l]);
         count_wavefronts(w, offset, in_shared, bytes);
     }
-    if constexpr (space != Space::shared)
-        if (w.active & ~in_shared) count_sectors(w, address, w.active & ~in_shared, writes ? Way::write : Way::read);
+    if constexpr (space != Space::shared) {
+        if (in_local) count_local(w, address, in_local, bytes, way);
+        if (const uint32_t rest = w.active & ~in_shared & ~in_local) count_sectors(w, address, rest, way);
+    }
 }
 
 // ---- ld, st -----------------------------------------------------------------------------------------------------------------------
@@ -129,7 +163,7 @@ template <class M, class R> void store_lanes(void *slot, uint8_t *const *at, uin
 // {r, ...} = [address]
 template <Space space> void load(Warp &w, const Instruction &i) {
     uint8_t *at[lanes];
-    places<space, false>(w, i, i.operands[i.vector], at);
+    places<space, Way::read>(w, i, i.operands[i.vector], at);
     for (int v = 0; v < i.vector; v++) {
         i.move(w.values<uint8_t>(i.operands[v]), at, w.active);
         Warp::each_lane(w.active, [&](int l) { at[l] += i.bytes; });
@@ -138,7 +172,7 @@ template <Space space> void load(Warp &w, const Instruction &i) {
 // [address] = {r, ...}
 template <Space space> void store(Warp &w, const Instruction &i) {
     uint8_t *at[lanes];
-    places<space, true>(w, i, i.operands[0], at);
+    places<space, Way::write>(w, i, i.operands[0], at);
     for (int v = 0; v < i.vector; v++) {
         i.move(w.values<uint8_t>(i.operands[1 + v]), at, w.active);
         Warp::each_lane(w.active, [&](int l) { at[l] += i.bytes; });
@@ -160,13 +194,15 @@ template <class M, class R> void add_moves(Forms &forms, const std::string &type
         add(".global", load<Space::global>, store<Space::global>, 8, Pipe::global);
         add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the read-only cache
         add(".shared", load<Space::shared>, store<Space::shared>, 4, Pipe::shared);
+        add(".local", load<Space::local>, store<Space::local>, 8, Pipe::local);
         add(".param", load<Space::param>, nullptr, 8, Pipe::move);
+        add(".const", load<Space::constant>, nullptr, 8, Pipe::move);
     }
 }
 
 // ---- between spaces ---------------------------------------------------------------------------------------------------------------
 
-enum class Cast { to_shared, from_shared, global };
+enum class Cast { to_shared, from_shared, none };  // addresses of the other spaces are generic ones
 template <Cast cast> void convert_address(Warp &w, const Instruction &i) {
     alignas(64) uint64_t result[lanes];
     const uint64_t *a = w.values<uint64_t>(i.operands[1]);
@@ -184,8 +220,7 @@ template <Cast cast> void convert_address(Warp &w, const Instruction &i) {
 template <Space space, class T, class F, bool returns> void atomic(Warp &w, const Instruction &i) {
     uint8_t *at[lanes];
     const int first = returns;
-    // As a read, since atomics of several warps do not race with each other; of L2's traffic the write is not counted.
-    places<space, false>(w, i, i.operands[first], at);
+    places<space, Way::update>(w, i, i.operands[first], at);
     const T *a = w.values<T>(i.operands[first + 1]);
     alignas(64) T old[lanes];
     Warp::each_lane(w.active, [&](int l) {  // lanes that meet go one after the other
@@ -195,12 +230,71 @@ template <Space space, class T, class F, bool returns> void atomic(Warp &w, cons
     });
     if (returns) w.write(i.operands[0], old);
 }
-template <class T, class F> void add_atomic(Forms &forms, const std::string &name, F) {
-    const uint8_t n = sizeof(T);
-    forms["atom.global." + name] = {atomic<Space::global, T, F, true>, Pipe::global, 1, {n, 8, n}, nullptr, n};
-    forms["red.global." + name] = {atomic<Space::global, T, F, false>, Pipe::global, 0, {8, n}, nullptr, n};
-    forms["atom.shared." + name] = {atomic<Space::shared, T, F, true>, Pipe::shared, 1, {n, 4, n}, nullptr, n};
+
+// d = [address]; if d is a, [address] = b
+template <Space space, class T> void compare_and_swap(Warp &w, const Instruction &i) {
+    uint8_t *at[lanes];
+    places<space, Way::update>(w, i, i.operands[1], at);
+    const T *a = w.values<T>(i.operands[2]), *b = w.values<T>(i.operands[3]);
+    alignas(64) T old[lanes];
+    Warp::each_lane(w.active, [&](int l) {
+        memcpy(&old[l], at[l], sizeof(T));
+        if (old[l] == a[l]) memcpy(at[l], &b[l], sizeof(T));
+    });
+    w.write(i.operands[0], old);
 }
+
+// `f` adds the forms of one space: its template argument, its name, bytes of an address, pipe.
+template <class F> void each_space(F f) {
+    f.template operator()<Space::global>(".global", 8, Pipe::global);
+    f.template operator()<Space::generic>("", 8, Pipe::global);
+    f.template operator()<Space::shared>(".shared", 4, Pipe::shared);
+}
+// Device memory may have a function of its own.
+template <class T, class F, class Global = F> void add_atomic(Forms &forms, const std::string &name, F, Global = {}) {
+    constexpr uint8_t n = sizeof(T);
+    each_space([&]<Space space>(const std::string &where, uint8_t address, Pipe pipe) {
+        using G = std::conditional_t<space == Space::shared, F, Global>;
+        forms["atom" + where + "." + name] = {atomic<space, T, G, true>, pipe, 1, {n, address, n}, nullptr, n};
+        forms["red" + where + "." + name] = {atomic<space, T, G, false>, pipe, 0, {address, n}, nullptr, n};
+    });
+}
+template <class T> void add_swaps(Forms &forms, const std::string &type) {
+    constexpr uint8_t n = sizeof(T);
+    each_space([&]<Space space>(const std::string &where, uint8_t address, Pipe pipe) {
+        forms["atom" + where + ".cas." + type] = {compare_and_swap<space, T>, pipe, 1, {n, address, n, n}, nullptr, n};
+    });
+}
+template <class T> void add_integer_atomics(Forms &forms, const std::string &type) {
+    using U = std::make_unsigned_t<T>;
+    add_atomic<U>(forms, "add." + type, [](U x, U a) { return x + a; });
+    add_atomic<T>(forms, "min." + type, [](T x, T a) { return std::min(x, a); });
+    add_atomic<T>(forms, "max." + type, [](T x, T a) { return std::max(x, a); });
+}
+template <class U> void add_bit_atomics(Forms &forms, const std::string &type) {
+    add_atomic<U>(forms, "and." + type, [](U x, U a) { return x & a; });
+    add_atomic<U>(forms, "or." + type, [](U x, U a) { return x | a; });
+    add_atomic<U>(forms, "xor." + type, [](U x, U a) { return x ^ a; });
+    add_atomic<U>(forms, "exch." + type, [](U, U a) { return a; });
+}
+
+// Sums of floats in device memory take subnormal numbers as 0, those in shared memory and of halves do not.
+template <class Half> uint32_t add_pairs(uint32_t x, uint32_t a) {
+    const auto value = [](uint32_t bits) { return float(std::bit_cast<Half>(uint16_t(bits))); };
+    const auto sum = [&](uint32_t p, uint32_t q) { return uint32_t(std::bit_cast<uint16_t>(Half(value(p) + value(q)))); };
+    return sum(x, a) | sum(x >> 16, a >> 16) << 16;
+}
+void add_float_atomics(Forms &forms) {
+    const auto add = [](float x, float a) { return x + a; };
+    add_atomic<float>(forms, "add.f32", add, Flushed<decltype(add)>());
+    add_atomic<double>(forms, "add.f64", [](double x, double a) { return x + a; });
+    add_atomic<uint32_t>(forms, "add.noftz.bf16x2", [](uint32_t x, uint32_t a) { return add_pairs<bf16>(x, a); });
+    add_atomic<uint32_t>(forms, "add.noftz.f16x2", [](uint32_t x, uint32_t a) { return add_pairs<_Float16>(x, a); });
+    add_atomic<uint16_t>(forms, "add.noftz.bf16", [](uint16_t x, uint16_t a) { return uint16_t(add_pairs<bf16>(x, a)); });
+    add_atomic<uint16_t>(forms, "add.noftz.f16", [](uint16_t x, uint16_t a) { return uint16_t(add_pairs<_Float16>(x, a)); });
+}
+
+void nothing(Warp &, const Instruction &) {}
 
 // ---- cp.async, ldmatrix -----------------------------------------------------------------------------------------------------------
 
@@ -267,6 +361,10 @@ template <int matrices> void add_ldmatrix(Forms &forms) {
 }
 }  // namespace
 
+const uint8_t *readable(Warp &w, int lane, uint64_t address, uint32_t bytes) {
+    return address - local_window < local_window ? local_place(w, lane, address, bytes) : global_place(w, lane, address, bytes);
+}
+
 void add_memory_operations(Forms &forms) {
     add_moves<uint8_t, uint16_t>(forms, "u8"), add_moves<uint8_t, uint32_t>(forms, "u8");
     add_moves<int8_t, int16_t>(forms, "s8"), add_moves<int8_t, int32_t>(forms, "s8");
@@ -277,21 +375,31 @@ void add_memory_operations(Forms &forms) {
     add_moves<uint32_t, uint64_t>(forms, "u32"), add_moves<int32_t, int64_t>(forms, "s32");
     for (const char *type : {"u64", "b64", "f64", "s64"}) add_moves<uint64_t, uint64_t>(forms, type);
 
-    forms["cvta.to.global.u64"] = forms["cvta.global.u64"] = {convert_address<Cast::global>, Pipe::move, 1, {8, 8}};
+    for (const char *space : {"global", "const", "local", "param"})
+        for (const char *way : {"cvta.", "cvta.to."})
+            forms[std::string(way) + space + ".u64"] = {convert_address<Cast::none>, Pipe::move, 1, {8, 8}};
     forms["cvta.to.shared.u64"] = {convert_address<Cast::to_shared>, Pipe::move, 1, {8, 8}};
     forms["cvta.shared.u64"] = {convert_address<Cast::from_shared>, Pipe::move, 1, {8, 8}};
 
-    add_atomic<uint32_t>(forms, "add.u32", [](uint32_t x, uint32_t a) { return x + a; });
-    add_atomic<uint64_t>(forms, "add.u64", [](uint64_t x, uint64_t a) { return x + a; });
-    add_atomic<float>(forms, "add.f32", [](float x, float a) { return x + a; });
-    add_atomic<uint32_t>(forms, "max.u32", [](uint32_t x, uint32_t a) { return std::max(x, a); });
-    add_atomic<uint32_t>(forms, "min.u32", [](uint32_t x, uint32_t a) { return std::min(x, a); });
-    add_atomic<uint32_t>(forms, "exch.b32", [](uint32_t, uint32_t a) { return a; });
+    add_integer_atomics<int32_t>(forms, "s32"), add_integer_atomics<uint32_t>(forms, "u32");
+    add_integer_atomics<int64_t>(forms, "s64"), add_integer_atomics<uint64_t>(forms, "u64");
+    add_bit_atomics<uint32_t>(forms, "b32"), add_bit_atomics<uint64_t>(forms, "b64");
+    add_swaps<uint16_t>(forms, "b16"), add_swaps<uint32_t>(forms, "b32"), add_swaps<uint64_t>(forms, "b64");
+    add_atomic<uint32_t>(forms, "inc.u32", [](uint32_t x, uint32_t a) { return x >= a ? 0 : x + 1; });
+    add_atomic<uint32_t>(forms, "dec.u32", [](uint32_t x, uint32_t a) { return x == 0 || x > a ? a : x - 1; });
+    add_float_atomics(forms);
 
     for (const char *cache : {"cg", "ca"})
         forms[format("cp.async.%s.shared.global", cache)] = {copy_async, Pipe::copy, 0, {4, 8, 4}};
     forms["cp.async.commit_group"] = {commit_copies, Pipe::copy, 0, {}};
-    forms["cp.async.wait_group"] = {wait_for_copies, Pipe::copy, 0, {}};
+    forms["cp.async.wait_group"] = forms["cp.async.wait_all"] = {wait_for_copies, Pipe::copy, 0, {}};
+    // Blocks run one after the other and warps one at a time, so memory has one order for all; caches are not simulated.
+    for (const char *level : {"cta", "gl", "sys"}) forms[format("membar.%s", level)] = {nothing, Pipe::control, 0, {}};
+    for (const char *order : {"sc", "acq_rel"})
+        for (const char *scope : {"cta", "gpu", "sys"})
+            forms[format("fence.%s.%s", order, scope)] = {nothing, Pipe::control, 0, {}};
+    for (const char *level : {"L1", "L2"}) forms[format("prefetch.global.%s", level)] = {nothing, Pipe::control, 0, {8}};
+    forms["createpolicy.fractional.b64"] = form<uint64_t, float>(Pipe::control, [](float) { return 0; });  // a hint to L2
     add_ldmatrix<1>(forms), add_ldmatrix<2>(forms), add_ldmatrix<4>(forms);
 }
 }  // namespace ptx

@@ -1,6 +1,8 @@
 // Reads PTX: the entries of a module, and the instructions of a kernel.
 #include <cxxabi.h>
 
+#include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -25,6 +27,30 @@ void demangle(Kernel &kernel) {
     name = name.substr(0, open);
     const size_t before = name.find_last_of(" :", name.find('<'));  // a return type, namespaces
     if (before != std::string::npos) name = name.substr(before + 1);
+}
+
+// "{{1, 2}, {0f3F800000, 4}}" -> "1", "2", "0f3F800000", "4"
+std::vector<std::string> scalars(std::string values) {
+    std::erase_if(values, [](char c) { return c == '{' || c == '}'; });
+    return split(values, ',');
+}
+
+// Device memory for a variable, which holds its values, and zeros behind the last.
+void set(Variable &v, const std::vector<std::string> &values, size_t width) {
+    const size_t bytes = round_up(std::max(v.bytes, values.size() * width), 256);
+    v.memory.reset(static_cast<uint8_t *>(aligned_alloc(256, bytes)));
+    memset(v.memory.get(), 0, bytes);
+    for (size_t n = 0; n < values.size(); n++) {
+        const std::string &value = values[n];
+        const bool hex = value[0] == '0' && (value[1] == 'f' || value[1] == 'd');
+        if (!isdigit(value[0]) && value[0] != '-') v.unknown = value;  // an address
+        else {
+            const uint64_t bits = hex               ? std::stoull(value.substr(2), nullptr, 16)
+                                  : value[0] == '-' ? uint64_t(std::stoll(value, nullptr, 0))
+                                                    : std::stoull(value, nullptr, 0);
+            memcpy(v.memory.get() + n * width, &bits, std::min<size_t>(width, 8));
+        }
+    }
 }
 
 // ".param .align 8 .b8 NAME[16]" or ".param .u64 NAME"
@@ -61,12 +87,83 @@ std::vector<std::string> split(const std::string &s, char at) {
     return parts;
 }
 
-int width_of(const std::string &type) { return type == "pred" ? 0 : std::stoi(type.substr(1)) / 8; }
+int width_of(const std::string &type) {  // "pred", "u64", "bf16x2"
+    if (type == "pred") return 0;
+    const size_t digits = type.find_first_of("0123456789"), times = type.find('x');
+    if (digits == std::string::npos) die("the PTX has the unknown type %s", type.c_str());
+    return std::stoi(type.substr(digits)) / 8 * (times == std::string::npos ? 1 : std::stoi(type.substr(times + 1)));
+}
+
+// Of dynamic shared memory, the largest that a launch may ask for: the CUDA Programming Guide, "Compute Capabilities".
+uint32_t max_shared_of(int architecture) {
+    switch (architecture) {
+        case 70: return 96 * 1024;
+        case 75: return 64 * 1024;
+        case 80:
+        case 87: return 163 * 1024;
+        case 86:
+        case 89:
+        case 120: return 99 * 1024;
+        default: return max_shared;
+    }
+}
+
+// ".shared .align 4 .b8 tile[4][8], other", ".global .align 4 .u32 table[2] = {1, 2}"
+std::vector<Variable> variables(const std::string &declaration) {
+    std::istringstream in(declaration);
+    std::string space, word;
+    size_t align = 0, width = 1;
+    in >> space;
+    while (in >> word && word[0] == '.') {
+        if (word == ".align") in >> align;
+        else if (word[1] == 'v' && isdigit(word[2])) width = std::stoul(word.substr(2));  // ".v4 .f32"
+        else width *= size_t(width_of(word.substr(1)));
+    }
+    std::string rest;
+    std::getline(in, rest, '\0');
+    std::vector<Variable> all;
+    for (const std::string &declarator : split(word + rest, ',')) {
+        const size_t equals = declarator.find('='), open = std::min(declarator.find('['), equals);
+        const std::vector<std::string> values =
+            equals == std::string::npos ? std::vector<std::string>() : scalars(declarator.substr(equals + 1));
+        Variable v;
+        v.space = space.substr(1), v.name = strip(declarator.substr(0, open)), v.align = align ? align : width, v.bytes = width;
+        for (size_t at = open; (at = declarator.find('[', at)) < equals; at++)
+            v.bytes *= declarator[at + 1] == ']' ? values.size() : std::stoul(declarator.substr(at + 1));
+        if (v.space == "global" || v.space == "const") set(v, values, width);
+        all.push_back(std::move(v));
+    }
+    return all;
+}
 
 Module::Module(std::string text) : text_(std::move(text)) {
+    if (const size_t at = text_.find(".target sm_"); at != std::string::npos) architecture_ = std::stoi(text_.substr(at + 11));
+    declarations();
     for (size_t at = 0; (at = text_.find(".entry ", at)) != std::string::npos; at++) {
         const size_t open = text_.find('(', at);
         entries_[strip(text_.substr(at + 7, open - at - 7))] = {open, text_.find('{', open), nullptr};
+    }
+}
+
+// Variables outside of functions. A statement ends with ';', a function with '}'.
+void Module::declarations() {
+    std::string now;
+    int depth = 0;
+    bool value = false;
+    for (size_t at = 0; at < text_.size(); at++) {
+        const char c = text_[at];
+        if (c == '/' && text_[at + 1] == '/') at = std::min(text_.find('\n', at), text_.size());
+        depth += (c == '{' || c == '(') - (c == '}' || c == ')');
+        if (depth == 0 && (c == ';' || (c == '}' && !value))) {
+            std::istringstream words(now);
+            for (std::string word; c == ';' && words >> word;)
+                if (word == ".shared" || word == ".global" || word == ".const") {
+                    std::string rest;
+                    std::getline(words, rest, '\0');
+                    for (Variable &v : variables(word + rest)) variables_[v.name] = std::move(v);
+                }
+            now.clear(), value = false;
+        } else if (depth == 0 || value) now += c, value |= c == '=';
     }
 }
 
@@ -96,7 +193,10 @@ const Kernel &Module::kernel(const std::string &mangled) {
         const size_t close = text_.find(')', entry.parameters);
         for (const std::string &p : split(text_.substr(entry.parameters + 1, close - entry.parameters - 1), ','))
             kernel->parameters.push_back(parameter(p, kernel->parameter_bytes));
-        Decoder(text_, *kernel).kernel(entry.body);
+        kernel->max_shared = max_shared_of(architecture_);
+        for (const auto &[name, v] : variables_)
+            if (v.memory) kernel->variables.push_back(&v);
+        Decoder(text_, variables_, *kernel).kernel(entry.body);
         entry.kernel = std::move(kernel);
     }
     return *entry.kernel;

@@ -61,7 +61,8 @@ std::map<std::string, MachineCode> read_ptxas(const std::string &path) {
 
 // Registers are given to a warp 256 at a time, out of 65536; a block takes 1 KB of shared memory for the system.
 double occupancy(const Launch &launch, int registers, const Gpu &gpu) {
-    const int warps = int(ceil_div(launch.threads, 32u)), of_warp = int(round_up(size_t(std::max(registers, 1)) * 32, 256));
+    const int warps = int(ceil_div(launch.threads.count(), size_t(lanes))),
+              of_warp = int(round_up(size_t(std::max(registers, 1)) * 32, 256));
     int blocks = std::min({gpu.blocks, gpu.warps / warps, 65536 / (of_warp * warps)});
     blocks = std::min(blocks, int(gpu.shared / (launch.shared + 1024)));
     return double(blocks * warps) / gpu.warps;

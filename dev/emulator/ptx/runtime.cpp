@@ -15,7 +15,7 @@ namespace {
 struct Registered {  // a kernel: the host's stand-in for it is its name in the runtime's calls
     std::string mangled;
     size_t module;
-    size_t most_shared = 48 * 1024;  // more must be asked for
+    size_t most_shared = max_static_shared;  // more must be asked for
     int carveout = cudaSharedmemCarveoutDefault;
 };
 
@@ -72,8 +72,8 @@ thread_local std::vector<Call> calls;
 thread_local cudaError_t last_error = cudaSuccess;
 
 void remember(State &s, const Kernel &kernel, const Launch &launch, int carveout, const Counts &counts) {
-    const auto &[x, y, z] = launch.grid;
-    Launches &all = s.launched[kernel.mangled + format(" %u %u %u %u %zu", x, y, z, launch.threads, launch.shared)];
+    Launches &all =
+        s.launched[kernel.mangled + " " + launch.grid.text() + " " + launch.threads.text() + format(" %zu", launch.shared)];
     all.mangled = kernel.mangled, all.name = kernel.name, all.launch = launch, all.carveout = carveout;
     const auto by_pipe = counts.by_pipe(kernel);
     for (size_t n = 0; n < pipes; n++) all.by_pipe[n] += by_pipe[n];
@@ -90,9 +90,9 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     const std::lock_guard guard(s.lock);
     const Registered &registered = s.kernels.at(host_function);
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
-    if (threads.y != 1 || threads.z != 1) die("%s: blocks of more than one dimension", kernel.name.c_str());
-    if (shared > registered.most_shared) return cudaErrorInvalidValue;
-    const Launch how{{grid.x, grid.y, grid.z}, threads.x, shared, counting};
+    const size_t most = registered.most_shared > max_static_shared ? kernel.max_shared : max_static_shared;
+    if (shared > registered.most_shared || shared + kernel.static_shared > most) return cudaErrorInvalidValue;
+    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting};
     remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;

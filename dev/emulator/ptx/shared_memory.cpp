@@ -27,6 +27,16 @@ void check_order_after_write(Warp &w, int lane, uint32_t address, const Cell &ce
                             cell.thread % lanes));
 }
 
+void check_read(Warp &w, int lane, uint32_t address, uint32_t n, const char *does) {
+    Block &block = *w.block;
+    const size_t own = size_t(w.number);
+    const Cell &cell = block.cells[n];
+    if (cell.in_flight) w.fail(lane, does + (" " + at(address)) + " before the cp.async to it has landed");
+    if (!cell.written) w.fail(lane, does + (" " + at(address)) + ", which nobody wrote");
+    check_order_after_write(w, lane, address, cell, does);
+    block.reads[n * block.warps.size() + own] = block.clocks[own][own];
+}
+
 void check_write(Warp &w, int lane, uint32_t address, uint32_t n) {
     Block &block = *w.block;
     const Cell &cell = block.cells[n];
@@ -38,6 +48,10 @@ void check_write(Warp &w, int lane, uint32_t address, uint32_t n) {
     for (size_t reader = 0; reader < warps; reader++)
         if (reader != size_t(w.number) && !before(w, reader, block.reads[n * warps + reader]))
             w.fail(lane, format("overwrites %s, which warp %zu reads, and no barrier lies between", at(address).c_str(), reader));
+    const bool now = cell.updated && cell.updated == block.clocks[size_t(w.number)][size_t(w.number)];
+    if (now && cell.updater / lanes == w.number && (cell.several || cell.updater % lanes != lane))
+        w.fail(lane, format("overwrites %s, which an atomic of another lane updates, and no __syncwarp lies between",
+                            at(address).c_str()));
 }
 
 void mark_written(Warp &w, int lane, Cell &cell) {
@@ -50,20 +64,24 @@ uint8_t *shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes) {
     std::vector<uint8_t> &shared = w.block->shared;
     const uint32_t offset = address - shared_base;
     if (offset >= shared.size() || offset + bytes > shared.size())
-        w.fail(lane, format("%u bytes at %d of shared memory, of which the launch gave %zu", bytes, int(offset), shared.size()));
+        w.fail(lane, format("%u bytes at %d of shared memory, of which the block has %zu", bytes, int(offset), shared.size()));
     if (address % bytes) w.fail(lane, format("%s is not aligned to %u", at(address).c_str(), bytes));
     return shared.data() + offset;
 }
 
 void note_read(Warp &w, int lane, uint32_t address, uint32_t bytes) {
-    Block &block = *w.block;
-    const size_t own = size_t(w.number);
-    each_cell(block, address, bytes, [&](uint32_t n) {
-        const Cell &cell = block.cells[n];
-        if (cell.in_flight) w.fail(lane, "reads " + at(address) + " before the cp.async to it has landed");
-        if (!cell.written) w.fail(lane, "reads " + at(address) + ", which nobody wrote");
-        check_order_after_write(w, lane, address, cell, "reads");
-        block.reads[n * block.warps.size() + own] = block.clocks[own][own];
+    each_cell(*w.block, address, bytes, [&](uint32_t n) { check_read(w, lane, address, n, "reads"); });
+}
+// As a read: reads and other atomics may happen beside it, and no write.
+void note_update(Warp &w, int lane, uint32_t address, uint32_t bytes) {
+    each_cell(*w.block, address, bytes, [&](uint32_t n) {
+        check_read(w, lane, address, n, "updates");
+        Cell &cell = w.block->cells[n];
+        const uint16_t thread = uint16_t(w.number * lanes + lane);
+        const uint32_t now = w.block->clocks[size_t(w.number)][size_t(w.number)];
+        const bool again = cell.updated == now && cell.updater / lanes == w.number;
+        cell.several = again && (cell.several || cell.updater != thread);
+        cell.updated = now, cell.updater = thread;
     });
 }
 void note_write(Warp &w, int lane, uint32_t address, uint32_t bytes) {

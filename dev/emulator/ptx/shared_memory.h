@@ -9,6 +9,7 @@ uint8_t *shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes);
 
 // What a lane does to the bytes at an address that shared_place() has accepted.
 void note_read(Warp &w, int lane, uint32_t address, uint32_t bytes);
+void note_update(Warp &w, int lane, uint32_t address, uint32_t bytes);  // by an atomic
 void note_write(Warp &w, int lane, uint32_t address, uint32_t bytes);
 void note_departure(Warp &w, int lane, uint32_t address, uint32_t bytes);  // of a cp.async
 void note_landing(Warp &w, int lane, uint32_t address, uint32_t bytes);

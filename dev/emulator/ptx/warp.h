@@ -25,6 +25,9 @@ struct Cell {
     uint32_t written = 0;  // the time, of the warp that wrote it last; 0: never
     uint16_t thread = 0;   // that wrote it last
     uint16_t in_flight = 0;
+    uint32_t updated = 0;  // by an atomic: the time, of the warp that did it last
+    uint16_t updater = 0;  // the thread
+    bool several = false;  // other threads of that warp did, too, at that time
 };
 
 struct Block;
@@ -101,13 +104,15 @@ struct Running {  // a launch
 struct Block {
     Running *running;
     unsigned index[3] = {};
-    uint32_t number = 0;  // counted from 1
-    std::vector<uint8_t> shared;
+    uint32_t number = 0;                 // counted from 1
+    std::vector<uint8_t> shared, local;  // local memory: (threads, bytes)
     std::vector<Cell> cells;
     std::vector<uint32_t> reads;  // (cells, warps): the time of the warp when it read the cell last
     std::vector<Clock> clocks;    // of the warps
     std::vector<Warp> warps;
     Barrier barriers[16];
     uint8_t *registers = nullptr;  // (warps, slots, lanes)
+
+    Extent thread(int number) const;  // its index
 };
 }  // namespace ptx

@@ -1,4 +1,5 @@
 // The instructions that lanes of a warp execute together: shuffles, votes, mma. PTX ISA, "Parallel Synchronization", "Warp-Level Matrix".
+#include <algorithm>
 #include <cmath>
 
 #include "warp.h"
@@ -49,6 +50,26 @@ template <Vote mode> void vote(Warp &w, const Instruction &i) {
         std::fill(result, result + lanes, votes);
         w.write(i.operands[0], result);
     } else w.write_predicate(i.operands[0], (mode == Vote::any ? votes != 0 : votes == w.active) ? ~0u : 0);
+}
+
+// d = a op a op ..., of all lanes that are here
+template <class T, class F> void reduce(Warp &w, const Instruction &i) {
+    need_mask(w, w.values<uint32_t>(i.operands[2]));
+    const T *a = w.values<T>(i.operands[1]);
+    T sum = a[std::countr_zero(w.active)];
+    Warp::each_lane(w.active & (w.active - 1), [&](int l) { sum = F()(sum, a[l]); });
+    alignas(64) T result[lanes];
+    std::fill(result, result + lanes, sum);
+    w.write(i.operands[0], result);
+}
+template <class T, class F> void add_reduction(Forms &forms, const std::string &name, F) {
+    forms["redux.sync." + name] = {reduce<T, F>, Pipe::warp, 1, {4, 4, 4}};
+}
+
+void active_lanes(Warp &w, const Instruction &i) {
+    alignas(64) uint32_t result[lanes];
+    std::fill(result, result + lanes, w.active);
+    w.write(i.operands[0], result);
 }
 
 void sync_warp(Warp &w, const Instruction &i) {
@@ -129,6 +150,16 @@ void add_warp_operations(Forms &forms) {
     forms["vote.sync.any.pred"] = {vote<Vote::any>, Pipe::warp, 1, {0, 0, 4}};
     forms["vote.sync.all.pred"] = {vote<Vote::all>, Pipe::warp, 1, {0, 0, 4}};
     forms["vote.sync.ballot.b32"] = {vote<Vote::ballot>, Pipe::warp, 1, {4, 0, 4}};
+    add_reduction<uint32_t>(forms, "add.u32", [](uint32_t a, uint32_t b) { return a + b; });
+    forms["redux.sync.add.s32"] = forms["redux.sync.add.u32"];
+    add_reduction<uint32_t>(forms, "min.u32", [](uint32_t a, uint32_t b) { return std::min(a, b); });
+    add_reduction<uint32_t>(forms, "max.u32", [](uint32_t a, uint32_t b) { return std::max(a, b); });
+    add_reduction<int32_t>(forms, "min.s32", [](int32_t a, int32_t b) { return std::min(a, b); });
+    add_reduction<int32_t>(forms, "max.s32", [](int32_t a, int32_t b) { return std::max(a, b); });
+    add_reduction<uint32_t>(forms, "and.b32", [](uint32_t a, uint32_t b) { return a & b; });
+    add_reduction<uint32_t>(forms, "or.b32", [](uint32_t a, uint32_t b) { return a | b; });
+    add_reduction<uint32_t>(forms, "xor.b32", [](uint32_t a, uint32_t b) { return a ^ b; });
+    forms["activemask.b32"] = {active_lanes, Pipe::warp, 1, {4}};
     forms["bar.warp.sync"] = {sync_warp, Pipe::warp, 0, {4}};
     forms["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {mma, Pipe::tensor, 4, std::vector<uint8_t>(14, 4)};
 }

@@ -7,7 +7,7 @@
 #include "../../../dev/emulator/ptx/runtime.h"
 
 // The one launch of a kernel with a grid that no other test has.
-template <class F> ptx::Launches counted(const std::string &kernel, std::array<unsigned, 3> grid, F run) {
+template <class F> ptx::Launches counted(const std::string &kernel, ptx::Extent grid, F run) {
     const bool before = std::exchange(ptx::counting, true);
     run();
     ptx::counting = before;

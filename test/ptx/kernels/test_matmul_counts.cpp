@@ -4,7 +4,7 @@
 
 namespace {
 const size_t T = 128, IC = 64, OC = 256, warps = 8;  // of a block of version 3
-const std::array<unsigned, 3> grid = {1, 2, 1};
+const ptx::Extent grid = {1, 2, 1};
 }  // namespace
 
 // Version 3, whose tiles are neither swizzled nor padded. For each k a warp makes four loads of 16 bytes a lane, each answered to a quarter of the
