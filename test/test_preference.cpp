@@ -169,7 +169,7 @@ TEST(Preference, ExtremesStayFinite) {
 TEST(Preference, WrongInputs) {
     expect_contains(error_of([] { preference_formula("dpo"); }),
                     {"no --loss_type \"dpo\"", "fix: one of sigmoid, sigmoid_norm", "orpo"});
-    expect_contains(error_of([] { preference_formula("aot"); }), {"--loss_type aot", "depends on how a step is split", "fix:"});
+    expect_contains(error_of([] { preference_formula("aot"); }), {"--loss_type aot", "depends on the split of a step", "fix:"});
     expect_contains(error_of([] { check_options(preference_formula("hinge"), {.beta = 0}); }),
                     {"--beta is 0 but must be above 0", "fix:"});
     expect_contains(error_of([] { check_options(preference_formula("exo_pair"), {}); }),
