@@ -199,7 +199,7 @@ template <class Dev> void Llama<Dev>::final_norm_backward() {
                      rstdf, row.T, config.C);
 }
 
-// dx is the gradient of the layer's output at first and that of its input in the end. An input's gradient overwrites the input,
+// dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
 // which linear_backward does not need any more.
 template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;

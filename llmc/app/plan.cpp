@@ -15,7 +15,7 @@
 // The memory that a plan is for: a named GPU for each rank, or the free memory of this machine.
 struct Room {
     bool here;
-    size_t usable, process, reserve;  // process: the bytes that the process itself takes; reserve: what is free, but not usable
+    size_t usable, process, reserve;  // process: bytes of the process itself; reserve: free, but unusable bytes
 
     explicit Room(const Run &run) : here(run.options.gpu.empty()) {
         const auto model = here ? run.make_model(run.config, {}) : nullptr;
@@ -136,7 +136,7 @@ static std::vector<Choice> choices_of(Run run, ModelLimits limits, size_t memory
     return choices;
 }
 
-// Prints the flags with which a step is predicted to take least, of those with which it fits. What is within 2 % of that counts as equal, and the least of the
+// Prints the flags of the fastest predicted step that fits. Times within 2 % count as equal, and the least of the
 // host's memory is taken, since how much of it there is is not known. Gradients in bf16 round the results, so they come into question only where nothing fits
 // without them.
 static void print_fastest(const Run &asked, const ModelLimits &limits, size_t memory) {
@@ -206,7 +206,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     return 0;
 }
 
-// Returns "1573888* 310.2 s ", say: the longest sample, a star if the model has not so many positions, and the seconds of a step of it alone.
+// Returns "1573888* 310.2 s ", say: the longest sample, a star if it exceeds the model's positions, and the seconds of a step with it alone.
 static std::string cell(const Run &run, const char *recompute, ModelLimits limits, size_t memory) {
     const size_t longest = longest_sample(run, recompute, limits, memory, INT32_MAX);
     std::string time;

@@ -13,7 +13,7 @@ struct Program {
     const char *name;  // "train_llama"
     ModelFactory (*cpu_models)(const Options &);
     // Null in a program without kernels. With `own_gpu` each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
-    // the GPUs' memories. Otherwise ranks are threads that share a GPU, and `host` moves data that lie in its memory.
+    // the GPUs' memories. Otherwise ranks are threads that share a GPU, and `host` moves data within its memory.
     ModelFactory (*cuda_models)(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu,
                                 std::unique_ptr<Comm> &gpu_comm);
     GpuQuery (*query_gpus)();

@@ -21,7 +21,7 @@ static const Names llama_names = {"hidden_size", "num_hidden_layers", "num_atten
 // The defaults of transformers' configuration class, for fields that a file leaves out. Those of GPT-2 are in read_gpt2.
 struct Family {
     const char *name, *architecture;
-    size_t kv_heads, head_dim;  // 0: as many KV heads as heads; hidden_size / heads
+    size_t kv_heads, head_dim;  // 0: equal to the number of heads; hidden_size / heads
     size_t positions;
     double eps;
 };
@@ -121,7 +121,7 @@ static void read_yarn(RopeConfig &rope, const Fields &dict) {
     if (rope.mscale < 0 || rope.mscale_all_dim < 0) dict.refuse("mscale", "and mscale_all_dim must not be negative");
 }
 
-// Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); those of version 5 have both in
+// Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); files of version 5 have both in
 // rope_parameters. If both are given, rope_scaling wins, and so does original_max_position_embeddings of the top level, as in transformers.
 static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
     RopeConfig rope;

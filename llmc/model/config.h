@@ -54,9 +54,9 @@ ModelConfig preset(const std::string &name);  // a published configuration; an u
 std::vector<std::string> preset_names();
 void read_generation_config(ModelConfig &config,
                             const std::string &dir);  // of a model or an adapter; changes nothing if `dir` has none
-void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // those that are not among config.eos yet
+void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // adds ids missing from config.eos
 size_t parameter_count(const ModelConfig &config);                   // tied weights once
-void make_reward(ModelConfig &config);  // makes a language model's config that of a reward model on the same backbone
+void make_reward(ModelConfig &config);  // turns a language model's config into a reward model's on the same backbone
 
 // Writes config.json, in which `dtype` ("F32" or "BF16") is the type of the weights. A reward model's pad_token_id becomes null if it also ends
 // texts.

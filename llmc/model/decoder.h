@@ -1,4 +1,4 @@
-// The base class of every model: a decoder-only transformer on packed rows. It holds what no architecture changes: the row and
+// The base class of every model: a decoder-only transformer on packed rows. It holds the parts common to all architectures: the row and
 // its parts on ranks, attention, the loss, the sums of gradients, the optimizer. A trainer adds the tensors, arrays and ops of
 // its layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step, and nothing else
 // says this order: lifetimes of arrays, the profile and predicted times follow from running it (../core/rehearsal.h).
@@ -113,7 +113,7 @@ template <class Dev> class Decoder : public Model {
 
     Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops);
 
-    // ---- what a trainer adds ----------------------------------------------------------------------------------------------------------
+    // ---- the trainer's part -----------------------------------------------------------------------------------------------------------
 
     // Points the trainer's weights and their gradients at their arrays. The gradients of weights that are not trained become
     // null.
@@ -132,7 +132,7 @@ template <class Dev> class Decoder : public Model {
     virtual void rehearse(Touches &log, const Calls &calls) = 0;  // is rehearse_as<the trainer's class>(log, calls)
     virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
 
-    // ---- what it plans with -----------------------------------------------------------------------------------------------------------
+    // ---- the plan ---------------------------------------------------------------------------------------------------------------------
 
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
@@ -141,7 +141,7 @@ template <class Dev> class Decoder : public Model {
     template <template <class> class M> void rehearse_as(Touches &log, const Calls &calls);
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
-    // ---- what it computes with --------------------------------------------------------------------------------------------------------
+    // ---- computation ------------------------------------------------------------------------------------------------------------------
 
     // An op of layer l begins, or one of the others. bucket: Work::bucket
     void begin_op(Pass pass, size_t op, size_t l, size_t bucket = 0) {
@@ -234,11 +234,11 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Arena> arena_;    // in memory_
     std::unique_ptr<Store> store_;    // copies from the arena and to it
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
-    SelfComm alone_;                  // this rank, which generates by itself
+    SelfComm alone_;                  // this rank alone, for generation
     std::optional<uint64_t> key_;     // of dropout and noise; without one there is neither
     size_t targets_ = 0;              // the number of targets since the last take_sums()
 
-    // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded between the two.
+    // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
     struct {
         std::vector<X *> forward, backward;
     } residual_;
@@ -359,7 +359,7 @@ template <class Dev> void Decoder<Dev>::offload(size_t l) {
     for (const OffloadedArray &t : offloaded_[l]) store_->offload(t.place, *t.forward, bytes_now(t));
 }
 
-// Waits for what layer l keeps, and starts reading what the layer before it keeps.
+// Waits for layer l's kept activations, and starts reading back layer l-1's.
 template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
     wait_for_copies(l, Pass::backward);
     acts.x[l] = residual_.backward[l];

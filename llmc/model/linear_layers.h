@@ -23,7 +23,7 @@ template <class Dev> class LinearLayers {
     }
     void plan(Plan &plan, size_t T, bool trains);
     void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
-    // Computes the gradients of what is trained, and the input's, which may overwrite the input; dx may be null, and so may dw's pointers. `accumulate`: they
+    // Computes the gradients of the trained weights, and the input's, which may overwrite the input; dx may be null, and so may dw's pointers. `accumulate`: they
     // are added to those of earlier rows.
     void backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
                   size_t t, size_t n, bool accumulate);
@@ -46,7 +46,7 @@ template <class Dev> class LinearLayers {
     const std::vector<LinearModule> modules;  // that have adapters
     LinearShape shapes[4];
     X *dropped;     // (matmul_run, the widest input)            with dropout: the input of an adapter
-    X *low, *dlow;  // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
+    X *low, *dlow;  // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of all of a matrix
 };
 
 // The arrays of adapters hold one run of tokens, however long the row is.

@@ -26,7 +26,7 @@ struct LinearShape {
 std::string layer_name(const ModelConfig &config, size_t l);  // "model.layers.3."
 std::vector<LinearModule> linear_modules(const ModelConfig &config);
 LinearShape linear_shape(const ModelConfig &config, Linear matrix);
-std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // those that config.lora.targets names
+std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // the modules named by config.lora.targets
 size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of a reward model's head
 void check_lora(const ModelConfig &config, const std::string &dir);    // dies if the model in `dir` cannot have such adapters
 

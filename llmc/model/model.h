@@ -47,15 +47,14 @@ struct ModelLimits {
     Moments moments = Moments::f32;  // of the optimizer
     bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
     Offload offload;
-    bool graphs = false;  // launches of a layer that repeat are recorded and replayed (../core/graphs.h)
-    float temperature =
-        1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
+    bool graphs = false;        // launches of a layer that repeat are recorded and replayed (../core/graphs.h)
+    float temperature = 1;      // divides the head's logits, so that nll and entropy refer to the sampling distribution
     float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
     size_t sequences = 0;       // the most documents of a row of next_logits()
     size_t sequence_pages = 0;  // the most pages of a sequence
     size_t draws = 0;           // the most tokens of a call of draw()
-    size_t occurred = 0;        // the most tokens of all its documents together, where those that occurred are penalised
+    size_t occurred = 0;        // the most tokens of all documents together, with a repetition penalty
     bool concurrent = false;    // runs concurrently with another model, using half of the CPU's threads
     Ranks ranks;
 };
@@ -108,7 +107,7 @@ class Generator {
 class Model {
   public:
     virtual ~Model() = default;
-    std::shared_ptr<void> device_state;  // what the model's device uses between calls, and other models may share
+    std::shared_ptr<void> device_state;  // the device's state between calls, which other models may share
 
     virtual Plan &plan() = 0;  // allocate() places it, or a caller that only wants to show it
     virtual RehearsedSteps rehearse_steps(size_t micro_steps) = 0;  // of so many rows each; the result refers to the model

@@ -33,8 +33,8 @@ struct Work {
     size_t bucket = 0;             // the parameters of the bucket that an op works on; 0: it works on all
     bool head_in_buckets = false;  // the head's gradient is computed apart from the loss, in several buckets
     Recompute recompute = Recompute::none;
-    size_t parameters = 0, cleared = 0;  // of this rank: those that it updates, and those whose gradients it clears before a step
-    size_t without_v = 0;                // of those that it updates: Muon's, which have one moment
+    size_t parameters = 0, cleared = 0;  // of this rank: updated ones, and ones whose gradients are cleared before a step
+    size_t without_v = 0;                // updated by Muon, with one moment
     double muon_flops = 0;               // of the products of Muon's update on this rank
 };
 
@@ -102,7 +102,7 @@ inline CostOf residual_norm(size_t C) {
 }
 }  // namespace cost
 
-// The ops around the layers, and of a step, and the messages among ranks. Their numbers follow those of the layer's ops.
+// The ops around the layers, and of a step, and the messages among ranks. Their numbers follow the layer's ops.
 enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, FETCH_PARAMS, DEQUANTISE, ROW_OPS };
 constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",       "zero gradients",
                                                "gradient norm", "optimizer",  "gradient sum", "fetch params", "dequantise"};

@@ -15,7 +15,7 @@ Payload predict_messages(Model &model, const ModelConfig &config, const ModelLim
 // The seconds of the slowest rank.
 struct StepSeconds {
     double products = 0, attention = 0, other = 0;  // other: ops whose bytes take longer than their FLOPs
-    double messages = 0, copies = 0;                // what ops wait for, since it takes longer than the ops beside it
+    double messages = 0, copies = 0;                // time that ops wait for transfers longer than the overlapping ops
 
     double all() const { return products + attention + other + messages + copies; }
     // Adds `times` the difference of two predictions.

@@ -17,7 +17,7 @@ template <class Dev> class PrefetchedUnits {
     // of: the parameters, with the units of `table`, which outlives this object
     PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t layers);
 
-    // The number of the head among what is fetched; the others have those of their units. A tied embedding is fetched twice in a pass.
+    // The head's number among the fetched units; other units keep their own numbers. A tied embedding is fetched twice in a pass.
     const size_t head;
 
     bool any() const { return zero_.prefetched(); }

@@ -1,4 +1,4 @@
-// The parameter table of a model: each tensor of its Hugging Face files, and where it lies in the flat arrays of parameters,
+// The parameter table of a model: each tensor of its Hugging Face files, and its position in the flat arrays of parameters,
 // gradients and moments. A trainer lists its tensors once, in a function that fills a TensorList; everything else walks the
 // table.
 #pragma once

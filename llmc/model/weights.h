@@ -6,7 +6,7 @@
 //     ready(unit)            called before its weights are read: waits for them, and dequantises them
 //     sum_gradients(unit)    called when the backward pass computes its gradients: adds them to the sum so far, and sums it over ranks
 //
-// All ranks make these calls in the same order. Where ranks gather weights or sum gradients, those without a row do so, too.
+// All ranks make these calls in the same order. Where ranks gather weights or sum gradients, ranks without a row also take part.
 //
 // With adapters, `trained` and the optimizer have the adapters alone, and the model's own weights are frozen: without gradients
 // or moments.
@@ -99,7 +99,7 @@ template <class Dev> class Weights {
     }
     void begin_backward(bool has_row, bool has_targets, bool last_micro_step);
     void end_backward();
-    // False: the next gradients overwrite those of products. True: they are added.
+    // False: the next gradients of products overwrite. True: they are added.
     bool accumulates() const { return accumulates_; }
     // Whether the head's gradient is computed in several buckets.
     bool head_in_buckets() const {

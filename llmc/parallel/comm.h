@@ -52,7 +52,7 @@ struct SliceMemory {
     std::function<void()> finish = [] {};  // returns when everything queued so far is done
     std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
         if (bytes) memcpy(to, from, bytes);
-    };  // each of `from` and `to` lies in this memory or the host's. The copy is done on return, or (comm_nccl.h) in the stream's order
+    };  // `from` and `to` are in this memory or the host's. The copy is done on return, or (comm_nccl.h) in the stream's order
 };
 
 struct Comm;

@@ -26,7 +26,7 @@ struct OptimizerPart {
 struct OptimizerState {
     std::vector<OptimizerPart> parts;  // of this rank
     size_t count;                      // elements of the model
-    size_t writers;                    // the first so many ranks of the world have each element once, and write files
+    size_t writers;                    // the first `writers` ranks of the world have each element once, and write files
     Memory *memory;
     // Of what lies in a store (pieces.h) one piece is in `memory` at a time: open() precedes whatever reads or writes a part, and keep() follows what
     // has written to it.

@@ -108,10 +108,10 @@ Row pad_row(Row row, size_t ranks);
 
 // Returns one rank's part of a padded row: its tokens, their positions in documents, its predictors and their targets. The target of a
 // piece's last token may be a token of another rank. T, `predictors` and the order of tokens are local; doc_begin, doc_offsets and
-// documents stay those of the whole row, which attention needs.
+// documents still cover the whole row, as attention needs.
 Row local_row(const Row &row, const SequenceSplit &split, size_t rank);
 
-// Returns, for each predictor of local_row(), its number among those of the whole row.
+// Returns, for each predictor of local_row(), its index in the whole row.
 std::vector<size_t> local_predictors(const Row &row, const SequenceSplit &split, size_t rank);
 
 // Deals rows to dp groups: result[group][micro-step] is an index into `costs`, or no_row. A micro-step ends for all groups at the same time,

@@ -44,7 +44,7 @@
 //     in every backward pass, for all b: start(ranks, memory, b, buffer), add to the buffer, or to grads if there are no buffers, and
 //     reduce(ranks, b, buffer, last); at its end, with buffers, finish(ranks). `last`: nothing more is added to the bucket in this step
 //     gradient_norm(ranks, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
-//     before parameters are read: ready(ranks, their first element, the one behind their last); if they are divided a fetch() of them some time before
+//     call fetch() early (sharded weights), then ready(ranks, begin, end) before reading
 //
 // After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
 // on GPUs it overlaps with the backward pass. So two buffers alternate. A bucket that has one may be started and reduced several
@@ -109,7 +109,7 @@ template <class Dev> struct Zero {
     }
 
     // Prepares the buffer (parts * part), to which gradients are then added. It begins with the sum so far that this rank has, so that the sum over ranks
-    // includes it: from stage 2 on with that of the rank's part, and the other parts are 0.
+    // includes it: from stage 2 on only in the rank's part, and the other parts are 0.
     void start(const ShardRanks &ranks, Memory &memory, size_t b, float *buffer) {
         if (!buffers()) return;
         if (sum_.bucket == b || sum_.from == buffer) finish(ranks);

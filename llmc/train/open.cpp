@@ -20,7 +20,7 @@
 
 namespace fs = std::filesystem;
 
-// `own` is what a rank has seen of the file, the same for the same contents.
+// `own` identifies a rank's view of the file: equal for equal contents.
 static void expect_same(const Run &run, const std::string &path, const std::string &own) {
     const auto all = run.comm.gather(own);
     agree(run.comm, [&] {
@@ -99,7 +99,7 @@ static const char *embedding_of(const ModelConfig &config) {
 }
 static const char *const head_name = "lm_head.weight";
 
-// A file with a head that is not the embedding is of a model that is not tied, whatever its config.json says. transformers 5 decides so, too.
+// A file with a head that is not the embedding is of a model that is not tied, whatever its config.json says, as in transformers 5.
 static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
     if (!config.tied || (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index))) return;
     const HfWeights weights(dir);
@@ -249,7 +249,7 @@ void expect_known_tensors(const Run &run, const Model &model, const HfWeights &w
     weights.expect_buffers({inverse_frequencies(c.rope, c.D), inverse_frequencies(unscaled, c.D)});
 }
 
-// PEFT saves the embedding and the head beside adapters, too, if it is told so or has seen them resized.
+// PEFT also saves the embedding and the head with adapters if asked to, or if they were resized.
 void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights, const HfWeights &adapter) {
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) {

@@ -448,7 +448,7 @@ def rewarding(tmp_path_factory):
 @pytest.mark.parametrize("task, options, parts", [
     ("dpo", {"beta": 0}, ["--beta is 0", "above 0"]),
     ("dpo", {"loss_type": "dpo"}, ['no --loss_type "dpo"', "fix: one of sigmoid, sigmoid_norm, robust", "orpo", "sft"]),
-    ("dpo", {"loss_type": "aot"}, ["--loss_type aot sorts the pairs", "depends on how a step is split"]),
+    ("dpo", {"loss_type": "aot"}, ["--loss_type aot sorts the pairs", "depends on the split of a step"]),
     ("dpo", {"loss_type": "sigmoid,sft", "loss_weights": "1,2,3"}, ["--loss_weights has 3 numbers for the 2 losses", "one for each"]),
     ("dpo", {"loss_type": "exo_pair"}, ["--label_smoothing is 0", "above 0", "exo_pair"]),
     ("dpo", {"label_smoothing": 0.5}, ["--label_smoothing is 0.5", "less than 0.5"]),
