@@ -136,6 +136,26 @@ TEST(Prediction, FlopsOverRates) {
     EXPECT_DOUBLE_EQ(two.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops / 2);
 }
 
+// docs/benchmarks.md, "GPUs": rows of 8192 tokens on an H200.
+TEST(Prediction, IsNearWhatAnH200Measured) {
+    const struct {
+        const char *model;
+        size_t document;
+        Recompute recompute;
+        double seconds;
+    } measured[] = {{"qwen2.5-0.5b", 1024, Recompute::none, 0.0632},
+                    {"qwen2.5-0.5b", 8192, Recompute::none, 0.1090},
+                    {"qwen2.5-1.5b", 1024, Recompute::cheap, 0.163}};
+    const GpuRates h200 = *gpu_rates("h200");
+    for (const auto &m : measured) {
+        Predicted p(1, 1, 0, 8192);
+        p.config = preset(m.model), p.limits.positions = m.document, p.limits.recompute = m.recompute;
+        const StepSeconds s = p.seconds(h200);
+        EXPECT_NEAR(s.all() / m.seconds, 1, h200.spread) << m.model << ", documents of " << m.document;
+        printf("  %s, documents of %zu: %.1f ms, %.1f measured; attention %.1f\n", m.model, m.document, 1e3 * s.all(), 1e3 * m.seconds, 1e3 * s.attention);
+    }
+}
+
 // Where ops take no time, every message counts: the ranks' bytes over the rate of a link, which between hosts of 8 GPUs is the network's.
 TEST(Prediction, MessagesOverRates) {
     for (size_t micro_steps : {1, 3})

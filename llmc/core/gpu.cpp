@@ -118,21 +118,29 @@ size_t gpu_memory(const std::string &name) {
     return size_t(gib * usable * double(1 << 30));
 }
 
+// Fitted to the kernels of an H200: heads of 64 and 128, documents of 1024 to 16384 tokens. Narrow heads have fewer FLOPs for each score's exponential, and a
+// short document has a larger share of tiles that the causal mask cuts.
+double attention_share(size_t D, size_t keys) {
+    const double d = double(std::min<size_t>(D, 128)), n = double(keys);
+    return d / (d + 69) * n / (n + 8 * d);
+}
+
 std::optional<GpuRates> gpu_rates(const std::string &name) {
-    // Shares of these peaks that programs reach: of the products' about what cuBLASLt does on an H100, of attention's what others reach with mma.sync, which
-    // is what our kernels multiply with. Their backward pass computes 7 products where 5 are counted. Memory: of a copy. Links: of NCCL's collectives.
-    constexpr double products = 0.66, attention = 0.62, memory = 0.9, link = 0.82, network = 0.95;
+    // Shares of the data sheet's peaks: those of products, attention and memory fit what one H200 measured (docs/benchmarks.md, "GPUs"), the link's is that of
+    // NCCL's collectives, which others published. Other GPUs were not measured.
+    constexpr double products = 0.66, attention = 0.534, attention_backward = 0.357, memory = 0.9, link = 0.82, network = 0.95;
     for (const KnownGpu &gpu : known_gpus) {
         if (name != gpu.name || gpu.tflops == 0) continue;
         const double peak = gpu.tflops * 1e12;
         const bool nvlink = gpu.link > gpu.host;
         return GpuRates{products * peak,
                         attention * peak,
-                        attention * peak * 5 / 7,
+                        attention_backward * peak,
                         memory * gpu.memory * 1e9,
                         (nvlink ? link : 1) * gpu.link * 1e9,
                         network * gpu.network * 1e9,
-                        gpu.host * 1e9};
+                        gpu.host * 1e9,
+                        name == "h100" || name == "h200" ? 0.1 : 0.3};
     }
     return {};
 }

@@ -35,12 +35,16 @@ double gpu_peak(const std::string &device, const std::string &dtype);
 // and page granularity is subtracted.
 size_t gpu_memory(const std::string &name);
 
-// What a GPU is assumed to do in a second, for predictions alone. None of the rates was measured by us (docs/memory.md says where they come from).
+// What a GPU does in a second, for predictions alone (docs/memory.md, "Seconds").
 struct GpuRates {
-    double products, attention, attention_backward;  // FLOP as op_list.h counts them, in bf16
+    double products, attention, attention_backward;  // FLOP as op_list.h counts them, in bf16; of attention the limit for wide heads and long documents
     double memory;                                   // bytes that ops read and write
     double link, network, host;  // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
+    double spread = 0;           // a measured step may take this share more or less than predicted
 };
+
+// Returns the share of GpuRates::attention that heads of D and documents in which a query sees up to `keys` keys reach.
+double attention_share(size_t D, size_t keys);
 
 // Returns the rates of a GPU. `name` is that of --gpu. Nothing is returned for a number of GiB, and where the rate of our kernels cannot be guessed.
 std::optional<GpuRates> gpu_rates(const std::string &name);

@@ -62,11 +62,12 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
 //   of a reward model in the last row of each document.
 //
 //   bytes: every input is read once and every output written once, which is the least that any implementation must move. Vectors (norm weights,
-//   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
+//   biases, rstd, lse, positions) are left out, intermediate arrays (float sums of attention) as well. The head's logits are apart. Gradients of
 //   weights are float and added to: 8 bytes an element. Gradients that are summed over ranks count once. COPY, which goes between
 //   host and device, and FETCH_PARAMS, which waits for parameters of other ranks or of a store, are left at 0.
 struct Cost {
     double flops, bytes;
+    double logits = 0;  // bytes of the head's logits, which are read and written between its products and not beside them
 };
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
 
@@ -155,12 +156,14 @@ struct OpList {
             case EMBED: return {0, T * C * (backward ? tables * (s + 8) : (tables + 1) * s)};
             case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
             case HEAD: {
-                if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C)};
+                // Logits are written by a product, read by the classifier, and written and read again as their gradients by the classifier and two products.
+                const double logits = c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (pass == Pass::forward ? 3 : 8);
+                if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C), logits};
                 const double bucket = double(w.bucket);
                 if (backward && !c.reward)
-                    return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket};  // the rows of its bucket alone
-                if (frozen_head(c) || (!backward && w.head_in_buckets)) return {4 * N * C * R, s * (N * C + R * C + T * C)};
-                return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
+                    return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket, logits};  // the rows of its bucket alone
+                if (frozen_head(c) || (!backward && w.head_in_buckets)) return {4 * N * C * R, s * (N * C + R * C + T * C), logits};
+                return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C, logits};
             }
             case ZERO_GRAD: return {0, double(w.gradient * w.cleared)};
             case GRAD_NORM: return {0, double(w.gradient * w.parameters)};

@@ -99,6 +99,7 @@ class Simulation {
           c_(config),
           r_(limits.ranks),
           rates_(rates),
+          document_(limits.positions),
           ring_(config, limits, steps_.layout.element),
           work_(steps_.layout) {
         work_.T = work_.N = ring_.local_T();
@@ -139,14 +140,17 @@ class Simulation {
         work.bucket = e.amount;
         const bool attention = e.key.op == ops_.attention, backward = Pass(e.key.pass) == Pass::backward;
         const Cost cost = ops_.cost(c_, work, Pass(e.key.pass), e.key.op, e.key.layer);
-        const double flops = cost.flops / (!attention ? rates_.products
-                                           : backward ? rates_.attention_backward
-                                                      : rates_.attention);
-        const double bytes = cost.bytes / rates_.memory, seconds = std::max(flops, bytes);
+        const double flops = cost.flops / (attention ? attention_rate(e.key.layer, backward) : rates_.products);
+        const double bytes = cost.bytes / rates_.memory, logits = cost.logits / rates_.memory, seconds = std::max(flops, bytes);
         (flops < bytes ? sum.other : attention ? sum.attention : sum.products) += seconds;
-        op_end_ = now_ + seconds;
+        sum.other += logits;
+        op_end_ = now_ + seconds + logits;
         if (attention) send_keys(e.key.layer, backward, seconds);
         if (op_end_ > now_) record({Interval::ops, stretch_of(e.key), now_, op_end_, e.key, e.key});
+    }
+    double attention_rate(size_t l, bool backward) const {
+        const size_t keys = c_.window[l] ? std::min(c_.window[l], document_) : document_;
+        return (backward ? rates_.attention_backward : rates_.attention) * attention_share(c_.D, keys);
     }
     void end_op() { now_ = std::max(now_, op_end_); }
     void dequantise(const Event &e) {
@@ -239,6 +243,7 @@ class Simulation {
     const ModelConfig &c_;
     const Ranks &r_;
     const GpuRates &rates_;
+    const size_t document_;  // tokens of each
     const RingWork ring_;
     Work work_;
     double now_ = 0, op_end_ = 0, step_begin_ = 0;

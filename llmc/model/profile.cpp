@@ -38,7 +38,7 @@ void Profiler::end_step() {
         const auto &[pass, op, cost] = entries_[i];
         Total &total = sums_.op[op][size_t(pass)];
         total.count++, total.seconds += seconds[i], total.flops += cost.flops, total.bytes += cost.bytes;
-        total.roofline += std::max(cost.flops / peaks_.flops, cost.bytes / peaks_.bytes);
+        total.roofline += std::max(cost.flops / peaks_.flops, cost.bytes / peaks_.bytes) + cost.logits / peaks_.bytes;
     }
     sums_.steps++, sums_.model_flops += model_flops_;
     sums_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();

@@ -137,7 +137,8 @@ Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     // Constants, so that runs stay reproducible: measured rates would choose other layouts, which sum in another order.
     const bool gpu = o.device == "cuda";
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
-    if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu)) r.flops = rates->attention, r.bandwidth = rates->link;
+    if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
+        r.flops = rates->attention * attention_share(run.config.D, o.max_len), r.bandwidth = rates->link;
     check_sp_mode(r.sp_mode, r.sp, run.config.H, run.config.KV, r.head_stride);
     return r;
 }

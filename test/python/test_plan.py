@@ -109,7 +109,7 @@ def test_the_table_of_what_fits():
             assert "\ndoes not fit: " in plan(max_len=n + 64 * ranks, **options), (ranks, recompute)
 
 
-PREDICTED = r"^predicted, not measured: ([\d.e+]+) s for a step of (\d+) rows? of (\d+) tokens, documents of (\d+); (\d+) tokens/s$"
+PREDICTED = r"^predicted, not measured: ([\d.e+]+) s \([\d.e+]+ to [\d.e+]+\) for a step of (\d+) rows? of (\d+) tokens, documents of (\d+); (\d+) tokens/s$"
 
 
 def test_the_seconds_of_a_step_are_predicted():
