@@ -94,7 +94,8 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
     const size_t rows = micro_steps * rings;
     const double spread = gpu_rates(o.gpu)->spread;
     printf("predicted, not measured: %s (%.4g to %.4g) for a step of %zu row%s of %zu tokens, documents of %zu; %.0f tokens/s\n",
-           seconds(s->all()).c_str(), s->all() * (1 - spread), s->all() * (1 + spread), rows, rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
+           seconds(s->all()).c_str(), s->all() * (1 - spread), s->all() * (1 + spread), rows, rows > 1 ? "s" : "", o.row_tokens,
+           o.max_len, double(rows * o.row_tokens) / s->all());
     printf("  products %s, attention %s, other ops %s, waiting for messages %s, for copies %s\n", seconds(s->products).c_str(),
            seconds(s->attention).c_str(), seconds(s->other).c_str(), seconds(s->messages).c_str(), seconds(s->copies).c_str());
 }

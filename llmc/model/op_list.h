@@ -157,12 +157,14 @@ struct OpList {
             case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
             case HEAD: {
                 // Logits are written by a product, read by the classifier, and written and read again as their gradients by the classifier and two products.
-                const double logits = c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (pass == Pass::forward ? 3 : 8);
+                const double logits =
+                    c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (pass == Pass::forward ? 3 : 8);
                 if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C), logits};
                 const double bucket = double(w.bucket);
                 if (backward && !c.reward)
                     return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket, logits};  // the rows of its bucket alone
-                if (frozen_head(c) || (!backward && w.head_in_buckets)) return {4 * N * C * R, s * (N * C + R * C + T * C), logits};
+                if (frozen_head(c) || (!backward && w.head_in_buckets))
+                    return {4 * N * C * R, s * (N * C + R * C + T * C), logits};
                 return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C, logits};
             }
             case ZERO_GRAD: return {0, double(w.gradient * w.cleared)};
