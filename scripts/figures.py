@@ -303,7 +303,7 @@ def plan(*flags):
 
 STEP = "--preset llama3.1-8b --gpu h100 --dtype bf16 --ranks 8 --zero_stage 3 --max_len 8192 --recompute layer --offload activations"
 KINDS = {"weights": "weights of two layers, gathered", "act": "activations", "bucket": "gradients of two layers, to be summed"}  # arrays in the plan
-LANES = {"ops": "computed", "messages": "sent between GPUs", "copies out": "copied to the host", "copies in": "copied from the host"}
+ENGINES = {"ops": "computed", "messages": "sent between GPUs", "copies out": "copied to the host", "copies in": "copied from the host"}
 
 
 def predicted_events():
@@ -327,7 +327,7 @@ def draw_lanes(axis, events, begin, end):
         if length > 0.007 * (end - begin):
             middle = (max(first, begin) + min(first + length, end)) / 2
             axis.text(middle, event["tid"], text, ha="center", va="center", fontsize=6.5, color="white", clip_on=True)
-    axis.set(xlim=(begin, end), ylim=(len(names) - 0.4, -0.6), yticks=list(names), yticklabels=[LANES[name] for name in names.values()], xlabel="ms")
+    axis.set(xlim=(begin, end), ylim=(len(names) - 0.4, -0.6), yticks=list(names), yticklabels=[ENGINES[name] for name in names.values()], xlabel="ms")
     axis.legend(handles=[Patch(color=colour, label=what) for what, colour in colours.items() if what in ("weights", "gradients", "activations")],
                 loc="lower right", ncols=3, fontsize=8)
 

@@ -74,3 +74,10 @@ def test_policies_have_panels_of_their_own(tmp_path):
     assert list(reward.get_ydata()) == [0.2, 0.4, 0.6, 0.8, 1.0] and list(evaluated.get_ydata()) == [0.9]
     for _ in range(2):  # the second time the picture is replaced
         assert run(log, "--out", tmp_path / "policy.png").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["attention_rows", "attention_tile", "ring"])
+def test_figures_of_the_docs_are_drawn(name, tmp_path):
+    import figures
+
+    getattr(figures, name)().savefig(tmp_path / "figure.png", dpi=20)
