@@ -2,7 +2,7 @@
 // behind the host; while a RandomStreams lives, a stream that is created runs as a GPU's does: later, beside other streams.
 //
 // Its work then waits until a host thread has to wait for some of it: cudaStreamSynchronize, cudaEventSynchronize, a copy to the host. That thread
-// runs streams, its own and those of other ranks, one piece of work after the other. Which stream goes on is random, by the seed, and it
+// runs streams, its own and other ranks', one piece of work after the other. Which stream goes on is random, by the seed, and it
 // often goes on for long, so that one stream is far ahead of another one. Only the order of each stream and events hold it up. So what an event is
 // missing for goes wrong: an array is overwritten too early, or read before it is written. In all orders a correct program gives the same.
 //

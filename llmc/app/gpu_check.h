@@ -1,5 +1,5 @@
 // The check of a GPU before its first step: a tiny model of the run's kind makes every call of a task (../model/every_call.h) on the CPU and then on the GPU.
-// After each op all arrays that later ops read are compared, and then overwritten with the CPU's, so that each op is judged by itself. A fault of a driver,
+// After each op all arrays that later ops read are compared, and then overwritten with the CPU's, so that each op is judged separately. A fault of a driver,
 // a compiler or a GPU becomes a message that names the op and the array, instead of a model that learns nothing.
 #pragma once
 #include <string>

@@ -25,7 +25,7 @@ using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;
 
 // nvcc compiles the kernels for the GPU, and g++ compiles them with -DLLMC_EMULATE for the emulator dev/emulator/simt.h. Code that both compilers
-// see is in this inline namespace, so that the two instances of one .cuh can be linked into one binary.
+// see is in this inline namespace, so that both instances of one .cuh can be linked into one binary.
 #ifdef LLMC_EMULATE
 #define CUDA_BACKEND emulated
 #else

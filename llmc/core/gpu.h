@@ -31,7 +31,7 @@ int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::strin
 // peak is unknown: for another name, and for f32, which does not run on tensor cores.
 double gpu_peak(const std::string &device, const std::string &dtype);
 
-// Returns the usable memory of a GPU in bytes. `name` is that of --gpu: "h100", or a number of GiB. The overhead of driver, libraries
+// Returns the usable memory of a GPU in bytes. `name` is --gpu's value: "h100", or a number of GiB. The overhead of driver, libraries
 // and page granularity is subtracted.
 size_t gpu_memory(const std::string &name);
 

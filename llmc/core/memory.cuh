@@ -19,7 +19,7 @@ inline void cuda_check_kernels(cudaError_t error) {
             cudaGetErrorString(error), int(error));
 }
 
-// The blocks of an urgent stream's kernels are placed on SMs before those of other streams that also wait. NCCL's kernels are urgent: they are short,
+// The blocks of an urgent stream's kernels are placed on SMs before other streams' waiting blocks. NCCL's kernels are urgent: they are short,
 // and behind a product with thousands of blocks they would begin when that ends (CUDA C++ Programming Guide, "Stream Priorities").
 enum class StreamPriority { normal, urgent };
 

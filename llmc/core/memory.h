@@ -17,7 +17,7 @@ class Memory {
 
     virtual std::string device() const = 0;  // "cpu", "NVIDIA H100 80GB HBM3"
     virtual size_t available() const = 0;    // bytes that an allocation may still take
-    // Bytes to keep free for libraries that are loaded later. communicators: those of other ranks on other devices (Ranks::communicators)
+    // Bytes to keep free for libraries that are loaded later. communicators: connections to ranks on other devices (Ranks::communicators)
     virtual size_t reserve(size_t /*communicators*/) const { return 0; }
     virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will take
     virtual size_t peak() const = 0;     // the most bytes that the process has held so far

@@ -1,6 +1,6 @@
 // A device that computes nothing: a model on it runs its step on made-up addresses, and notes which arrays each op is given. An
-// array is alive from its first touch to its last one, which is what a memory plan needs to know; and the events of the step, in
-// their order, are what a prediction of its time needs.
+// array is alive from its first touch to its last one, the input of a memory plan; and the events of the step, in
+// their order, are the input of a prediction of its time.
 //
 //     Rehearsal<CpuF32> dev{cpu, &log}          log: Touches
 //     model.allocate(mesh, true, false)         guards: no two arrays share bytes, so that an address belongs to one array

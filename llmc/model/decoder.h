@@ -125,7 +125,7 @@ template <class Dev> class Decoder : public Model {
     virtual void feed_forward_half(size_t l, Pass pass) = 0;
     virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
     virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by the gradient of acts.x[L]
-    // They replace acts.dx, the gradient of acts.x[l+1], by that of the residual stream after attention, and that by the gradient
+    // They replace acts.dx, the gradient of acts.x[l+1], by the gradient of the residual stream after attention, and then by the gradient
     // of acts.x[l].
     virtual void feed_forward_half_backward(size_t l) = 0;
     virtual void attention_half_backward(size_t l) = 0;

@@ -13,6 +13,6 @@
 std::map<std::string, std::vector<double>> make_every_call(Model &model, const std::vector<std::vector<int32_t>> &documents,
                                                            const ModelConfig &config, const ModelLimits &limits);
 
-// Trains for two steps of so many equal rows. The second begins with what the first has left under way.
+// Trains for two steps of a number of equal rows. The second begins with unfinished transfers of the first.
 void make_two_steps(Model &model, const std::vector<std::vector<int32_t>> &documents, const ModelConfig &config,
                     size_t micro_steps);

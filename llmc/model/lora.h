@@ -44,7 +44,7 @@ template <class S> struct Adapter {
 };
 template <class S> using Adapters = std::vector<std::vector<Adapter<S>>>;  // (L)(adapted modules)
 
-// Lists what is trained. The table has the units of the base's table; those without a trained tensor are empty. The head is set if a reward model's is
+// Lists the trained tensors. The table has the units of the base's table; units without a trained tensor are empty. The head is set if a reward model's is
 // trained. An empty model has no adapters: its base is trained.
 template <class S> Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters, TensorList<S> &t) {
     const size_t r = c.lora.rank;

@@ -143,7 +143,7 @@ class Model {
     // Begins a step. Gradients in bf16 are rounded by random bits that are a function of the key, the micro-step and the parameter's number.
     virtual void zero_gradients(uint64_t key = 0) = 0;
     // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
-    // entropy_weight the derivative with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without
+    // entropy_weight the derivative with respect to the entropy of each predictor's distribution. Gradients are added to earlier rows'. A row without
     // tokens means that this ring has none in this micro-step. In the `last` micro-step of a step the gradients are summed over ranks, unless that
     // was done before.
     virtual void backward(std::span<const float> weights, float entropy_weight, bool last) = 0;

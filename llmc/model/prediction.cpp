@@ -179,7 +179,7 @@ class Simulation {
         sum.messages += waits, op_end_ += waits;
     }
 
-    // A message sends what the ops before it have written. Copies run beside the op that starts them, which uses other pieces.
+    // A message sends what the ops before it have written. Copies overlap with the op that starts them, which uses other pieces.
     void start(const Event &e) {
         if (e.key.op == ops_.attention) return;  // of a ring
         if (e.lane == Event::messages) end_op();

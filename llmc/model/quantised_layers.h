@@ -2,7 +2,7 @@
 // float model is never in memory as a whole, and stay quantised. Each tensor of the model's files is quantised separately, even where several form one matrix.
 //
 // Before a layer's weights are read, ready() writes them out as X, to an array that all layers share: once for the forward pass, and once for the backward
-// pass with its recomputation. So all products equal those of a model with these values.
+// pass with its recomputation. So all products equal a model's with these values.
 #pragma once
 #include "../core/arena.h"
 #include "../io/hf.h"

@@ -38,7 +38,7 @@ struct TablePart {
     }
 };
 
-// Lists the tensors of a model in the order in which they lie in memory, and points a struct's members at them. S: the storage
+// Lists the tensors of a model in memory order, and points a struct's members at them. S: the storage
 // type for weights, float for their gradients.
 template <class S> class TensorList {
   public:

@@ -52,7 +52,7 @@ class Trace {
         if (poison_) arena_->poison_dead(time_of(key));
         if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
     }
-    // A message, a copy, or the writing out of quantised weights, which lie between two ops. `layer` is the unit if it is one of weights or gradients.
+    // A message, a copy, or the writing out of quantised weights, between two ops. `layer` is the unit if it is one of weights or gradients.
     void pause(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
         if (log_) log_->pause({size_t(pass), ops_.number(op), layer}, bucket);
     }

@@ -269,7 +269,7 @@ template <class Dev> template <class F> void Weights<Dev>::sum_head_gradients(F 
 
 // Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from
 // stage 2 on in every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank
-// without a row takes part in the sum all the same, because the ranks that have a row wait for it.
+// without a row still takes part in the sum, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = trained.sharding;
     if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum

@@ -2,11 +2,11 @@
 // piece of each array has a place in the store. Pieces are read into memory in one of three ways:
 //
 //   reach(piece), finish()      for a pass through the shard, as the optimizer's: into three windows in turn. One piece is used, while the next one is
-//                               read and the one before it is written
+//                               read and the previous one is written
 //   open(piece), keep()         into one window, in any order, to load and to save
 //   bring(unit, to), wait(unit) all pieces of a unit (sharding.h), to an array outside of the windows. That is for the array that was added first
 //
-// After reach() and open() the arrays are those of one piece, which has the elements of the shard from begin() on. A piece that was never offloaded is 0.
+// After reach() and open() the arrays hold one piece, the elements of the shard from begin() on. A piece that was never offloaded is 0.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -74,7 +74,7 @@ class ShardPieces {
         }
     }
 
-    // Pieces that are skipped are read and written, too. A pass may end before the last piece.
+    // Skipped pieces are also read and written. A pass may end before the last piece.
     void reach(size_t piece) {
         if (!any()) return;
         for (; reached_ <= piece; reached_++) {

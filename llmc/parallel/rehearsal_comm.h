@@ -53,7 +53,7 @@ class RehearsalComm final : public Comm {
         f();
         return {this, std::exchange(now_, 0)};
     }
-    // Each rank but one adds so many bytes to what the ranks together send.
+    // Each rank but one adds `bytes` to the bytes sent by all ranks.
     void send(size_t bytes, const std::vector<Slice> &slices) {
         if (size == 1) return;
         Message message = {{log_.start_message(size_t(size - 1) * bytes, size_t(size), size_t(distance_))}, {}};

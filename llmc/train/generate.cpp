@@ -27,7 +27,7 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .stop = {tokenizer, o.stop}};
 }
 
-// Opens the prompts of --prompts, or the one of --prompt, rendered like training data.
+// Opens the file of --prompts, or the prompt of --prompt, rendered like training data.
 std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     const Options &o = run.options;
     std::vector<std::string> extra;

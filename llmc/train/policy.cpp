@@ -89,8 +89,8 @@ static Batch::OfTokens logps(const Run &run, Model &model, const Rollouts &rollo
     return out;
 }
 
-// Computes what the steps need to know of the rollouts. The reference is a model, or its base, or null. The policy is null if its log-probabilities
-// are those of the rollouts.
+// Computes the log-probabilities and values that the steps need. The reference is a model, or its base, or null. The policy is null if its
+// log-probabilities equal the rollouts'.
 void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
     const Rollouts &rollouts = batch.rollouts;
     if (policy) {

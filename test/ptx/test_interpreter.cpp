@@ -518,10 +518,10 @@ TEST(PtxShared, AtomicsAndWrites) {
     EXPECT_EQ(run(zero + add + read + synced + read + "st.global.u32 [%rd3], %r20;", 64).y[40], 64u);
     const std::string one_warp = "setp.lt.u32 %p1, %r0, 32;\n@%p1 " + add,
                       other = "setp.eq.u32 %p1, %r0, 40;\n@%p1 st.shared.u32 [%r2], 1;\n";
-    expect_error(zero + one_warp + other, "no barrier lies between", 64);
-    expect_error(zero + other + one_warp, "no barrier lies between", 64);
-    expect_error(zero + add + first, "which an atomic of another lane updates, and no __syncwarp lies between");
-    expect_error(zero + first + add, "updates shared memory + 0, which lane 0 wrote, and no __syncwarp lies between");
+    expect_error(zero + one_warp + other, "no barrier in between", 64);
+    expect_error(zero + other + one_warp, "no barrier in between", 64);
+    expect_error(zero + add + first, "which an atomic of another lane updates, with no __syncwarp in between");
+    expect_error(zero + first + add, "updates shared memory + 0, which lane 0 wrote, with no __syncwarp in between");
     EXPECT_EQ(run(zero + add + synced + first + synced + add + synced + read + "st.global.u32 [%rd3], %r20;", 64).y[0], 65u);
     EXPECT_EQ(run(zero + "red.shared.add.u32 [%r3], 1;\nst.shared.u32 [%r3], 5;", 64).y[0], 0u);  // each thread its own word
     expect_error(add, "updates shared memory + 0, which nobody wrote");
@@ -529,12 +529,12 @@ TEST(PtxShared, AtomicsAndWrites) {
 
 TEST(PtxShared, RacesOfLanesAndWarps) {
     EXPECT_EQ(run(store + next + "bar.warp.sync -1;\n" + load).y[0], 1u);
-    expect_error(store + next + load, "and no __syncwarp lies between");
+    expect_error(store + next + load, "with no __syncwarp in between");
     EXPECT_EQ(run(store + other_warp + "bar.sync 0;\n" + load, 64).y[0], 32u);
     expect_error(
         "bar.sync 0;\n" + store + other_warp + "setp.lt.u32 %p1, %r0, 32;\n@%p1 bra DONE;\nst.shared.u32 [%r5], 1;\nDONE:",
-        "no barrier lies between", 64);
-    expect_error(store + other_warp + "bar.sync 0;\n" + load + "st.shared.u32 [%r3], 1;", "no barrier lies between", 64);
+        "no barrier in between", 64);
+    expect_error(store + other_warp + "bar.sync 0;\n" + load + "st.shared.u32 [%r3], 1;", "no barrier in between", 64);
 }
 
 TEST(PtxShared, Barriers) {
@@ -672,7 +672,7 @@ TEST(PtxCopies, LandAtTheirWait) {
 
 TEST(PtxCopies, OfOtherLanesNeedASync) {
     const std::string neighbour = "xor.b32 %r7, %r7, 16;\n";
-    expect_error(copy + commit + landed + neighbour + show, "no __syncwarp lies between");
+    expect_error(copy + commit + landed + neighbour + show, "no __syncwarp in between");
     EXPECT_EQ(run(copy + commit + landed + "bar.warp.sync -1;\n" + neighbour + show).y[4], 20u);
 }
 

@@ -176,7 +176,7 @@ def test_a_file_of_llama_factory(tmp_path):
     assert "holds pictures or sounds" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
 
 
-# ---- what is refused, and said ------------------------------------------------------------------------------------------------------
+# ---- refusals and notes --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more, message", [

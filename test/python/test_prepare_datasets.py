@@ -1,4 +1,4 @@
-"""data/prepare.py: records laid out as those of well-known data sets. Each is prepared right, as it lies, or is refused for its reason."""
+"""data/prepare.py: records in the layout of well-known data sets. Each is prepared correctly without changes, or is refused for its reason."""
 
 import json
 
@@ -43,7 +43,7 @@ CALLED = (f"# Tools {json.dumps([{'type': 'function', 'function': TOOL}])}\n{tur
           [f"<call>{json.dumps(CALL)}<|im_end|>"])
 NO_FORM = "none of which can be used\n  fix: accepted are: "
 NO_PAIR = "has no field 'chosen', so it is no pair of answers"
-# Data set, record, task, and the documents, a text and its trained texts each, or what the refusal says.
+# Data set, record, task, and the documents, a text and its trained texts each, or the refusal's message.
 LAYOUTS = [
     ("tatsu-lab/alpaca", {"instruction": Q, "input": "South America", "output": A, "text": "Below"}, "sft", [document(f"{Q}\n\nSouth America", A)]),
     ("alpaca of LLaMA-Factory", {"instruction": Q, "input": "", "output": A, "system": "Be kind.", "history": [["a", "b"]]}, "sft",

@@ -34,7 +34,7 @@ std::string describe(const Warp &w, uint64_t address) {
 }
 
 uint8_t *global_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
-    DeviceMemory::Allocation &last = w.block->running->last;  // most accesses are in the same allocation as the one before
+    DeviceMemory::Allocation &last = w.block->running->last;  // most accesses hit the previous access's allocation
     if (!last.holds(address, bytes)) last = w.block->running->memory->at_or_before(address);
     if (!last.holds(address, bytes)) w.fail(lane, format("%u bytes at ", bytes) + describe(w, address));
     if (address % bytes) w.fail(lane, describe(w, address) + format(" is not aligned to %u", bytes));

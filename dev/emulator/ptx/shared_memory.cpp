@@ -20,10 +20,10 @@ void check_order_after_write(Warp &w, int lane, uint32_t address, const Cell &ce
     const size_t own = size_t(w.number), writer = cell.thread / lanes;
     if (!cell.written) return;
     if (writer != own && !before(w, writer, cell.written))
-        w.fail(lane, format("%s %s, which thread %u wrote, and no barrier lies between", does, at(address).c_str(), cell.thread));
+        w.fail(lane, format("%s %s, which thread %u wrote, with no barrier in between", does, at(address).c_str(), cell.thread));
     const bool other_lane = writer == own && int(cell.thread % lanes) != lane;
     if (other_lane && cell.written == w.block->clocks[own][own])
-        w.fail(lane, format("%s %s, which lane %u wrote, and no __syncwarp lies between", does, at(address).c_str(),
+        w.fail(lane, format("%s %s, which lane %u wrote, with no __syncwarp in between", does, at(address).c_str(),
                             cell.thread % lanes));
 }
 
@@ -44,13 +44,13 @@ void check_write(Warp &w, int lane, uint32_t address, uint32_t n) {
     if (cell.in_flight) w.fail(lane, "writes to " + at(address) + " while a cp.async to it is on its way");
     if (cell.written && !before(w, cell.thread / lanes, cell.written))
         w.fail(lane,
-               format("overwrites %s, which thread %u wrote, and no barrier lies between", at(address).c_str(), cell.thread));
+               format("overwrites %s, which thread %u wrote, with no barrier in between", at(address).c_str(), cell.thread));
     for (size_t reader = 0; reader < warps; reader++)
         if (reader != size_t(w.number) && !before(w, reader, block.reads[n * warps + reader]))
-            w.fail(lane, format("overwrites %s, which warp %zu reads, and no barrier lies between", at(address).c_str(), reader));
+            w.fail(lane, format("overwrites %s, which warp %zu reads, with no barrier in between", at(address).c_str(), reader));
     const bool now = cell.updated && cell.updated == block.clocks[size_t(w.number)][size_t(w.number)];
     if (now && cell.updater / lanes == w.number && (cell.several || cell.updater % lanes != lane))
-        w.fail(lane, format("overwrites %s, which an atomic of another lane updates, and no __syncwarp lies between",
+        w.fail(lane, format("overwrites %s, which an atomic of another lane updates, with no __syncwarp in between",
                             at(address).c_str()));
 }
 

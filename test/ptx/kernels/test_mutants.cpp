@@ -117,7 +117,7 @@ const Bug bugs[] = {
 };
 
 // A single line of a kernel, as a slip of a compiler or of a hand would change it. One of the eight has no wrong result: softmax does not depend
-// on what is subtracted from its exponents, as long as nothing overflows.
+// on the term subtracted from its exponents, as long as nothing overflows.
 const char *const harmless = "one maximum is a minimum";
 const Bug slips[] = {
     {"one mma without its sums", "mma.sync",
