@@ -6,8 +6,9 @@ import json
 from errors import DataError
 from fields import a_kind, has, json_field, parsed, seen
 
-# Role names of ShareGPT and data sets derived from it, and of OpenAssistant.
-ALIASES = {"human": "user", "prompter": "user", "observation": "tool", "tool_response": "tool", "function_response": "tool", "function": "tool",
+# Role names of templates, of ShareGPT and data sets derived from it, and of OpenAssistant, in letters of any case.
+ALIASES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool")},
+           "human": "user", "prompter": "user", "observation": "tool", "tool_response": "tool", "function_response": "tool", "function": "tool",
            **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "bot", "ai", "model"), "assistant")}
 CALLING = ("function_call", "tool_call")  # roles whose text is the call itself
 REASONING = ("reasoning_content", "reasoning", "thinking")  # synonyms; the first one is used internally

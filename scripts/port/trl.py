@@ -1,5 +1,7 @@
 """TRL 1.16."""
 
+from pathlib import Path
+
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
@@ -147,10 +149,11 @@ ROWS = [
     Together("lora_dropout", "with use_peft: --lora_dropout", "lora_dropout"),
     Together("lora_targets", "with use_peft: --lora_targets", "lora_target_modules"),
     Together("test_split", "with an eval_strategy: --eval_data DATASET[SPLIT]", "dataset_test_split"),
-    Together("reward_funcs", "--reward, a directory or FILE.py; TRL's own functions are refused", "reward_funcs"),
+    Together("reward_funcs", "--reward, a directory or FILE.py; TRL's own functions are called", "reward_funcs"),
     Refused("rewards are those of --reward; leave it out", "multi_turn, tools"),
 ]
 
+REWARDS = Path(__file__).resolve().parent.parent / "rewards"  # functions of TRL
 LEARNING_RATES = {"sft": "2e-5", "pretrain": "2e-5", "dpo": "1e-6", "rm": "1e-4", "grpo": "1e-6", "ppo": "5e-5"}
 
 
@@ -186,7 +189,8 @@ def complete(t):
     t.step(samples, accumulated, t.has("packs"))
     t.answers(samples, accumulated)
     if t.task == "sft" and not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):
-        t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set; here the assistant's messages are trained")
+        t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set, and of a completion also what the template puts after the end of the turn, such "
+                   "as a line break; here the assistant's messages are trained, to their end of turn")
 
 
 def targets_of(t):
@@ -197,11 +201,17 @@ def targets_of(t):
 
 def set_rewards(t):
     where, values = t.together["reward_funcs"].where, [v for value in t.together["reward_funcs"].values for v in value.split(",")]
-    named = [v for v in values if "/" not in v and not v.endswith(".py")]
-    if named:
+    known = [v for v in values if (REWARDS / f"{v}.py").is_file()]
+    named = [v for v in values if v not in known and "/" not in v and not v.endswith(".py")]
+    if "get_soft_overlong_punishment" in named:
+        t.refuse(f'{where} "get_soft_overlong_punishment" is no reward of its own here\n  fix: --overlong_buffer_len 256 --overlong_penalty_factor 1, which '
+                 "count from --max_new_tokens, beside --reward")
+    elif named:
         t.refuse(f'{where} "{named[0]}" is a function, which is not read here\n  fix: --reward FILE.py, with reward(prompts, answers, labels)')
     else:
-        t.set("reward", values, where)
+        t.set("reward", [str(REWARDS / f"{v}.py") if v in known else v for v in values], where)
+        if known:
+            t.note(where, f"{' and '.join(known)} of TRL: the Python of the rewards has to have TRL, and for answers of mathematics math_verify")
 
 
 TRL = Peer("TRL", "1.16", ROWS, defaults, None, complete, "trainer_output", (TRAINER,))

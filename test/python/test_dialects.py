@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -108,6 +109,8 @@ SAME = [  # (words, flags that they become)
     (f"grpo {TRL} --beta 0.04 --epsilon 3e-4 --epsilon_high 4e-4 --num_generations 4 --loss_type dr_grpo",
      {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip_low_high": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
       "max_new_tokens": "512"}),
+    (f"grpo {TRL} --reward_funcs accuracy_reward think_format_reward",
+     {"reward": ",".join(f"{ROOT}/scripts/rewards/{name}.py" for name in ("accuracy_reward", "think_format_reward")), "input_template": "{}"}),
     (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
     (f"dpo {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100 --model.ipo_enable", {"row_tokens": "400", "loss_type": "ipo_sum", "learning_rate": "1e-5"}),
     (f"sft {OPENRLHF} --ds.ring_attn_size 2 --ring_head_stride 1", {"ring_attn_size": "2", "ring_attn_head_stride": "1"}),
@@ -122,6 +125,16 @@ SAME = [  # (words, flags that they become)
                                                                                   "train_batch_size": "16", "lora_rank": None}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
 ]
+
+
+def test_functions_of_trl_are_called(tmp_path, monkeypatch):
+    """A TRL of our own, whose function judges no question without an answer."""
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "rewards.py").write_text("def accuracy_reward(completions, solution):\n"
+                                                 "    return [float(c[0]['content'] == s) if s else None for c, s in zip(completions, solution)]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = runpy.run_path(str(ROOT / "scripts" / "rewards" / "accuracy_reward.py"))["reward"]
+    assert reward(["Q"] * 3, ["4", "5", "6"], ["4", "4", ""]) == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("words, flags", SAME)
@@ -203,7 +216,8 @@ def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
     (f"sft {TRL} --epsilon_high 4", "--epsilon_high belongs to grpo, ppo, not to sft"),
     (f"grpo {TRL} --num_generations 7", "is no multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
-    (f"grpo {TRL} --reward_funcs accuracy_reward", '"accuracy_reward" is a function, which is not read here\n  fix: --reward FILE.py'),
+    (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which is not read here\n  fix: --reward FILE.py'),
+    (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer_len 256"),
     (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
     (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
     (f"sft {OPENRLHF} --ds.param_dtype fp16", '--ds.param_dtype "fp16" has no meaning here\n  fix: --dtype bf16 or f32'),

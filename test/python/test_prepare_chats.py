@@ -196,7 +196,7 @@ def test_wrong_flag_for_variables(bench):
 # ---- roles
 
 
-@pytest.mark.parametrize("role, meant", [("asistant", "assistant"), ("Assistant", "assistant"), ("usr", "user"), ("tools", "tool")])
+@pytest.mark.parametrize("role, meant", [("asistant", "assistant"), ("Asistant", "assistant"), ("usr", "user"), ("tools", "tool")])
 @pytest.mark.parametrize("task", ["sft", "prompts"])
 def test_a_misspelled_role_is_named(bench, task, role, meant):
     good = {"messages": [*QUESTION, *ANSWER, *QUESTION]}
@@ -216,7 +216,7 @@ def test_a_role_of_ones_own_is_no_mistake(bench):
 
 # Names of ShareGPT and of data made from it, in a chat of two turns.
 @pytest.mark.parametrize("user, assistant", [("human", "gpt"), ("user", "assistant"), ("prompter", "bot"), ("Human", "chatgpt"), ("human", "bard"),
-                                             ("human", "bing"), ("human", "model"), ("user", "ai")])
+                                             ("human", "bing"), ("human", "model"), ("user", "ai"), ("User", "Assistant"), ("Human", "ASSISTANT")])
 @pytest.mark.parametrize("names", [("from", "value"), ("role", "content")])
 def test_names_of_the_same_two_roles(bench, user, assistant, names):
     turns = [dict(zip(names, (role, text))) for role, text in zip((user, assistant) * 2, ("Hi", "Hello there", "And?", "Bye"))]

@@ -1,0 +1,7 @@
+"""TRL's reward function of this name, as the installed TRL computes it (pip install trl math_verify). An answer that it does not judge gets 0."""
+
+from trl.rewards import think_format_reward
+
+
+def reward(prompts, answers, labels):
+    return [value or 0.0 for value in think_format_reward([[{"content": answer}] for answer in answers])]
