@@ -185,6 +185,10 @@ def complete(t):
         t.note("", f"evaluation is on the split {split} of the data, as in TRL; leave eval_strategy out if there is none")
     if t.has("reward_funcs"):
         set_rewards(t)
+    if t.task == "dpo" and "label_smoothing" in t.given and not {"robust", "exo_pair"} & set(t.flag("loss_type", "sigmoid").split(",")):
+        t.note(t.flags.pop("label_smoothing").where, "left out: in TRL 1.16 it is of the losses robust and exo_pair alone; --label_smoothing is that of cDPO for sigmoid, too")
+    if t.task in ("dpo", "rm"):
+        t.note("", "in chats TRL scores also what the template puts after an answer's end of turn, such as a line break; here the end of turn is the last")
     samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
     t.step(samples, accumulated, t.has("packs"))
     t.answers(samples, accumulated)

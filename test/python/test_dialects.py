@@ -100,7 +100,7 @@ SAME = [  # (words, flags that they become)
     (f"sft {TRL} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.2}}'", {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.2"}),
     (f"sft {TRL} --learning_rate 1e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-5}}'", {"min_lr_ratio": "0.1"}),
     (f"sft {TRL} --optim adamw_bnb_8bit --bf16 True --gradient_checkpointing", {"moments": "8bit", "dtype": "bf16", "recompute": "layer"}),
-    (f"sft {TRL} --accelerate_config zero2 --num_processes 4", {"zero_stage": "2", "ranks": "4"}),
+    (f"sft {TRL} --accelerate_config zero2 --num_processes 4", {"zero_stage": "2", "ranks": "4", "train_batch_size": "32"}),
     (f"sft {TRL} --deepspeed ds_z3_config.json", {"zero_stage": "3"}),
     (f"sft {TRL} --dataset_config c --dataset_train_split d --model_revision v2", {"data": "D:c[d]", "model": "M@v2"}),
     (f"sft {TRL} --eval_strategy steps --eval_steps 50", {"eval_data": "D[test]", "eval_steps": "50"}),
@@ -111,6 +111,8 @@ SAME = [  # (words, flags that they become)
       "max_new_tokens": "512"}),
     (f"grpo {TRL} --reward_funcs accuracy_reward think_format_reward",
      {"reward": ",".join(f"{ROOT}/scripts/rewards/{name}.py" for name in ("accuracy_reward", "think_format_reward")), "input_template": "{}"}),
+    (f"dpo {TRL} --label_smoothing 0.1", {"label_smoothing": None}),  # which TRL's sigmoid does not read
+    (f"dpo {TRL} --label_smoothing 0.1 --loss_type robust", {"label_smoothing": "0.1"}),
     (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
     (f"dpo {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100 --model.ipo_enable", {"row_tokens": "400", "loss_type": "ipo_sum", "learning_rate": "1e-5"}),
     (f"sft {OPENRLHF} --ds.ring_attn_size 2 --ring_head_stride 1", {"ring_attn_size": "2", "ring_attn_head_stride": "1"}),
