@@ -687,6 +687,35 @@ void barrier(int id, int threads, bool wait, std::source_location at) {
     if (wait) run_another(current->warp);
 }
 
+// For the race detector a read: reads and other atomics may happen beside it, and no write. Blocks run on several CPU cores.
+template <class T> T atomic(Atomic operation, T *p, T value, T expected, std::source_location at) {
+    const Place place{at, __builtin_return_address(0)};
+    if (uintptr_t(p) % sizeof(T))
+        FAIL(place, format("an atomic at an address that is not aligned to %zu bytes", sizeof(T)),
+             "a pointer to the type itself");
+    interrupt();
+    access(p, sizeof(T), false, place.pc);
+    const std::atomic_ref<T> target(*p);
+    for (T old = target.load();;) {
+        T next = value;
+        if (operation == Atomic::add) next = T(old + value);
+        if (operation == Atomic::min) next = std::min(old, value);
+        if (operation == Atomic::max) next = std::max(old, value);
+        if constexpr (std::is_integral_v<T>) {
+            if (operation == Atomic::bit_and) next = old & value;
+            if (operation == Atomic::bit_or) next = old | value;
+            if (operation == Atomic::bit_xor) next = old ^ value;
+            if (operation == Atomic::compare_and_swap && old != expected) return old;
+        }
+        if (target.compare_exchange_weak(old, next)) return old;
+    }
+}
+template int atomic(Atomic, int *, int, int, std::source_location);
+template unsigned atomic(Atomic, unsigned *, unsigned, unsigned, std::source_location);
+template unsigned long long atomic(Atomic, unsigned long long *, unsigned long long, unsigned long long, std::source_location);
+template float atomic(Atomic, float *, float, float, std::source_location);
+template double atomic(Atomic, double *, double, double, std::source_location);
+
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], std::source_location at) {
     struct Fragments {
         float *d;

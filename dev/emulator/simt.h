@@ -13,7 +13,8 @@
 //
 // Streams run in the order of the calls, or interleaved, in a random order that events allow: streams.h.
 //
-// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels.
+// Not emulated: wgmma, TMA, clusters, textures, __activemask, kernels launched by kernels. A loop in which a thread waits for another one's
+// atomic may not end.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -24,6 +25,7 @@
 #include <cstring>
 #include <functional>
 #include <source_location>
+#include <type_traits>
 
 #include "../../llmc/core/launch.cuh"
 #include "streams.h"
@@ -67,6 +69,10 @@ void sync_warp(unsigned mask, std::source_location at);
 void shuffle(const char *name, unsigned mask, void *value, size_t bytes, int source_lane, std::source_location at);
 unsigned ballot(const char *name, unsigned mask, bool vote, std::source_location at);
 void barrier(int id, int threads, bool wait, std::source_location at);  // id 0 is __syncthreads
+
+enum class Atomic { add, min, max, bit_and, bit_or, bit_xor, exchange, compare_and_swap };
+template <class T>  // int, unsigned, unsigned long long, float, double
+T atomic(Atomic operation, T *p, T value, T expected, std::source_location at);
 
 // twins of ops/ptx.cuh
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_AT);
@@ -151,6 +157,25 @@ template <class T> SIMT_INLINE T __shfl_up_sync(unsigned mask, T v, unsigned dis
 SIMT_INLINE unsigned __ballot_sync(unsigned mask, int vote, SIMT_AT) { return simt::ballot("__ballot_sync", mask, vote, at); }
 SIMT_INLINE int __any_sync(unsigned mask, int vote, SIMT_AT) { return simt::ballot("__any_sync", mask, vote, at) != 0; }
 SIMT_INLINE int __all_sync(unsigned mask, int vote, SIMT_AT) { return simt::ballot("__all_sync", mask, !vote, at) == 0; }
+
+#define ATOMIC(name, operation, types)                                                   \
+    template <class T>                                                                   \
+    requires types<T> SIMT_INLINE T name(T *p, std::type_identity_t<T> value, SIMT_AT) { \
+        return simt::atomic(simt::Atomic::operation, p, value, {}, at);                  \
+    }
+ATOMIC(atomicAdd, add, std::is_arithmetic_v)
+ATOMIC(atomicMin, min, std::is_integral_v)
+ATOMIC(atomicMax, max, std::is_integral_v)
+ATOMIC(atomicAnd, bit_and, std::is_integral_v)
+ATOMIC(atomicOr, bit_or, std::is_integral_v)
+ATOMIC(atomicXor, bit_xor, std::is_integral_v)
+ATOMIC(atomicExch, exchange, std::is_arithmetic_v)
+#undef ATOMIC
+template <class T>
+requires std::is_integral_v<T> SIMT_INLINE T atomicCAS(T *p, std::type_identity_t<T> expected, std::type_identity_t<T> value,
+                                                       SIMT_AT) {
+    return simt::atomic(simt::Atomic::compare_and_swap, p, value, expected, at);
+}
 
 // ---- launch.cuh -------------------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,43 @@ TEST(Simt, EveryThreadOfEveryBlockRunsOnce) {
     });
 }
 
+// Threads of one block, and of all blocks, at the same words.
+__global__ void atomics_kernel(int *i, unsigned *u, unsigned long long *w, float *f) {
+    const unsigned n = blockIdx.x * blockDim.x + threadIdx.x;
+    int &sum = shared_mem<int>();
+    if (threadIdx.x == 0) sum = 0;
+    __syncthreads();
+    atomicAdd(&sum, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(&i[0], sum);
+    atomicMin(&i[1], -int(n)), atomicMax(&i[2], int(n));
+    atomicAnd(&u[0], ~(1u << n % 8)), atomicOr(&u[1], 1u << n % 32), atomicXor(&u[2], n < 98 ? n : 0);
+    atomicAdd(&w[0], 1ull << 32), atomicMax(&w[1], 5000000000ull + n);
+    atomicAdd(&w[2], (unsigned long long)atomicExch(&u[3], n));
+    for (unsigned seen = 0, old = 0; old < n && (seen = atomicCAS(&u[4], old, n)) != old;) old = seen;  // the largest
+    atomicAdd(&f[0], 0.5f);
+}
+
+TEST(Simt, Atomics) {
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<int> i(std::vector<int>(3, 0));
+        DeviceArray<unsigned> u(std::vector<unsigned>{~0u, 0, 0, 0, 0});
+        DeviceArray<unsigned long long> w(std::vector<unsigned long long>(3, 0));
+        DeviceArray<float> f(std::vector<float>(1, 0));
+        launch(dev, atomics_kernel, Grid{4}, 64, sizeof(int), i.data(), u.data(), w.data(), f.data());
+        EXPECT_EQ(i.values(), (std::vector<int>{256, -255, 255}));
+        const auto bits = u.values();
+        EXPECT_EQ(bits[0], 0xffff'ff00u);
+        EXPECT_EQ(bits[1], ~0u);
+        EXPECT_EQ(bits[2], 1u);  // 0 ^ 1 ^ ... ^ 97
+        EXPECT_EQ(bits[4], 255u);
+        EXPECT_EQ(w.values()[0], 256ull << 32);
+        EXPECT_EQ(w.values()[1], 5000000255ull);
+        EXPECT_EQ(w.values()[2] + bits[3], 255u * 128);  // what was taken out, and the last that was put in
+        EXPECT_EQ(f.values()[0], 128);
+    });
+}
+
 __global__ void warp_kernel(int *out) {  // (9, 32); the last warp of the block has 16 lanes
     const int lane = int(threadIdx.x), v = lane * lane;
     if (lane >= 32) {
@@ -520,6 +557,16 @@ template <int misuse> __global__ void memory_misuse_kernel(float *out, const flo
     if (misuse == 22) bytes[blockIdx.x * 63 + i % 63] = 1;  // neighbours write one byte each, and thread 63 the first once more
     if (misuse == 23 && i < 63) bytes[blockIdx.x * 63 + i] = 1, bytes[blockIdx.x * 63 + i]++;  // right
     if (misuse == 24 && i < 63) bytes[i] = 1;                                                  // all blocks write the same bytes
+    if (misuse == 25 || misuse == 26) {
+        s.v[i] = 0;
+        __syncthreads();
+        atomicAdd(&s.v[0], 1.0f);
+        if (misuse == 25) out[blockIdx.x * 64 + i] = s.v[0];  // right: read beside atomics
+        else if (i == 40) s.v[0] = 2;                         // written beside atomics
+    }
+    if (misuse == 27 || (misuse == 28 && blockIdx.x)) atomicAdd(&out[0], 1.0f);  // right: of several blocks
+    if (misuse == 28 && i == 0 && blockIdx.x == 0) out[0] = 2;                   // one block writes
+    if (misuse == 29) atomicAdd(reinterpret_cast<double *>(out + 1), 1.0);       // not aligned
     if (misuse >= 17 && misuse <= 21) {
         out[i] = x[i];
         if (misuse == 17) out[64 + i] = out[i ^ 1];                    // no __syncwarp
@@ -566,6 +613,11 @@ TEST(SimtCatches, NothingWhereABarrierIs) {
     expect_silence<19>();
     expect_silence<21>();
     expect_silence<23>();
+    expect_silence<25>();
+    expect_silence<27>();
+}
+TEST(SimtCatches, AtomicAtAMisalignedAddress) {
+    expect_message({"an atomic at an address", "to 8 bytes", "test_simt.cpp:"}, run_memory_misuse<29>);
 }
 
 #ifdef __SANITIZE_THREAD__
@@ -584,6 +636,10 @@ TEST(SimtRaces, ThreadsWriteOneElement) {
 }
 TEST(SimtRaces, NamedBarrierOfOtherWarps) {
     expect_message({"race on shared memory +", "fix: __syncthreads()"}, run_memory_misuse<13>);
+}
+TEST(SimtRaces, WrittenBesideAtomics) {
+    expect_message({"race on shared memory +0: ", " at test_simt.cpp:", "fix: __sync"}, run_memory_misuse<26>);
+    expect_message({"two blocks race on device memory +0 of 1024 bytes"}, run_memory_misuse<28>);
 }
 TEST(SimtRaces, BlocksWriteOneElement) {
     expect_message({"two blocks race on device memory +0 of 1024 bytes: written here"}, run_memory_misuse<14>);
