@@ -1,4 +1,4 @@
-// train_llama: trains Llama-class models (Llama 2/3, Qwen2/2.5/3, Mistral, Phi-3, SmolLM2, OLMo 2) on packed sequences.
+// train_llama: trains Llama-class models (Llama, Qwen2 to 3, Mistral, Phi-3, SmolLM, Granite, OLMo 2 and relatives) on packed sequences.
 //
 // This file is the model: its weights, the arrays of a layer, the forward pass and the backward pass; behind them are the lists
 // of its tensors, arrays and ops, from which files, memory and costs follow. Each op is a free function in llmc/ops, one file an
@@ -14,6 +14,7 @@
 // are float.
 #include "llmc/app/program.h"       // defines: run_program
 #include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs, LinearWeights
+#include "llmc/ops/dropout.h"       // defines: dropout_forward, which drops nothing here, and scales
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
 #include "llmc/ops/layout.h"        // defines: copy_rows
 #include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
@@ -74,6 +75,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void attention_half(size_t l, Pass pass) override;
     void feed_forward_half(size_t l, Pass pass) override;
     void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
+    void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by a factor of Granite's
+        if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
+    }
+    X *branch_gradient(size_t t, size_t n);
     void wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void final_norm_forward() override;
     void final_norm_backward() override;
@@ -97,8 +102,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     std::vector<LlamaActs<X>> fwd, bwd;  // (L) the arrays of the forward and of the backward pass: the same if they are kept
     float *rstdf;                        // (T)
     float *norm_scratch;                 // rmsnorm_scratch
-    float *rope;                         // (positions, D/2, 2)
-    X *dbranch;    // (T, C)             with norm_after: gradient of the output of a layer's half before its norm
+    float *rope;                         // (positions, R/2, 2)  R of a head's channels are rotated
+    X *dbranch;  // (T, C)             with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
     X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
 };
 
@@ -107,6 +112,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 template <class Dev> void Llama<Dev>::input_forward() {
     begin_op(Pass::forward, EMBED);
     embedding_forward(dev, acts.x[0], weights.embed, row.tokens, row.T, config.C);
+    scale(acts.x[0], acts.x[0], config.embedding_multiplier, row.T);
 }
 
 // A layer:     mid = x + attention(norm(x))     next = mid + feed_forward(norm(mid))         with norm_after: x + norm(attention(x)) and so on
@@ -122,10 +128,11 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
 
     if (!config.norm_after && runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, w.ln1, T, C, config.eps);
     if (runs(QKV)) linear_forward(l, Linear::qkv, a.qkv, config.norm_after ? x : a.ln1, w.qkv, 0, T);
-    if (runs(ROPE)) {
+    if (runs(ROPE) && config.rotates(l)) {
         if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
         const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope, row.doc_pos, T, H, KV, D, config.eps);
+        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope, row.doc_pos, T, H, KV, D,
+                             config.rope.channels(D), config.eps);
     }
     if (runs(ATTENTION)) Base::attention_forward(l, a);
 }
@@ -141,7 +148,10 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
     X *proj = config.norm_after ? a.proj : a.ln2;  // ln2 holds the projection until its norm replaces it
-    if (runs(PROJ)) linear_forward(l, Linear::o, proj, a.att, w.o, 0, T);
+    if (runs(PROJ)) {
+        linear_forward(l, Linear::o, proj, a.att, w.o, 0, T);
+        scale(proj, proj, config.residual_multiplier, T);
+    }
     if (config.norm_after && runs(LN1)) {
         rmsnorm_forward(dev, a.mid, a.rstd1, proj, w.ln1, T, C, config.eps);
         residual_forward(dev, a.mid, a.mid, x, T * C);
@@ -156,6 +166,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
         begin_op(pass, DOWN, l);
         X *down = (config.norm_after ? a.down : next) + t * C;  // (n, C)
         linear_forward(l, Linear::down, down, a.act, w.down, t, n);
+        scale(down, down, config.residual_multiplier, n);
         if (!config.norm_after) residual_forward(dev, down, down, a.mid + t * C, n * C);
     });
     if (!config.norm_after) return;
@@ -189,14 +200,25 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
 template <class Dev> void Llama<Dev>::final_norm_forward() {
     begin_op(Pass::forward, FINAL_NORM);
     rmsnorm_forward(dev, acts.normf, rstdf, acts.x[config.L], weights.norm, row.T, config.C, config.eps);
+    if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::final_norm_backward() {
     begin_op(Pass::backward, FINAL_NORM);
+    if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.T);
     rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], weights.norm,
                      rstdf, row.T, config.C);
+}
+
+// The gradient of tokens [t, t + n) of what half a layer adds to the residual stream, before its norm or its factor.
+template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size_t n) {
+    X *const dx = acts.dx + t * config.C, *const scaled = dbranch + t * config.C;
+    if (config.norm_after) return scaled;
+    if (config.residual_multiplier == 1) return dx;
+    scale(scaled, dx, config.residual_multiplier, n);
+    return scaled;
 }
 
 // dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
@@ -208,7 +230,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     const LlamaActs<X> &a = bwd[l];
     X *dx = acts.dx;
 
-    X *dout = config.norm_after ? dbranch : dx, *dinput = hidden_input(a);
+    X *dinput = hidden_input(a);
     if (config.norm_after) {
         begin_op(Pass::backward, LN2, l);
         rmsnorm_backward(dev, dbranch, dw.ln2, norm_scratch, (const X *)nullptr, dx, a.down, w.ln2, a.rstd2, T, C);
@@ -217,7 +239,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
         hidden_forward(l, Pass::recompute, t, n);
         X *dact = a.act, *dgate_up = a.gate_up;
         begin_op(Pass::backward, DOWN, l);
-        linear_backward(l, Linear::down, dact, dw.down, dout + t * C, a.act, w.down, t, n);
+        linear_backward(l, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down, t, n);
         begin_op(Pass::backward, ACT, l);
         swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F);
         begin_op(Pass::backward, UP, l);
@@ -235,19 +257,20 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     const LlamaActs<X> &a = bwd[l];
     X *dx = acts.dx;
 
-    X *dproj = config.norm_after ? dbranch : dx, *dqkv = a.qkv;
+    X *dqkv = a.qkv;
     if (config.norm_after) {
         begin_op(Pass::backward, LN1, l);
         rmsnorm_backward(dev, dbranch, dw.ln1, norm_scratch, (const X *)nullptr, dx, a.proj, w.ln1, a.rstd1, T, C);
     }
     begin_op(Pass::backward, PROJ, l);
-    linear_backward(l, Linear::o, a.datt, dw.o, dproj, a.att, w.o, 0, T);
+    linear_backward(l, Linear::o, a.datt, dw.o, branch_gradient(0, T), a.att, w.o, 0, T);
     begin_op(Pass::backward, ATTENTION, l);
     Base::attention_backward(l, a);
     begin_op(Pass::backward, ROPE, l);
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-    qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope, row.doc_pos,
-                          T, H, KV, D);
+    if (config.rotates(l))
+        qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope,
+                              row.doc_pos, T, H, KV, D, config.rope.channels(D));
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
     begin_op(Pass::backward, QKV, l);
     X *input = config.norm_after ? acts.x[l] : a.ln1;
@@ -273,6 +296,7 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
 
 // The gradients of the embedding are summed over ranks as soon as they are complete, some rows at a time.
 template <class Dev> void Llama<Dev>::input_backward() {
+    scale(acts.dx, acts.dx, config.embedding_multiplier, row.T);
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Pass::backward, EMBED);
         embedding_backward(dev, gradients.embed, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
@@ -342,7 +366,7 @@ template <class Dev> void Llama<Dev>::point_weights(TensorList<X> &params, Tenso
     llama_table(config, gradients, grads);
     if (is_rehearsal<Dev>) return;
     const size_t positions = Base::limits.positions;
-    std::vector<float> angles(positions * config.D);
+    std::vector<float> angles(config.rope.rows(positions) * config.rope.channels(config.D));
     rope_table(angles.data(), config.rope, positions, config.D);
     write(this->memory(), rope, angles);
 }
@@ -358,9 +382,9 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
     plan.transient(&rstdf, "act.rstdf", {T});
     const size_t widest = std::max(C, config.wide_qk_norm ? Q : 2 * config.D);
     if (Base::trains()) plan.transient(&norm_scratch, "norm scratch", {rmsnorm_scratch(dev, widest)});
-    plan.add(&rope, "rope table", {limits.positions, config.D / 2, 2});
+    plan.add(&rope, "rope table", {config.rope.rows(limits.positions), config.rope.channels(config.D) / 2, 2});
     if (config.wide_qk_norm) plan.transient(&qk_normed, "qk norm", {T, Q});
-    if (config.norm_after && Base::trains()) plan.transient(&dbranch, "dbranch", {T, C});
+    if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {T, C});
 }
 
 // An array is recomputed from the last column's level of --recompute on, and below that level it is kept from the forward to the

@@ -27,7 +27,7 @@ inline QkAngles no_angles(const QkSizes &s) {  // with which nothing turns
 }
 
 inline std::vector<double> rope_reference(const std::vector<double> &x, const QkSizes &s, const QkAngles &angles, double sign) {
-    return rope_reference(x, angles.table, angles.doc_pos, s.heads(), s.D, s.width(), sign);
+    return rope_reference(x, angles.table, angles.doc_pos, s.heads(), s.D, s.D, s.width(), sign);
 }
 
 // A row of D for each query and key head: (T, H + KV, D), without the value heads.

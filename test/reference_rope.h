@@ -3,13 +3,13 @@
 #include "check.h"
 
 inline std::vector<double> rope_reference(std::vector<double> x, const std::vector<float> &table,
-                                          const std::vector<int32_t> &doc_pos, size_t heads, size_t D, size_t stride,
+                                          const std::vector<int32_t> &doc_pos, size_t heads, size_t D, size_t R, size_t stride,
                                           double sign) {
     for (size_t t = 0; t < doc_pos.size(); t++)
         for (size_t h = 0; h < heads; h++)
-            for (size_t i = 0; i < D / 2; i++) {
-                const double cos = table[size_t(doc_pos[t]) * D + 2 * i], sin = sign * table[size_t(doc_pos[t]) * D + 2 * i + 1];
-                double &a = x[t * stride + h * D + i], &b = x[t * stride + h * D + i + D / 2];
+            for (size_t i = 0; i < R / 2; i++) {
+                const double cos = table[size_t(doc_pos[t]) * R + 2 * i], sin = sign * table[size_t(doc_pos[t]) * R + 2 * i + 1];
+                double &a = x[t * stride + h * D + i], &b = x[t * stride + h * D + i + R / 2];
                 const double turned = a * cos - b * sin;
                 b = b * cos + a * sin;
                 a = turned;

@@ -169,6 +169,13 @@ TEST(Config, Biases) {
     EXPECT_EQ(flags(parse(tiny("mistral"))), std::vector<bool>({0, 0, 0, 0}));
     EXPECT_EQ(flags(parse(with(tiny("olmo2"), all))), std::vector<bool>({1, 1, 0, 1}));
     EXPECT_TRUE(parse(tiny("olmo2")).norm_after && !parse(tiny("qwen3")).norm_after);
+    for (const char *family : {"smollm3", "granite"}) {
+        EXPECT_EQ(flags(parse(with(tiny(family), all))), std::vector<bool>({1, 1, 1, 0}));
+        EXPECT_EQ(flags(parse(tiny(family))), std::vector<bool>({0, 0, 0, 0}));
+    }
+    EXPECT_EQ(flags(parse(tiny("seed_oss"))), std::vector<bool>({1, 0, 0, 0}));
+    EXPECT_EQ(flags(parse(with(tiny("seed_oss"), R"({"attention_out_bias": true, "attention_bias": false})"))),
+              std::vector<bool>({0, 1, 0, 0}));
 }
 
 TEST(Config, Windows) {
@@ -206,6 +213,111 @@ TEST(Config, Windows) {
     expect_error([&] { parse(with(tiny("mistral"), R"({"sliding_window": 0})")); }, "config.json", "sliding_window is 0");
 }
 
+TEST(Config, WindowsAndRotationByLayer) {
+    using W = std::vector<size_t>;
+    const char *types =
+        R"({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]})";
+    EXPECT_EQ(parse(with(tiny("ministral"), types)).window, W({0, 8, 8, 0}));
+    EXPECT_EQ(parse(with(tiny("ministral"), R"({"sliding_window": 8})")).window, W({8, 8, 8, 8}));
+    EXPECT_EQ(parse(with(tiny("ministral"), R"({"sliding_window": null})")).window, W({0, 0, 0, 0}));
+    const auto unrotated = [](const char *more) { return parse(with(tiny("smollm3"), more)).unrotated; };
+    EXPECT_EQ(unrotated("{}"), std::vector<bool>({0, 0, 0, 1}));
+    EXPECT_EQ(unrotated(R"({"no_rope_layer_interval": 2})"), std::vector<bool>({0, 1, 0, 1}));
+    EXPECT_EQ(unrotated(R"({"no_rope_layers": [0, 1, 1, 1]})"), std::vector<bool>({1, 0, 0, 0}));
+    EXPECT_EQ(parse(with(tiny("smollm3"), R"({"use_sliding_window": true, "sliding_window": 8})")).window, W({0, 0, 0, 8}));
+    EXPECT_EQ(parse(with(tiny("smollm3"), R"({"sliding_window": 8})")).window, W({0, 0, 0, 0}));
+    EXPECT_TRUE(parse(tiny("smollm3")).tied);
+    EXPECT_EQ(parse(tiny("smollm3")).rope.theta, 2e6);
+    expect_error([&] { unrotated(R"({"no_rope_layers": [0, 1]})"); }, "config.json: no_rope_layers", "list of 4");
+}
+
+// The counts are those that transformers has of these configurations.
+TEST(Config, ParametersOfRelatives) {
+    struct Model {
+        const char *type;
+        size_t V, C, L, H, KV, D, F;
+        const char *more;
+        size_t count;
+    };
+    const Model models[] = {
+        {"seed_oss", 155136, 5120, 64, 80, 8, 128, 27648, R"({"attention_out_bias": false, "mlp_bias": false})", 36151104512},
+        {"smollm3", 128256, 2048, 36, 16, 4, 128, 11008, R"({"rope_theta": 5e6, "no_rope_layer_interval": 4})", 3075098624},
+        {"ministral", 131072, 4096, 36, 32, 8, 128, 12288, R"({"sliding_window": 32768})", 8019808256},
+        {"granite", 49155, 4096, 40, 32, 8, 128, 12800,
+         R"({"tie_word_embeddings": true, "logits_scaling": 16, "residual_multiplier": 0.22})", 8170848256},
+        {"phi3", 32064, 3072, 32, 32, 32, 96, 8192, "{}", 3821079552},
+        {"phi3", 200064, 3072, 32, 24, 8, 128, 8192, R"({"tie_word_embeddings": true, "partial_rotary_factor": 0.75})",
+         3836021760},
+        {"Yi", 64000, 7168, 60, 56, 8, 128, 20480, "{}", 34388917248},
+        {"internlm2", 92544, 2048, 24, 16, 8, 128, 8192, R"({"bias": false, "rope_scaling": {"type": "dynamic", "factor": 2.0}})",
+         1889110016},
+        {"mimo", 151680, 4096, 36, 32, 8, 128, 11008, R"({"attention_bias": true, "num_nextn_predict_layers": 1})", 7622619136},
+    };
+    for (const auto &[type, V, C, L, H, KV, D, F, more, count] : models) {
+        const json source = {{"model_type", type},     {"vocab_size", V},          {"hidden_size", C},
+                             {"num_hidden_layers", L}, {"num_attention_heads", H}, {"num_key_value_heads", KV},
+                             {"head_dim", D},          {"intermediate_size", F},   {"max_position_embeddings", 4096}};
+        EXPECT_EQ(parameter_count(parse(with(source, more))), count) << type;
+    }
+}
+
+// Models with code of their own become the family that they are.
+TEST(Config, OtherNamesOfFamilies) {
+    std::vector<std::string> notes;
+    const auto renamed = [&](const char *more) { return parse_config(with(tiny(), more), "config.json", notes).source; };
+    const json yi = renamed(R"({"model_type": "Yi", "architectures": ["YiForCausalLM"], "auto_map": {"AutoConfig": "x"}})");
+    EXPECT_EQ(yi["model_type"], "llama");
+    EXPECT_EQ(yi["architectures"], json::array({"LlamaForCausalLM"}));
+    EXPECT_FALSE(yi.contains("auto_map"));
+    EXPECT_TRUE(parse(with(tiny("internlm2"), R"({"bias": true})")).o_bias);
+    const json mimo = renamed(R"({"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1})");
+    EXPECT_EQ(mimo["architectures"], json::array({"Qwen2ForCausalLM"}));
+    EXPECT_NE(notes.back().find("the heads that predict further tokens are left out"), std::string::npos);
+}
+
+TEST(Config, LongRopeAndPartialRotation) {
+    const char *phi =
+        R"({"max_position_embeddings": 256, "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "rope_scaling":
+        {"type": "su", "short_factor": [1, 1, 1, 1, 1, 1], "long_factor": [2, 2, 3, 3, 4, 4.5]}})";
+    const ModelConfig c = parse(with(tiny("phi3"), phi));
+    EXPECT_EQ(c.rope.type, "longrope");
+    EXPECT_EQ(c.rope.channels(c.D), 12u);
+    EXPECT_EQ(c.rope.factor, 4);
+    EXPECT_EQ(c.rope.long_factor.back(), 4.5);
+    EXPECT_EQ(c.growing_positions(), 64u);
+    EXPECT_EQ(c.rope.rows(64), 64u);
+    EXPECT_EQ(c.rope.rows(65), 130u);
+    expect_error([&] { parse(with(with(tiny("phi3"), phi), R"({"partial_rotary_factor": 1})")); }, "config.json",
+                 "short_factor must be a list of 8 numbers");
+    expect_error([&] { parse(with(with(tiny("phi3"), phi), R"({"partial_rotary_factor": 0.05})")); }, "config.json",
+                 "even number");
+    const ModelConfig dynamic = parse(with(tiny(), R"({"rope_scaling": {"type": "dynamic", "factor": 4}})"));
+    EXPECT_EQ(dynamic.growing_positions(), 128u);
+}
+
+TEST(Config, RopeByFlags) {
+    const auto set = [](const char *more, double theta, const char *scaling) {
+        ModelConfig c = parse(with(tiny(), more));
+        set_rope(c, theta, scaling);
+        expect_same(parse(c.source), c);  // what is saved says the same
+        return c;
+    };
+    for (const char *more :
+         {R"({"rope_theta": 5e5})", R"({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})", "{}"}) {
+        EXPECT_EQ(set(more, 1e6, "").rope.theta, 1e6);
+        const ModelConfig yarn = set(more, 7e5, R"({"rope_type": "yarn", "factor": 4})");
+        EXPECT_EQ(std::tie(yarn.rope.type, yarn.rope.theta, yarn.rope.factor), std::tuple("yarn", 7e5, 4.0));
+        EXPECT_EQ(std::pair(yarn.max_positions, yarn.rope.original_max_position), std::pair(size_t(512), size_t(128)));
+    }
+    EXPECT_EQ(
+        set(R"({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}})", 0, R"({"type": "dynamic", "factor": 3})")
+            .rope.theta,
+        5e5);
+    EXPECT_EQ(set("{}", 0, R"({"type": "dynamic", "factor": 3})").max_positions, 128u);
+    expect_error([&] { set("{}", 0, "yarn"); }, "--rope_scaling", "no JSON object with a rope_type\n  fix: ");
+    expect_error([&] { set("{}", 0, R"({"rope_type": "yarn", "factor": 0.5})"); }, "--rope_scaling", "factor is 0.5");
+}
+
 TEST(Config, BothSpellingsOfRope) {
     const auto same = [](const char *v4, const char *v5) { expect_same(parse(with(tiny(), v4)), parse(with(tiny(), v5))); };
     same(R"({"rope_theta": 5e5, "rope_scaling": null})", R"({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})");
@@ -241,8 +353,9 @@ TEST(Config, Refusals) {
     const auto refused = [](const char *more, const char *words) {
         expect_error([&] { parse(with(tiny(), more)); }, "config.json: ", words);
     };
-    refused(R"({"model_type": "gemma3"})",
-            "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3, phi3, olmo2, gpt2");
+    refused(
+        R"({"model_type": "gemma3"})",
+        "model_type is \"gemma3\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, seed_oss, smollm3, gpt2; it has norms of 1 + weight");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :
@@ -253,7 +366,7 @@ TEST(Config, Refusals) {
     refused(R"({"quantization_config": {"quant_method": "awq"}})", "quantization_config asks for quantized weights");
     refused(R"({"is_encoder_decoder": true})", "is_encoder_decoder");
     refused(R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\"");
-    for (const char *type : {"dynamic", "longrope", "su", "proportional"})
+    for (const char *type : {"su", "proportional"})
         for (const char *text : {R"({"rope_scaling": {"type": "%s", "factor": 2.0}})",
                                  R"({"rope_parameters": {"rope_type": "%s", "factor": 2.0}})"}) {
             std::string more = text;

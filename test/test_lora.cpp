@@ -249,6 +249,9 @@ TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
         {{{"task_type", "SEQ_2_SEQ_LM"}}, "task_type is"},
         {{{"target_modules", {"lm_head"}}}, "\"lm_head\", but"},
         {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
+        {{{"target_modules", "model.layers.0.mlp.(up|down)_proj"}}, "matches mlp.up_proj of 1 layers"},
+        {{{"target_modules", ".*lm_head"}}, "matches no linear layer"},
+        {{{"target_modules", ".*(q_proj"}}, "is no regular expression"},
         {{{"fan_in_fan_out", true}}, "fan_in_fan_out is true, but weights of a llama model"},
         {{{"r", 33}}, "33 is larger than"}};
     for (const auto &[changes, message] : wrong) {
@@ -256,6 +259,14 @@ TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
         EXPECT_NE(refusal.find(message), refusal.npos) << refusal;
         printf("  %s\n", refusal.c_str());
     }
+}
+
+TEST(Adapters, TargetsByAnExpression) {
+    using Names = std::vector<std::string>;
+    const ModelConfig config = config_of("llama3");
+    EXPECT_EQ(without_expressions(config, {R"(model\.layers\.\d+\.(mlp|self_attn)\.(up|q)_proj)", "o_proj"}),
+              (Names{"self_attn.q_proj", "mlp.up_proj", "o_proj"}));
+    EXPECT_EQ(refusal_of({{"target_modules", R"(.*\.(q|v)_proj)"}}), "");
 }
 
 // PEFT's names and layout of GPT-2. Its c_proj are two, and both are meant if neither says of which half it is.

@@ -124,5 +124,5 @@ TEST(RopeTable, AttentionFactorOfYarn) {
 
 TEST(RopeTable, UnknownTypeIsRefused) {
     std::vector<float> table(8);
-    EXPECT_THROW(rope_table(table.data(), {.type = "dynamic"}, 1, 8), Error);
+    EXPECT_THROW(rope_table(table.data(), {.type = "proportional"}, 1, 8), Error);
 }

@@ -83,6 +83,11 @@ void rope3(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 // A thread turns the neighbouring pairs whose first halves fill 16 bytes: one division and four wide loads for 8 pairs
 // in bf16 (two of X, and the table's in pieces of 16 bytes). The memory's bandwidth is the limit.
 
+template <class X>
+void rope4(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride) {
+    rope_forward(dev, qkv, table, doc_pos, T, heads, D, D, stride);
+}
+
 template <class X> struct Rope {
     size_t T, heads, D, stride;
     std::vector<X> x;
@@ -120,14 +125,14 @@ template <class X> struct Rope {
     }
 
     static constexpr void (*versions[4])(Cuda<X>, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads,
-                                         size_t D, size_t stride) = {rope1, rope2, rope3, rope_forward};
+                                         size_t D, size_t stride) = {rope1, rope2, rope3, rope4};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
     }
 
     void check(Check &check) const {  // value heads, which stay as they are, are part of the reference
-        check("qkv", d_x.values(), rope_reference(widen(x), table, doc_pos, heads, D, stride, 1), rope_error<X>);
+        check("qkv", d_x.values(), rope_reference(widen(x), table, doc_pos, heads, D, D, stride, 1), rope_error<X>);
     }
 
     Work work() const { return {.bytes = 2.0 * double(T * heads * D) * sizeof(X)}; }

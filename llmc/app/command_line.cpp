@@ -231,6 +231,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.moments, "moments", "f32,bf16,8bit");
     one_of(o.grad_dtype, "grad_dtype", "f32,bf16");
     for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer,weights");
+    must(o.rope_theta == 0 || o.rope_theta > 1, "rope_theta", "above 1, or 0 for that of config.json");
     must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
     must(o.lora_alpha > 0, "lora_alpha", "above 0");
     must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");

@@ -43,8 +43,12 @@ static void open_model_config(Run &run) {
     if (run.new_head && !run.config.reward) make_reward(run.config);
     if (!o.adapter.empty()) open_adapter(run);
     if (o.lora_rank) {
-        run.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora, o.lora_targets};
+        run.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
+                           without_expressions(run.config, o.lora_targets)};
         check_lora(run.config, run.model_dir);
+        if (o.rope_theta != 0 || !o.rope_scaling.empty())
+            run.say(
+                "note: an adapter does not hold --rope_theta and --rope_scaling: they stand in config.json of what merge writes, if it is given them, and of the model");
     }
 }
 

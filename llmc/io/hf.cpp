@@ -56,10 +56,49 @@ void HfWeights::open_shards(const std::string &dir) {
     }
 }
 
+// Other names of tensors: those of Yi's first upload, and those of InternLM2, whose queries, keys and values are one tensor (read_group_rows).
+static constexpr std::pair<const char *, const char *> spellings[] = {
+    {".input_layernorm.", ".ln1."},
+    {".post_attention_layernorm.", ".ln2."},
+    {".input_layernorm.", ".attention_norm."},
+    {".post_attention_layernorm.", ".ffn_norm."},
+    {".self_attn.q_proj.", ".attention.wqkv."},
+    {".self_attn.k_proj.", ".attention.wqkv."},
+    {".self_attn.v_proj.", ".attention.wqkv."},
+    {".self_attn.o_proj.", ".attention.wo."},
+    {".mlp.gate_proj.", ".feed_forward.w1."},
+    {".mlp.up_proj.", ".feed_forward.w3."},
+    {".mlp.down_proj.", ".feed_forward.w2."},
+    {".embed_tokens.", ".tok_embeddings."},
+    {"lm_head.", "output."},
+};
+
 HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &name) const {
-    const std::string prefix = "transformer.";
-    const auto it = where_.find(kind_.prefix + name);
-    return it == where_.end() && name.starts_with(prefix) ? where_.find(name.substr(prefix.size())) : it;
+    if (const auto it = where_.find(kind_.prefix + name); it != where_.end()) return it;
+    const std::string prefix = "transformer.";  // which GPT-2's names lack on the hub
+    if (name.starts_with(prefix)) return where_.find(name.substr(prefix.size()));
+    for (const auto &[ours, theirs] : spellings)
+        if (const size_t at = name.find(ours); at != name.npos)
+            if (const auto it = where_.find(std::string(name).replace(at, strlen(ours), theirs)); it != where_.end()) return it;
+    return where_.end();
+}
+
+// InternLM2 has in one tensor, for each key head, the rows of its query heads, of the key head, and of its value head. Calls f(first, n) for each run of elements
+// of that tensor which together are the elements [first, first + count) of the tensor `name`, of the given shape.
+template <class F>
+static void for_group_rows(const std::string &name, const Shape &shape, const Shape &fused, const Fields &config, size_t first,
+                           size_t count, F f) {
+    const size_t H = config.count("num_attention_heads"), KV = config.count("num_key_value_heads", H), group = H / KV;
+    const size_t rows = fused[0] / (H + 2 * KV), columns = elements(fused) / fused[0],
+                 head = rows * columns;  // elements of a head
+    const bool query = name.find(".q_proj.") != name.npos;
+    const size_t heads = query ? group : 1, before = query ? 0 : group + (name.find(".v_proj.") != name.npos);
+    if (elements(shape) != KV * heads * head) die("%s: a model whose heads have no %zu rows", name.c_str(), rows);
+    for (size_t i = first; i < first + count;) {
+        const size_t h = i / head, n = std::min(head - i % head, first + count - i);
+        f((h / heads * (group + 2) + before + h % heads) * head + i % head, n);
+        i += n;
+    }
 }
 
 const TensorInfo *HfWeights::find(const std::string &name) const {
@@ -74,11 +113,20 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
         die("%s: has no tensor \"%s%s\", which %sconfig.json asks for", listing_.c_str(), kind_.prefix, name.c_str(),
             *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
-    file.expect_shape(it->first, shape);
+    const bool grouped = it->first.find(".attention.wqkv.") != name.npos;
+    if (!grouped) file.expect_shape(it->first, shape);
+    const json config = grouped ? read_json(fs::path(listing_).parent_path().string() + "/config.json") : json();
     std::vector<X> host;
     in_parts(count, [&](size_t done, size_t n) {
         host.resize(n);
-        file.read_part(it->first, first + done, n, host.data());
+        if (grouped) {
+            X *to = host.data();
+            for_group_rows(name, shape, file.at(it->first).shape, Fields(config, "config.json"), first + done, n,
+                           [&](size_t from, size_t run) {
+                               file.read_part(it->first, from, run, to);
+                               to += run;
+                           });
+        } else file.read_part(it->first, first + done, n, host.data());
         bool finite = true;
         for (X x : host) finite = finite && std::isfinite(float(x));
         if (!finite)
@@ -97,9 +145,11 @@ template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
-// Buffers that transformers computes but that old files hold as tensors: rotary frequencies, and the causal masks of GPT-2.
+// Buffers that transformers computes but that old files hold as tensors: rotary frequencies, and the causal masks of GPT-2. And the heads of MiMo that predict
+// further tokens, which nothing here reads (config.cpp says so).
 static bool is_buffer(const std::string &name) {
-    return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    return name.starts_with("model.mtp_layers.") || name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
+           name.ends_with(".attn.masked_bias");
 }
 
 std::vector<std::string> HfWeights::paths() const {

@@ -23,19 +23,35 @@ struct Family {
     const char *name, *architecture;
     size_t kv_heads, head_dim;  // 0: equal to the number of heads; hidden_size / heads
     size_t positions;
-    double eps;
+    double eps, theta = 10000;
+    bool tied = false, biased = false;  // tie_word_embeddings, attention_bias
 };
 // clang-format off
 static const Family families[] = {
     {"llama", "Llama", 0, 0, 2048, 1e-6},
     {"mistral", "Mistral", 8, 0, 131072, 1e-6},
+    {"ministral", "Ministral", 8, 0, 131072, 1e-6},
     {"qwen2", "Qwen2", 32, 0, 32768, 1e-6},
     {"qwen3", "Qwen3", 32, 128, 32768, 1e-6},
     {"phi3", "Phi3", 0, 0, 4096, 1e-5},
     {"olmo2", "Olmo2", 0, 0, 2048, 1e-5},
+    {"granite", "Granite", 0, 0, 2048, 1e-6},
+    {"seed_oss", "SeedOss", 8, 128, 524288, 1e-6, 10000, false, true},
+    {"smollm3", "SmolLM3", 4, 0, 32768, 1e-6, 2e6, true},
     {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
 };
 // clang-format on
+
+// What models of other families have that we do not.
+static const std::pair<const char *, const char *> others[] = {
+    {"gemma", "norms of 1 + weight, another activation and embeddings that are scaled"},
+    {"cohere", "both halves of a layer beside each other, and norms that subtract the mean"},
+    {"glm", "interleaved rotation of a part of each head, and norms after each half of a layer"},
+    {"exaone4", "norms after each half of a layer, and of queries and keys"},
+    {"exaone", "other names of its fields and tensors"},
+    {"apertus", "another activation"},
+    {"arcee", "another activation, without a gate"},
+};
 
 static const Family &family_of(std::string_view type, const Fields &fields) {
     std::string supported;
@@ -43,15 +59,18 @@ static const Family &family_of(std::string_view type, const Fields &fields) {
         if (type == family.name) return family;
         supported += (supported.empty() ? "" : ", ") + std::string(family.name);
     }
-    fields.refuse("model_type",
-                  "is \"" + std::string(type) + "\", but we have " + supported + "\n  fix: a model of one of these families");
+    std::string missing;
+    for (const auto &[name, what] : others)
+        if (missing.empty() && type.starts_with(name)) missing = std::string("; it has ") + what;
+    fields.refuse("model_type", "is \"" + std::string(type) + "\", but we have " + supported + missing +
+                                    "\n  fix: a model of one of these families");
 }
 
-// Fields that ask for a computation that we do not have. With the number `neutral` a field changes nothing.
+// Fields that ask for a computation that we do not have, but in models of one family. With the number `neutral` a field changes nothing.
 struct Unsupported {
     const char *field;
     double neutral;
-    const char *what;
+    const char *what, *family = "";
 };
 static const Unsupported unsupported[] = {
     {"quantization_config", 0, "quantized weights"},
@@ -65,17 +84,17 @@ static const Unsupported unsupported[] = {
     {"final_logit_softcapping", 0, "softcapping"},
     {"logits_soft_cap", 0, "softcapping"},
     {"clip_qkv", 0, "clipped projections"},
-    {"embedding_multiplier", 1, "multipliers"},
-    {"residual_multiplier", 1, "multipliers"},
-    {"attention_multiplier", 1, "multipliers"},
+    {"embedding_multiplier", 1, "multipliers", "granite"},
+    {"residual_multiplier", 1, "multipliers", "granite"},
+    {"attention_multiplier", 1, "multipliers", "granite"},
     {"lm_head_multiplier", 1, "multipliers"},
-    {"logits_scaling", 1, "multipliers"},
+    {"logits_scaling", 1, "multipliers", "granite"},
     {"logit_scale", 1, "multipliers"},
     {"query_pre_attn_scalar", 0, "another attention scale"},
     {"scale_attn_by_inverse_layer_idx", 0, "another attention scale"},
-    {"partial_rotary_factor", 1, "partial rotation"},
-    {"no_rope_layers", 0, "layers without rotation"},
-    {"no_rope_layer_interval", 0, "layers without rotation"},
+    {"partial_rotary_factor", 1, "partial rotation", "phi3"},
+    {"no_rope_layers", 0, "layers without rotation", "smollm3"},
+    {"no_rope_layer_interval", 0, "layers without rotation", "smollm3"},
     {"rope_interleaved", 0, "interleaved rotation"},
     {"use_mrope", 0, "multimodal rotation"},
     {"alibi", 0, "ALiBi"},
@@ -85,17 +104,19 @@ static const Unsupported unsupported[] = {
     {"add_cross_attention", 0, "cross-attention"},
 };
 
-static void refuse_unsupported(const Fields &fields) {
+static void refuse_unsupported(const Fields &fields, const std::string &family) {
     for (const Unsupported &feature : unsupported) {
         const json *value = fields.find(feature.field);
-        if (!value || (value->is_number() && value->get<double>() == feature.neutral) || *value == false) continue;
+        if (!value || family == feature.family || (value->is_number() && value->get<double>() == feature.neutral) ||
+            *value == false)
+            continue;
         fields.refuse(feature.field, format("asks for %s, which we do not have", feature.what));
     }
 }
 
 static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
-    for (const char *name : {"attention_dropout", "hidden_dropout", "resid_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop",
-                             "embedding_dropout"}) {
+    for (const char *name : {"attention_dropout", "hidden_dropout", "resid_dropout", "residual_dropout", "attn_pdrop",
+                             "resid_pdrop", "embd_pdrop", "embedding_dropout"}) {
         const double p = fields.number(name, 0);
         if (p != 0) notes.push_back(format("%s: %s %g is left out: training runs without dropout", where.c_str(), name, p));
     }
@@ -121,24 +142,53 @@ static void read_yarn(RopeConfig &rope, const Fields &dict) {
     if (rope.mscale < 0 || rope.mscale_all_dim < 0) dict.refuse("mscale", "and mscale_all_dim must not be negative");
 }
 
+static void read_longrope(RopeConfig &rope, const Fields &dict, size_t pairs) {
+    for (const auto &[name, factors] : {std::pair("short_factor", &rope.short_factor), {"long_factor", &rope.long_factor}}) {
+        const json *list = dict.find(name);
+        if (!list || !list->is_array() || list->size() != pairs)
+            dict.refuse(name, format("must be a list of %zu numbers, one for each pair of channels that is rotated", pairs));
+        for (const json &value : *list) {
+            if (!value.is_number() || !(value.get<double>() > 0)) dict.refuse(name, "must have numbers greater than 0");
+            factors->push_back(value);
+        }
+    }
+    rope.attention_factor = dict.number("attention_factor", 0);
+    if (dict.has("attention_factor") && !(rope.attention_factor > 0)) dict.refuse("attention_factor", "must be greater than 0");
+}
+
 // Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); files of version 5 have both in
 // rope_parameters. If both are given, rope_scaling wins, and so does original_max_position_embeddings of the top level, as in transformers.
-static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
+static RopeConfig read_rope(const Fields &fields, const Family &family, size_t max_positions, size_t D) {
+    const bool phi3 = family.name == std::string("phi3");
     RopeConfig rope;
-    rope.theta = fields.number("rope_theta", rope.theta);
+    rope.theta = fields.number("rope_theta", family.theta);
     const json *scaling = fields.find("rope_scaling"), nothing = json::object();
     const std::string name = scaling && !scaling->empty() ? "rope_scaling" : "rope_parameters";
     const Fields dict = fields.has(name) ? fields.object(name) : Fields(nothing, "");
     for (const char *key : {"full_attention", "sliding_attention", "mrope_section"})
         if (dict.has(key)) dict.refuse(key, "makes rotation differ between layers or axes, which we do not have");
-    if (dict.number("partial_rotary_factor", 1) != 1) dict.refuse("partial_rotary_factor", "is not 1, which we do not have");
+    rope.rotated = dict.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1));
+    if (rope.rotated != 1 && !phi3) dict.refuse("partial_rotary_factor", "is not 1, which we have in models of phi3 alone");
+    if (!(rope.rotated > 0 && rope.rotated <= 1) || rope.channels(D) == 0 || rope.channels(D) % 2 != 0)
+        dict.refuse("partial_rotary_factor",
+                    format("is %g, but must give an even number of a head's %zu channels", rope.rotated, D));
 
     rope.type = dict.text("rope_type", dict.text("type", "default"));
+    if (phi3 && (rope.type == "su" || rope.type == "yarn")) rope.type = "longrope";  // its older names
     rope.theta = dict.number("rope_theta", rope.theta);
     if (!(rope.theta > 1)) fields.refuse("rope_theta", format("is %g, but must be greater than 1", rope.theta));
     if (rope.type == "default") return rope;
     if (rope.type == "linear") {
         rope.factor = dict.number("factor");
+    } else if (rope.type == "dynamic") {
+        rope.factor = dict.number("factor"), rope.original_max_position = max_positions;
+    } else if (rope.type == "longrope") {
+        rope.original_max_position =
+            fields.count("original_max_position_embeddings",
+                         dict.count("original_max_position_embeddings", phi3 ? size_t(4096) : max_positions));
+        read_longrope(rope, dict, rope.channels(D) / 2);
+        rope.factor = dict.number("factor", double(max_positions) / double(rope.original_max_position));
+        return rope;
     } else if (rope.type == "llama3" || rope.type == "yarn") {
         rope.original_max_position =
             fields.count("original_max_position_embeddings", dict.count("original_max_position_embeddings", max_positions));
@@ -147,24 +197,26 @@ static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
         if (rope.type == "yarn") read_yarn(rope, dict);
         else read_llama3(rope, dict);
     } else {
-        dict.refuse("rope_type", "is \"" + rope.type + "\", but we have default, linear, llama3, yarn");
+        dict.refuse("rope_type", "is \"" + rope.type + "\", but we have default, linear, dynamic, llama3, yarn, longrope");
     }
     if (!(rope.factor >= 1)) dict.refuse("factor", format("is %g, but must be 1 or more", rope.factor));
     return rope;
 }
 
 // Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
-// say, and in Phi-3, if the file has one. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. Llama has
-// none.
-static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, size_t L) {
+// say, and in Phi-3, if the file has one. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. In Ministral
+// layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the layers without rotation have it. Llama has none.
+static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, const std::vector<bool> &unrotated) {
+    const size_t L = unrotated.size();
     std::vector<size_t> window(L, 0);
-    const bool qwen = family == "qwen2" || family == "qwen3";
+    const bool qwen = family == "qwen2" || family == "qwen3", ministral = family == "ministral", smollm3 = family == "smollm3";
     const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
-    const bool used = qwen ? fields.boolean("use_sliding_window", false) : family == "mistral" || (family == "phi3" && !absent);
-    const size_t size = used && (absent || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
+    const bool used = qwen || smollm3 ? fields.boolean("use_sliding_window", false)
+                                      : family == "mistral" || ministral || (family == "phi3" && !absent);
+    const size_t size = used && ((absent && !smollm3) || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
     const double first = qwen ? fields.number("max_window_layers", 28) : 0;
     for (size_t l = 0; l < L; l++)
-        if (double(l) >= first) window[l] = size;
+        if (double(l) >= first && (!smollm3 || unrotated[l])) window[l] = size;
 
     const json *types = fields.find("layer_types");
     if (!types) return window;
@@ -177,7 +229,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
                                                 (*types)[l].dump().c_str()));
         if (sliding && size == 0)
             fields.refuse("layer_types", format("of layer %zu is sliding_attention, but no sliding_window is in use", l));
-        if (!qwen && !sliding && size != 0)
+        if (!qwen && !ministral && !smollm3 && !sliding && size != 0)
             fields.refuse("layer_types",
                           format("of layer %zu is full_attention, but transformers gives each %s layer the sliding_window", l,
                                  family.c_str()));
@@ -241,8 +293,31 @@ static void read_token_ids(ModelConfig &config, const Fields &fields) {
     if (const auto bos = fields.ids("bos_token_id"); !bos.empty()) config.bos = bos[0];
 }
 
+// Returns which layers are not rotated: in SmolLM3 those that no_rope_layers gives a 0, or without it every fourth.
+static std::vector<bool> read_unrotated_layers(const Fields &fields, const std::string &family, size_t L) {
+    std::vector<bool> out(L, false);
+    if (family != "smollm3") return out;
+    const size_t interval = fields.count("no_rope_layer_interval", 4);
+    const json *list = fields.find("no_rope_layers");
+    if (list && (!list->is_array() || list->size() < L))
+        fields.refuse("no_rope_layers", format("must be a list of %zu, one for each layer", L));
+    for (size_t l = 0; l < L; l++) {
+        if (list && !(*list)[l].is_number() && !(*list)[l].is_boolean())
+            fields.refuse("no_rope_layers", "must have the numbers 0 and 1");
+        out[l] = list ? (*list)[l] == 0 || (*list)[l] == false : (l + 1) % interval == 0;
+    }
+    return out;
+}
+
+size_t ModelConfig::growing_positions() const {
+    if (gpt2()) return max_positions;
+    return rope.type == "longrope" || rope.type == "dynamic" ? rope.original_max_position : SIZE_MAX;
+}
+
 static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
-    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3", olmo2 = c.family == "olmo2";
+    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3",
+               seed = c.family == "seed_oss";
+    const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite";
     const std::string act = fields.text("hidden_act", "silu");
     if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
     c.V = fields.count("vocab_size");
@@ -258,14 +333,25 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
                       format("%zu is not divisible by num_attention_heads %zu, and there is no head_dim", c.C, c.H));
     c.max_positions = fields.count("max_position_embeddings", family.positions);
     c.eps = float(fields.number("rms_norm_eps", family.eps));
-    c.tied = fields.boolean("tie_word_embeddings", false);
-    c.o_bias = (llama || qwen3 || olmo2) && fields.boolean("attention_bias", false);
-    c.qkv_bias = c.o_bias || qwen2;
-    c.mlp_bias = llama && fields.boolean("mlp_bias", false);
+    c.tied = fields.boolean("tie_word_embeddings", family.tied);
+    c.qkv_bias =
+        qwen2 || ((llama || qwen3 || seed || smollm3 || granite || olmo2) && fields.boolean("attention_bias", family.biased));
+    c.o_bias = seed ? fields.boolean("attention_out_bias", false) : c.qkv_bias && !qwen2;
+    c.mlp_bias = (llama || seed || smollm3 || granite) && fields.boolean("mlp_bias", false);
     c.qk_norm = qwen3 || olmo2;
     c.norm_after = c.wide_qk_norm = olmo2;
     c.fused = c.family == "phi3";
-    c.rope = read_rope(fields, c.max_positions);
+    if (granite)
+        for (const auto &[name, factor] : {std::pair("embedding_multiplier", &c.embedding_multiplier),
+                                           {"residual_multiplier", &c.residual_multiplier},
+                                           {"attention_multiplier", &c.attention_multiplier},
+                                           {"logits_scaling", &c.logits_scaling}}) {
+            *factor = float(fields.number(name, 1));
+            if (!(*factor > 0 && std::isfinite(*factor)))
+                fields.refuse(name, format("is %g, but must be greater than 0", double(*factor)));
+        }
+    c.unrotated = read_unrotated_layers(fields, c.family, c.L);
+    c.rope = read_rope(fields, family, c.max_positions, c.D);
 }
 
 static Gelu read_gelu(const Fields &fields) {
@@ -307,10 +393,35 @@ static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family
     if (!fields.source().contains("bos_token_id")) c.bos = end_of_text;
 }
 
-ModelConfig parse_config(const json &source, const std::string &where, std::vector<std::string> &notes) {
+// Families that are another one under their own name, in code that they bring. They are read, and saved, as that other one, which every reader knows.
+static json without_own_code(json source, const std::string &where, std::vector<std::string> &notes) {
+    const std::string type =
+        source.is_object() && source.contains("model_type") && source["model_type"].is_string() ? source["model_type"] : "";
+    const std::tuple<const char *, const char *, const char *> other_names[] = {
+        {"Yi", "llama", "Llama"}, {"internlm2", "llama", "Llama"}, {"mimo", "qwen2", "Qwen2"}};
+    for (const auto &[name, family, architecture] : other_names) {
+        if (type != name) continue;
+        source["model_type"] = family;
+        if (source.contains("architectures") && source["architectures"].is_array())
+            for (json &cls : source["architectures"])
+                if (const std::string text = cls.is_string() ? cls : ""; text.find("For") != text.npos)
+                    cls = architecture + text.substr(text.find("For"));
+        if (source.contains("bias")) source["attention_bias"] = source["bias"], source.erase("bias");
+        source.erase("auto_map");
+        notes.push_back(format("%s: %s is read, and saved, as the %s model that it is", where.c_str(), name, family));
+        if (source.value("num_nextn_predict_layers", json(0)) != 0)
+            notes.push_back(
+                format("%s: num_nextn_predict_layers: the heads that predict further tokens are left out", where.c_str()));
+        source.erase("num_nextn_predict_layers");
+    }
+    return source;
+}
+
+ModelConfig parse_config(const json &as_found, const std::string &where, std::vector<std::string> &notes) {
+    const json source = without_own_code(as_found, where, notes);
     const Fields fields(source, where);
     const Family &family = family_of(fields.text("model_type"), fields);
-    refuse_unsupported(fields);
+    refuse_unsupported(fields, family.name);
     note_dropouts(fields, where, notes);
 
     ModelConfig c{};
@@ -323,7 +434,7 @@ ModelConfig parse_config(const json &source, const std::string &where, std::vect
     c.reward = read_reward(fields);
     c.tied = c.tied && !c.reward;
     check_sizes(c, fields);
-    c.window = read_windows(fields, c.family, c.L);
+    c.window = read_windows(fields, c.family, c.gpt2() ? std::vector<bool>(c.L) : c.unrotated);
     read_token_ids(c, fields);
     return c;
 }
@@ -345,6 +456,40 @@ void read_generation_config(ModelConfig &config, const std::string &dir) {
     if (!fs::exists(file, unreadable)) return;
     config.generation = read_json(file);
     read_token_ids(config, Fields(config.generation, file));
+}
+
+void set_rope(ModelConfig &config, double theta, const std::string &scaling) {
+    json &source = config.source;
+    if (config.gpt2()) die("--rope_theta and --rope_scaling are of models with rotary positions, and those of GPT-2 are learned");
+    const json old = source.value("rope_scaling", json()).is_object() && !source["rope_scaling"].empty() ? source["rope_scaling"]
+                     : source.value("rope_parameters", json()).is_object() ? source["rope_parameters"]
+                                                                           : json::object();
+    json rope = old;
+    if (!scaling.empty()) {
+        rope = json::parse(scaling, nullptr, false);
+        if (!rope.is_object() || (!rope.contains("rope_type") && !rope.contains("type")))
+            die("--rope_scaling %s is no JSON object with a rope_type\n  fix: --rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}'",
+                scaling.c_str());
+        const Fields dict(rope, "--rope_scaling");
+        const std::string type = dict.text("rope_type", dict.text("type", ""));
+        const Fields before(old, "config.json"), fields(source, "config.json");
+        const size_t original = dict.count("original_max_position_embeddings",
+                                           fields.count("original_max_position_embeddings",
+                                                        before.count("original_max_position_embeddings", config.max_positions)));
+        if (type == "yarn" || type == "llama3" || type == "longrope") rope["original_max_position_embeddings"] = original;
+        if (source.contains("original_max_position_embeddings")) source["original_max_position_embeddings"] = original;
+        const size_t longer = type == "dynamic" ? 0 : size_t(double(original) * std::clamp(dict.number("factor", 1), 1.0, 1e6));
+        source["max_position_embeddings"] = config.max_positions = std::max(config.max_positions, longer);
+        for (const char *name : {"rope_theta", "partial_rotary_factor"})
+            if (old.contains(name) && !rope.contains(name)) rope[name] = old[name];
+    }
+    const bool newer = source.contains("rope_parameters");  // the name in files of transformers 5
+    if (theta != 0 && (newer || rope.contains("rope_theta"))) rope["rope_theta"] = theta;
+    if (theta != 0 && (!newer || source.contains("rope_theta"))) source["rope_theta"] = theta;
+    if (newer || !rope.empty()) source[newer ? "rope_parameters" : "rope_scaling"] = rope;
+    if (newer) source.erase("rope_scaling");
+    const Fields fields(source, "--rope_scaling");
+    config.rope = read_rope(fields, family_of(config.family, fields), config.max_positions, config.D);
 }
 
 void add_eos(ModelConfig &config, const std::vector<int32_t> &ids) {

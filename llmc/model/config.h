@@ -1,6 +1,7 @@
 // What a model is: its family, its sizes, and what its layers have. It is read from config.json as transformers reads it. A model that we cannot
 // compute exactly as transformers does is refused, by the name of the field that asks for more.
 #pragma once
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ struct LoraConfig {
 };
 
 struct ModelConfig {
-    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3" | "phi3" | "olmo2" | "gpt2"   (model_type)
+    std::string family;           // one of `families` in config.cpp (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
     size_t max_positions;         // max_position_embeddings; in GPT-2, the rows of its table of positions
     float eps;
@@ -31,6 +32,9 @@ struct ModelConfig {
     bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
     std::vector<size_t> window;  // (L) how many keys a query of the layer sees, its own included; 0: all
     RopeConfig rope;
+    std::vector<bool> unrotated;  // (L) whether queries and keys of the layer stay as they are; empty: all are rotated
+    // Granite's factors: of the embedding, of what each half of a layer adds to the residual stream, and of attention's scores; and the divisor of the logits
+    float embedding_multiplier = 1, residual_multiplier = 1, attention_multiplier = 0, logits_scaling = 1;
     Gelu gelu;  // GPT-2's
     double initializer_range;
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
@@ -43,7 +47,15 @@ struct ModelConfig {
     bool freezes() const { return lora.rank > 0 || weight_bits > 0; }  // the model's own weights are not trained
     // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
     // without a gate.
+    bool rotates(size_t l) const { return unrotated.empty() || !unrotated[l]; }
     bool gpt2() const { return family == "gpt2"; }
+    float attention_scale() const { return attention_multiplier ? attention_multiplier : 1 / std::sqrt(float(D)); }
+    // How many positions a text that grows may have: in longrope and dynamic the rotation of all of a text changes with its length, which a cache of
+    // keys cannot follow.
+    size_t growing_positions() const;
+    const char *growing_positions_name() const {
+        return rope.type == "longrope" ? "original_max_position_embeddings" : positions_name();
+    }
     const char *positions_name() const { return gpt2() ? "n_positions" : "max_position_embeddings"; }  // in config.json
 };
 
@@ -54,6 +66,8 @@ ModelConfig preset(const std::string &name);  // a published configuration; an u
 std::vector<std::string> preset_names();
 void read_generation_config(ModelConfig &config,
                             const std::string &dir);  // of a model or an adapter; changes nothing if `dir` has none
+// Replaces the base of the rotation, unless it is 0, and its scaling, unless that is empty: JSON as in config.json. What is exported has them, too.
+void set_rope(ModelConfig &config, double theta, const std::string &scaling);
 void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // adds ids missing from config.eos
 size_t parameter_count(const ModelConfig &config);                   // tied weights once
 void make_reward(ModelConfig &config);  // turns a language model's config into a reward model's on the same backbone

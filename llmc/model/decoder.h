@@ -217,7 +217,7 @@ template <class Dev> class Decoder : public Model {
     void add_sums();
     std::vector<double> values_of(const Row &row);
     RingAttention ring(size_t l);
-    AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
+    AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, config.attention_scale()}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);

@@ -25,10 +25,19 @@ void DeviceRow::load(const Row &row, Memory &memory) {
     write(memory, targets, row.targets);
 }
 
+// Returns the row in which documents that are longer than longrope's original positions have the rows of the second table.
+static Row with_long_positions(Row row, const RopeConfig &rope, size_t positions) {
+    for (size_t i = 0; i < row.documents.size(); i++)
+        if (row.doc_offsets[i + 1] - row.doc_offsets[i] > rope.original_max_position)
+            for (size_t p = row.doc_offsets[i]; p < row.doc_offsets[i + 1]; p++) row.doc_pos[p] += int32_t(positions);
+    return row;
+}
+
 void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
     const size_t rank = limits_.ranks.sp_rank();
     split = split_row(config_, limits_.ranks, element, whole);
-    load(local_row(whole, *split, rank), memory);
+    const bool by_length = config_.rope.by_length(limits_.positions);
+    load(local_row(by_length ? with_long_positions(whole, config_.rope, limits_.positions) : whole, *split, rank), memory);
     numbers = local_predictors(whole, *split, rank);
     predictors_of_whole = whole.predictors.size();
     load_first_keys(whole.doc_begin, memory);
@@ -39,7 +48,8 @@ void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
     std::vector<float> magnitude_of_whole(whole.T, 0), own_magnitudes;
     for (size_t i = 0; i < whole.documents.size(); i++) {
         const ptrdiff_t begin = ptrdiff_t(whole.doc_offsets[i]), end = ptrdiff_t(whole.doc_offsets[i + 1]);
-        const double magnitude = double(limits_.neftune_alpha) / std::sqrt(double(end - begin) * double(config_.C));
+        const double magnitude =
+            double(limits_.neftune_alpha * config_.embedding_multiplier) / std::sqrt(double(end - begin) * double(config_.C));
         std::fill(of_whole.begin() + begin, of_whole.begin() + end, int32_t(whole.documents[i]));
         std::fill(magnitude_of_whole.begin() + begin, magnitude_of_whole.begin() + end, float(magnitude));
     }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 
 #include "../core/common.h"
@@ -59,6 +60,37 @@ static std::vector<std::string> target_names(const ModelConfig &c, const std::ve
         if (std::ranges::find(names, name) == names.end()) names.push_back(name);
     }
     return names;
+}
+
+// PEFT takes a text that is no name for a regular expression, of a module with its layer: it matches the whole of model.layers.3.self_attn.q_proj.
+static bool is_expression(const std::string &target) { return target.find_first_of("\\[](){}*+?|^$") != target.npos; }
+
+std::vector<std::string> without_expressions(const ModelConfig &c, const std::vector<std::string> &targets) {
+    std::vector<std::string> out;
+    for (const std::string &target : targets) {
+        if (!is_expression(target)) {
+            out.push_back(target);
+            continue;
+        }
+        std::regex expression;
+        try {
+            expression = target;
+        } catch (const std::regex_error &error) {
+            die("the target \"%s\" is no regular expression: %s\n  fix: the names of modules", target.c_str(), error.what());
+        }
+        for (const LinearModule &m : linear_modules(c)) {
+            size_t layers = 0;
+            for (size_t l = 0; l < c.L; l++) layers += std::regex_match(layer_name(c, l) + m.name, expression);
+            if (layers != 0 && layers != c.L)
+                die("the target \"%s\" matches %s of %zu layers, but the model has %zu, and all or none of them have an adapter\n  fix: an expression for all layers",
+                    target.c_str(), m.name, layers, c.L);
+            if (layers) out.push_back(m.name);
+        }
+        if (out.empty())
+            die("the target \"%s\" matches no linear layer of the model, such as %s%s\n  fix: all-linear, or names",
+                target.c_str(), layer_name(c, 0).c_str(), linear_modules(c)[0].name);
+    }
+    return out;
 }
 
 std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
@@ -119,7 +151,7 @@ static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
 // Returns the names of modules that a list of targets means. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
 static std::vector<std::string> read_targets(const Fields &fields, const ModelConfig &config) {
     const json *value = fields.find("target_modules");
-    if (value && value->is_string()) return {*value};
+    if (value && value->is_string()) return without_expressions(config, {*value});
     if (!value || !value->is_array()) fields.refuse("target_modules", "is missing, or no list of names");
     std::map<std::string, std::set<std::string>> layers;  // of each module that is named with its layer
     std::vector<std::string> out;

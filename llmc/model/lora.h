@@ -25,6 +25,8 @@ struct LinearShape {
 };
 std::string layer_name(const ModelConfig &config, size_t l);  // "model.layers.3."
 std::vector<LinearModule> linear_modules(const ModelConfig &config);
+// Targets with each regular expression replaced by the names of the modules that it matches.
+std::vector<std::string> without_expressions(const ModelConfig &config, const std::vector<std::string> &targets);
 LinearShape linear_shape(const ModelConfig &config, Linear matrix);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // the modules named by config.lora.targets
 size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of a reward model's head

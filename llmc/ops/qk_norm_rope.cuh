@@ -68,8 +68,8 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, con
 
 template <class X>
 void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
-                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, float eps) {
-    if (!wq) return rope_forward(dev, qkv, table, doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, size_t R, float eps) {
+    if (!wq) return rope_forward(dev, qkv, table, doc_pos, T, H + KV, D, R, (H + 2 * KV) * D);
     launch(dev, qk_norm_rope_forward_kernel1<X>, Grid{T, 2}, 128, 0, qkv, qk_raw, rstd, wq, wk, table, doc_pos, unsigned(H),
            unsigned(KV), unsigned(D), qk_norm_lanes(D), eps);
 }
@@ -115,8 +115,8 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
 template <class X>
 void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq,
                            const X *wk, const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H,
-                           size_t KV, size_t D) {
-    if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+                           size_t KV, size_t D, size_t R) {
+    if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, R, (H + 2 * KV) * D);
     const unsigned threads = 256, lanes = qk_norm_lanes(D);
     const size_t blocks = std::min(norm_blocks, T);
     launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,

@@ -1,13 +1,14 @@
 // The op on queries and keys before attention: each head is normed over its own channels (Qwen3), and then rotated by its position.
 //
-//   qk_norm_rope_forward (dev, qkv, qk_raw, rstd, wq, wk, table, doc_pos, T, H, KV, D, eps)
+//   qk_norm_rope_forward (dev, qkv, qk_raw, rstd, wq, wk, table, doc_pos, T, H, KV, D, R, eps)
 //       of each query and key head x, with w = wq or wk:     qk_raw = x     qkv = rope_forward(rmsnorm_forward(x, w))
-//   qk_norm_rope_backward(dev, dqkv, dwq, dwk, scratch, qk_raw, wq, wk, rstd, table, doc_pos, T, H, KV, D)
+//   qk_norm_rope_backward(dev, dqkv, dwq, dwk, scratch, qk_raw, wq, wk, rstd, table, doc_pos, T, H, KV, D, R)
 //       dqkv, dwq, dwk = rmsnorm_backward of rope_backward(dqkv)
 //
 //   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which are left alone
 //   wq, wk (D) X, null in models without these norms, which need rope alone and do not use qk_raw, rstd, dwq, dwk and scratch
 //   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated, null if frozen     D a multiple of 8, up to 256
+//   R channels of a head are rotated; with the norms all of them, R = D
 //   scratch: rmsnorm_scratch(dev, 2 * D) floats     table, doc_pos: rope.h     formulas: rmsnorm.h, rope.h
 //
 // Between norm and rotation the values are rounded to X, as in Hugging Face, so that the fused op gives the same bits as two ops.
@@ -17,7 +18,7 @@
 
 template <class X>
 void qk_norm_rope_forward(Cpu<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
-                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, float eps) {
+                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, size_t R, float eps) {
     const size_t heads = H + KV, stride = (H + 2 * KV) * D;
     if (wq)
 #pragma omp parallel for num_threads(dev.threads)
@@ -27,15 +28,15 @@ void qk_norm_rope_forward(Cpu<X> dev, X *qkv, X *qk_raw, float *rstd, const X *w
             for (size_t h = 0; h < heads; h++)
                 rstd[t * heads + h] = rmsnorm_row(qkv_t + h * D, raw_t + h * D, h < H ? wq : wk, D, eps);
         }
-    rope_forward(dev, qkv, table, doc_pos, T, heads, D, stride);
+    rope_forward(dev, qkv, table, doc_pos, T, heads, D, R, stride);
 }
 
 template <class X>
 void qk_norm_rope_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq, const X *wk,
-                           const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H, size_t KV,
-                           size_t D) {
+                           const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D,
+                           size_t R) {
     const size_t heads = H + KV, stride = (H + 2 * KV) * D;
-    rope_backward(dev, dqkv, table, doc_pos, T, heads, D, stride);
+    rope_backward(dev, dqkv, table, doc_pos, T, heads, D, R, stride);
     if (!wq) return;
     const NormRuns runs(T);
 #pragma omp parallel for num_threads(dev.threads)

@@ -52,36 +52,43 @@ SEPARATE_ROUNDINGS static void scale_yarn(std::vector<float> &inv_freq, const st
 
 // The power is rounded to float from double. torch's float pow is one unit in the last place away from that for about one channel
 // in 150, which no table can follow, since its bits depend on the processor.
-std::vector<float> inverse_frequencies(const RopeConfig &config, size_t D) {
-    std::vector<float> power(D / 2), inv_freq(D / 2);
-    for (size_t i = 0; i < D / 2; i++) {
-        power[i] = float(std::pow(double(float(config.theta)), double(float(2 * i) / float(D))));
-        inv_freq[i] = 1.0f / power[i];
+std::vector<float> inverse_frequencies(const RopeConfig &config, size_t D, bool is_long) {
+    const size_t R = config.channels(D);
+    const std::vector<double> &divisor =
+        is_long ? config.long_factor : config.short_factor;  // of longrope (Ding et al., 2024, arXiv:2402.13753)
+    std::vector<float> power(R / 2), inv_freq(R / 2);
+    for (size_t i = 0; i < R / 2; i++) {
+        power[i] = float(std::pow(double(float(config.theta)), double(float(2 * i) / float(R))));
+        inv_freq[i] = 1.0f / (config.type == "longrope" ? float(divisor[i]) * power[i] : power[i]);
     }
     if (config.type == "linear")
         for (float &f : inv_freq) f /= float(config.factor);
     else if (config.type == "llama3") scale_llama3(inv_freq, config);
     else if (config.type == "yarn") scale_yarn(inv_freq, power, config);
-    else if (config.type != "default")
-        die("rope_type %s in config.json is not known\n  fix: default, linear, llama3 or yarn", config.type.c_str());
+    else if (config.type != "default" && config.type != "dynamic" && config.type != "longrope")
+        die("rope_type %s in config.json is not known\n  fix: default, linear, dynamic, llama3, yarn or longrope",
+            config.type.c_str());
     return inv_freq;
 }
 
 static double attention_factor(const RopeConfig &config) {
-    if (config.type != "yarn") return 1;
+    if (config.type != "yarn" && config.type != "longrope") return 1;
     if (config.attention_factor != 0) return config.attention_factor;
+    if (config.type == "longrope")
+        return config.factor <= 1 ? 1 : std::sqrt(1 + std::log(config.factor) / std::log(double(config.original_max_position)));
     const auto scale = [&](double mscale) { return config.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(config.factor) + 1.0; };
     return config.mscale != 0 && config.mscale_all_dim != 0 ? scale(config.mscale) / scale(config.mscale_all_dim) : scale(1);
 }
 
 void rope_table(float *table, const RopeConfig &config, size_t positions, size_t D) {
-    const std::vector<float> inv_freq = inverse_frequencies(config, D);
+    const size_t R = config.channels(D);
+    const std::vector<float> inv_freq[] = {inverse_frequencies(config, D), inverse_frequencies(config, D, true)};
     const float factor = float(attention_factor(config));
 #pragma omp parallel for
-    for (size_t p = 0; p < positions; p++)
-        for (size_t i = 0; i < D / 2; i++) {
-            const float angle = float(p) * inv_freq[i];
-            table[p * D + 2 * i] = std::cos(angle) * factor;
-            table[p * D + 2 * i + 1] = std::sin(angle) * factor;
+    for (size_t row = 0; row < config.rows(positions); row++)
+        for (size_t i = 0; i < R / 2; i++) {
+            const float angle = float(row % positions) * inv_freq[row / positions][i];
+            table[row * R + 2 * i] = std::cos(angle) * factor;
+            table[row * R + 2 * i + 1] = std::sin(angle) * factor;
         }
 }

@@ -19,10 +19,10 @@ template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *ang
 // One block rotates a token, and a thread N neighbouring pairs of a head. The kernel moves 2 T heads D elements; the row of the table comes
 // from the cache.
 template <class X, int N>
-__global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
-                             float sign) {
-    const unsigned half = D / 2, vectors = half / N;
-    const float *row = table + size_t(doc_pos[blockIdx.x]) * D;
+__global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, unsigned R,
+                             size_t stride, float sign) {
+    const unsigned half = R / 2, vectors = half / N;
+    const float *row = table + size_t(doc_pos[blockIdx.x]) * R;
     for (unsigned i = threadIdx.x; i < heads * vectors; i += blockDim.x) {
         const unsigned h = i / vectors, c = i % vectors * N;
         X *first = qkv + blockIdx.x * stride + h * D + c, *second = first + half;
@@ -35,23 +35,23 @@ __global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos,
 
 // Rotates by sign * angle: sign is +1 forward and -1 backward.
 template <class X>
-void rope_rotate(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride,
-                 float sign) {
+void rope_rotate(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t R,
+                 size_t stride, float sign) {
     constexpr int N = Vec<X>::size;
-    const bool wide = D % (2 * N) == 0 && fit_vectors<N>(stride, qkv) && fit_vectors<N>(D, table);
+    const bool wide = R % (2 * N) == 0 && fit_vectors<N>(stride, qkv) && fit_vectors<N>(D) && fit_vectors<N>(R, table);
     launch(dev, wide ? rope_kernel4<X, N> : rope_kernel4<X, 1>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads),
-           unsigned(D), stride, sign);
+           unsigned(D), unsigned(R), stride, sign);
 }
 
 template <class X>
-void rope_forward(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+void rope_forward(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t R,
                   size_t stride) {
-    rope_rotate(dev, qkv, table, doc_pos, T, heads, D, stride, 1.0f);
+    rope_rotate(dev, qkv, table, doc_pos, T, heads, D, R, stride, 1.0f);
 }
 
 template <class X>
-void rope_backward(Cuda<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+void rope_backward(Cuda<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t R,
                    size_t stride) {
-    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, -1.0f);
+    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, R, stride, -1.0f);
 }
 }  // namespace CUDA_BACKEND

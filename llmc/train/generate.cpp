@@ -41,12 +41,13 @@ std::unique_ptr<PreparedData> open_prompts(const Run &run) {
 
 // Continues the prompts with the model of run.model_dir, which is opened for it.
 std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &prompts, const GenerationSettings &settings) {
-    size_t longest = 0, most = run.config.max_positions;
+    size_t longest = 0, most = run.config.max_positions, end = run.config.growing_positions();
     for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
     agree(run.comm, [&] {
-        if (longest + settings.max_new_tokens > most && run.config.gpt2())  // rotary positions have no end, but learned ones do
-            die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but n_positions of %s is %zu\n  fix: a smaller --max_new_tokens, or a shorter prompt",
-                longest, settings.max_new_tokens, run.model_dir.c_str(), most);
+        if (longest + settings.max_new_tokens > end)  // rotary positions have no end, but learned ones do
+            die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but %s of %s is %zu%s\n  fix: a smaller --max_new_tokens, or a shorter prompt",
+                longest, settings.max_new_tokens, run.config.growing_positions_name(), run.model_dir.c_str(), end,
+                run.config.gpt2() ? "" : ", beyond which its rotation changes");
     });
     if (longest + settings.max_new_tokens > most)
         run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
@@ -164,10 +165,10 @@ Continuation::Continuation(const Run &run) : run_(run) {
     prompt_ = {{prompt, 0}};
     room_ = GenerationLimits(prompt_, settings(0), 1);
     agree(run.comm, [&] {
-        if (prompt.size() + o.max_new_tokens > c.max_positions)
+        const size_t most = std::min(c.max_positions, c.growing_positions());
+        if (prompt.size() + o.max_new_tokens > most)
             die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: a smaller --max_new_tokens%s",
-                prompt.size(), o.max_new_tokens, model.c_str(), c.max_positions,
-                o.prompt.empty() ? "" : ", or a shorter --prompt");
+                prompt.size(), o.max_new_tokens, model.c_str(), most, o.prompt.empty() ? "" : ", or a shorter --prompt");
     });
 }
 

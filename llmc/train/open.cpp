@@ -116,6 +116,8 @@ void open_config(Run &run, const std::string &dir) {
     std::vector<std::string> notes;
     run.model_dir = run.tokenizer_dir = dir;
     run.config = read_config(dir, notes);
+    if (const Options &o = run.options; dir == o.model && (o.rope_theta != 0 || !o.rope_scaling.empty()))
+        set_rope(run.config, o.rope_theta, o.rope_scaling);
     untie(run.config, dir, notes);
     set_weight_bits(run);
     expect_own_family(run, dir);
@@ -150,7 +152,7 @@ void expect_positions(const Run &run, const Samples &data) {
             die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", i,
                 data.name().c_str(), data.length(i), run.config.positions_name(),
                 (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(), most, most,
-                run.config.gpt2() ? "" : ", or rope scaling in config.json");
+                run.config.gpt2() ? "" : ", or --rope_scaling");
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {

@@ -64,6 +64,10 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
         if (compares && asked.responses[i].empty())
             die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: --input_key and --output_key, which name the prompt and the answer, or another --reward",
                 i + 1, prompts.name().c_str());
+        if (const size_t end = run_.config.growing_positions(); prompt.size() + o_.max_new_tokens > end)
+            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but %s of the model is %zu, beyond which it %s\n  fix: a smaller --max_new_tokens, or shorter prompts",
+                prompts.name().c_str(), prompt.size(), o_.max_new_tokens, run_.config.growing_positions_name(), end,
+                run_.config.gpt2() ? "has no positions" : "is rotated otherwise");
         if (prompt.size() + o_.max_new_tokens > o_.row_tokens)
             die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
                 prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);

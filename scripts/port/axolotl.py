@@ -40,8 +40,9 @@ ROWS = [
     Together("eos_token", "see bos_token", "eos_token"),
     Together("unk_token", "see bos_token", "unk_token"),
     Note("no code of a model's directory is run", "trust_remote_code"),
+    Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' has it as JSON", "rope_scaling"),
     Refused("change config.json in the directory of --model",
-      "overrides_of_model_config, overrides_of_model_kwargs, rope_scaling, base_model_config, cls_model_config, type_of_model, "
+      "overrides_of_model_config, overrides_of_model_kwargs, base_model_config, cls_model_config, type_of_model, "
       "reinit_weights"),
     Note("config.json says what the model is", "is_llama_derived_model, is_mistral_derived_model, is_qwen_derived_model, is_falcon_derived_model"),
     Note("config.json says what the model is", "model_type"),

@@ -36,7 +36,8 @@ ROWS = [
       "split_special_tokens"),
     Refused("models of text alone are trained", "image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, video_fps, video_maxlen, use_audio_in_video, "
       "freeze_vision_tower, freeze_multi_modal_projector, freeze_language_model, audio_sampling_rate"),
-    Refused("change config.json in the directory of --model", "rope_scaling, shift_attn, mixture_of_depths, train_from_scratch"),
+    Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' has it as JSON, with a factor", "rope_scaling"),
+    Refused("change config.json in the directory of --model", "shift_attn, mixture_of_depths, train_from_scratch"),
     # the method
     Together("stage", "the task: pt is pretrain, sft, rm, dpo", "stage"),
     Together("finetuning_type", "lora, which is the default there, or full", "finetuning_type"),

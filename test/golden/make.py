@@ -56,6 +56,7 @@ BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=96,
              max_position_embeddings=128, rms_norm_eps=1e-5)
+SMALLER = dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, pad_token_id=None, bos_token_id=1, eos_token_id=2)
 SMALL_GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=128, bos_token_id=1, eos_token_id=2)
 LLAMA3_SCALING = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                       original_max_position_embeddings=64)
@@ -84,6 +85,16 @@ MODELS = {
     "mistral": ("mistral", dict(sliding_window=24, vocab_size=101, **rope(1e4)), {}),
     "phi3": ("phi3", dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, sliding_window=20,
                           pad_token_id=None, eos_token_id=2, **rope(1e4)), dict(dtype=torch.bfloat16)),
+    # documents of 33 and 70 tokens are longer than the original positions, the others are not
+    "phi4": ("phi3", dict(SMALLER, hidden_size=32, num_attention_heads=4, intermediate_size=40, original_max_position_embeddings=32, tie_word_embeddings=True,
+                          **rope(1e4, "longrope", short_factor=[1.0, 1.25, 1.5], long_factor=[2.0, 3.0, 4.5], partial_rotary_factor=0.75)),
+             dict(dtype=torch.bfloat16, v4=True)),
+    "seed_oss": ("seed_oss", dict(SMALLER, head_dim=16, **rope(1e4)), dict(dtype=torch.bfloat16)),
+    "smollm3": ("smollm3", dict(SMALLER, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=20, **rope(1e4)), dict(dtype=torch.bfloat16)),
+    "ministral": ("ministral", dict(SMALLER, head_dim=8, layer_types=["full_attention", "sliding_attention"], sliding_window=16, **rope(1e4)),
+                  dict(dtype=torch.bfloat16)),
+    "granite": ("granite", dict(SMALLER, intermediate_size=40, embedding_multiplier=6.0, residual_multiplier=0.35, attention_multiplier=0.5, logits_scaling=2.0,
+                                tie_word_embeddings=True, **rope(1e4)), dict(dtype=torch.bfloat16)),
     "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
                               **rope(1e5)), dict(dtype=torch.bfloat16)),
     "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)),  # queries are wider than the residual stream: each norm shows its width
@@ -299,8 +310,15 @@ def without_specials(config):
     changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}
     if config.rope_parameters["rope_type"] != "default":
         changes["without scaling"] = rope(config.rope_parameters["rope_theta"])
-    if config.model_type == "mistral":
-        changes["without window"] = dict(sliding_window=None)
+    if config.model_type == "smollm3":
+        changes["rotation everywhere"] = dict(no_rope_layers=[1] * config.num_hidden_layers)
+    if config.model_type == "granite":
+        changes |= {name: {name: 1.0} for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")}
+    if config.rope_parameters["rope_type"] == "longrope":
+        changes["short factors everywhere"] = dict(rope_parameters=config.rope_parameters | dict(long_factor=config.rope_parameters["short_factor"]))
+        changes.pop("without scaling")  # which asks for another partial rotation, too
+    if config.model_type in ("mistral", "ministral", "smollm3"):
+        changes["without window"] = dict(sliding_window=128)
     if config.model_type == "qwen2" and config.use_sliding_window:
         changes["without window"] = dict(layer_types=["full_attention"] * config.num_hidden_layers)
         changes["window everywhere"] = dict(layer_types=["sliding_attention"] * config.num_hidden_layers)

@@ -50,9 +50,9 @@ template <class Dev> struct QkOp {
         X *const none = nullptr;
         if (norms)
             qk_norm_rope_forward(dev, x.data(), raw.data(), rstd.data(), wq.data(), wk.data(), table.data(), pos.data(), s.T, s.H,
-                                 s.KV, s.D, float(eps));
+                                 s.KV, s.D, s.D, float(eps));
         else
-            qk_norm_rope_forward(dev, x.data(), none, nullptr, none, none, table.data(), pos.data(), s.T, s.H, s.KV, s.D,
+            qk_norm_rope_forward(dev, x.data(), none, nullptr, none, none, table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D,
                                  float(eps));
         return x.values();
     }
@@ -63,10 +63,10 @@ template <class Dev> struct QkOp {
         X *const none = nullptr;
         if (norms)
             qk_norm_rope_backward(dev, d.data(), dwq.data(), dwk.data(), scratch.data(), raw.data(), wq.data(), wk.data(),
-                                  rstd.data(), table.data(), pos.data(), s.T, s.H, s.KV, s.D);
+                                  rstd.data(), table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D);
         else
             qk_norm_rope_backward(dev, d.data(), nullptr, nullptr, nullptr, none, none, none, nullptr, table.data(), pos.data(),
-                                  s.T, s.H, s.KV, s.D);
+                                  s.T, s.H, s.KV, s.D, s.D);
         return d.values();
     }
 };
@@ -110,8 +110,8 @@ TYPED_TEST(QkNormRope, IsTheNormAndRopeBitForBit) {
             Array<X> x(in.qkv), d(in.dqkv);
             Array<float> table(in.angles.table);
             Array<int32_t> pos(in.angles.doc_pos);
-            rope_forward(dev, x.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.width());
-            rope_backward(dev, d.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.width());
+            rope_forward(dev, x.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.D, s.width());
+            rope_backward(dev, d.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.D, s.width());
             EXPECT_EQ(widen(fused.forward(in.qkv, in.angles, false)), widen(x.values()));
             EXPECT_EQ(widen(fused.backward(in.dqkv, in.angles, false)), widen(d.values()));
 
@@ -138,6 +138,6 @@ TYPED_TEST(QkNormRope, WeightsThatAreNotAligned) {
     Array<int32_t> pos(in.angles.doc_pos);
     const X *wq = w.data() + 1, *wk = wq + s.D;
     qk_norm_rope_forward(any_device<TypeParam>(), x.data(), raw.data(), rstd.data(), wq, wk, table.data(), pos.data(), s.T, s.H,
-                         s.KV, s.D, float(eps));
+                         s.KV, s.D, s.D, float(eps));
     expect_close("qkv", x.values(), rope_reference(normed, s, in.angles, 1), qk_norm_rope_error<X>(s, gather_heads(normed, s)));
 }

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from preparing import CHATML, DATA, PLAIN, make_tokenizer
-from test_runs import DEMO, ROOT, call, command, first_step, python_for_data, write_data  # noqa: F401
+from test_runs import DEMO, GOLDEN, ROOT, call, command, first_step, python_for_data, read_tensors, write_data, write_tensors  # noqa: F401
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
 OTHER = CHATML.replace("<|im_start|>' + m['role']", "<s>' + m['role']").replace("<|im_start|>", "<s>")
@@ -183,3 +184,57 @@ def test_transformers_opens_it(python, trained):
         pytest.skip(f"{python} has no torch and transformers")
     result = subprocess.run([python, "-c", OPEN, trained, "torch" if has_torch else ""], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
+
+
+# ---- models that bring their own code
+
+INTERNLM2 = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+             "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings", "lm_head": "output"}
+
+
+def respelled(path, name):
+    """A model as its first authors store it, and the golden one that it is, whose data and loss it has."""
+    golden = GOLDEN / ("qwen2_window" if name == "mimo" else "llama31")
+    shutil.copytree(golden, path)
+    config, tensors = json.loads((golden / "config.json").read_text()), read_tensors(golden / "model.safetensors")
+    config |= {"model_type": name, "architectures": [f"{name}ForCausalLM"], "auto_map": {"AutoModel": "modeling.Model"}}
+    names = {"internlm2": INTERNLM2, "Yi": {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}, "mimo": {}}[name]
+    if name == "mimo":
+        config["num_nextn_predict_layers"] = 1
+        tensors["model.mtp_layers.0.input_layernorm.weight"] = np.ones(32, np.float32)
+    if name == "internlm2":  # of each key head: the rows of its query heads, its own, and those of its value head
+        config["bias"] = config.pop("attention_bias")
+        kv, size = config["num_key_value_heads"], config["hidden_size"] // config["num_attention_heads"]
+        for layer in range(config["num_hidden_layers"]):
+            q, k, v = (tensors.pop(f"model.layers.{layer}.self_attn.{c}_proj.weight").reshape(kv, -1, size, config["hidden_size"]) for c in "qkv")
+            tensors[f"model.layers.{layer}.attention.wqkv.weight"] = np.concatenate([q, k, v], axis=1).reshape(-1, config["hidden_size"])
+    for ours, theirs in names.items():
+        tensors = {key.replace(ours + ".", theirs + "."): value for key, value in tensors.items()}
+    (path / "config.json").write_text(json.dumps(config))
+    write_tensors(path / "model.safetensors", tensors)
+    return golden
+
+
+@pytest.mark.parametrize("name, family, flags", [("internlm2", "llama", {}), ("internlm2", "llama", {"ranks": 2, "zero_stage": 3}), ("Yi", "llama", {}), ("mimo", "qwen2", {})])
+def test_a_model_with_code_of_its_own_becomes_what_it_is(name, family, flags, tmp_path):
+    golden = respelled(tmp_path / "model", name)
+    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, **flags}
+    for model, out in ((tmp_path / "model", "a"), (golden, "b")):
+        train(tmp_path / out, model=model, **options)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["model_type"] == family and "auto_map" not in config and config["architectures"] == [f"{family.capitalize()}ForCausalLM"]
+
+
+def test_rope_by_flags_is_saved(tmp_path):
+    """A run whose flags say what another's config.json says."""
+    data, scaling = GOLDEN / "llama_yarn" / "golden.safetensors", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+                                                                   "beta_slow": 1.0}
+    plain = shutil.copytree(GOLDEN / "llama_yarn", tmp_path / "plain")
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}))
+    options = {"data": data, "max_steps": 1, "max_len": 128, "train_batch_size": 6}
+    train(tmp_path / "a", model=plain, rope_scaling=json.dumps(scaling), rope_theta=config["rope_parameters"]["rope_theta"], **options)
+    train(tmp_path / "b", model=GOLDEN / "llama_yarn", **options)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["rope_parameters"] == config["rope_parameters"]
