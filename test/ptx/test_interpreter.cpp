@@ -723,6 +723,13 @@ TEST(PtxCounts, WavefrontsOfSharedMemory) {
     EXPECT_EQ(run(strided(128) + four).counts.total().least_wavefronts, 4u);
 }
 
+// Without .ftz, machine code scales arguments and results that may be subnormal.
+TEST(PtxCounts, MachineInstructionsOfApproximateFunctions) {
+    const auto issued = [](const std::string &body) { return run(body).counts.demands[0][size_t(ptx::Unit::issue)]; };
+    EXPECT_EQ(issued("ex2.approx.f32 %f5, %f6;") - issued("ex2.approx.ftz.f32 %f5, %f6;"), 3);
+    EXPECT_EQ(issued("div.rn.ftz.f32 %f5, %f6, %f7;"), issued("div.rn.f32 %f5, %f6, %f7;"));
+}
+
 // Repeated reads of a block hit L1, and data touched earlier by the launch hits L2.
 TEST(PtxCounts, TrafficOfL2AndMemory) {
     const std::string load = "ld.global.u32 %r5, [%rd2];\n", store = "st.global.u32 [%rd2], %r5;\n";

@@ -29,10 +29,14 @@ const char *const specials[] = {
 // How many instructions of sm_90 nvcc 13 makes of one of PTX that has none of its own, on the way that usual arguments take.
 uint8_t machine_instructions(const std::string &name) {
     static const std::pair<const char *, uint8_t> several[] = {
-        {"div.u64", 70},   {"rem.u64", 70},    {"div.s64", 80},    {"rem.s64", 80},   {"div.u32", 18},
-        {"rem.u32", 18},   {"div.s32", 24},    {"rem.s32", 24},    {"mul.lo.s64", 4}, {"mul.lo.u64", 4},
-        {"mad.lo.s64", 4}, {"mad.lo.u64", 4},  {"mul.hi.u64", 7},  {"div.rn.f32", 9}, {"div.approx.f32", 5},
-        {"rcp.rn.f32", 6}, {"sqrt.rn.f32", 8}, {"div.rn.f64", 12}, {"rcp.rn.f64", 9}, {"sqrt.rn.f64", 14},
+        {"div.u64", 70},           {"rem.u64", 70},       {"div.s64", 80},           {"rem.s64", 80},
+        {"div.u32", 18},           {"rem.u32", 18},       {"div.s32", 24},           {"rem.s32", 24},
+        {"mul.lo.s64", 4},         {"mul.lo.u64", 4},     {"mad.lo.s64", 4},         {"mad.lo.u64", 4},
+        {"mul.hi.u64", 7},         {"div.rn.f32", 9},     {"div.approx.f32", 5},     {"rcp.rn.f32", 6},
+        {"sqrt.rn.f32", 8},        {"div.rn.f64", 12},    {"rcp.rn.f64", 9},         {"sqrt.rn.f64", 14},
+        {"ex2.approx.f32", 4},     {"lg2.approx.f32", 4}, {"sqrt.approx.f32", 4},    {"rcp.approx.f32", 4},
+        {"sin.approx.f32", 2},     {"cos.approx.f32", 2}, {"sin.approx.ftz.f32", 2}, {"cos.approx.ftz.f32", 2},
+        {"div.approx.ftz.f32", 2}, {"div.full.f32", 5},
     };
     for (const auto &[known, n] : several)
         if (name == known) return n;
@@ -258,7 +262,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
         fail("unknown instruction " + name + " with " + std::to_string(operands.size()) + " operands");
     const Form &form = found->second;
     i.run = flushed ? form.flushed : form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
-    i.machine = machine_instructions(full);
+    i.machine = machine_instructions(name.find(".approx") == std::string::npos ? full : name);  // with .ftz these need no scaling
     if (form.bytes) i.bytes = form.bytes;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
     for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);

@@ -75,6 +75,7 @@ void remember(State &s, const Kernel &kernel, const Launch &launch, int carveout
     Launches &all =
         s.launched[kernel.mangled + " " + launch.grid.text() + " " + launch.threads.text() + format(" %zu", launch.shared)];
     all.mangled = kernel.mangled, all.name = kernel.name, all.launch = launch, all.carveout = carveout;
+    all.launch.shared += kernel.static_shared;
     const auto by_pipe = counts.by_pipe(kernel);
     for (size_t n = 0; n < pipes; n++) all.by_pipe[n] += by_pipe[n];
     all.launches++, all.barriers += counts.barriers, all.divergent_branches += counts.divergent_branches,

@@ -11,7 +11,7 @@ namespace ptx {
 // All launches of a kernel so far that had the same grid, threads and shared memory.
 struct Launches {
     std::string mangled, name;
-    Launch launch;
+    Launch launch;  // its shared memory with the kernel's static variables
     int carveout =
         0;  // share of an SM's memory that the kernel prefers as shared memory, in percent; negative: the driver's choice
     uint64_t launches = 0, barriers = 0, divergent_branches = 0;
