@@ -593,6 +593,17 @@ TEST(PtxBlocks, OfUpToThreeDimensions) {
     EXPECT_NE(error_of("", {{1, 65536}, {32}}).find("a grid of 1 x 65536 x 1 blocks"), std::string::npos);
 }
 
+// __syncthreads_count, _and, _or
+TEST(PtxShared, BarriersThatCount) {
+    const std::string vote = "setp.lt.u32 %p1, %r0, 40;\n", store = "st.global.u32 [%rd3], %r20;";
+    const auto all = [&](const std::string &body) { return run(vote + body + store, 80).y; };
+    EXPECT_EQ(all("bar.red.popc.u32 %r20, 0, %p1;\n"), all("barrier.cta.red.popc.aligned.u32 %r20, 0, 96, %p1;\n"));
+    EXPECT_EQ(all("bar.red.popc.u32 %r20, 0, %p1;\n")[79], 40u);
+    EXPECT_EQ(all("bar.red.and.pred %p2, 0, %p1;  selp.u32 %r20, 1, 0, %p2;\n")[0], 0u);
+    EXPECT_EQ(all("bar.red.or.pred %p2, 0, %p1;  selp.u32 %r20, 1, 0, %p2;\n")[79], 1u);
+    EXPECT_EQ(all("setp.lt.u32 %p1, %r0, 80;  bar.red.and.pred %p2, 0, %p1;  selp.u32 %r20, 1, 0, %p2;\n")[79], 1u);
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------------------------
 
 // A function has registers and labels of its own, at each call, and lanes leave it on their own ways.

@@ -231,7 +231,7 @@ void Decoder::instruction(const std::string &s) {
         call(i, arguments);
         if (!i.run) return;  // a function, which is here now
     } else if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" ||
-               name == "bar.arrive")
+               name == "bar.arrive" || name.rfind("bar.red", 0) == 0)
         control(i, name, arguments);
     else compute(i, name, arguments);
     kernel_.code.push_back(i);
@@ -242,6 +242,13 @@ void Decoder::control(Instruction &i, const std::string &name, const Texts &argu
     if (name.rfind("bra", 0) == 0) {
         i.control = Control::branch;
         scopes_.back().branches.emplace_back(kernel_.code.size(), arguments.at(0));
+    } else if (name.rfind("bar.red", 0) == 0 && arguments.size() >= 3) {  // result, barrier, threads if given, predicate
+        i.control = Control::barrier;
+        const bool counts = name == "bar.red.popc.u32", all = name == "bar.red.and.pred";
+        if (!counts && !all && name != "bar.red.or.pred") fail("unknown instruction " + name);
+        i.reduction = counts ? Reduction::popc : all ? Reduction::all : Reduction::any;
+        for (size_t n = 1; n + 1 < arguments.size(); n++) i.operands[i.reads++] = slot(arguments[n], 4);
+        i.operands[2] = slot(arguments.back(), 0), i.operands[3] = slot(arguments[0], counts ? 4 : 0);
     } else if (name.rfind("bar", 0) == 0) {
         i.control = name == "bar.sync" ? Control::barrier : Control::arrival;
         for (const std::string &a : arguments) i.operands[i.reads++] = slot(a, 4);

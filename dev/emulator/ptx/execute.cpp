@@ -113,6 +113,19 @@ void join(Clock &clock, const Clock &other) {
     for (size_t n = 0; n < clock.size(); n++) clock[n] = std::max(clock[n], other[n]);
 }
 
+// What bar.red tells every thread of the votes of all.
+void write_reduction(Warp &w, const Barrier &barrier) {
+    const Instruction &i = *w.instruction;
+    if (i.reduction == Reduction::popc) {
+        alignas(64) uint32_t result[lanes];
+        std::fill(result, result + lanes, uint32_t(barrier.votes));
+        w.write(i.operands[3], result);
+    } else if (i.reduction != Reduction::none) {
+        const bool holds = i.reduction == Reduction::all ? barrier.votes == barrier.voters : barrier.votes > 0;
+        w.write_predicate(i.operands[3], holds ? ~0u : 0);
+    }
+}
+
 // The warp arrives, and waits unless it is bar.arrive. The last arrival wakes the waiting warps.
 void arrive(Warp &w, const Instruction &i) {
     Block &block = *w.block;
@@ -122,12 +135,14 @@ void arrive(Warp &w, const Instruction &i) {
     if (id < 0 || id > 15 || expected <= 0 || expected % lanes || expected > all)
         w.fail(0, format("barrier %d for %d threads of %d", id, expected, all));
     Barrier &barrier = block.barriers[id];
-    if (!barrier.arrived) barrier = {0, expected, Clock(block.warps.size())};
+    if (!barrier.arrived) barrier = {0, expected, Clock(block.warps.size()), 0, 0};
     if (barrier.expected != expected) w.fail(0, format("barrier %d for %d threads and for %d", id, barrier.expected, expected));
     Clock &own = block.clocks[size_t(w.number)];
     join(barrier.clock, own);
     own[size_t(w.number)]++;
     barrier.arrived += lanes;
+    if (i.reduction != Reduction::none)
+        barrier.voters += std::popcount(w.active), barrier.votes += std::popcount(w.active & w.predicate(i.operands[2]));
     if (i.control == Control::barrier) w.waits_at = id;
     if (barrier.arrived < expected) return;
     block.running->counts->barriers++;
@@ -135,6 +150,7 @@ void arrive(Warp &w, const Instruction &i) {
     for (Warp &other : block.warps)
         if (other.waits_at == id) {
             other.waits_at = -1;
+            write_reduction(other, barrier);
             join(block.clocks[size_t(other.number)], barrier.clock);
         }
 }

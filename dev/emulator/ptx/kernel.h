@@ -29,6 +29,7 @@ using Handler = void (*)(Warp &, const Instruction &);
 using Mover = void (*)(void *slot, uint8_t *const *at, uint32_t mask);  // between a register and memory, lane by lane
 
 enum class Control : uint8_t { none, branch, leave, barrier, arrival };
+enum class Reduction : uint8_t { none, popc, all, any };  // of a predicate, at a barrier
 
 // What issues an instruction, as Nsight Compute groups them.
 enum class Pipe : uint8_t { control, integer, fp32, fp64, special, tensor, convert, move, warp, global, local, shared, copy };
@@ -40,6 +41,7 @@ struct Instruction {
     Handler run = nullptr;  // null where `control` says what to do
     Mover move = nullptr;   // of loads and stores
     Control control = Control::none;
+    Reduction reduction = Reduction::none;
     Pipe pipe = Pipe::control;
     uint8_t writes = 0, reads = 0;  // operands of each kind
     uint8_t bytes = 0, vector = 1;  // of a load, store or copy: bytes of an element, elements

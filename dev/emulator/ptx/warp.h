@@ -68,6 +68,7 @@ using Clock = std::vector<uint32_t>;
 struct Barrier {
     int arrived = 0, expected = 0;  // threads
     Clock clock;                    // joined clocks of the arrived warps
+    int voters = 0, votes = 0;      // of bar.red: threads, and those whose predicate holds
 };
 
 // Which sectors of device memory a launch has touched.
