@@ -8,7 +8,7 @@
 //
 // Sizes, here and in every op:   T tokens of a rank's row     C hidden size     H heads     D head size, C = H*D
 //                                F feed-forward size          V vocabulary      L layers    P positions a document may have
-// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/row.h).
 //
 // Dev is the device, CPU or CUDA, and the type X in which it stores weights and activations: float or bf16. Gradients of weights
 // are float.
@@ -334,10 +334,9 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
 // place of the GPU: dev/emulator/README.md). Both halves are linked into one program.
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
 #ifdef CUDA_HALF
-#include "llmc/app/cuda_models.cuh"  // defines: make_cuda_models
-ModelFactory cuda_models(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
-                         std::unique_ptr<Comm> &gpu_comm) {
-    return make_cuda_models<Gpt2>(options, cpu, host, own_gpu, gpu_comm);
+#include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device
+Device cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
+    return make_cuda_device<Gpt2>(options, cpu, host, own_gpu, gpu_comm);
 }
 #else
 // Without a task the program trains a small GPT-2 on a novel (data/text/README.md).

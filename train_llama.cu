@@ -8,7 +8,7 @@
 //
 // Sizes, here and in every op:   T tokens of a rank's row       C hidden size     H query heads     KV key/value heads     D head size
 //                                F feed-forward size            V vocabulary      L layers          N tokens of the row that are targets
-// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/row.h).
 //
 // Dev is the device, CPU or CUDA, and the type X in which it stores weights and activations: float or bf16. Gradients of weights
 // are float.
@@ -449,10 +449,9 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
 // place of the GPU: dev/emulator/README.md). Both halves are linked into one program.
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
 #ifdef CUDA_HALF
-#include "llmc/app/cuda_models.cuh"  // defines: make_cuda_models
-ModelFactory cuda_models(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
-                         std::unique_ptr<Comm> &gpu_comm) {
-    return make_cuda_models<Llama>(options, cpu, host, own_gpu, gpu_comm);
+#include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device
+Device cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
+    return make_cuda_device<Llama>(options, cpu, host, own_gpu, gpu_comm);
 }
 #else
 int main(int argc, char **argv) { return run_program<Llama>("train_llama", argc, argv); }

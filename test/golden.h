@@ -8,7 +8,9 @@
 #include "../llmc/core/json.h"
 #include "../llmc/data/packing.h"
 #include "../llmc/train/evaluate.h"
-#include "../llmc/train/open.h"
+#include "../llmc/train/open_config.h"
+#include "../llmc/train/open_data.h"
+#include "../llmc/train/open_model.h"
 #include "../llmc/train/pairs.h"
 
 // Of the other directories test_runs.py compares losses and ten steps.
@@ -251,21 +253,21 @@ template <class Dev> struct GoldenPairs {
 
     GoldenPairs(Dev dev, const std::string &name, Task task)
         : expected(read_json("test/golden/preference.json")["models"][name]),
-          run{program_of(name), task, default_options(task), comm, 1, models(dev)} {
-        open_config(run, "test/golden/" + name);
-        run.new_head = task == RM;
-        if (run.new_head) make_reward(run.config);
+          run{program_of(name), task, default_options(task), comm, 1, device_of(dev)} {
+        run.model = open_config(run, "test/golden/" + name);
+        run.model.new_head = task == RM;
+        if (run.model.new_head) make_reward(run.model.config);
         run.mesh = std::make_shared<Mesh>(comm, 1);
         run.options.row_tokens = 128;
         run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = "resident";
         data = open_data(run, "test/golden/pairs.safetensors");
         limits = limits_for(run, Mode::train, *data);
         for (size_t s = 0; s < data->size(); s++) samples.push_back(s);
-        model.reset(static_cast<Decoder<Dev> *>(open_model(run, limits).release()));
+        model.reset(static_cast<Decoder<Dev> *>(open_model(run, run.model, limits).release()));
         if (task == RM) set("score.weight", expected["score"]);
     }
-    static ModelFactory models(Dev dev) {
-        return [dev](const ModelConfig &config, const ModelLimits &limits) { return make_model(dev, config, limits); };
+    static Device device_of(Dev dev) {
+        return {models_on(dev), [dev] { return make_memory(dev); }};
     }
     void set(const std::string &tensor, const std::vector<float> &values) {
         size_t begin = 0;  // of the tensor, in the numbering of OptimizerPart
@@ -330,7 +332,7 @@ inline void expect_logps(const char *what, const std::vector<double> &got, const
 template <class Dev> void expect_preferences(Dev dev, const std::string &name) {
     GoldenPairs<Dev> t(dev, name, DPO);
     const nlohmann::json &golden = t.expected;
-    std::vector<double> logps = document_values(t.run, *t.model, *t.data, t.samples), of_reference;
+    std::vector<double> logps = document_values(t.run, t.run.model, *t.model, *t.data, t.samples), of_reference;
     for (double &logp : logps) logp = -logp;
     expect_logps("log p", logps, golden["logps"]);
     const LossSums sums = t.model->take_sums();
@@ -351,7 +353,8 @@ template <class Dev> void expect_preferences(Dev dev, const std::string &name) {
 template <class Dev> void expect_reward_model(Dev dev, const std::string &name) {
     GoldenPairs<Dev> t(dev, name, RM);
     const nlohmann::json &golden = t.expected;
-    const std::vector<double> rewards = document_values(t.run, *t.model, *t.data, t.samples), want_rewards = golden["rewards"];
+    const std::vector<double> rewards = document_values(t.run, t.run.model, *t.model, *t.data, t.samples),
+                              want_rewards = golden["rewards"];
     double worst = 0, chosen = 0, rejected = 0;
     for (size_t i = 0; i < rewards.size(); i++) {
         worst = std::max(worst, std::abs(rewards[i] - want_rewards[i]));
@@ -381,8 +384,8 @@ template <class Dev> void expect_bf16_preferences_as_good_as_transformers(Dev de
         expect_at_most(what, relative_distance(t.gradient(), exact.gradient()),
                        1.5 * allowed["gradient_error"].template get<double>());
         if (task == RM) continue;
-        const auto got = document_values(t.run, *t.model, *t.data, t.samples),
-                   want = document_values(exact.run, *exact.model, *exact.data, exact.samples);
+        const auto got = document_values(t.run, t.run.model, *t.model, *t.data, t.samples),
+                   want = document_values(exact.run, exact.run.model, *exact.model, *exact.data, exact.samples);
         double squares = 0;
         for (size_t i = 0; i < got.size(); i++)
             squares += std::pow(got[i] - want[i], 2) / double(t.data->targets(i)) / double(got.size());

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "../llmc/train/open.h"
+#include "../llmc/train/open_model.h"
 #include "prepared.h"
 
 namespace {
@@ -144,15 +144,16 @@ std::string refusal(size_t parameters, size_t longest, const std::string &recomp
                     const SmallCard &card = {}) {
     SelfComm comm;
     Run run{"train_llama", task, {}, comm, 1, {}};
-    run.make_model = [&](const ModelConfig &, const ModelLimits &l) {
+    run.device.make_memory = [&] { return std::make_unique<SmallCard>(card); };
+    run.device.make_model = [&](const ModelConfig &, const ModelLimits &l) {
         return std::make_unique<PlannedModel>(l, parameters, card);
     };
-    run.config.max_positions = 65536;
+    run.model.config.max_positions = 65536;
     run.options.recompute = recompute, run.options.dtype = "f32";
-    run.ranks = ranks;
+    run.model.ranks = ranks;
     ModelLimits limits;
     limits.row_tokens = 32768, limits.positions = longest;
-    return error_of([&] { open_model(run, limits); });
+    return error_of([&] { open_model(run, run.model, limits); });
 }
 
 }  // namespace

@@ -182,21 +182,21 @@ TEST_P(AdapterGoldens, FilesComeBack) {
 TEST(Adapters, RewardModelEqualsPeft) {
     const auto golden = read_json("test/golden/lora_reward/golden.json");
     SelfComm comm;
-    ::Run run{"train_llama", RM, default_options(RM), comm, 1, GoldenPairs<CpuF32>::models(make_device<CpuF32>())};
-    open_config(run, "test/golden/" + golden["base"].get<std::string>());
+    ::Run run{"train_llama", RM, default_options(RM), comm, 1, GoldenPairs<CpuF32>::device_of(make_device<CpuF32>())};
+    run.model = open_config(run, "test/golden/" + golden["base"].get<std::string>());
     bool reward = false;
-    run.options.adapter = "test/golden/lora_reward";
-    run.config.lora = read_lora(run.options.adapter, run.config, reward);
+    run.model.adapter = "test/golden/lora_reward";
+    run.model.config.lora = read_lora(run.model.adapter, run.model.config, reward);
     ASSERT_TRUE(reward);
-    make_reward(run.config);
+    make_reward(run.model.config);
     run.mesh = std::make_shared<Mesh>(comm, 1);
     run.options.row_tokens = 128;
     const auto data = open_data(run, "test/golden/pairs.safetensors");
     const ModelLimits limits = limits_for(run, Mode::train, *data);
-    const auto model = open_model(run, limits);
+    const auto model = open_model(run, run.model, limits);
     std::vector<size_t> samples(data->size());
     for (size_t s = 0; s < samples.size(); s++) samples[s] = s;
-    const std::vector<double> rewards = document_values(run, *model, *data, samples), want = golden["rewards"];
+    const std::vector<double> rewards = document_values(run, run.model, *model, *data, samples), want = golden["rewards"];
     for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(rewards[i], want[i], 1e-4);
     Pairs pairs(run);
     pairs.open(limits, *data, data->size(), nullptr);

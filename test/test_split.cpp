@@ -282,8 +282,8 @@ TEST(Split, TargetsAreThoseOfTheWholeRow) {
             for (size_t i = 0; i < row.predictors.size(); i++) want.insert({row.predictors[i], row.targets[i]});
             size_t count = 0;
             for (size_t r = 0; r < ranks; r++) {
-                const Row local = local_row(row, split, r);
                 const auto positions = split.positions(r);
+                const Row local = local_row(row, positions);
                 EXPECT_EQ(local.T, row.T / ranks);
                 EXPECT_EQ(local.doc_begin, row.doc_begin);
                 EXPECT_TRUE(std::is_sorted(local.predictors.begin(), local.predictors.end()));

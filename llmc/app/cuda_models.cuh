@@ -1,4 +1,4 @@
-// The GPU's half of a trainer: makes its models on CUDA. Contract: cuda_models of program.h.
+// The GPU's half of a trainer: its device is a GPU. Contract: cuda_device of program.h.
 #pragma once
 #include <chrono>
 #include <set>
@@ -28,8 +28,8 @@ struct CudaHalf {
 
 // Each rank checks its own GPU, once for each kind of model that it makes; one rank says so.
 template <template <class> class M>
-ModelFactory make_cuda_models(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
-                              std::unique_ptr<Comm> &gpu_comm) {
+Device make_cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
+                        std::unique_ptr<Comm> &gpu_comm) {
     std::shared_ptr<CudaHalf> half;  // is made late, because a plan needs no GPU
     if (!options.plan) {
         if (own_gpu) select_gpu(host);
@@ -60,5 +60,6 @@ ModelFactory make_cuda_models(const Options &options, const ModelFactory &cpu, C
         if (options.gpu_check == "once") remember_gpu_check(key);
         return model;
     };
-    return half ? check : make;
+    const auto make_gpu_memory = [half] { return make_memory(CudaF32{.stream = half ? cudaStream_t(half->stream) : nullptr}); };
+    return {half ? check : make, make_gpu_memory};
 }

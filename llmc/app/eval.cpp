@@ -10,7 +10,8 @@
 #include "../data/prepare.h"
 #include "../train/evaluate.h"
 #include "../train/logger.h"
-#include "../train/open.h"
+#include "../train/open_data.h"
+#include "../train/open_model.h"
 #include "../train/pairs.h"
 #include "tasks.h"
 
@@ -21,7 +22,7 @@ static void write_scores(const Run &run, const Samples &data, std::span<const si
     for (size_t s : samples)
         for (size_t i = data.first(s); i < data.first(s + 1); i++) {
             nlohmann::ordered_json line = {{"document", i}};
-            if (run.config.reward) line["score"] = values[i];
+            if (run.model.config.reward) line["score"] = values[i];
             else line["logp"] = -values[i], line["tokens"] = data.targets(i);
             lines += line.dump() + "\n";
         }
@@ -80,18 +81,18 @@ static Sequences sequences_of(const std::string &line, size_t most, size_t vocab
 // For --data -: answers each request, a line of standard input, with the scores of its sequences, {"scores": [number, ...]}, or with {"error": text}.
 static int answer_requests(Run &run) {
     const Options &o = run.options;
-    if (!run.config.reward || run.comm.size > 1)
+    if (!run.model.config.reward || run.comm.size > 1)
         die("--data - reads sequences to score, which takes a reward model and one rank\n  fix: --data FILE");
-    ModelLimits limits;
+    ModelLimits limits = flag_limits(o);
     limits.mode = Mode::evaluate;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
-    limits.positions = std::min(limits.row_tokens, run.config.max_positions);
-    const auto model = open_model(run, limits);
+    limits.positions = std::min(limits.row_tokens, run.model.config.max_positions);
+    const auto model = open_model(run, run.model, limits);
     for (std::string line; std::getline(std::cin, line);) {
         nlohmann::json answer;
         try {
-            const Sequences sequences = sequences_of(line, std::min(o.row_tokens, limits.positions), run.config.V);
-            answer["scores"] = document_values(run, *model, sequences, first_samples(sequences.size()));
+            const Sequences sequences = sequences_of(line, std::min(o.row_tokens, limits.positions), run.model.config.V);
+            answer["scores"] = document_values(run, run.model, *model, sequences, first_samples(sequences.size()));
         } catch (const Error &error) {
             answer["error"] = error.what();
         }
@@ -104,25 +105,27 @@ static int answer_requests(Run &run) {
 int evaluate(Run &run) {
     const Options &o = run.options;
     if (o.data == "-") return answer_requests(run);
-    const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that task
+    const Task like = run.model.config.reward ? RM
+                      : token_shards(o.data)  ? PRETRAIN
+                                              : SFT;  // raw data is prepared as for that task
     const std::string path = prepared_file(run, like, "data", o.data, prepare_flags(o, like));
     const auto data = open_data(run, path);
     ModelLimits limits;
     agree(run.comm, [&] {
         limits = limits_for(run, Mode::evaluate, *data);
-        if (run.config.reward && !data->pairs() && o.scores.empty())
+        if (run.model.config.reward && !data->pairs() && o.scores.empty())
             die("%s is a reward model, and %s holds no pairs to rank\n  fix: --scores FILE, for the score of each document",
                 o.model.c_str(), o.data.c_str());
     });
-    const auto model = open_model(run, limits);
+    const auto model = open_model(run, run.model, limits);
     const std::vector<size_t> samples = first_samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
 
     const auto start = std::chrono::steady_clock::now();
-    const auto values = document_values(run, *model, *data, samples);
+    const auto values = document_values(run, run.model, *model, *data, samples);
     const LossSums sums = over_ranks(run.comm, model->take_sums());
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     agree(run.comm, [&] {
-        if (!run.config.reward && sums.targets == 0)
+        if (!run.model.config.reward && sums.targets == 0)
             die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
                 o.data.c_str());
         for (double value : values)
@@ -133,7 +136,7 @@ int evaluate(Run &run) {
     if (!run.is_main_rank()) return 0;
     size_t tokens = 0;
     for (size_t s : samples) tokens += data->sample_length(s);
-    if (!run.config.reward) report_loss(run, sums, data->first(samples.size()), tokens, seconds);
+    if (!run.model.config.reward) report_loss(run, sums, data->first(samples.size()), tokens, seconds);
     else if (data->pairs()) report_rewards(run, *data, samples, values);
     return 0;
 }

@@ -7,7 +7,7 @@
 #include "../model/lora.h"
 #include "../model/parameters.h"
 #include "../ops/quantise.h"
-#include "../train/open.h"
+#include "../train/open_model.h"
 #include "../train/output.h"
 #include "tasks.h"
 
@@ -31,8 +31,8 @@ struct AdapterProduct {
 };
 
 // The adapters by the names of the weights that they belong to.
-std::map<std::string, AdapterProduct> read_products(const Run &run, const HfWeights &adapter) {
-    const ModelConfig &config = run.config;
+std::map<std::string, AdapterProduct> read_products(const ModelSpec &model, const HfWeights &adapter) {
+    const ModelConfig &config = model.config;
     std::map<std::string, AdapterProduct> products;
     HostMemory host;
     const size_t r = config.lora.rank;
@@ -40,8 +40,8 @@ std::map<std::string, AdapterProduct> read_products(const Run &run, const HfWeig
         for (const LinearModule &m : adapted_modules(config)) {
             const std::string name = layer_name(config, l) + m.name + ".";
             AdapterProduct p{std::vector<float>(r * m.IC), std::vector<float>(m.OC * r), r, m.IC, float(config.lora.scale())};
-            expect_adapter_tensor(run, adapter, name + "lora_A.weight", {r, m.IC});
-            expect_adapter_tensor(run, adapter, name + "lora_B.weight", {m.OC, r});
+            expect_adapter_tensor(model, adapter, name + "lora_A.weight", {r, m.IC});
+            expect_adapter_tensor(model, adapter, name + "lora_B.weight", {m.OC, r});
             adapter.read(name + "lora_A.weight", {r, m.IC}, p.a.data(), host);
             adapter.read(name + "lora_B.weight", {m.OC, r}, p.b.data(), host);
             products.emplace(name + "weight", std::move(p));
@@ -61,16 +61,16 @@ std::set<std::string> quantised_names(const ModelConfig &config) {
 
 int merge(Run &run) {
     const Options &o = run.options;
-    const ModelConfig &config = run.config;
+    const ModelConfig &config = run.model.config;
     if (!run.is_main_rank()) return 0;
     OutputDirectory output(o.output_dir);
     for (const auto &[flag, path] : inputs_of(run)) output.refuse_input(flag, path);
     if (!o.overwrite && output.holds_run())
         die("%s already holds a run or a model\n  fix: --overwrite to replace it, or another --output_dir", o.output_dir.c_str());
-    const HfWeights weights(run.model_dir), adapter(o.adapter, adapter_files);
-    const auto model = run.make_model(config, {});
-    expect_known_tensors(run, *model, weights), expect_known_tensors(run, *model, weights, adapter);
-    const auto products = read_products(run, adapter);
+    const HfWeights weights(run.model.dir), adapter(o.adapter, adapter_files);
+    const auto model = run.device.make_model(config, {});
+    expect_known_tensors(run, run.model, *model, weights), expect_known_adapter(run.model, *model, weights, adapter);
+    const auto products = read_products(run.model, adapter);
     const auto quantised = quantised_names(config);
     const bool head =
         config.reward && adapter.find("score.weight");  // the adapter has a head, which takes the place of any other
@@ -114,15 +114,15 @@ int merge(Run &run) {
                 whole ? rows : std::max<size_t>(1, (size_t(1) << 22) / columns));
         }
         writer.finish();
-        ModelConfig merged = config;
-        merged.lora = {};
-        write_companions(run, merged, dir, type);
+        ModelSpec merged = run.model;
+        merged.config.lora = {};
+        write_companions(merged, run.chat, dir, type);
     });
     const auto names = output.model_in(model_name);
     output.expect_free(names);
     output.clear(std::string(model_name) + "/");
     output.publish_model();
-    run.say("saved %s: %zu weights of %s with the adapter %s added", o.output_dir.c_str(), products.size(), run.model_dir.c_str(),
+    run.say("saved %s: %zu weights of %s with the adapter %s added", o.output_dir.c_str(), products.size(), run.model.dir.c_str(),
             o.adapter.c_str());
     return 0;
 }

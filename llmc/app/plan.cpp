@@ -9,8 +9,8 @@
 #include "../core/json.h"
 #include "../model/lora.h"
 #include "../model/prediction.h"
-#include "../train/fit.h"
-#include "../train/open.h"
+#include "../train/open_config.h"
+#include "../train/open_model.h"
 
 // The memory that a plan is for: a named GPU for each rank, or the free memory of this machine.
 struct Room {
@@ -18,10 +18,10 @@ struct Room {
     size_t usable, process, reserve;  // process: bytes of the process itself; reserve: free, but unusable bytes
 
     explicit Room(const Run &run) : here(run.options.gpu.empty()) {
-        const auto model = here ? run.make_model(run.config, {}) : nullptr;
-        usable = here ? usable_memory(run, model->memory()) : gpu_memory(run.options.gpu);
-        process = here ? model->memory().process() : 0;
-        reserve = here ? model->memory().reserve(run.ranks.communicators()) : 0;
+        const auto memory = here ? run.device.make_memory() : nullptr;
+        usable = here ? usable_memory(run, *memory) : gpu_memory(run.options.gpu);
+        process = here ? memory->process() : 0;
+        reserve = here ? memory->reserve(run.model.ranks.communicators()) : 0;
     }
 };
 
@@ -29,7 +29,7 @@ struct Room {
 static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, const ModelLimits &limits, size_t micro_steps) {
     const auto rates = gpu_rates(run.options.gpu);
     if (!rates || run.options.dtype != "bf16" || run.task & RL) return {};
-    return predict_step(model, run.config, limits, *rates, micro_steps);
+    return predict_step(model, run.model.config, limits, *rates, micro_steps);
 }
 
 static std::string seconds(double s) { return format(s < 1000 ? "%.4g s" : "%.0f s", s); }
@@ -38,7 +38,7 @@ static std::string seconds(double s) { return format(s < 1000 ? "%.4g s" : "%.0f
 static size_t micro_steps_of(const Run &run) {
     const Options &o = run.options;
     const size_t all = o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run) * o.max_len;
-    return ceil_div(ceil_div(all, o.row_tokens), run.ranks.dp());
+    return ceil_div(ceil_div(all, o.row_tokens), run.model.ranks.dp());
 }
 
 // Returns the bytes that are alive at the moment of [first, last] at which most are: of arrays that live always, and of the others by kind, "act" of
@@ -70,7 +70,7 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
     for (int lane = 0; lane < Interval::lanes; lane++)
         events.push_back({{"ph", "M"}, {"pid", 0}, {"tid", lane}, {"name", "thread_name"}, {"args", {{"name", lanes[lane]}}}});
     const std::map<OpKey, size_t> &times = model.trace().times();
-    for (const Interval &i : predict_timeline(model, run.config, limits, *rates)) {
+    for (const Interval &i : predict_timeline(model, run.model.config, limits, *rates)) {
         const double begin = 1e6 * i.begin;  // us
         events.push_back(
             {{"ph", "X"}, {"pid", 0}, {"tid", int(i.lane)}, {"name", i.what}, {"ts", begin}, {"dur", 1e6 * (i.end - i.begin)}});
@@ -88,7 +88,7 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
 
 static void print_seconds(const Run &run, Model &model, const ModelLimits &limits) {
     const Options &o = run.options;
-    const size_t micro_steps = micro_steps_of(run), rings = run.ranks.dp();
+    const size_t micro_steps = micro_steps_of(run), rings = run.model.ranks.dp();
     const auto s = predicted_step(run, model, limits, micro_steps);
     if (!s) return;
     const size_t rows = micro_steps * rings;
@@ -101,11 +101,11 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
 }
 
 // Returns all values of --offload that the run may have.
-static std::vector<Names> offloads_of(const Run &run) {
+static std::vector<Names> offload_choices(const Run &run) {
     const bool muon = run.options.optimizer == "muon";
     Names names = {"activations"};
     if (!muon) names.push_back("optimizer");
-    if (!muon && !run.config.weight_bits) names.push_back("weights");
+    if (!muon && !run.model.config.weight_bits) names.push_back("weights");
     std::vector<Names> all = {{}};
     for (const std::string &name : names)
         for (size_t i = 0, n = all.size(); i < n; i++) all.push_back(all[i]), all.back().push_back(name);
@@ -120,20 +120,21 @@ struct Choice {
 };
 
 // Returns all levels of recomputation, ZeRO stages and values of --offload that fit. None of them changes a bit.
-static std::vector<Choice> choices_of(Run run, ModelLimits limits, size_t memory) {
+static std::vector<Choice> fitting_choices(const Run &run, ModelLimits limits, size_t memory) {
     std::vector<Choice> choices;
-    for (int stage : run.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.ranks.zero_stage})
-        for (const Names &offload : offloads_of(run))
+    for (int stage : run.model.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.model.ranks.zero_stage})
+        for (const Names &offload : offload_choices(run))
             for (auto [name, level] : recompute_levels) {
-                run.options.offload = offload, limits.ranks.zero_stage = stage;
-                const auto model = plan_model(run, name, limits, memory);
-                const size_t needs = rank_bytes(run, *model, limits);
+                limits.ranks.zero_stage = stage;
+                set_offload(limits, offload);
+                const auto model = plan_model(run, run.model, name, limits, memory);
+                const size_t needs = rank_bytes(run, run.model, *model, limits);
                 const auto s = predicted_step(run, *model, limits, micro_steps_of(run));
                 if (!s || needs > memory) continue;
                 std::string flags = format("--recompute %s", name);
-                if (run.ranks.world > 1) flags += format(" --zero_stage %d", stage);
+                if (run.model.ranks.world > 1) flags += format(" --zero_stage %d", stage);
                 for (size_t i = 0; i < offload.size(); i++) flags += (i ? "," : " --offload ") + offload[i];
-                choices.push_back({flags, s->all(), needs, rank_store_bytes(run, *model, limits)});
+                choices.push_back({flags, s->all(), needs, rank_store_bytes(run, run.model, *model, limits)});
             }
     return choices;
 }
@@ -141,14 +142,13 @@ static std::vector<Choice> choices_of(Run run, ModelLimits limits, size_t memory
 // Prints the flags of the fastest predicted step that fits. Times within 2 % count as equal, and the least of the
 // host's memory is taken, since how much of it there is is not known. Gradients in bf16 round the results, so they come into question only where nothing fits
 // without them.
-static void print_fastest(const Run &asked, const ModelLimits &limits, size_t memory) {
-    if (!gpu_rates(asked.options.gpu)) return;
-    std::vector<Choice> choices = choices_of(asked, limits, memory);
+static void print_fastest(const Run &run, ModelLimits limits, size_t memory) {
+    if (!gpu_rates(run.options.gpu)) return;
+    std::vector<Choice> choices = fitting_choices(run, limits, memory);
     const bool rounds = choices.empty();
     if (rounds) {
-        Run run = asked;
-        run.options.grad_dtype = "bf16";
-        choices = choices_of(run, limits, memory);
+        limits.bf16_gradients = true;
+        choices = fitting_choices(run, limits, memory);
     }
     if (choices.empty()) return;
     const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
@@ -161,25 +161,26 @@ static void print_fastest(const Run &asked, const ModelLimits &limits, size_t me
 
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {
     const Options &o = run.options;
-    ModelLimits limits;
-    limits.ranks = run.ranks;
+    ModelLimits limits = flag_limits(o);
+    limits.ranks = run.model.ranks;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
     if (continuation) continuation->use(limits);
     const Room room(run);
-    const size_t ranks = room.here ? run.ranks.world : 1,
+    const size_t ranks = room.here ? run.model.ranks.world : 1,
                  memory = room.usable / ranks;  // the ranks of this machine share its memory
-    const auto model = plan_model(run, o.recompute, limits, memory);
-    const size_t of_rank = rank_bytes(run, *model, limits), bytes = room.process + ranks * of_rank;
-    if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
-    if (run.config.lora.rank)
-        printf("adapters of rank %zu: %zu parameters are trained\n", run.config.lora.rank, trained_parameters(run.config));
-    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
+    const auto model = plan_model(run, run.model, o.recompute, limits, memory);
+    const size_t of_rank = rank_bytes(run, run.model, *model, limits), bytes = room.process + ranks * of_rank;
+    if (run.model.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.model.ranks).c_str());
+    if (run.model.config.lora.rank)
+        printf("adapters of rank %zu: %zu parameters are trained\n", run.model.config.lora.rank,
+               trained_parameters(run.model.config));
+    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.model.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
     const char *const place = o.offload_dir.empty() ? "in the host's memory" : "on disk";
     printf("%s", model->plan().store_table(place).c_str());
-    for (const CoResidentModel &other : run.co_residents) {
+    for (const CoResidentModel &other : run.model.co_residents) {
         const auto resident = co_resident_model(run, other, limits);
         line(other.what, resident->plan().bytes());
         if (const size_t stored = resident->plan().store_bytes()) line(format("%s, %s", other.what, place), stored);
@@ -187,38 +188,40 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
     if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);
-    const std::string where = room.here             ? "here"
-                              : run.ranks.world > 1 ? format("on each of %zu GPUs (%s)", run.ranks.world, o.gpu.c_str())
-                                                    : "on " + o.gpu;
+    const std::string where = room.here ? "here"
+                              : run.model.ranks.world > 1
+                                  ? format("on each of %zu GPUs (%s)", run.model.ranks.world, o.gpu.c_str())
+                                  : "on " + o.gpu;
     printf("%s: %s of %s usable %s\n", bytes <= room.usable ? "fits" : "does not fit", human_bytes(bytes).c_str(),
            human_bytes(room.usable).c_str(), where.c_str());
     if (run.task & TRAINING) print_seconds(run, *model, limits), print_fastest(run, limits, memory);
     if (!o.timeline.empty()) write_timeline(run, *model, limits);
 
-    const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
-    if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {
+    const std::string ring = run.model.ranks.sp > 1 ? format(", a row of %zu ranks", run.model.ranks.sp) : "";
+    if (const size_t longest = longest_sample(run, run.model, o.recompute, limits, memory, run.model.config.max_positions)) {
         printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
-               longest == run.config.max_positions ? format(" (%s)", run.config.positions_name()).c_str() : "");
+               longest == run.model.config.max_positions ? format(" (%s)", run.model.config.positions_name()).c_str() : "");
         return 0;
     }
     limits.row_tokens = limits.positions = row_multiple;
-    const auto least = plan_model(run, o.recompute, limits, memory);
+    const auto least = plan_model(run, run.model, o.recompute, limits, memory);
     printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
-           run.co_residents.empty() ? "" : ", with the models beside,", human_bytes(rank_bytes(run, *least, limits)).c_str());
+           run.model.co_residents.empty() ? "" : ", with the models beside,",
+           human_bytes(rank_bytes(run, run.model, *least, limits)).c_str());
     return 0;
 }
 
 // Returns "1573888* 310.2 s ", say: the longest sample, a star if it exceeds the model's positions, and the seconds of a step with it alone.
 static std::string cell(const Run &run, const char *recompute, ModelLimits limits, size_t memory) {
-    const size_t longest = longest_sample(run, recompute, limits, memory, INT32_MAX);
+    const size_t longest = longest_sample(run, run.model, recompute, limits, memory, INT32_MAX);
     std::string time;
     if (longest) {
         limits.row_tokens = round_up(documents_of_sample(run) * longest, row_multiple), limits.positions = longest;
-        const auto model = plan_model(run, recompute, limits, memory);
+        const auto model = plan_model(run, run.model, recompute, limits, memory);
         if (const auto s = predicted_step(run, *model, limits, 1)) time = seconds(s->all());
     }
-    const std::string tokens =
-        format("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > run.config.max_positions ? '*' : ' ');
+    const std::string tokens = format("%12s%c", longest ? std::to_string(longest).c_str() : "none",
+                                      longest > run.model.config.max_positions ? '*' : ' ');
     return gpu_rates(run.options.gpu) ? tokens + format("%9s", time.c_str()) : tokens;
 }
 
@@ -226,8 +229,8 @@ static std::string cell(const Run &run, const char *recompute, ModelLimits limit
 int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);
-    const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.config.max_positions;
-    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.config), o.dtype.c_str(),
+    const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.model.config.max_positions;
+    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.model.config), o.dtype.c_str(),
            o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
     const bool timed = gpu_rates(o.gpu).has_value();
     printf("longest sample in tokens%s, on ranks that share it (%s), by --recompute:\n%6s",
@@ -236,9 +239,9 @@ int print_fit(const Run &run) {
     bool beyond = false;
     for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {
         printf("\n%6zu", n);
-        ModelLimits limits;
+        ModelLimits limits = flag_limits(o);
         try {
-            limits.ranks = ranks_of(run, n, n);
+            limits.ranks = ranks_of(run, run.model.config, n, n);
         } catch (const Error &) {
             printf("  --sp_mode %s does not suit so many ranks", o.sp_mode.c_str());
             continue;
@@ -249,6 +252,7 @@ int print_fit(const Run &run) {
             beyond |= text.find('*') != text.npos;
         }
     }
-    printf("\n%s", beyond ? format("* more than the model's %s, %zu\n", run.config.positions_name(), max_positions).c_str() : "");
+    printf("\n%s",
+           beyond ? format("* more than the model's %s, %zu\n", run.model.config.positions_name(), max_positions).c_str() : "");
     return 0;
 }

@@ -30,7 +30,7 @@ static bool finds_gpu(const Program &program, const Options &o, std::string &not
 // Decides whether to compute on a GPU, and fills in the options that depend on it. --plan --gpu needs no GPU, but the sizes that kernels need.
 static bool choose_device(const Program &program, Options &o, bool is_main_rank) {
     std::string note;
-    const bool gpu = program.cuda_models && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
+    const bool gpu = program.cuda_device && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
     if (!note.empty() && is_main_rank) printf("note: %s\n", note.c_str());
     o.device = gpu ? "cuda" : "cpu";
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
@@ -73,11 +73,10 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
                 die("rank %zu on %s has %s GPU that can be used, unlike rank 0 on %s\n  fix: --device cpu, or other hosts", r,
                     hosts[r].c_str(), gpus[r] ? "a" : "no", hosts[0].c_str());
     });
-    ModelFactory make_model;  // owns the stream that gpu_comm uses, so it must be destroyed after it
+    Device device = program.cpu_device(o);  // owns the stream that gpu_comm uses, so it must be destroyed after it
     std::unique_ptr<Comm> gpu_comm;
-    if (gpu) make_model = program.cuda_models(o, program.cpu_models(o), host, !threads && host.size > 1, gpu_comm);
-    else make_model = program.cpu_models(o);
-    return run_task(program.name, parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, make_model);
+    if (gpu) device = program.cuda_device(o, device.make_model, host, !threads && host.size > 1, gpu_comm);
+    return run_task(program.name, parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, device);
 }
 
 // Ranks that are started by hand move their data by NCCL, from GPU to GPU.

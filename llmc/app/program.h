@@ -11,11 +11,10 @@
 
 struct Program {
     const char *name;  // "train_llama"
-    ModelFactory (*cpu_models)(const Options &);
+    Device (*cpu_device)(const Options &);
     // Null in a program without kernels. With `own_gpu` each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
     // the GPUs' memories. Otherwise ranks are threads that share a GPU, and `host` moves data within its memory.
-    ModelFactory (*cuda_models)(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu,
-                                std::unique_ptr<Comm> &gpu_comm);
+    Device (*cuda_device)(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
     GpuQuery (*query_gpus)();
     std::vector<std::string> bundled;  // the arguments of a run without a task; empty: the demo
 };
@@ -25,13 +24,13 @@ int run_program(const Program &program,
 
 // ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
 
-ModelFactory cuda_models(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu,
-                         std::unique_ptr<Comm> &gpu_comm);  // in its CUDA half
+// In its CUDA half.
+Device cuda_device(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
 
-template <template <class> class M> ModelFactory make_cpu_models(const Options &options) {
+template <template <class> class M> Device make_cpu_device(const Options &options) {
     const int threads = int(options.threads);
     std::shared_ptr<Context> ctx = make_context();
-    return [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config, const ModelLimits &limits) {
+    const auto make_model = [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config, const ModelLimits &limits) {
         const std::shared_ptr<Context> own = limits.concurrent ? make_context() : ctx;
         const int share = limits.concurrent ? std::max(1, threads / 2) : threads;
         std::unique_ptr<Model> model;
@@ -40,15 +39,16 @@ template <template <class> class M> ModelFactory make_cpu_models(const Options &
         model->device_state = own;
         return model;
     };
+    return {make_model, [] { return std::make_unique<HostMemory>(); }};
 }
 
 // M<Dev> is the model, for example Llama.
 template <template <class> class M>
 int run_program(const char *name, int argc, char **argv, const std::vector<std::string> &bundled = {}) {
 #ifdef LLMC_CUDA
-    const Program program{name, make_cpu_models<M>, cuda_models, query_gpus, bundled};
+    const Program program{name, make_cpu_device<M>, cuda_device, query_gpus, bundled};
 #else
-    const Program program{name, make_cpu_models<M>, nullptr, nullptr, bundled};
+    const Program program{name, make_cpu_device<M>, nullptr, nullptr, bundled};
 #endif
     return run_program(program, {argv + 1, argv + argc});
 }

@@ -12,7 +12,8 @@
 #include "../model/lora.h"
 #include "../train/continuation.h"
 #include "../train/objective.h"
-#include "../train/open.h"
+#include "../train/open_config.h"
+#include "../train/open_data.h"
 #include "../train/output.h"
 #include "../train/reward.h"
 #include "plan.h"
@@ -21,31 +22,38 @@
 static void open_adapter(Run &run) {
     const std::string &dir = run.options.adapter;
     bool reward = false;
-    run.config.lora = read_lora(dir, run.config, reward);
+    run.model.config.lora = read_lora(dir, run.model.config, reward);
     if (reward && !(run.task & (RM | EVAL | MERGE)))
         die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: an adapter of a language model; or the task rm or eval",
             dir.c_str(), task_name(run.task));
-    if (reward && !run.config.reward) make_reward(run.config);
-    read_generation_config(run.config, dir);
+    if (reward && !run.model.config.reward) make_reward(run.model.config);
+    read_generation_config(run.model.config, dir);
     const std::string tokenizer = dir + "/tokenizer.json";
-    if (std::filesystem::exists(tokenizer) && tokenizer_hash(tokenizer) == run.tokenizer_hash) run.tokenizer_dir = dir;
+    if (std::filesystem::exists(tokenizer) && tokenizer_hash(tokenizer) == run.model.tokenizer_hash)
+        run.model.tokenizer_dir = dir;
+    run.model.adapter = dir;
 }
 
 // Returns the configuration to train or to use.
 static void open_model_config(Run &run) {
     const Options &o = run.options;
-    if (!o.preset.empty()) run.config = preset(o.preset), set_weight_bits(run), expect_own_family(run, "--preset " + o.preset);
-    else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
-    if (run.config.reward && !(run.task & (RM | EVAL | MERGE)))
+    if (o.preset.empty()) {
+        run.model = open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
+    } else {
+        run.model.config = preset(o.preset);
+        run.model.config.weight_bits = weight_bits(o);
+        expect_own_family(run, run.model.config, "--preset " + o.preset);
+    }
+    if (run.model.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
-            run.model_dir.c_str(), task_name(run.task));
-    run.new_head = run.task == RM;
-    if (run.new_head && !run.config.reward) make_reward(run.config);
+            run.model.dir.c_str(), task_name(run.task));
+    run.model.new_head = run.task == RM;
+    if (run.model.new_head && !run.model.config.reward) make_reward(run.model.config);
     if (!o.adapter.empty()) open_adapter(run);
     if (o.lora_rank) {
-        run.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
-                           without_expressions(run.config, o.lora_targets)};
-        check_lora(run.config, run.model_dir);
+        run.model.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
+                           without_expressions(run.model.config, o.lora_targets)};
+        check_lora(run.model.config, run.model.dir);
         if (o.rope_theta != 0 || !o.rope_scaling.empty())
             run.say(
                 "note: an adapter does not hold --rope_theta and --rope_scaling: they stand in config.json of what merge writes, if it is given them, and of the model");
@@ -72,8 +80,8 @@ static void check_same_options(const Run &run) {
     });
 }
 
-int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
-    Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
+int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const Device &device) {
+    Run run{program, parsed.task, parsed.options, comm, sharing, device};
     check_same_options(run);
     comm.check = run.options.debug;
     for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
@@ -88,21 +96,21 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
                      demo = world % 2 ? 1 : 2;
         open_model_config(run);
         if (run.is_main_rank()) check_results(run);
-        if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
-        run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
+        if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.model.config.max_positions);
+        run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
-    if (run.options.plan) agree(comm, [&] { run.co_residents = make_objective(run)->co_residents(); });
+    if (run.options.plan) agree(comm, [&] { run.model.co_residents = make_objective(run)->co_residents(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);
     if (run.options.plan && !run.is_main_rank()) return 0;
     if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run, continuation);
-    if (const std::string &dir = run.model_dir; !dir.empty())
+    if (const std::string &dir = run.model.dir; !dir.empty())
         expect_same_files(run, {dir + "/config.json", dir + "/tokenizer.json"});
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
-    run.mesh = std::make_shared<Mesh>(comm, int(run.ranks.sp), int(run.ranks.zero_group));
-    if (comm.size > 1) run.say("%s", mesh_line(run.ranks).c_str());
-    if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.ranks.sp)); !note.empty())
+    run.mesh = std::make_shared<Mesh>(comm, int(run.model.ranks.sp), int(run.model.ranks.zero_group));
+    if (comm.size > 1) run.say("%s", mesh_line(run.model.ranks).c_str());
+    if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.model.ranks.sp)); !note.empty())
         run.say("note: %s", note.c_str());
     switch (run.task) {
         case EVAL: return evaluate(run);

@@ -8,33 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "row.h"
 #include "samples.h"
-
-constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, so that tiles of matmul and attention divide them
-
-// A packed row (packed sequence): documents laid end to end, then padding up to T, which is one more document of tokens 0 without targets.
-struct Row {
-    size_t T;
-    std::vector<int32_t> tokens;      // (T)
-    std::vector<int32_t> doc_pos;     // (T) position of the token in its document, for rope
-    std::vector<int32_t> doc_begin;   // (T) where in the row the token's document begins, for attention
-    std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each document begins, then where the padding begins
-    std::vector<size_t> documents;    // (documents) the number of each in the file
-    std::vector<int32_t> predictors;  // (N) the predictors, increasing: t where t+1 is a target in the same document
-    std::vector<int32_t> targets;     // (N) the token at t+1
-    std::vector<int32_t> target_documents;  // (N) the document of the row that the predictor belongs to (its segment id)
-};
-
-Row make_row(const Samples &data, std::span<const size_t> samples);
-
-// Returns the row as a reward model reads it: the predictors are replaced by the last position of each document, where its score is computed.
-Row at_ends(Row row);
-
-// Returns T, doc_offsets and documents of the row that make_row would return, without tokens. That is enough to compute its cost.
-Row outline(const Samples &data, std::span<const size_t> samples);
-
-// Makes a row from documents in memory, which get the numbers 0, 1, ... Without masks no token is a target.
-Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});
 
 // Packs the given samples by best-fit decreasing. Each list that it returns holds the samples of one row, for make_row. A packed row has at
 // most row_tokens tokens before its padding.

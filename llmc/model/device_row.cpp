@@ -34,11 +34,11 @@ static Row with_long_positions(Row row, const RopeConfig &rope, size_t positions
 }
 
 void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
-    const size_t rank = limits_.ranks.sp_rank();
     split = split_row(config_, limits_.ranks, element, whole);
+    const std::vector<size_t> positions = split->positions(limits_.ranks.sp_rank());
     const bool by_length = config_.rope.by_length(limits_.positions);
-    load(local_row(by_length ? with_long_positions(whole, config_.rope, limits_.positions) : whole, *split, rank), memory);
-    numbers = local_predictors(whole, *split, rank);
+    load(local_row(by_length ? with_long_positions(whole, config_.rope, limits_.positions) : whole, positions), memory);
+    numbers = local_predictors(whole, positions);
     predictors_of_whole = whole.predictors.size();
     load_first_keys(whole.doc_begin, memory);
 }

@@ -220,47 +220,6 @@ std::vector<size_t> SequenceSplit::positions(size_t rank) const {
 
 // ---- rows
 
-Row pad_row(Row row, size_t ranks) {
-    if (ranks > 1) row.T = round_up(row.T, row_multiple * ranks);
-    const size_t begin = row.doc_offsets.back();
-    for (size_t p = row.tokens.size(); p < row.T; p++) {
-        row.tokens.push_back(0);
-        row.doc_pos.push_back(int32_t((p - begin) % row_multiple));  // any position that the rope table has will do
-        row.doc_begin.push_back(int32_t(begin));
-    }
-    return row;
-}
-
-// Calls f(j, t) for each predictor of a rank: its number in the row, and its place in the rank's part.
-template <class F> static void for_each_predictor(const Row &row, const SequenceSplit &split, size_t rank, F f) {
-    const auto at = [&](size_t p) {
-        return size_t(std::lower_bound(row.predictors.begin(), row.predictors.end(), int32_t(p)) - row.predictors.begin());
-    };
-    for (size_t i = 0; i < split.pieces[rank].count; i++) {
-        const Piece &piece = split.pieces[rank].piece[i];
-        for (size_t j = at(piece.begin); j < at(piece.end); j++) f(j, piece.offset + size_t(row.predictors[j]) - piece.begin);
-    }
-}
-
-Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
-    Row local{split.local_T(), {}, {}, row.doc_begin, row.doc_offsets, row.documents, {}, {}, {}};
-    for (size_t p : split.positions(rank)) {
-        local.tokens.push_back(row.tokens[p]);
-        local.doc_pos.push_back(row.doc_pos[p]);
-    }
-    for_each_predictor(row, split, rank, [&](size_t j, size_t t) {
-        local.predictors.push_back(int32_t(t));
-        local.targets.push_back(row.targets[j]);
-    });
-    return local;
-}
-
-std::vector<size_t> local_predictors(const Row &row, const SequenceSplit &split, size_t rank) {
-    std::vector<size_t> numbers;
-    for_each_predictor(row, split, rank, [&](size_t j, size_t) { numbers.push_back(j); });
-    return numbers;
-}
-
 std::vector<std::vector<size_t>> deal_rows(std::span<const double> costs, size_t groups) {
     const size_t steps = ceil_div(costs.size(), groups);
     std::vector<size_t> order(costs.size());

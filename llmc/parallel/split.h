@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "../data/dataloader.h"
+#include "../data/row.h"
 #include "../ops/attention_types.h"
 
 constexpr size_t pieces_per_rank = 8;
@@ -102,17 +102,6 @@ SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t
 
 // Returns the slowest rank's time for attention. A step of the ring takes as long as the longer of its computation and its transfer.
 double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCost &cost);
-
-// Returns the row with its padding extended, so that each of `ranks` ranks gets a multiple of row_multiple tokens. For one rank it is unchanged.
-Row pad_row(Row row, size_t ranks);
-
-// Returns one rank's part of a padded row: its tokens, their positions in documents, its predictors and their targets. The target of a
-// piece's last token may be a token of another rank. T, `predictors` and the order of tokens are local; doc_begin, doc_offsets and
-// documents still cover the whole row, as attention needs.
-Row local_row(const Row &row, const SequenceSplit &split, size_t rank);
-
-// Returns, for each predictor of local_row(), its index in the whole row.
-std::vector<size_t> local_predictors(const Row &row, const SequenceSplit &split, size_t rank);
 
 // Deals rows to dp groups: result[group][micro-step] is an index into `costs`, or no_row. A micro-step ends for all groups at the same time,
 // so rows of similar cost share one: rows are sorted by falling cost, each micro-step takes the next `groups` of them, and the longest goes

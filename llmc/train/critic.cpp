@@ -7,15 +7,15 @@
 #include "../io/hf.h"
 #include "checkpoint.h"
 #include "evaluate.h"
-#include "fit.h"
-#include "open.h"
-#include "reference.h"
+#include "open_config.h"
+#include "open_data.h"
+#include "open_model.h"
 
 using nlohmann::ordered_json;
 
-Run critic_run(const Run &run) {
+ModelSpec critic_spec(const Run &run) {
     const std::string &dir = run.options.critic_model;
-    Run out = run_beside(run, dir, "--critic_model");
+    ModelSpec out = spec_beside(run, dir, "--critic_model");
     out.config.lora = {}, out.config.weight_bits = 0;  // all weights of a critic are trained
     agree(run.comm, [&] {
         if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
@@ -24,24 +24,23 @@ Run critic_run(const Run &run) {
         out.new_head = !out.config.reward;
         if (out.new_head) make_reward(out.config);
     });
-    out.options.profile = false;
     return out;
 }
 
-Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_(critic_run(run)) {
+Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_(run), spec_(critic_spec(run)) {
     agree(run_.comm, [&] {
-        if (longest > run_.config.max_positions)
+        if (longest > spec_.config.max_positions)
             die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: a smaller --max_new_tokens, or another --critic_model",
-                longest, run_.config.positions_name(), run_.model_dir.c_str(), run_.config.max_positions);
+                longest, spec_.config.positions_name(), spec_.dir.c_str(), spec_.config.max_positions);
     });
-    Run with_policy = run_;  // activations must leave room for the policy
-    with_policy.co_residents = {{"the policy", run.config, Mode::train}};
-    model_ = open_model(with_policy, co_resident_limits(limits));
+    ModelSpec with_policy = spec_;  // activations must leave room for the policy
+    with_policy.co_residents = {{"the policy", run.model.config, Mode::train}};
+    model_ = open_model(run, with_policy, co_resident_limits(limits));
 }
 
 std::vector<std::vector<double>> Critic::values(const Samples &rollouts) {
-    agree(run_.comm, [&] { expect_positions(run_, rollouts); });
-    return target_values(run_, *model_, rollouts, first_samples(rollouts.size()));
+    agree(run_.comm, [&] { expect_positions(run_, spec_, rollouts); });
+    return target_values(run_, spec_, *model_, rollouts, first_samples(rollouts.size()));
 }
 
 void Critic::begin(const Batch &batch, double tokens) { batch_ = &batch, tokens_ = tokens; }
@@ -102,7 +101,7 @@ void Critic::save(const std::string &dir, const std::string &export_dtype) {
     model_->save(own, export_dtype);
     agree(run_.comm, [&] {
         if (!run_.is_main_rank()) return;
-        write_companions(run_, run_.config, own, export_dtype);
+        write_companions(spec_, run_.chat, own, export_dtype);
         sync_directory(own);
     });
 }

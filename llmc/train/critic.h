@@ -9,9 +9,8 @@
 #include "policy_loss.h"
 #include "run.h"
 
-// Returns a run like this one for the model of --critic_model, by default for --model with a new head. Dies if its tokenizer differs from the
-// policy's.
-Run critic_run(const Run &run);
+// Returns the model of --critic_model, by default that of --model with a new head. Dies if its tokenizer differs from the policy's.
+ModelSpec critic_spec(const Run &run);
 
 class Critic {
   public:
@@ -38,7 +37,8 @@ class Critic {
   private:
     std::vector<float> add(const Row &row);
 
-    const Run run_;
+    const Run &run_;
+    const ModelSpec spec_;
     std::unique_ptr<Model> model_;
     const Batch *batch_ = nullptr;
     double tokens_ = 0, norm_ = 0;

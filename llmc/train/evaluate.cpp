@@ -23,9 +23,10 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
 }
 
 // Calls f with each row that this rank's ring takes of these samples, and tells how far it has come.
-template <class F> static void for_rows_of(const Run &run, const Samples &data, std::span<const size_t> samples, F f) {
+template <class F>
+static void for_rows_of(const Run &run, const ModelSpec &spec, const Samples &data, std::span<const size_t> samples, F f) {
     auto told = std::chrono::steady_clock::now();
-    for_own_rows(run, data, pack_samples(data, samples, run.options.row_tokens), [&](const Row &row, size_t i, size_t count) {
+    for_own_rows(spec, data, pack_samples(data, samples, run.options.row_tokens), [&](const Row &row, size_t i, size_t count) {
         if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
             run.say("  %zu of %zu rows", i, count);
             told = now;
@@ -34,23 +35,24 @@ template <class F> static void for_rows_of(const Run &run, const Samples &data, 
     });
 }
 
-std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples) {
+std::vector<double> document_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
+                                    std::span<const size_t> samples) {
     std::vector<double> all(data.documents());
-    for_rows_of(run, data, samples, [&](const Row &row) {
-        const auto values = evaluate_documents(run.config, model, row);
+    for_rows_of(run, spec, data, samples, [&](const Row &row) {
+        const auto values = evaluate_documents(spec.config, model, row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
     });
     share(run.comm, all);
     return all;
 }
 
-std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples,
-                                               bool base) {
+std::vector<std::vector<double>> target_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
+                                               std::span<const size_t> samples, bool base) {
     std::vector<size_t> next(data.documents());  // in `all`: the first target of each document
     for (size_t i = 1; i < next.size(); i++) next[i] = next[i - 1] + data.targets(i - 1);
     std::vector<double> all(data.total_targets());
     const std::vector<size_t> first = next;
-    for_rows_of(run, data, samples, [&](const Row &row) {
+    for_rows_of(run, spec, data, samples, [&](const Row &row) {
         const auto values = base ? model.evaluate_base(row) : model.evaluate(row);
         for (size_t n = 0; run.mesh->sp_rank == 0 && n < values.size(); n++)
             all[next[row.documents[size_t(row.target_documents[n])]]++] = values[n];

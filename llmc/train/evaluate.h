@@ -12,16 +12,18 @@ std::vector<double> document_sums(const Row &row, std::span<const double> values
 std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, const Row &row);
 
 // Evaluates the documents of these samples. Returns [i] = the value of document i, the same on all ranks. Adds to take_sums().
-std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples);
+std::vector<double> document_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
+                                    std::span<const size_t> samples);
 
 // Returns [i] = the nll of each target of document i, by a language model or by the base of its adapters, or its value by a critic, the same on all ranks.
-std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples,
-                                               bool base = false);
+std::vector<std::vector<double>> target_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
+                                               std::span<const size_t> samples, bool base = false);
 
 // Calls f(row, i, count) for each of the `count` rows that this rank's ring takes of a step. All rings take equally many, some of them an empty row,
 // because at stage 3 of ZeRO a pass of the model needs all ranks.
-template <class F> void for_own_rows(const Run &run, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
-    const auto own = own_rows(run.config, run.ranks, data, rows);
+template <class F>
+void for_own_rows(const ModelSpec &spec, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
+    const auto own = own_rows(spec.config, spec.ranks, data, rows);
     for (size_t i = 0; i < own.size(); i++) f(make_row(data, own[i]), i, own.size());
 }
 

@@ -8,9 +8,9 @@
 #include "../core/rng.h"
 #include "../data/tokenizer.h"
 #include "continuation.h"
-#include "fit.h"
 #include "generation.h"
-#include "open.h"
+#include "open_data.h"
+#include "open_model.h"
 
 using Ids = std::vector<int32_t>;
 
@@ -22,8 +22,8 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .sampling = {o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty},
             .seed = o.seed,
             .samples = o.n,
-            .vocabulary = std::min(run.config.V, tokenizer.size()),
-            .eos = run.config.eos,
+            .vocabulary = std::min(run.model.config.V, tokenizer.size()),
+            .eos = run.model.config.eos,
             .stop = {tokenizer, o.stop}};
 }
 
@@ -39,15 +39,16 @@ std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     return data;
 }
 
-// Continues the prompts with the model of run.model_dir, which is opened for it.
-std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &prompts, const GenerationSettings &settings) {
-    size_t longest = 0, most = run.config.max_positions, end = run.config.growing_positions();
+// Continues the prompts with a model, which is opened for it.
+std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, const std::vector<Ids> &prompts,
+                                     const GenerationSettings &settings) {
+    size_t longest = 0, most = spec.config.max_positions, end = spec.config.growing_positions();
     for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
     agree(run.comm, [&] {
         if (longest + settings.max_new_tokens > end)  // rotary positions have no end, but learned ones do
             die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but %s of %s is %zu%s\n  fix: a smaller --max_new_tokens, or a shorter prompt",
-                longest, settings.max_new_tokens, run.config.growing_positions_name(), run.model_dir.c_str(), end,
-                run.config.gpt2() ? "" : ", beyond which its rotation changes");
+                longest, settings.max_new_tokens, spec.config.growing_positions_name(), spec.dir.c_str(), end,
+                spec.config.gpt2() ? "" : ", beyond which its rotation changes");
     });
     if (longest + settings.max_new_tokens > most)
         run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
@@ -55,14 +56,14 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
     const std::vector<Prompt> own = own_prompts(run.comm, prompts);
     GenerationLimits room(own, settings, run.options.max_sequences);
     const auto limits = [&] {
-        ModelLimits limits;
+        ModelLimits limits = flag_limits(run.options);
         limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
         room.use(limits);
         return limits;
     };
-    while (run.comm.max(double(room.pages > room.sequence_pages)) > 0 && !fits(run, limits()))
+    while (run.comm.max(double(room.pages > room.sequence_pages)) > 0 && !fits(run, spec, limits()))
         room.pages = std::max(room.sequence_pages, room.pages / 2);
-    const auto model = open_model(run, limits());
+    const auto model = open_model(run, spec, limits());
 
     const auto began = std::chrono::steady_clock::now();
     auto told = began;
@@ -91,10 +92,10 @@ int generate(Run &run) {
     const auto data = open_prompts(run);
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
-    add_eos(run.config, data->chat_format().end_of_turn);
-    const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
+    add_eos(run.model.config, data->chat_format().end_of_turn);
+    const Tokenizer tokenizer(run.model.dir + "/tokenizer.json");
     const GenerationSettings settings = settings_of(run, tokenizer);
-    const auto completions = continue_all(run, prompts, settings);
+    const auto completions = continue_all(run, run.model, prompts, settings);
     if (!run.is_main_rank()) return 0;
     for (size_t i = 0; i < completions.size(); i++) {
         const std::string completion = text_of(completions[i], tokenizer, settings.stop);
@@ -114,25 +115,26 @@ int generate(Run &run) {
 
 // The targets of a document are the answer to the tokens before them. Returns the share of samples whose answer greedy decoding gives token by
 // token; for a pair either answer counts. Shows the first few.
-double exact_match(Run &run, const std::string &model_dir, const Samples &data, size_t show) {
+double exact_match(const Run &run, const std::string &model_dir, const Samples &data, size_t show) {
     std::vector<Ids> prompts, answers;  // of samples; of documents
     size_t longest = 1;
     for (size_t i = 0; i < data.documents(); i++) {
         const auto [ids, mask] = data.document(i);
         const size_t answer = size_t(std::find(mask.begin(), mask.end(), 1) - mask.begin());
         size_t end = ids.size();
-        while (end > answer &&
-               (!mask[end - 1] || std::find(run.config.eos.begin(), run.config.eos.end(), ids[end - 1]) != run.config.eos.end()))
+        while (end > answer && (!mask[end - 1] || std::find(run.model.config.eos.begin(), run.model.config.eos.end(),
+                                                            ids[end - 1]) != run.model.config.eos.end()))
             end--;
         if (i == data.first(prompts.size())) prompts.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(answer));
         answers.emplace_back(ids.begin() + ptrdiff_t(answer), ids.begin() + ptrdiff_t(end));
         longest = std::max(longest, ids.size() - answer + 1);
     }
-    run.model_dir = model_dir;
+    ModelSpec saved = run.model;
+    saved.dir = model_dir;
     const Tokenizer tokenizer(model_dir + "/tokenizer.json");
     GenerationSettings settings = settings_of(run, tokenizer);
     settings.max_new_tokens = longest, settings.sampling = {}, settings.samples = 1;
-    const auto completions = continue_all(run, prompts, settings);
+    const auto completions = continue_all(run, saved, prompts, settings);
     size_t right = 0;
     for (size_t s = 0; s < prompts.size(); s++) {
         const auto first = answers.begin() + ptrdiff_t(data.first(s)), last = answers.begin() + ptrdiff_t(data.first(s + 1));
@@ -150,16 +152,16 @@ double exact_match(Run &run, const std::string &model_dir, const Samples &data, 
 
 Continuation::Continuation(const Run &run) : run_(run) {
     const Options &o = run.options;
-    const ModelConfig &c = run.config;
-    const std::string model = run.model_dir.empty() ? "a --preset" : run.model_dir;
+    const ModelConfig &c = run.model.config;
+    const std::string model = run.model.dir.empty() ? "a --preset" : run.model.dir;
     agree(run.comm, [&] {
-        if (run.tokenizer_hash.empty())
+        if (run.model.tokenizer_hash.empty())
             die("--sample_every shows text, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or leave --sample_every out",
                 model.c_str());
         if (o.prompt.empty() && c.bos < 0 && c.eos.empty())
             die("config.json of %s has neither bos_token_id nor eos_token_id, with which a text could begin\n  fix: --prompt TEXT",
                 model.c_str());
-        tokenizer_.emplace(run.model_dir + "/tokenizer.json");
+        tokenizer_.emplace(run.model.dir + "/tokenizer.json");
     });
     const Ids prompt = !o.prompt.empty() ? open_prompts(run)->document(0).tokens : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
     prompt_ = {{prompt, 0}};
@@ -182,7 +184,7 @@ GenerationSettings Continuation::settings(size_t step) const {
 void Continuation::use(ModelLimits &limits) const {
     ModelLimits own = limits;
     room_.use(own);
-    limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.ranks.sp);
+    limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.model.ranks.sp);
     limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences,
     limits.sequence_pages = own.sequence_pages, limits.draws = own.draws, limits.occurred = own.occurred;
 }

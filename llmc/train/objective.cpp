@@ -28,7 +28,7 @@ class LanguageModel final : public Objective {
         return {sums.nll / sums.targets, token_metrics(sums, ""), ""};
     }
     Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override {
-        document_values(run_, model, data, samples);
+        document_values(run_, run_.model, model, data, samples);
         const LossSums sums = over_ranks(run_.comm, model.take_sums());
         const double n = sums.targets, loss = sums.nll / n;
         if (n == 0) return {NAN, ordered_json::object(), "nothing to evaluate, no token of the evaluation samples is a target"};

@@ -401,7 +401,7 @@ void OutputDirectory::remove_checkpoints_beyond(size_t step) {
 
 std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run) {
     const Options &o = run.options;
-    std::vector<std::pair<const char *, std::string>> all = {{"model", run.model_dir},   {"adapter", o.adapter},
+    std::vector<std::pair<const char *, std::string>> all = {{"model", run.model.dir},   {"adapter", o.adapter},
                                                              {"ref_model", o.ref_model}, {"critic_model", o.critic_model},
                                                              {"rollouts", o.rollouts},   {"prompts", o.prompts}};
     const auto add = [&](const char *flag, const std::string &names) {  // a mixture: its sources, with commas between

@@ -46,7 +46,7 @@ Pairs::Pairs(const Run &run) : run_(run) {
 std::vector<CoResidentModel> Pairs::co_residents() const {
     if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident" || reference_is_base(run_))
         return {};
-    return {{"the reference model, resident", reference_run(run_).config, Mode::evaluate}};
+    return {{"the reference model, resident", reference_spec(run_).config, Mode::evaluate}};
 }
 
 void Pairs::open(const ModelLimits &limits, const Samples &data, size_t pairs, const Samples *eval_data) {
@@ -76,7 +76,7 @@ PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
 }
 
 // Returns log p of a row's documents by the reference, or 0 for each if there is none. The model's own values must be computed after it.
-std::vector<double> Pairs::reference_of(Model &model, const Row &row) const {
+std::vector<double> Pairs::reference_logps(Model &model, const Row &row) const {
     if (reference_) return reference_->logps(*data_, row);
     if (!preference_ || !preference_->needs_reference()) return std::vector<double>(row.documents.size());
     std::vector<double> logps = document_sums(row, model.evaluate_base(row));
@@ -108,11 +108,11 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values, st
 void Pairs::begin(const Step &step, uint64_t) { data_ = step.data, size_ = step_size(*step.data, step.samples); }
 
 void Pairs::accumulate(Model &model, const Row &row, bool last) {
-    const auto reference = reference_of(model, row);
-    const auto of_documents = add(row, evaluate_documents(run_.config, model, row), reference);
-    if (run_.config.reward) return model.backward(of_documents, 0, last);
+    const auto reference = reference_logps(model, row);
+    const auto d_values = add(row, evaluate_documents(run_.model.config, model, row), reference);
+    if (run_.model.config.reward) return model.backward(d_values, 0, last);
     std::vector<float> weights;
-    for (int32_t document : row.target_documents) weights.push_back(of_documents[size_t(document)]);
+    for (int32_t document : row.target_documents) weights.push_back(d_values[size_t(document)]);
     model.backward(weights, 0, last);
 }
 
@@ -123,22 +123,22 @@ Measured Pairs::take(Model &model) {
     const LossSums sums = over_ranks(run_.comm, model.take_sums());
     const PairTotals totals = take_totals();
     step.loss = totals.loss;
-    if (!run_.config.reward) step.metrics = token_metrics(sums, "");
+    if (!run_.model.config.reward) step.metrics = token_metrics(sums, "");
     totals.add_to(step.metrics, run_.task, "");
     return step;
 }
 
 Measured Pairs::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
     data_ = &data, size_ = step_size(data, samples);
-    for_own_rows(run_, data, pack_samples(data, samples, run_.options.row_tokens), [&](const Row &row, size_t, size_t) {
-        const auto reference = reference_of(model, row);
-        add(row, evaluate_documents(run_.config, model, row), reference);
+    for_own_rows(run_.model, data, pack_samples(data, samples, run_.options.row_tokens), [&](const Row &row, size_t, size_t) {
+        const auto reference = reference_logps(model, row);
+        add(row, evaluate_documents(run_.model.config, model, row), reference);
     });
     const LossSums sums = over_ranks(run_.comm, model.take_sums());
     const PairTotals totals = evaluated_ = take_totals();
     Measured out;
     out.loss = totals.loss;
-    if (!run_.config.reward) out.metrics = token_metrics(sums, "eval_");
+    if (!run_.model.config.reward) out.metrics = token_metrics(sums, "eval_");
     totals.add_to(out.metrics, run_.task, "eval_");
     out.text = format("eval loss %.4f  accuracy %.4f  margin %.4f", totals.loss, totals.right / totals.pairs,
                       (totals.chosen_reward - totals.rejected_reward) / totals.pairs);

@@ -40,7 +40,7 @@ class Pairs final : public Objective {
     PairTotals take_totals();  // sums over all ranks since the last call
 
   private:
-    std::vector<double> reference_of(Model &model, const Row &row) const;
+    std::vector<double> reference_logps(Model &model, const Row &row) const;
     std::vector<float> add(const Row &row, std::span<const double> values, std::span<const double> reference);
     PairLoss loss_of(size_t pair, const PairSums &p) const;
 

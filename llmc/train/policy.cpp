@@ -7,7 +7,7 @@
 #include "../core/json.h"
 #include "checkpoint.h"
 #include "evaluate.h"
-#include "open.h"
+#include "open_data.h"
 #include "reference.h"
 
 using nlohmann::ordered_json;
@@ -24,10 +24,10 @@ Policy::Policy(const Run &run) : run_(run), options_(policy_options(run.options,
 std::vector<CoResidentModel> Policy::co_residents() const {
     std::vector<CoResidentModel> out;
     if (source_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
-        out.push_back({"the reference model, resident", reference_run(run_).config, Mode::evaluate});
+        out.push_back({"the reference model, resident", reference_spec(run_).config, Mode::evaluate});
     if (source_)
         for (const CoResidentModel &model : source_->co_residents()) out.push_back(model);
-    if (run_.task == PPO) out.push_back({"the critic, resident and trained", critic_run(run_).config, Mode::train});
+    if (run_.task == PPO) out.push_back({"the critic, resident and trained", critic_spec(run_).config, Mode::train});
     return out;
 }
 
@@ -44,12 +44,12 @@ void Policy::reserve(const Samples &data, ModelLimits &limits) {
 void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const Samples *eval_data) {
     if (source_) source_->open(limits);
     if (run_.options.kl_coef > 0 && !(source_ && reference_is_base(run_))) {
-        reference_run_.emplace(reference_run(run_));
+        reference_spec_.emplace(reference_spec(run_));
         agree(run_.comm, [&] {
-            expect_positions(*reference_run_, data);
-            if (!source_ && eval_data) expect_positions(*reference_run_, *eval_data);
+            expect_positions(run_, *reference_spec_, data);
+            if (!source_ && eval_data) expect_positions(run_, *reference_spec_, *eval_data);
         });
-        reference_ = open_reference(*reference_run_, limits);
+        reference_ = open_reference(run_, *reference_spec_, limits);
     }
     if (run_.task == PPO) critic_ = std::make_unique<Critic>(run_, limits, source_ ? source_->longest() : 0);
     if (source_) return;
@@ -82,8 +82,8 @@ std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
 }
 
 // Returns log p of each token of each rollout, by a model or its base.
-static Batch::OfTokens logps(const Run &run, Model &model, const Rollouts &rollouts, bool base) {
-    auto out = target_values(run, model, rollouts, first_samples(rollouts.size()), base);
+static Batch::OfTokens logps(const Run &run, const ModelSpec &spec, Model &model, const Rollouts &rollouts, bool base) {
+    auto out = target_values(run, spec, model, rollouts, first_samples(rollouts.size()), base);
     for (auto &tokens : out)
         for (double &value : tokens) value = -value;
     return out;
@@ -94,10 +94,10 @@ static Batch::OfTokens logps(const Run &run, Model &model, const Rollouts &rollo
 void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
     const Rollouts &rollouts = batch.rollouts;
     if (policy) {
-        batch.old_logps = logps(run_, *policy, rollouts, false);
+        batch.old_logps = logps(run_, run_.model, *policy, rollouts, false);
         policy->take_sums();  // drops them: no step begins yet
     }
-    if (reference) batch.reference_logps = logps(base ? run_ : *reference_run_, *reference, rollouts, base);
+    if (reference) batch.reference_logps = logps(run_, base ? run_.model : *reference_spec_, *reference, rollouts, base);
     if (critic_) batch.values = critic_->values(rollouts);
     std::vector<ScoredRollout> scored;
     for (size_t i = 0; i < rollouts.size(); i++) {
@@ -249,7 +249,7 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
     if (targets_in(batch, samples) == 0)
         return {NAN, ordered_json::object(), "nothing to evaluate, every answer was cut off, and --mask_truncated leaves it out"};
     begin_on(batch, samples);
-    for_own_rows(run_, data, pack_samples(data, samples, run_.options.row_tokens), [&](const Row &row, size_t, size_t) {
+    for_own_rows(run_.model, data, pack_samples(data, samples, run_.options.row_tokens), [&](const Row &row, size_t, size_t) {
         add(batch, row, model.evaluate(row));
         if (critic_) critic_->evaluate(row);
     });

@@ -53,7 +53,7 @@ class Policy final : public Objective {
     PolicyOptions options_;
     double next_kl_coef_;                  // of the next batch
     std::optional<RolloutSource> source_;  // none with --rollouts
-    std::optional<Run> reference_run_;
+    std::optional<ModelSpec> reference_spec_;
     std::unique_ptr<Model> reference_;  // null if it is not needed, or no longer
     std::unique_ptr<Critic> critic_;    // null unless ppo
     Batch batch_;                       // is trained on

@@ -10,58 +10,42 @@
 #include "../core/hash.h"
 #include "../data/tokenizer.h"
 #include "evaluate.h"
-#include "fit.h"
-#include "open.h"
+#include "open_config.h"
+#include "open_data.h"
+#include "open_model.h"
 
 namespace fs = std::filesystem;
 
 bool reference_is_base(const Run &run) {
-    return run.config.lora.rank > 0 && run.options.adapter.empty() && run.options.ref_model.empty();
+    return run.model.config.lora.rank > 0 && run.options.adapter.empty() && run.options.ref_model.empty();
 }
 
-Run run_beside(const Run &run, const std::string &dir, const char *flag) {
-    Run out = run;
-    if (dir.empty()) return out;
-    agree(run.comm, [&] {
-        open_config(out, dir);
-        const auto refuse = [&](const char *what) {
-            die("%s %s has another %s than the trained model\n  fix: a model that was made from the same one", flag, dir.c_str(),
-                what);
-        };
-        if (out.config.V != run.config.V) refuse("vocabulary");
-        if (!out.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && out.tokenizer_hash != run.tokenizer_hash)
-            refuse("tokenizer");
-        out.ranks = ranks_of(out, run.ranks.world, run.ranks.sp);  // its numbers of heads may differ
-    });
-    return out;
-}
-
-Run reference_run(const Run &run) {
+ModelSpec reference_spec(const Run &run) {
     const std::string &dir = run.options.ref_model;
-    Run out = run_beside(run, dir, "--ref_model");
+    ModelSpec out = spec_beside(run, dir, "--ref_model");
     agree(run.comm, [&] {
         if (out.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
     });
     return out;
 }
 
-std::unique_ptr<Model> open_reference(const Run &reference, const ModelLimits &limits) {
-    return open_model(reference, co_resident_limits(limits, Mode::evaluate));
+std::unique_ptr<Model> open_reference(const Run &run, const ModelSpec &reference, const ModelLimits &limits) {
+    return open_model(run, reference, co_resident_limits(limits, Mode::evaluate));
 }
 
-Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(limits) {
-    if (run.options.ref_mode == "resident") model_ = open_reference(run_, limits_);
+Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), spec_(reference_spec(run)), limits_(limits) {
+    if (run.options.ref_mode == "resident") model_ = open_reference(run, spec_, limits_);
 }
 
 void Reference::use(const Samples &data, size_t pairs) {
-    agree(run_.comm, [&] { expect_positions(run_, data); });
+    agree(run_.comm, [&] { expect_positions(run_, spec_, data); });
     if (!model_) precomputed_[&data] = precompute(data, pairs);
 }
 
 std::vector<double> Reference::logps(const Samples &data, const Row &row) {
     std::vector<double> out;
     if (model_) {
-        out = evaluate_documents(run_.config, *model_, row);
+        out = evaluate_documents(spec_.config, *model_, row);
         for (double &value : out) value = -value;
     } else {
         const auto &all = precomputed_.at(&data);
@@ -74,11 +58,11 @@ std::vector<double> Reference::logps(const Samples &data, const Row &row) {
 
 // Returns everything that the numbers depend on, as text. max_len and the template have already shaped the data.
 std::string Reference::side_file(const Samples &data, size_t pairs) const {
-    std::set<std::string> files = {run_.model_dir + "/config.json"};
-    for (const auto &entry : fs::directory_iterator(run_.model_dir))
+    std::set<std::string> files = {spec_.dir + "/config.json"};
+    for (const auto &entry : fs::directory_iterator(spec_.dir))
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
-    if (run_.config.lora.rank)  // of --adapter
-        for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(run_.options.adapter + name);
+    if (spec_.config.lora.rank)  // of --adapter
+        for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(spec_.adapter + name);
     std::string key = format("reference 3 %s%s %zu %s", run_.options.dtype.c_str(), run_.options.load_in.c_str(), pairs,
                              data.fingerprint().c_str());
     for (const std::string &file : files) key += format(" %s", fingerprint(InputFile(file)).c_str());
@@ -129,15 +113,15 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
     }
     const auto start = std::chrono::steady_clock::now();
     {
-        const auto model = open_reference(run_, limits_);
-        values = document_values(run_, *model, data, first_samples(pairs));
+        const auto model = open_reference(run_, spec_, limits_);
+        values = document_values(run_, spec_, *model, data, first_samples(pairs));
     }
     for (double &value : values) value = -double(float(value));  // the file stores floats, so this run uses floats, too
     agree(run_.comm, [&] {
         for (size_t i = 0; i < 2 * pairs; i++)
             if (!std::isfinite(values[i]))
                 die("log p of document %zu of %s by the reference %s is not finite\n  fix: look for NaN in its weights", i,
-                    data.name().c_str(), run_.model_dir.c_str());
+                    data.name().c_str(), spec_.dir.c_str());
         if (run_.is_main_rank()) write_side_file(path, values, pairs);
     });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

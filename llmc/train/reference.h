@@ -2,7 +2,7 @@
 //
 //   --ref_mode precompute   runs one forward sweep before training and then frees the model. Two floats for each pair stay in memory and in a cache
 //                           file, named by a hash of the data, the model and the dtype, which the next run reads
-//   --ref_mode resident     keeps a second model in memory and evaluates it row by row; the same rows give the same bits
+//   --ref_mode resident     keeps a second model beside the trained one and evaluates it row by row; the same rows give the same bits
 //
 // If adapters are trained from the beginning, the reference is the trained model without them, and there is neither a sweep nor a second model.
 #pragma once
@@ -14,14 +14,10 @@
 // Says that the reference is the base of the adapters: Model::evaluate_base.
 bool reference_is_base(const Run &run);
 
-// Returns a run like this one for another model that reads the same tokens, of directory `dir`, or for the run's own if that is empty. Dies if their
-// tokenizers differ; `flag` is the flag that names the directory.
-Run run_beside(const Run &run, const std::string &dir, const char *flag);
+ModelSpec reference_spec(const Run &run);  // the language model of --ref_model, by default that of --model
 
-Run reference_run(const Run &run);  // for the language model of --ref_model
-
-// Opens the reference of reference_run(), to be evaluated on rows that suit `limits`.
-std::unique_ptr<Model> open_reference(const Run &reference, const ModelLimits &limits);
+// Opens the reference, to be evaluated on rows that suit `limits`.
+std::unique_ptr<Model> open_reference(const Run &run, const ModelSpec &reference, const ModelLimits &limits);
 
 class Reference {
   public:
@@ -37,7 +33,8 @@ class Reference {
     std::string side_file(const Samples &data, size_t pairs) const;
     std::vector<double> precompute(const Samples &data, size_t pairs) const;
 
-    Run run_;
+    const Run &run_;
+    const ModelSpec spec_;
     ModelLimits limits_;
     std::unique_ptr<Model> model_;                                // null unless --ref_mode resident
     std::map<const Samples *, std::vector<double>> precomputed_;  // (documents)

@@ -6,8 +6,8 @@
 
 #include "../core/common.h"
 #include "evaluate.h"
-#include "fit.h"
-#include "open.h"
+#include "open_config.h"
+#include "open_model.h"
 #include "worker.h"
 
 namespace fs = std::filesystem;
@@ -89,33 +89,33 @@ class OfTexts final : public Reward {
 
 class ByModel final : public Reward {
   public:
-    ByModel(const Run &run, const std::string &dir, const Tokenizer *tokenizer) : run_(run), tokenizer_(tokenizer) {
-        open_config(run_, dir);
-        const ModelConfig &c = run_.config;
+    ByModel(const Run &run, const std::string &dir, const Tokenizer *tokenizer)
+        : run_(run), spec_(open_config(run, dir)), tokenizer_(tokenizer) {
+        const ModelConfig &c = spec_.config;
         if (!c.reward) die("--reward %s is not a reward model\n  fix: a model that the task rm has trained", dir.c_str());
         if (run_.options.normalize_reward && !(c.source.contains("mean") && c.source.contains("std")))
             die("--normalize_reward: config.json of %s has no \"mean\" and \"std\"\n  fix: train it with an evaluation, which finds them, or leave the flag out",
                 dir.c_str());
         if (run_.options.normalize_reward) mean_ = c.source["mean"], std_ = c.source["std"];
-        if (run_.tokenizer_hash != run.tokenizer_hash) {
-            if (!tokenizer || run_.tokenizer_hash.empty())
+        if (spec_.tokenizer_hash != run.model.tokenizer_hash) {
+            if (!tokenizer || spec_.tokenizer_hash.empty())
                 die("%s and %s do not have the same tokenizer, and one of them has no tokenizer.json\n  fix: models with their tokenizers",
-                    dir.c_str(), run.model_dir.c_str());
+                    dir.c_str(), run.model.dir.c_str());
             encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.reward_timeout);
-        } else if (c.V < run.config.V) {
+        } else if (c.V < run.model.config.V) {
             die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
-                dir.c_str(), c.V, run.model_dir.c_str(), run.config.V);
+                dir.c_str(), c.V, run.model.dir.c_str(), run.model.config.V);
         }
-        run_.ranks = ranks_of(run_, run_.ranks.world, run_.ranks.sp);  // its numbers of heads may differ
+        spec_.ranks = ranks_of(run, c, run.model.ranks.world, run.model.ranks.sp);  // its numbers of heads may differ
     }
 
-    std::optional<ModelConfig> resident() const override { return run_.config; }
+    std::optional<ModelConfig> resident() const override { return spec_.config; }
 
     void open(const ModelLimits &of_policy) override {
         ModelLimits limits = co_resident_limits(of_policy, Mode::evaluate);
-        limits.positions = std::min(limits.row_tokens, run_.config.max_positions);
+        limits.positions = std::min(limits.row_tokens, spec_.config.max_positions);
         limits_ = limits;
-        model_ = open_model(run_, limits);
+        model_ = open_model(run_, spec_, limits);
     }
 
     std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
@@ -131,14 +131,14 @@ class ByModel final : public Reward {
             for (const auto &tokens : all)
                 if (tokens.size() > most)
                     die("a prompt with its answer has %zu tokens for the reward model %s, whose rows and positions end at %zu\n  fix: a larger --row_tokens, or a smaller --max_new_tokens",
-                        tokens.size(), run_.model_dir.c_str(), most);
+                        tokens.size(), spec_.dir.c_str(), most);
         });
         const Sequences sequences(std::move(all));
-        auto out = document_values(run_, *model_, sequences, first_samples(sequences.size()));
+        auto out = document_values(run_, spec_, *model_, sequences, first_samples(sequences.size()));
         agree(run_.comm, [&] {
             for (double &score : out) {
                 if (!std::isfinite(score))
-                    die("a score of %s is not finite\n  fix: look for NaN in its weights", run_.model_dir.c_str());
+                    die("a score of %s is not finite\n  fix: look for NaN in its weights", spec_.dir.c_str());
                 score = (score - mean_) / std_;
             }
         });
@@ -153,7 +153,8 @@ class ByModel final : public Reward {
         return encoder_->ask({{"texts", texts}}, "ids", all.size());
     }
 
-    Run run_;  // of the reward model
+    const Run &run_;
+    ModelSpec spec_;
     const Tokenizer *tokenizer_;
     double mean_ = 0, std_ = 1;
     std::unique_ptr<Worker> encoder_;  // null: the policy's tokens are the model's, too
@@ -173,7 +174,7 @@ std::unique_ptr<Reward> find_reward(const Run &run, const std::string &name, con
     }
     if (!tokenizer)
         die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", name.c_str(),
-            run.model_dir.c_str());
+            run.model.dir.c_str());
     if (!is_server(name) && !fs::exists(name))
         die("--reward %s: no such file\n  fix: exact_match, or a Python file", name.c_str());
     return std::make_unique<OfTexts>(run, name, *tokenizer);

@@ -8,7 +8,7 @@
 #include "../core/common.h"
 #include "../core/json.h"
 #include "checkpoint.h"
-#include "open.h"
+#include "open_model.h"
 
 using nlohmann::ordered_json;
 
@@ -17,15 +17,15 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
                    .sampling = {.temperature = o_.temperature},
                    .seed = o_.seed,
                    .samples = o_.n,
-                   .vocabulary = run.config.V,
-                   .eos = run.config.eos,
+                   .vocabulary = run.model.config.V,
+                   .eos = run.model.config.eos,
                    .logps = true};
-    const std::string tokenizer = run.model_dir + "/tokenizer.json";
+    const std::string tokenizer = run.model.dir + "/tokenizer.json";
     if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
     if (!tokenizer_ && !o_.stop.empty())
-        die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model_dir.c_str());
+        die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model.dir.c_str());
     if (tokenizer_)
-        generation_.vocabulary = std::min(run.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o_.stop};
+        generation_.vocabulary = std::min(run.model.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o_.stop};
     for (const std::string &name : o_.reward) rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
 }
 
@@ -34,7 +34,7 @@ std::vector<CoResidentModel> RolloutSource::co_residents() const {
     for (const auto &reward : rewards_)
         if (const auto model = reward->resident()) out.push_back({"a reward model, resident", *model, Mode::evaluate});
     if (o_.async_steps)
-        out.push_back({"a copy of the policy, resident, which samples the next answers", run_.config, Mode::generate});
+        out.push_back({"a copy of the policy, resident, which samples the next answers", run_.model.config, Mode::generate});
     return out;
 }
 
@@ -56,7 +56,7 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
 }
 
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
-    generation_.eos = run_.config.eos;  // with the end of turn of the prompts' template
+    generation_.eos = run_.model.config.eos;  // with the end of turn of the prompts' template
     const Questions asked = read_questions(prompts, first_samples(prompts.size()));
     const bool compares = std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
     for (size_t i = 0; i < asked.prompts.size(); i++) {
@@ -64,10 +64,10 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
         if (compares && asked.responses[i].empty())
             die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: --input_key and --output_key, which name the prompt and the answer, or another --reward",
                 i + 1, prompts.name().c_str());
-        if (const size_t end = run_.config.growing_positions(); prompt.size() + o_.max_new_tokens > end)
+        if (const size_t end = run_.model.config.growing_positions(); prompt.size() + o_.max_new_tokens > end)
             die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but %s of the model is %zu, beyond which it %s\n  fix: a smaller --max_new_tokens, or shorter prompts",
-                prompts.name().c_str(), prompt.size(), o_.max_new_tokens, run_.config.growing_positions_name(), end,
-                run_.config.gpt2() ? "has no positions" : "is rotated otherwise");
+                prompts.name().c_str(), prompt.size(), o_.max_new_tokens, run_.model.config.growing_positions_name(), end,
+                run_.model.config.gpt2() ? "has no positions" : "is rotated otherwise");
         if (prompt.size() + o_.max_new_tokens > o_.row_tokens)
             die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
                 prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);
@@ -83,13 +83,11 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
 void RolloutSource::open(const ModelLimits &limits) {
     for (const auto &reward : rewards_) reward->open(limits);
     if (!o_.async_steps) return;
-    ModelLimits writer;
+    ModelLimits writer = flag_limits(o_);
     writer.mode = Mode::generate, writer.concurrent = true;
     writer.row_tokens = writer.positions = row_multiple;
     room_.use(writer);
-    Run run = run_;
-    run.options.profile = false;
-    writer_ = open_model(run, writer);
+    writer_ = open_model(run_, run_.model, writer);
 }
 
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
@@ -198,7 +196,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
         parts.resize(judged.parts.size());
         for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), judged.parts[r].begin(), judged.parts[r].end());
         for (const Completion &a : answers) tokens += double(a.tokens.size());
-        seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+        seconds += seconds_since(began);
         asked_prompts += asked.questions.prompts.size(), batch.begin = asked.begin;
     }
     batch.log = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
@@ -257,7 +255,7 @@ void RolloutSource::load(const std::string &dir, const nlohmann::json &state) {
     const std::string file = answers_file(dir);
     if (!std::filesystem::exists(file) || next["file"] != fingerprint(InputFile(file)))
         die("%s is damaged%s", file.c_str(), other_checkpoint(dir).c_str());
-    next_ = {.rollouts = Rollouts(file, run_.config.V),
+    next_ = {.rollouts = Rollouts(file, run_.model.config.V),
              .begin = next["begin"],
              .written_at = -next["age"].get<int64_t>(),
              .log = next["news"]};

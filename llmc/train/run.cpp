@@ -13,12 +13,13 @@ void Run::say(const char *text, ...) const {
     fflush(stdout);
 }
 
-void write_companions(const Run &run, const ModelConfig &config, const std::string &dir, const std::string &dtype) {
-    if (!run.tokenizer_dir.empty()) {
-        copy_tokenizer(run.tokenizer_dir, dir, run.chat.chat_template);
-        copy_vocabulary(run.model_dir, dir);
+void write_companions(const ModelSpec &model, const ChatFormat &chat, const std::string &dir, const std::string &dtype) {
+    const ModelConfig &config = model.config;
+    if (!model.tokenizer_dir.empty()) {
+        copy_tokenizer(model.tokenizer_dir, dir, chat.chat_template);
+        copy_vocabulary(model.dir, dir);
     }
     if (!config.reward) write_generation_config(dir, config);
-    if (config.lora.rank) write_lora(dir, config, run.model_dir);  // last: without it a directory is no model
+    if (config.lora.rank) write_lora(dir, config, model.dir);  // last: without it a directory is no model
     else write_config(dir, config, dtype);
 }

@@ -1,5 +1,6 @@
 // What the tasks of a run share.
 #pragma once
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -12,6 +13,12 @@
 // Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
+struct Device {
+    ModelFactory make_model;
+    // Returns the memory that its models lie in, so that name and size can be asked without a model. A plan for another device does not call it.
+    std::function<std::unique_ptr<Memory>()> make_memory;
+};
+
 // A model in memory in addition to the trained one.
 struct CoResidentModel {
     const char *what;  // for people
@@ -19,23 +26,29 @@ struct CoResidentModel {
     Mode mode;
 };
 
+// A model of a run: what it computes, where its weights and its tokenizer come from, and how ranks share its work.
+struct ModelSpec {
+    ModelConfig config = {};
+    std::string dir = {};             // empty with --preset
+    std::string adapter = {};         // the directory that config.lora is read from; empty if adapters are new
+    std::string tokenizer_dir = {};   // dir, or that of the adapter if it has the tokenizer, too
+    std::string tokenizer_hash = {};  // the hash of dir's tokenizer; empty if there is none
+    Ranks ranks = {};
+    bool new_head = false;                           // the head of a reward model starts from random values if dir has none
+    std::vector<CoResidentModel> co_residents = {};  // models that have no memory yet, for which this one leaves room
+};
+
 struct Run {
     const char *program;  // its name, "train_llama"
     Task task;
     Options options;
     Comm &comm;
-    size_t sharing;  // number of ranks sharing this memory pool, including this one
-    ModelFactory make_model;
-    std::string model_dir = {};      // empty with --preset
-    std::string tokenizer_dir = {};  // the same, or the directory of --adapter if that also has the tokenizer
-    ModelConfig config = {};
-    ChatFormat chat = {};             // of the data that is trained on
-    bool new_head = false;            // a reward model whose head starts from random values if model_dir has none
-    std::string tokenizer_hash = {};  // the hash of model_dir's tokenizer; empty if there is none
-    Ranks ranks = {};
+    size_t sharing;  // number of ranks that share the device's memory, including this one
+    Device device;
+    ModelSpec model = {};   // the model of the task; its ranks are those of the run
+    ChatFormat chat = {};   // of the data that is trained on
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
     std::shared_ptr<Mesh> mesh = nullptr;
-    std::vector<CoResidentModel> co_residents = {};  // further models that will need memory
 
     bool is_main_rank() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
@@ -48,8 +61,13 @@ template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {
 }
 
 // Writes a model directory's other files: config.json or adapter_config.json, generation_config.json, tokenizer and chat template.
-void write_companions(const Run &run, const ModelConfig &config, const std::string &dir, const std::string &dtype);  // run.cpp
+void write_companions(const ModelSpec &model, const ChatFormat &chat, const std::string &dir,
+                      const std::string &dtype);  // run.cpp
 
-int train(Run &run);                                                                           // trainer.cpp
-int generate(Run &run);                                                                        // generate.cpp
-double exact_match(Run &run, const std::string &model_dir, const Samples &data, size_t show);  // generate.cpp: for the demo
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+int train(Run &run);                                                                                 // trainer.cpp
+int generate(Run &run);                                                                              // generate.cpp
+double exact_match(const Run &run, const std::string &model_dir, const Samples &data, size_t show);  // generate.cpp: for the demo

@@ -50,19 +50,19 @@ void RunLog::open(size_t step) {
 
 void RunLog::describe_run() {
     const Plan &plan = training_.model->plan();
-    const size_t parameters = parameter_count(run_.config), samples = training_.loader->train_samples().size();
+    const size_t parameters = parameter_count(run_.model.config), samples = training_.loader->train_samples().size();
     write({{"task", task_name(run_.task)},
            {"options", to_json(o_, run_.task)},
            {"device", training_.model->memory().device()},
            {"threads", o_.threads},
            {"world", run_.comm.size},
-           {"dp", run_.ranks.dp()},
-           {"sp", run_.ranks.sp},
+           {"dp", run_.model.ranks.dp()},
+           {"sp", run_.model.ranks.sp},
            {"model",
-            {{"family", run_.config.family},
+            {{"family", run_.model.config.family},
              {"parameters", parameters},
-             {"trained", run_.config.lora.rank ? trained_parameters(run_.config) : parameters},
-             {"dir", run_.model_dir}}},
+             {"trained", run_.model.config.lora.rank ? trained_parameters(run_.model.config) : parameters},
+             {"dir", run_.model.dir}}},
            {"data",
             {{"path", training_.data->path()},
              {"samples", samples},
@@ -73,8 +73,9 @@ void RunLog::describe_run() {
            {"planned_peak_mem", training_.planned},
            {"offloaded_bytes", plan.store_bytes()},
            {"compiler", __VERSION__}});
-    if (run_.config.lora.rank)
-        say("adapters of rank %zu: %zu parameters are trained", run_.config.lora.rank, trained_parameters(run_.config));
+    if (run_.model.config.lora.rank)
+        say("adapters of rank %zu: %zu parameters are trained", run_.model.config.lora.rank,
+            trained_parameters(run_.model.config));
     say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
         o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", samples, training_.steps,
         human_bytes(plan.bytes()).c_str());
@@ -84,9 +85,9 @@ void RunLog::describe_run() {
 }
 
 void RunLog::say_split(const Step &step) const {
-    if (run_.ranks.sp == 1 || !run_.is_main_rank()) return;
-    const Row row = pad_row(make_row(*step.data, step.rows[0]), run_.ranks.sp);
-    run_.say("%s", pieces_table(split_row(run_.config, run_.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
+    if (run_.model.ranks.sp == 1 || !run_.is_main_rank()) return;
+    const Row row = pad_row(make_row(*step.data, step.rows[0]), run_.model.ranks.sp);
+    run_.say("%s", pieces_table(split_row(run_.model.config, run_.model.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------------------------

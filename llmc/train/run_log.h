@@ -9,10 +9,6 @@
 #include "trainer_state.h"
 #include "training.h"
 
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // A rank's figures of a step. Seconds are measured by the host's clock; on a GPU the time of queued work counts where the host waits for it.
 struct StepReport {
     double seconds, comm_seconds, update_seconds;

@@ -17,7 +17,7 @@ Saves::Saves(const Run &run, Training &training)
       training_(training),
       output_(training.output.get()),
       every_(run.options.save_steps.of(training.steps)) {
-    const std::string exported = o_.export_dtype != "auto" ? o_.export_dtype : run.config.lora.rank ? "f32" : o_.dtype;
+    const std::string exported = o_.export_dtype != "auto" ? o_.export_dtype : run.model.config.lora.rank ? "f32" : o_.dtype;
     export_dtype_ = exported == "bf16" ? "BF16" : "F32";
 }
 
@@ -50,9 +50,9 @@ void Saves::save_model(const std::string &dir) {
     training_.model->save(dir, export_dtype_);
     agree(run_.comm, [&] {
         if (!run_.is_main_rank()) return;
-        ModelConfig config = run_.config;
-        training_.objective->describe(config);
-        write_companions(run_, config, dir, export_dtype_);
+        ModelSpec saved = run_.model;
+        training_.objective->describe(saved.config);
+        write_companions(saved, run_.chat, dir, export_dtype_);
     });
     training_.objective->save(dir, export_dtype_);
 }
@@ -72,7 +72,7 @@ void Saves::try_saving() {
     write_directory(trial_name, [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
-            const HfWeights weights(dir, run_.config.lora.rank ? adapter_files : model_files);
+            const HfWeights weights(dir, run_.model.config.lora.rank ? adapter_files : model_files);
             for (const Tensor &t : training_.model->tensors())
                 if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
         });

@@ -9,7 +9,7 @@
 #include "../core/rng.h"
 #include "checkpoint.h"
 #include "evaluate.h"
-#include "open.h"
+#include "open_data.h"
 #include "run_log.h"
 #include "saves.h"
 #include "schedule.h"
@@ -115,7 +115,7 @@ Measured Trainer::compute_gradients(const Step &step) {
     model_.zero_gradients(key);
     model_.randomise(Random{o_.seed, Purpose::dropout, 0}.bits(state_.step));
     objective_.begin(step, key);
-    for_own_rows(run_, *step.data, step.rows,
+    for_own_rows(run_.model, *step.data, step.rows,
                  [&](const Row &row, size_t i, size_t count) { objective_.accumulate(model_, row, i + 1 == count); });
     model_.randomise({});
     Measured measured = objective_.take(model_);

@@ -5,7 +5,8 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "checkpoint.h"
-#include "open.h"
+#include "open_data.h"
+#include "open_model.h"
 
 namespace fs = std::filesystem;
 
@@ -61,7 +62,7 @@ static size_t steps_of(const Training &t, const Drawing &drawing) {
 static ModelLimits open_loader(Run &run, Training &t) {
     const Options &o = run.options;
     run.chat = t.data->chat_format();
-    add_eos(run.config, run.chat.end_of_turn);
+    add_eos(run.model.config, run.chat.end_of_turn);
     t.data_fingerprint = t.data->fingerprint();
     const Drawing drawing = t.objective->drawing(o);
     LoaderOptions options;
@@ -96,8 +97,8 @@ Training open_training(Run &run) {
         if (t.eval_data) t.objective->reserve(*t.eval_data, limits);
     });
     t.objective->open(limits, *t.data, t.loader->used(), t.eval_data.get());
-    const size_t process = run.make_model(run.config, {})->memory().process();  // measured before any rank allocates
-    t.model = open_model(run, limits);
+    const size_t process = run.device.make_memory()->process();  // measured before any rank allocates
+    t.model = open_model(run, run.model, limits, run.options.profile);
     t.planned = process + run.in_process * t.model->plan().bytes();
     return t;
 }

@@ -1,0 +1,120 @@
+#include "row.h"
+
+#include <algorithm>
+
+#include "../core/common.h"
+
+static Row empty_row(size_t tokens, size_t documents) {
+    Row row;
+    row.T = round_up(tokens, row_multiple);
+    for (auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) v->reserve(row.T);
+    row.doc_offsets.reserve(documents + 1);
+    row.documents.reserve(documents);
+    row.doc_offsets.push_back(0);
+    return row;
+}
+
+static void append_token(Row &row, int32_t id, size_t begin) {
+    row.doc_pos.push_back(int32_t(row.tokens.size() - begin));
+    row.doc_begin.push_back(int32_t(begin));
+    row.tokens.push_back(id);
+}
+
+// An empty mask means that no token is a target. The first token of a document is never one: no token of its document precedes it.
+static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
+    const size_t begin = row.tokens.size();
+    for (size_t t = 0; t < tokens.size(); t++) {
+        if (t > 0 && !mask.empty() && mask[t]) {
+            row.predictors.push_back(int32_t(begin + t - 1));
+            row.targets.push_back(tokens[t]);
+            row.target_documents.push_back(int32_t(row.documents.size()));
+        }
+        append_token(row, tokens[t], begin);
+    }
+    row.documents.push_back(number);
+    row.doc_offsets.push_back(row.tokens.size());
+}
+
+static void append_padding(Row &row) {
+    const size_t begin = row.doc_offsets.back();
+    while (row.tokens.size() < row.T) {
+        append_token(row, 0, begin);
+        row.doc_pos.back() %= int32_t(row_multiple);  // any position that the rope table has will do
+    }
+}
+
+Row make_row(const Samples &data, std::span<const size_t> samples) {
+    size_t tokens = 0;
+    for (size_t s : samples) tokens += data.sample_length(s);
+    Row row = empty_row(tokens, 2 * samples.size());
+    for (size_t s : samples)
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
+            const auto [tokens, mask] = data.document(i);
+            append_document(row, i, tokens, mask);
+        }
+    append_padding(row);
+    return row;
+}
+
+Row at_ends(Row row) {
+    const size_t documents = row.documents.size();
+    row.predictors.resize(documents), row.targets.assign(documents, 0), row.target_documents.resize(documents);
+    for (size_t i = 0; i < documents; i++)
+        row.predictors[i] = int32_t(row.doc_offsets[i + 1] - 1), row.target_documents[i] = int32_t(i);
+    return row;
+}
+
+Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks) {
+    size_t tokens = 0;
+    for (const auto &document : documents) tokens += document.size();
+    Row row = empty_row(tokens, documents.size());
+    for (size_t i = 0; i < documents.size(); i++)
+        append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i]);
+    append_padding(row);
+    return row;
+}
+
+Row outline(const Samples &data, std::span<const size_t> samples) {
+    Row row{};
+    row.doc_offsets.push_back(0);
+    for (size_t s : samples)
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
+            row.doc_offsets.push_back(row.doc_offsets.back() + data.length(i));
+            row.documents.push_back(i);
+        }
+    row.T = round_up(row.doc_offsets.back(), row_multiple);
+    return row;
+}
+
+Row pad_row(Row row, size_t ranks) {
+    if (ranks > 1) row.T = round_up(row.T, row_multiple * ranks);
+    append_padding(row);
+    return row;
+}
+
+// Calls f(j, t) for each predictor of a rank: its number in the row, and its place in the rank's part.
+template <class F> static void for_each_predictor(const Row &row, std::span<const size_t> positions, F f) {
+    for (size_t t = 0; t < positions.size(); t++) {
+        const auto found = std::lower_bound(row.predictors.begin(), row.predictors.end(), int32_t(positions[t]));
+        if (found != row.predictors.end() && size_t(*found) == positions[t]) f(size_t(found - row.predictors.begin()), t);
+    }
+}
+
+Row local_row(const Row &row, std::span<const size_t> positions) {
+    Row local{positions.size(), {}, {}, row.doc_begin, row.doc_offsets, row.documents, {}, {}, {}};
+    for (size_t p : positions) {
+        local.tokens.push_back(row.tokens[p]);
+        local.doc_pos.push_back(row.doc_pos[p]);
+    }
+    for_each_predictor(row, positions, [&](size_t j, size_t t) {
+        local.predictors.push_back(int32_t(t));
+        local.targets.push_back(row.targets[j]);
+    });
+    return local;
+}
+
+std::vector<size_t> local_predictors(const Row &row, std::span<const size_t> positions) {
+    std::vector<size_t> numbers;
+    for_each_predictor(row, positions, [&](size_t j, size_t) { numbers.push_back(j); });
+    return numbers;
+}

@@ -1,0 +1,116 @@
+#include "open_config.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <future>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../core/gpu.h"
+#include "../data/hub.h"
+#include "../data/tokenizer.h"
+#include "../io/hf.h"
+
+namespace fs = std::filesystem;
+
+std::string while_others_wait(const Run &run, bool chosen, const std::function<std::string()> &work) {
+    std::string out;
+    std::future<std::string> made;
+    if (chosen) made = std::async(std::launch::async, work);
+    const std::chrono::duration<double> patience(std::min(1.0, run.options.comm_timeout / 4));
+    while (!run.comm.all(!chosen || made.wait_for(patience) == std::future_status::ready)) {}
+    agree(run.comm, [&] {
+        if (chosen) out = made.get();
+    });
+    return out;
+}
+
+void find_model(const Run &run, std::string &name) {
+    if (run.comm.all(!is_hub_name(name))) return;
+    const auto hosts =
+        run.comm.gather(host_name());  // the first rank of each downloads, the others then find the model in the cache
+    const bool first = size_t(std::find(hosts.begin(), hosts.end(), host_name()) - hosts.begin()) == size_t(run.comm.rank);
+    const std::string asked = name;
+    while_others_wait(run, first, [&] { return model_directory(asked, !run.options.plan); });
+    agree(run.comm, [&] { name = model_directory(asked, !run.options.plan); });
+    run.say("note: %s is %s", asked.c_str(), name.c_str());
+}
+
+void expect_own_family(const Run &run, const ModelConfig &config, const std::string &name) {
+    const std::string trainer = config.gpt2() ? "train_gpt2" : "train_llama";
+    if (trainer != run.program)
+        die("%s is a %s model, which %s does not train\n  fix: ./%s", name.c_str(), config.family.c_str(), run.program,
+            trainer.c_str());
+}
+
+size_t weight_bits(const Options &o) { return o.load_in == "4bit" ? 4 : o.load_in == "8bit" ? 8 : 0; }
+
+const char *embedding_name(const ModelConfig &config) {
+    return config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight";
+}
+
+// A file with a head that is not the embedding is of a model that is not tied, whatever its config.json says, as in transformers 5.
+static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
+    if (!config.tied || (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index))) return;
+    const HfWeights weights(dir);
+    const char *embedding = embedding_name(config);
+    if (!weights.find(head_name) || !weights.find(embedding) || weights.same(head_name, weights, embedding)) return;
+    config.tied = false;
+    config.source["tie_word_embeddings"] = false;
+    notes.push_back(
+        format("%s has a %s that is not its embedding: the two are not tied, though config.json says so, as in transformers 5",
+               dir.c_str(), head_name));
+}
+
+ModelSpec open_config(const Run &run, const std::string &dir) {
+    std::vector<std::string> notes;
+    ModelSpec model;
+    model.dir = model.tokenizer_dir = dir;
+    model.config = read_config(dir, notes);
+    if (const Options &o = run.options; dir == o.model && (o.rope_theta != 0 || !o.rope_scaling.empty()))
+        set_rope(model.config, o.rope_theta, o.rope_scaling);
+    untie(model.config, dir, notes);
+    model.config.weight_bits = weight_bits(run.options);
+    expect_own_family(run, model.config, dir);
+    for (const std::string &note : notes) run.say("note: %s", note.c_str());
+    const std::string tokenizer = dir + "/tokenizer.json";
+    if (fs::exists(tokenizer)) model.tokenizer_hash = tokenizer_hash(tokenizer);
+    return model;
+}
+
+Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t sp) {
+    const Options &o = run.options;
+    check_divides("ring_attn_size", int(sp), int(world));
+    if (o.zero_group) check_divides("zero_group", int(o.zero_group), int(world), 2);
+    Ranks r;
+    r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
+    r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
+    r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : config.KV;
+    r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
+    // Constants, so that runs stay reproducible: measured rates would choose other layouts, which sum in another order.
+    const bool gpu = o.device == "cuda";
+    r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
+    if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
+        r.flops = rates->attention * attention_share(config.D, o.max_len), r.bandwidth = rates->link;
+    check_sp_mode(r.sp_mode, r.sp, config.H, config.KV, r.head_stride);
+    return r;
+}
+
+ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) {
+    if (dir.empty()) return run.model;
+    ModelSpec out;
+    agree(run.comm, [&] {
+        out = open_config(run, dir);
+        const auto refuse = [&](const char *what) {
+            die("%s %s has another %s than the trained model\n  fix: a model that was made from the same one", flag, dir.c_str(),
+                what);
+        };
+        const ModelSpec &trained = run.model;
+        if (out.config.V != trained.config.V) refuse("vocabulary");
+        if (!out.tokenizer_hash.empty() && !trained.tokenizer_hash.empty() && out.tokenizer_hash != trained.tokenizer_hash)
+            refuse("tokenizer");
+        out.ranks = ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);  // its numbers of heads may differ
+    });
+    return out;
+}

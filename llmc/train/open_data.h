@@ -1,0 +1,23 @@
+// Opens the files that a run reads samples from. All ranks call these functions together, and an error of one is an error of all.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../data/tokens.h"
+#include "run.h"
+
+// Returns a prepared file for `path`, which the user gave as --FLAG (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
+std::string prepared_file(const Run &run, Task task, const std::string &flag, const std::string &path,
+                          const std::vector<std::string> &extra);
+// Dies if a file is not the same for all ranks, or if only some have it. One rank of each process reads the files, whole.
+void expect_same_files(const Run &run, const std::vector<std::string> &paths);
+// Dies unless all ranks have seen the same. `own` is what this rank has seen of the file, the same for the same contents.
+void expect_same(const Run &run, const std::string &path, const std::string &own);
+
+std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
+std::unique_ptr<Samples> open_samples(const Run &run,
+                                      const std::string &path);  // what the task trains on: such data, or rollouts
+
+// Dies if a document has more tokens than the model has positions. It concerns the calling rank alone.
+void expect_positions(const Run &run, const ModelSpec &model, const Samples &data);

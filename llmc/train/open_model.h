@@ -1,0 +1,61 @@
+// Plans and opens models: what fits into memory, then weights from a directory or random ones. `model` is the one that is planned; the device, the
+// flags and the ranks that share the memory are the run's.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "run.h"
+
+inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
+    {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
+
+// ---- limits
+
+// Returns the limits that flags set, for all models of a run. Sizes are the caller's business.
+ModelLimits flag_limits(const Options &o);
+void set_offload(ModelLimits &limits, const Names &offload);   // as --offload
+size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that this data can fill
+ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
+// Returns the limits of a model beside one with these limits, without room for the cache of generation. One that generates has no ranks.
+ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
+
+// ---- plans
+
+// Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
+size_t usable_memory(const Run &run, const Memory &memory);
+size_t available_memory(
+    const Run &run);  // bytes that a rank may take: the least of any rank, before one of them takes any. All ranks call it
+
+// Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
+std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits &limits,
+                                  size_t memory);
+// Returns one of model.co_residents, whose plan is placed.
+std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits);
+// Return the bytes that a rank needs, in memory and in stores: those of the plan, and those of model.co_residents.
+size_t rank_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
+size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
+
+size_t documents_of_sample(const Run &run);  // 2 of a pair
+// Returns the most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank, or 0 if not even the
+// shortest row fits. The ranks of a ring share the row.
+size_t most_tokens(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits limits, size_t memory,
+                   size_t limit);
+// Returns the same as a value of --max_len, where a row has room for one sample.
+size_t longest_sample(const Run &run, const ModelSpec &model, const std::string &recompute, const ModelLimits &limits,
+                      size_t memory, size_t limit);
+// Returns the smallest ring, of more ranks than now, with which the plan fits, or 0 if there is none.
+size_t larger_ring(const Run &run, const ModelSpec &model, ModelLimits limits, size_t memory);
+// Returns whether the plan fits into the memory that a rank may take. All ranks call it.
+bool fits(const Run &run, const ModelSpec &model, ModelLimits limits);
+
+// ---- weights
+
+// Opens a model on all ranks together: chooses --recompute auto, allocates, loads or initialises. profile: --profile measures it
+std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelLimits limits, bool profile = false);
+
+// Die if a directory has a tensor that is not read and says something else than what is computed; if the adapter belongs to another model.
+void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &opened, const class HfWeights &weights);
+void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &weights, const HfWeights &adapter);
+void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, const std::string &name,
+                           const std::vector<size_t> &shape);
