@@ -33,7 +33,7 @@ struct RopeConfig {
     double mscale_all_dim = 0;         // yarn, 0 = not given
     bool truncate = true;              // yarn: the limits of the ramp are whole channels
     // longrope (R/2): divisors of the frequencies, for documents of at most original_max_position tokens and for longer ones
-    std::vector<double> short_factor, long_factor;
+    std::vector<double> short_factor = {}, long_factor = {};
 
     size_t channels(size_t D) const { return size_t(double(D) * rotated); }  // R
     // Whether documents of up to so many positions need two tables, one behind the other, of which longer documents use the second.
