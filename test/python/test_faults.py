@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, read_tensors, refused, stable, train,
-                       weights, write_data)
+from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, read_tensors, refused, stable, summary,
+                       train, weights, write_data)
 
 OPTIONS = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}
 
