@@ -1,9 +1,10 @@
 // Parses the command line. The flags themselves, one line each, are in ../train/options.def.
 //
-//     train_llama | train_gpt2 pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
+//     train_llama | train_gpt2 pretrain|sft|dpo|rm|grpo|ppo|eval|generate|merge [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
 // `-` and `_` in a flag's name are equivalent. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, also holds flags;
-// the command line wins. The names of OpenRLHF, TRL, accelerate and Axolotl are understood (foreign.def). A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
+// the command line wins. A command line of OpenRLHF, TRL, accelerate, Axolotl, LLaMA-Factory or ms-swift is translated by scripts/port. A flag that the
+// task does not have, a misspelled one and a value out of range end the run with a message.
 #pragma once
 #include <string>
 #include <vector>
