@@ -52,7 +52,7 @@ static void open_model_config(Run &run) {
     if (!o.adapter.empty()) open_adapter(run);
     if (o.lora_rank) {
         run.model.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
-                           without_expressions(run.model.config, o.lora_targets)};
+                                 without_expressions(run.model.config, o.lora_targets)};
         check_lora(run.model.config, run.model.dir);
         if (o.rope_theta != 0 || !o.rope_scaling.empty())
             run.say(
