@@ -12,8 +12,8 @@ from errors import DataError
 from limits import BeyondLimit, Limits, checked_length
 from messages import REASONING, TRAIN_FLAGS
 
-SENTINEL = "Sentinel7f3a9c51"  # placeholder for a message's content; no template cuts or changes a plain word
-WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # placeholder for a message's numbered text: content, reasoning, call, tools
+SENTINEL = "Sentinel7f3a9c51"  # rendered in place of a content; no template cuts or changes a plain word
+WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # rendered in place of the texts of message N: content, reasoning, call, tools
 EXAMPLE_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {SENTINEL: "x"}}}
 EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "description": "Word0tools7f3a9c51", "parameters": {
     "type": "object", "properties": {"Word0tools7f3a9c51": {"type": "string", "description": "Word0tools7f3a9c51"}}}}}

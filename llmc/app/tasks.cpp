@@ -41,6 +41,7 @@ static void open_model_config(Run &run) {
         run.model = open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
     } else {
         run.model.config = preset(o.preset);
+        if (o.rope_theta != 0 || !o.rope_scaling.empty()) set_rope(run.model.config, o.rope_theta, o.rope_scaling);
         run.model.config.weight_bits = weight_bits(o);
         expect_own_family(run, run.model.config, "--preset " + o.preset);
     }
