@@ -228,16 +228,16 @@ TEST(Ranks, OffloadingChangesNoBit) {
     }
 }
 
-// Whatever part of a matrix a rank has, with replicas, too. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. At stage 0
-// squares of the norm are summed in another order.)
+// Whatever part of a matrix a rank has, with replicas, too. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. Squares of the
+// norm are summed by bucket and rank, so the head is one bucket here, and stage 0 is left out.)
 TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
-    for (RankModel model : {untied, tied, gpt2, adapted})
+    for (RankModel model : {untied, tied, gpt2, adapted, norm_after})
         for (size_t group : {0, 2}) {
             RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, 1, 1};
             c.group = group;
             const auto run = [&](int stage, bool half) {
                 c.stage = stage;
-                const auto change = [](ModelLimits &limits) { limits.muon = true; };
+                const auto change = [](ModelLimits &limits) { limits.muon = true, limits.ranks.bucket_bytes = 1 << 20; };
                 const bool late = stage == 3 && model != adapted;
                 return half ? on_threads<CpuBf16>(c, model, late, change) : on_threads<CpuF32>(c, model, late, change);
             };
