@@ -1,26 +1,9 @@
 // Prepared data files for tests, written byte by byte as llmc/data/tokens.h describes them, right or wrong as the test wants.
 #pragma once
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <cstdint>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <string>
-#include <vector>
 
-#include "../llmc/core/common.h"
-
-struct TemporaryFile {
-    std::string path;
-    explicit TemporaryFile(const std::string &name) : path(testing::TempDir() + std::to_string(getpid()) + "_" + name) {}
-    TemporaryFile(const TemporaryFile &) = delete;
-    ~TemporaryFile() { std::filesystem::remove(path); }
-
-    void write(const std::string &bytes) const { std::ofstream(path, std::ios::binary) << bytes; }
-};
+#include "errors.h"
 
 struct Prepared {
     std::vector<int32_t> tokens;
@@ -61,18 +44,3 @@ struct Prepared {
         return std::string(reinterpret_cast<const char *>(&length), 8) + header + data;
     }
 };
-
-// What `f` dies of.
-template <class F> std::string error_of(F f) {
-    try {
-        f();
-    } catch (const Error &e) {
-        printf("  %s\n", e.what());
-        return e.what();
-    }
-    return "no error";
-}
-
-inline void expect_contains(const std::string &text, const std::vector<std::string> &parts) {
-    for (const auto &part : parts) EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
-}
