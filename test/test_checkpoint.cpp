@@ -1,13 +1,10 @@
 // Checkpoints: a directory is there whole or not at all, the optimizer's state comes back bit for bit in any world or with a message, and
 // only our own files are removed.
-#include <gtest/gtest.h>
-#include <unistd.h>
+#include "../llmc/train/checkpoint.h"
 
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <set>
 #include <thread>
 
@@ -15,11 +12,10 @@
 #include "../llmc/core/json.h"
 #include "../llmc/core/rng.h"
 #include "../llmc/parallel/comm.h"
-#include "../llmc/train/checkpoint.h"
 #include "../llmc/train/output.h"
 #include "../llmc/train/trainer_state.h"
 #include "check.h"
-#include "prepared.h"
+#include "errors.h"
 
 static HostMemory memory;
 
@@ -27,20 +23,20 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Checkpoint : testing::Test {
-    const std::string dir = testing::TempDir() + "llmc_checkpoint_" + std::to_string(getpid());
+struct Checkpoint : TemporaryDirectory {
+    using Names = std::set<std::string>;
 
-    void SetUp() override { fs::create_directories(dir); }
-    void TearDown() override { fs::remove_all(dir); }
-
-    std::set<std::string> names() const {
-        std::set<std::string> out;
+    bool exists(const std::string &name) const { return fs::exists(dir + "/" + name); }
+    Names names() const {
+        Names out;
         for (const auto &entry : fs::directory_iterator(dir)) out.insert(entry.path().filename());
         return out;
     }
-    void make(const std::vector<const char *> &directories) const {
-        for (const char *name : directories)
-            write_file((fs::create_directories(dir + "/" + name), dir + "/" + name + "/trainer_state.json"), "x");
+    void make(const std::vector<std::string> &directories) const {
+        for (const std::string &name : directories) {
+            fs::create_directories(dir + "/" + name);
+            put(name + "/trainer_state.json", "x");
+        }
     }
 };
 
@@ -117,11 +113,17 @@ void run(size_t ranks, const std::function<void(Comm &)> &f) {
     run_threads(int(ranks), {.check = true, .timeout = 60}, [&](Comm &comm) { return f(comm), 0; });
 }
 
-void save(const std::string &dir, const Cuts &cuts, size_t count) {
+using Change = std::function<void(OptimizerState &)>;
+
+void save(
+    const std::string &dir, const Cuts &cuts, size_t count, const Change &change = [](OptimizerState &) {}) {
+    fs::create_directories(dir);
     run(cuts.size(), [&](Comm &comm) {
         Kept kept = Kept::filled(cuts[size_t(comm.rank)]);
-        save_optimizer(comm, dir, kept.state(count));
-        verify_optimizer(comm, dir, kept.state(count));
+        OptimizerState state = kept.state(count);
+        change(state);
+        save_optimizer(comm, dir, state);
+        verify_optimizer(comm, dir, state);
     });
 }
 
@@ -155,92 +157,76 @@ struct Damage {
     }
 };
 
-template <class F> std::string quiet_error_of(F f) {  // for many of them: error_of prints each
-    try {
-        f();
-    } catch (const Error &e) {
-        return e.what();
-    }
-    return "no error";
-}
-
 }  // namespace
 
 // ---- the optimizer --------------------------------------------------------------------------------------------------------------------
 
 TEST_F(Checkpoint, EveryWorldReadsWhatAnyWroteBitForBit) {
     const size_t count = (size_t(5) << 19) + 77;  // more than two blocks of a checksum
-    std::vector<Cuts> writers = {everywhere(count, 3)};
-    for (const size_t world : {1, 3, 8}) writers.push_back(uneven(count, world, 0));
-    for (size_t w = 0; w < writers.size(); w++) {
-        const std::string to = dir + "/" + std::to_string(w);
-        fs::create_directory(to);
-        save(to, writers[w], count);
-        load(to, writers[w], count);
-        for (const size_t world : {1, 2, 3, 8}) load(to, uneven(count, world, 1), count);
-        load(to, everywhere(count, 2), count);
+    for (const Cuts &writer : {everywhere(count, 3), uneven(count, 1, 0), uneven(count, 3, 0), uneven(count, 8, 0)}) {
+        save(dir, writer, count);
+        load(dir, writer, count);
+        for (const size_t world : {1, 2, 3, 8}) load(dir, uneven(count, world, 1), count);
+        load(dir, everywhere(count, 2), count);
+        fs::remove_all(dir);
     }
 }
 
 // Muon's elements are written without v, and read without it, by any ranks.
 TEST_F(Checkpoint, ElementsMayHaveNoV) {
-    const size_t count = (size_t(1) << 20) + 3000, begin = 700,
-                 end = begin + (size_t(1) << 20) + 77;  // Muon's: more than a block
-    const auto state = [&](Kept &kept, bool muon) {
-        OptimizerState out = kept.state(count);
-        for (OptimizerPart &part : out.parts) part.has_v = !muon || part.global + part.count <= begin || part.global >= end;
-        return out;
+    const size_t block = size_t(1) << 20, count = block + 3000, begin = 700,
+                 end = begin + block + 77;  // Muon's: more than a block
+    const Change muon = [&](OptimizerState &state) {
+        for (OptimizerPart &part : state.parts) part.has_v = part.global + part.count <= begin || part.global >= end;
     };
     const auto divided = [&](Cuts cuts) {  // where Muon's elements begin and end
-        for (auto &ranges : cuts) {
-            std::vector<Range> out;
-            for (const auto &[global, n] : ranges) {
-                std::vector<size_t> borders = {global, global + n};
-                for (size_t border : {begin, end})
-                    if (global < border && border < global + n) borders.insert(borders.end() - 1, border);
-                for (size_t i = 0; i + 1 < borders.size(); i++) out.emplace_back(borders[i], borders[i + 1] - borders[i]);
-            }
-            ranges = out;
-        }
+        for (auto &ranges : cuts)
+            for (const size_t border : {begin, end})
+                for (size_t i = 0; i < ranges.size(); i++) {
+                    const auto [global, n] = ranges[i];
+                    if (border <= global || border >= global + n) continue;
+                    ranges[i].second = border - global;
+                    ranges.insert(ranges.begin() + ptrdiff_t(i) + 1, {border, global + n - border});
+                }
         return cuts;
     };
-    const auto save_divided = [&](const std::string &to, const Cuts &cuts, bool muon) {
-        fs::create_directory(to);
-        run(cuts.size(), [&](Comm &comm) {
-            Kept kept = Kept::filled(cuts[size_t(comm.rank)]);
-            save_optimizer(comm, to, state(kept, muon)), verify_optimizer(comm, to, state(kept, muon));
-        });
-    };
     const auto bytes_in = [](const std::string &path) {
-        size_t bytes = 0;
+        double bytes = 0;
         for (const auto &file : fs::directory_iterator(path))
-            bytes += file.path().extension() == ".safetensors" ? file.file_size() : 0;
-        return double(bytes);
+            if (file.path().extension() == ".safetensors") bytes += double(file.file_size());
+        return bytes;
     };
-    const auto one = divided({{{0, count}}}), three = divided(uneven(count, 3, 0));
+    const Cuts one = divided({{{0, count}}}), three = divided(uneven(count, 3, 0));
     const std::string by_one = dir + "/one", by_three = dir + "/three", all = dir + "/all";
-    save_divided(by_one, one, true), save_divided(by_three, three, true), save_divided(all, one, false);
+    save(by_one, one, count, muon), save(by_three, three, count, muon), save(all, one, count);
     EXPECT_NEAR(bytes_in(all) - bytes_in(by_one), 4 * double(end - begin), 64);
     for (const std::string &from : {by_one, by_three, all})
         for (const Cuts &cuts : {one, three, divided(uneven(count, 2, 1))})
             run(cuts.size(), [&](Comm &comm) {
                 Kept kept(cuts[size_t(comm.rank)]);
-                const OptimizerState to = state(kept, true);
+                OptimizerState to = kept.state(count);
+                muon(to);
                 load_optimizer(comm, from, to);
                 size_t without_v = 0;
                 for (const OptimizerPart &part : to.parts) without_v += part.has_v ? 0 : part.count;
                 EXPECT_EQ(kept.wrong(), without_v);
             });
     Kept kept(one[0]);
-    expect_contains(
-        error_of([&] { load_optimizer(self, by_one, state(kept, false)); }),
-        {"optimizer-00000-of-00001.safetensors: has no tensor \"v\" of elements [700, 1049276) of the model\n  fix: "});
+    expect_error([&] { load_optimizer(self, by_one, kept.state(count)); },
+                 {"optimizer-00000-of-00001.safetensors: has no tensor \"v\" of elements [700, 1049276) of the model\n  fix: "});
 }
 
-TEST_F(Checkpoint, EachRankWritesItsFile) {
+TEST_F(Checkpoint, EachRankWritesItsFileAndWhatAllHaveIsWrittenOnce) {
     save(dir, uneven(1000, 3, 0), 1000);
-    EXPECT_EQ(names(), std::set<std::string>({"optimizer.json", "optimizer-00000-of-00003.safetensors",
-                                              "optimizer-00001-of-00003.safetensors", "optimizer-00002-of-00003.safetensors"}));
+    EXPECT_EQ(names(), Names({"optimizer.json", "optimizer-00000-of-00003.safetensors", "optimizer-00001-of-00003.safetensors",
+                              "optimizer-00002-of-00003.safetensors"}));
+    fs::remove_all(dir);
+    save(dir, everywhere(1000, 3), 1000);
+    EXPECT_EQ(names(), Names({"optimizer.json", "optimizer-00000-of-00001.safetensors"}));
+    fs::remove_all(dir);
+    save(dir, {{{0, 5}}, {}, {{5, 2}}}, 7);  // a rank may have nothing
+    EXPECT_EQ(names().size(), 3u);
+    load(dir, {{}, {{0, 7}}}, 7);
 }
 
 // A file holds floats, whether the parameters are floats or bf16 with lower halves.
@@ -265,25 +251,14 @@ TEST_F(Checkpoint, ParametersMayBeInHalves) {
     EXPECT_EQ(as_floats.values(), values);
 }
 
-TEST_F(Checkpoint, WhatEveryRankHasIsWrittenOnce) {
-    save(dir, everywhere(1000, 3), 1000);
-    EXPECT_EQ(names(), std::set<std::string>({"optimizer.json", "optimizer-00000-of-00001.safetensors"}));
-}
-
-TEST_F(Checkpoint, ARankMayHaveNothing) {
-    save(dir, {{{0, 5}}, {}, {{5, 2}}}, 7);
-    EXPECT_EQ(names().size(), 3u);
-    load(dir, {{}, {{0, 7}}}, 7);
-}
-
 TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
     make({"step_3", "step_5", "step_7"});
     const std::string output_dir = dir, dir = output_dir + "/step_5", fix = "\n  fix: --resume " + output_dir + "/step_3";
     const Cuts cuts = uneven(60, 2, 0);
     save(dir, cuts, 60);
-    const auto error = [&]() -> std::string {
+    const auto expect_damage = [&](const std::vector<std::string> &words) {
         Kept kept({{0, 60}});
-        return quiet_error_of([&] { load_optimizer(self, dir, kept.state(60)); });
+        expect_error([&] { load_optimizer(self, dir, kept.state(60)); }, words);
     };
     for (const size_t rank : {0, 1}) {
         const std::string path = dir + format("/optimizer-%05zu-of-00002.safetensors", rank);
@@ -293,16 +268,15 @@ TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
         for (size_t at = 0; at < bytes; at++) {
             const Damage damage(path, at, 1 << at % 8);
             const size_t tensor = (at - data) / (n * sizeof(float));
-            expect_contains(error(), {path,
-                                      at < data ? "its header is not what was written"
-                                                : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor]),
-                                      fix});
+            expect_damage({path, fix,
+                           at < data ? "its header is not what was written"
+                                     : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor])});
         }
     }
     const std::string manifest = dir + "/optimizer.json";
     for (size_t at = 0; at < fs::file_size(manifest); at++) {
         const Damage damage(manifest, at, 1 << at % 8);
-        expect_contains(error(), {manifest, fix});
+        expect_damage({manifest, fix});
     }
     load(dir, cuts, 60);
 }
@@ -318,14 +292,14 @@ TEST_F(Checkpoint, AFlippedBitInACheckedFileIsNoticed) {
         for (int bit = 0; bit < 8; bit++) {
             const Damage damage(path, at, 1 << bit);
             nlohmann::json read;
-            const std::string error = quiet_error_of([&] { read = read_checked_json(path, "\n  fix: this"); });
+            const std::string error = error_of([&] { read = read_checked_json(path, "\n  fix: this"); });
             if (error == "no error") EXPECT_EQ(read, right);  // 1E-300 is 1e-300
             else expect_contains(error, {path, "\n  fix: this"});
         }
     write_json(path, value);
-    expect_contains(error_of([&] { read_checked_json(path, ""); }), {path, "is damaged"});
+    expect_error([&] { read_checked_json(path, ""); }, {path, "is damaged"});
     write_file(path, "[]");
-    expect_contains(error_of([&] { read_checked_json(path, ""); }), {path, "is damaged"});
+    expect_error([&] { read_checked_json(path, ""); }, {path, "is damaged"});
     fs::remove(path);
     EXPECT_EQ(error_of([&] { read_checked_json(path, "\n  fix: this"); }),
               path + ": cannot open: No such file or directory\n  fix: this");
@@ -344,10 +318,13 @@ TEST_F(Checkpoint, ADamagedBlockIsNamed) {
     save(dir, {{{0, count}}}, count);
     const std::string path = dir + "/optimizer-00000-of-00001.safetensors";
     const Damage damage(path, fs::file_size(path) - 1, 128);
-    const std::string words = format("tensor \"v\" is damaged: elements [%zu, %zu)", 2 * block, count);
-    expect_contains(error_of([&] { load(dir, {{{0, count}}}, count); }), {path, words, "fix: "});
-    expect_contains(error_of([&] { load(dir, {{{0, 2 * block + 4}}, {{2 * block + 4, 1}}}, count); }), {path, words});
-    expect_contains(error_of([&] { load(dir, {{{0, block}}, {{block, block + 5}}}, count); }), {"rank 1: " + path, words});
+    const std::string words = format(": tensor \"v\" is damaged: elements [%zu, %zu)", 2 * block, count);
+    const auto refused = [&](const Cuts &cuts, const std::string &rank) {
+        expect_error([&] { load(dir, cuts, count); }, {rank + path + words, "fix: "});
+    };
+    refused({{{0, count}}}, "");
+    refused({{{0, 2 * block + 4}}, {{2 * block + 4, 1}}}, "");
+    refused({{{0, block}}, {{block, block + 5}}}, "rank 1: ");
 }
 
 TEST_F(Checkpoint, VerifyComparesWithTheMemory) {
@@ -355,8 +332,8 @@ TEST_F(Checkpoint, VerifyComparesWithTheMemory) {
     save_optimizer(self, dir, kept.state(60));
     verify_optimizer(self, dir, kept.state(60));
     kept.data[1][1] = 0.5f;
-    expect_contains(error_of([&] { verify_optimizer(self, dir, kept.state(60)); }),
-                    {"optimizer-00000-of-00001.safetensors", "reads back differently", "tensor \"m\"", "element 10", "fix: "});
+    expect_error([&] { verify_optimizer(self, dir, kept.state(60)); },
+                 {"optimizer-00000-of-00001.safetensors", "reads back differently", "tensor \"m\"", "element 10", "fix: "});
 }
 
 TEST_F(Checkpoint, MissingAndTruncatedFiles) {
@@ -364,14 +341,14 @@ TEST_F(Checkpoint, MissingAndTruncatedFiles) {
     save(dir, cuts, 1000);
     const std::string path = dir + "/optimizer-00001-of-00003.safetensors";
     fs::resize_file(path, fs::file_size(path) - 1);
-    expect_contains(error_of([&] { load(dir, cuts, 1000); }), {"rank 1: " + path, "bytes, but", "fix: "});
+    expect_error([&] { load(dir, cuts, 1000); }, {"rank 1: " + path, "bytes, but", "fix: "});
     fs::remove(path);
     const std::string error = error_of([&] { load(dir, cuts, 1000); });
     expect_contains(error, {"rank 1: " + path, "No such file", "optimizer.json names it", "fix: "});
     EXPECT_EQ(error.find("rank 0"), std::string::npos);
-    expect_contains(error_of([&] { load(dir, uneven(1000, 1, 1), 1000); }), {path, "No such file"});
+    expect_error([&] { load(dir, uneven(1000, 1, 1), 1000); }, {path, "No such file"});
     fs::remove(dir + "/optimizer.json");
-    expect_contains(error_of([&] { load(dir, cuts, 1000); }), {"optimizer.json", "No such file"});
+    expect_error([&] { load(dir, cuts, 1000); }, {"optimizer.json", "No such file"});
 }
 
 TEST_F(Checkpoint, WrongManifests) {
@@ -415,7 +392,7 @@ TEST_F(Checkpoint, WrongManifests) {
         if (c.value) wrong[nlohmann::json::json_pointer(c.field)] = nlohmann::json::parse(c.value);
         else wrong = wrong.patch({{{"op", "remove"}, {"path", c.field}}});
         write_checked_json(path, wrong);
-        expect_contains(error_of([&] { load(dir, uneven(100, 3, 1), 100); }), {dir, c.words});
+        expect_error([&] { load(dir, uneven(100, 3, 1), 100); }, {dir, c.words});
     }
     write_checked_json(path, right);
     expect_contains(error_of([&] { load(dir, {{{0, 101}}}, 101); }), {path, "100 elements, but the model has 101", "fix: "});
@@ -451,13 +428,13 @@ TEST_F(Checkpoint, ADirectoryAppearsWhole) {
         write_directory(comm, dir + "/step_2", [&](const std::string &to) {
             EXPECT_NE(to, dir + "/step_2");
             EXPECT_FALSE(fs::exists(to + "/trainer_state.json"));
-            EXPECT_TRUE(fs::exists(dir + "/step_2/trainer_state.json"));  // still the old one
+            EXPECT_TRUE(exists("step_2/trainer_state.json"));  // still the old one
             write_file(to + format("/new_%d", comm.rank), "y");
         });
         for (int r = 0; r < 3; r++) EXPECT_TRUE(fs::exists(dir + format("/step_2/new_%d", r)));
     });
-    EXPECT_EQ(names(), std::set<std::string>({"step_2"}));
-    EXPECT_FALSE(fs::exists(dir + "/step_2/trainer_state.json"));
+    EXPECT_EQ(names(), Names({"step_2"}));
+    EXPECT_FALSE(exists("step_2/trainer_state.json"));
 }
 
 TEST_F(Checkpoint, NothingRemainsAfterAnError) {
@@ -477,10 +454,9 @@ TEST_F(Checkpoint, NothingRemainsAfterAnError) {
         });
     });
     EXPECT_EQ(alone, "rank 2: the disk is full");
-    EXPECT_EQ(names(), std::set<std::string>({"step_1"}));
-    EXPECT_TRUE(fs::exists(dir + "/step_1/trainer_state.json"));  // untouched
-    expect_contains(error_of([&] { write_directory(self, "/dev/null/step_1", [](const std::string &) {}); }),
-                    {"/dev/null/step_1"});
+    EXPECT_EQ(names(), Names({"step_1"}));
+    EXPECT_TRUE(exists("step_1/trainer_state.json"));  // untouched
+    expect_error([&] { write_directory(self, "/dev/null/step_1", [](const std::string &) {}); }, {"/dev/null/step_1"});
 }
 
 // While another thread looks, as a run would that is started after a crash: never a directory of that name that lacks a file.
@@ -520,13 +496,12 @@ TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
 
 TEST_F(Checkpoint, ADirectoryOfTheUsersIsRefused) {
     for (const char *name : {"notes.txt", "model-00001-of-00002.safetensors", ".git", "run_files.txt"}) {
-        write_file(dir + "/" + name, "mine");
-        expect_contains(error_of([&] { OutputDirectory output(dir + "/"); }),
-                        {"is not empty", "it holds " + std::string(name), "fix: "});
-        EXPECT_EQ(names(), std::set<std::string>({name}));
+        put(name, "mine");
+        expect_error([&] { OutputDirectory output(dir + "/"); }, {"is not empty", "it holds " + std::string(name), "fix: "});
+        EXPECT_EQ(names(), Names({name}));
         fs::remove(dir + "/" + name);
     }
-    for (const char *name : {".DS_Store", ".nfs0001"}) write_file(dir + "/" + name, "");  // systems put them into directories
+    for (const char *name : {".DS_Store", ".nfs0001"}) put(name, "");  // systems put them into directories
     fs::create_directory(dir + "/lost+found");
     EXPECT_FALSE(OutputDirectory(dir).holds_run());
 }
@@ -536,60 +511,58 @@ TEST_F(Checkpoint, OnlyWhatIsListedGoes) {
     output.claim({"config.json", "step_3/", "best/"});
     make({"step_3", "step_3.tmp", "best", "step_4", "step_3/mine"});
     for (const char *name : {"config.json", "model.safetensors", "step_3/notes.txt", "step_3/config.json", "step_3.tmp/plot.png"})
-        write_file(dir + "/" + name, "x");
+        put(name, "x");
     EXPECT_TRUE(output.holds_run());
     output.remove_leftovers();
-    EXPECT_TRUE(fs::exists(dir + "/step_3/plot.png"));
+    EXPECT_TRUE(exists("step_3/plot.png"));
     output.clear();
     EXPECT_FALSE(output.holds_run());
-    EXPECT_EQ(names(), std::set<std::string>({"model.safetensors", "step_3", "step_4", "run_files.json"}));
+    EXPECT_EQ(names(), Names({"model.safetensors", "step_3", "step_4", "run_files.json"}));
     for (const char *name :
          {"step_3/notes.txt", "step_3/plot.png", "step_3/mine/trainer_state.json", "step_4/trainer_state.json"})
-        EXPECT_TRUE(fs::exists(dir + "/" + name)) << name;
-    EXPECT_FALSE(fs::exists(dir + "/step_3/config.json"));
+        EXPECT_TRUE(exists(name)) << name;
+    EXPECT_FALSE(exists("step_3/config.json"));
     write_directory(self, dir + "/step_3", [](const std::string &to) { write_file(to + "/config.json", "y"); });
-    EXPECT_TRUE(fs::exists(dir + "/step_3/notes.txt") && fs::exists(dir + "/step_3/config.json"));
+    EXPECT_TRUE(exists("step_3/notes.txt") && exists("step_3/config.json"));
     for (const char *name : {"model.safetensors", "step_4/"})
-        expect_contains(error_of([&] { output.claim({name}); }), {"no run wrote it", "fix: move it away"});
+        expect_error([&] { output.claim({name}); }, {"no run wrote it", "fix: move it away"});
 }
 
 TEST_F(Checkpoint, TwoRunsDoNotShareADirectory) {
     OutputDirectory output(dir);
     fs::create_directory_symlink(dir, dir + "_link");
-    expect_contains(error_of([&] { OutputDirectory other(dir + "_link/."); }), {"another run is writing there"});
+    expect_error([&] { OutputDirectory other(dir + "_link/."); }, {"another run is writing there"});
     fs::remove(dir + "_link");
 }
 
 TEST_F(Checkpoint, AListThatLeadsElsewhereIsRefused) {
     for (const char *name : {"../x", "/etc/x", "..", "./", "a/b/", ""}) {
         write_json(dir + "/run_files.json", {{"written", {name}}});
-        expect_contains(error_of([&] { OutputDirectory output(dir); }), {"run_files.json", "which is no name in that directory"});
+        expect_error([&] { OutputDirectory output(dir); }, {"run_files.json", "which is no name in that directory"});
     }
 }
 
 // As a run of an earlier version left it, which kept no list.
 TEST_F(Checkpoint, AnEarlierRunIsKnown) {
-    write_file(dir + "/log.jsonl", "{\"task\": \"sft\", \"options\": {}}\n{\"step\": 1}\n");
+    put("log.jsonl", "{\"task\": \"sft\", \"options\": {}}\n{\"step\": 1}\n");
     make({"step_1", "step_2.tmp", "step_3_notes"});
-    write_file(dir + "/model-00001-of-00002.safetensors", "mine");
+    put("model-00001-of-00002.safetensors", "mine");
     OutputDirectory output(dir);
     EXPECT_TRUE(output.holds_run());
     output.clear();
-    EXPECT_EQ(names(), std::set<std::string>({"step_3_notes", "model-00001-of-00002.safetensors", "run_files.json"}));
+    EXPECT_EQ(names(), Names({"step_3_notes", "model-00001-of-00002.safetensors", "run_files.json"}));
 }
 
 TEST_F(Checkpoint, APublishedModelReplacesTheOneBefore) {
     OutputDirectory output(dir);
     output.claim({"config.json", "model-00001-of-00001.safetensors", "log.jsonl", "new_model/"});
     make({"new_model/critic"});
-    for (const char *name : {"config.json", "model-00001-of-00001.safetensors", "log.jsonl", "notes.txt"})
-        write_file(dir + "/" + name, "old");
-    for (const char *name : {"config.json", "model.safetensors"}) write_file(dir + "/new_model/" + name, "new");
+    for (const char *name : {"config.json", "model-00001-of-00001.safetensors", "log.jsonl", "notes.txt"}) put(name, "old");
+    for (const char *name : {"config.json", "model.safetensors"}) put(std::string("new_model/") + name, "new");
     output.publish_model();
-    EXPECT_EQ(names(),
-              std::set<std::string>({"config.json", "model.safetensors", "critic", "log.jsonl", "notes.txt", "run_files.json"}));
+    EXPECT_EQ(names(), Names({"config.json", "model.safetensors", "critic", "log.jsonl", "notes.txt", "run_files.json"}));
     EXPECT_EQ(fs::file_size(dir + "/config.json"), 3u);
-    EXPECT_FALSE(fs::exists(dir + "/new_model"));
+    EXPECT_FALSE(exists("new_model"));
 }
 
 TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
@@ -598,8 +571,8 @@ TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
     make({"step_2", "step_10", "step_9", "step_100", "step_1", "step_5_notes", "step_", "step_-3", "step_007", "other"});
     output.prune_checkpoints(2);
     const auto left = names();
-    EXPECT_EQ(left, std::set<std::string>({"step_10", "step_100", "step_1", "step_5_notes", "step_", "step_-3", "step_007",
-                                           "other", "run_files.json"}));
+    EXPECT_EQ(left, Names({"step_10", "step_100", "step_1", "step_5_notes", "step_", "step_-3", "step_007", "other",
+                           "run_files.json"}));
     output.prune_checkpoints(2);
     EXPECT_EQ(names(), left);
 }
@@ -610,12 +583,11 @@ TEST_F(Checkpoint, WhatLiesBeyondAResumedStepGoes) {
     make({"step_2", "step_4", "step_6", "step_9", "other"});
     output.set_latest(6);
     EXPECT_EQ(output.checkpoints_beyond(4, 8), std::vector<std::string>({"step_6/"}));
-    expect_contains(error_of([&] { output.expect_free(output.checkpoints_beyond(4)); }),
-                    {"step_9 is there, and no run wrote it"});
+    expect_error([&] { output.expect_free(output.checkpoints_beyond(4)); }, {"step_9 is there, and no run wrote it"});
     output.remove_checkpoints_beyond(4);
-    EXPECT_EQ(names(), std::set<std::string>({"step_2", "step_4", "step_9", "other", "latest", "run_files.json"}));
+    EXPECT_EQ(names(), Names({"step_2", "step_4", "step_9", "other", "latest", "run_files.json"}));
     output.remove_checkpoints_beyond(0);
-    EXPECT_EQ(names(), std::set<std::string>({"step_9", "other", "run_files.json"}));
+    EXPECT_EQ(names(), Names({"step_9", "other", "run_files.json"}));
 }
 
 TEST_F(Checkpoint, NumbersThatNoRunReachesAreRefused) {
@@ -632,10 +604,10 @@ TEST_F(Checkpoint, NumbersThatNoRunReachesAreRefused) {
             nlohmann::json wrong = right;
             wrong[field] = nlohmann::json::parse(value);
             write_checked_json(path, wrong);
-            expect_contains(error_of([&] { read(); }), {path, field, "fix: "});
+            expect_error([&] { read(); }, {path, field, "fix: "});
         }
     nlohmann::json beyond = right;
     beyond["step"] = 9;
     write_checked_json(path, beyond);
-    expect_contains(error_of([&] { read(); }), {path, "\"step\" is 9 of 8 steps", "fix: "});
+    expect_error([&] { read(); }, {path, "\"step\" is 9 of 8 steps", "fix: "});
 }

@@ -67,8 +67,8 @@ static json meaning(const ModelConfig &c) {
 
 // The meaning of the source has these fields, among others.
 static void expect_meaning(const json &source, const char *fields) {
-    const json all = meaning(parse(source));
-    for (const auto &[field, value] : json::parse(fields).items()) EXPECT_EQ(all.at(field), value) << field << " of " << source;
+    const json all = meaning(parse(source)), want = json::parse(fields);
+    for (const auto &[field, value] : want.items()) EXPECT_EQ(all.at(field), value) << field << " of " << source;
 }
 
 static void expect_refused(const json &source, const std::string &words) {

@@ -1,27 +1,21 @@
 // safetensors against bytes made by hand: every dtype there and back, and every way a header can lie.
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <functional>
 
 #include "../llmc/core/json.h"
 #include "../llmc/io/safetensors.h"
+#include "errors.h"
 
 static HostMemory memory;
 
 namespace fs = std::filesystem;
 
-struct Safetensors : testing::Test {
-    const std::string dir = testing::TempDir() + "llmc_safetensors_" + std::to_string(getpid());
+struct Safetensors : TemporaryDirectory {
     const std::string path = dir + "/a.safetensors";
-
-    void SetUp() override { fs::create_directories(dir); }
-    void TearDown() override { fs::remove_all(dir); }
 
     void put(const std::string &bytes) {
         fs::remove(path);  // to truncate instead would make some file systems wait for the disk
@@ -39,17 +33,6 @@ struct Safetensors : testing::Test {
 
 template <class T> static std::string bytes_of(const std::vector<T> &v) {
     return {reinterpret_cast<const char *>(v.data()), v.size() * sizeof(T)};
-}
-
-// The message must name the file and say `words`.
-template <class F> static void expect_error(F &&f, const std::string &path, const std::string &words) {
-    try {
-        f();
-        ADD_FAILURE() << "no error, but expected: " << words;
-    } catch (const Error &error) {
-        EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
-        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
-    }
 }
 
 TEST_F(Safetensors, ReadsHandMadeBytes) {
@@ -75,10 +58,10 @@ TEST_F(Safetensors, ReadsHandMadeBytes) {
     file.read_part("a", 1, 2, part);
     EXPECT_EQ(part[0], -2);
     EXPECT_EQ(part[1], 3.5f);
-    expect_error([&] { file.read_part("a", 3, 2, part); }, path, "\"a\" has 4 elements");
-    expect_error([&] { file.read("s", part); }, path, "\"s\" is U8");
-    expect_error([&] { file.at("x"); }, path, "no tensor \"x\"");
-    expect_error([&] { file.expect_shape("a", {4}); }, path, "\"a\" has shape (2, 2), but (4) is needed");
+    expect_error([&] { file.read_part("a", 3, 2, part); }, {path, "\"a\" has 4 elements"});
+    expect_error([&] { file.read("s", part); }, {path, "\"s\" is U8"});
+    expect_error([&] { file.at("x"); }, {path, "no tensor \"x\""});
+    expect_error([&] { file.expect_shape("a", {4}); }, {path, "\"a\" has shape (2, 2), but (4) is needed"});
 }
 
 TEST_F(Safetensors, EveryHalfIsExact) {
@@ -150,8 +133,8 @@ TEST_F(Safetensors, WritesEveryType) {
     EXPECT_EQ(file.array<uint8_t>("u8")[2], 255);
     EXPECT_EQ(float(file.array<bf16>("b")[1]), -3);
     EXPECT_EQ(file.array<float>("bf")[2], 0.125f);
-    expect_error([&] { file.array<float>("i64"); }, path, "\"i64\" is I64, but F32 is needed");
-    expect_error([&] { file.array<float>("none"); }, path, "no tensor \"none\"");
+    expect_error([&] { file.array<float>("i64"); }, {path, "\"i64\" is I64, but F32 is needed"});
+    expect_error([&] { file.array<float>("none"); }, {path, "no tensor \"none\""});
 }
 
 TEST_F(Safetensors, AnArrayMayLieAnywhere) {
@@ -159,17 +142,17 @@ TEST_F(Safetensors, AnArrayMayLieAnywhere) {
         "x" + bytes_of<int64_t>({-5, 7}));
     EXPECT_EQ(SafetensorsFile(path).array<int64_t>("b"), (std::vector<int64_t>{-5, 7}));
     EXPECT_EQ(SafetensorsFile(path).array_part<int64_t>("b", 1, 1), std::vector<int64_t>{7});
-    expect_error([&] { SafetensorsFile(path).array_part<int64_t>("b", 1, 2); }, path, "has 2 elements, not 2 from 1 on");
+    expect_error([&] { SafetensorsFile(path).array_part<int64_t>("b", 1, 2); }, {path, "has 2 elements, not 2 from 1 on"});
 }
 
 TEST_F(Safetensors, MalformedFiles) {
-    const auto refused = [&](const std::string &words) { expect_error([&] { SafetensorsFile file(path); }, path, words); };
+    const auto refused = [&](const std::string &words) { expect_error([&] { SafetensorsFile file(path); }, {path, words}); };
     const auto header = [&](const std::string &text, size_t data, const std::string &words) {
         put(text, std::string(data, 0));
         refused(words);
     };
-    expect_error([&] { SafetensorsFile file(path); }, path, "No such file");
-    expect_error([&] { SafetensorsFile file(dir); }, dir, "not a regular file");
+    expect_error([&] { SafetensorsFile file(path); }, {path, "No such file"});
+    expect_error([&] { SafetensorsFile file(dir); }, {dir, "not a regular file"});
     put(""), refused("no safetensors file");
     put("1234567"), refused("no safetensors file");
     put(100, "{}", ""), refused("header claims 100 bytes but the file has 10");
@@ -183,29 +166,31 @@ TEST_F(Safetensors, MalformedFiles) {
     header(std::string(5000, '['), 0, "nested");
     header("{}", 3, "3 bytes follow");
     header(R"({"a":7})", 0, "not an object");
-    header(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4, "dtype is missing");
-    header(R"({"a":{"dtype":3,"shape":[1],"data_offsets":[0,4]}})", 4, "dtype is missing or not a string");
-    header(R"({"a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}})", 4, "F33");
-    header(R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4, "shape is missing");
-    header(R"({"a":{"dtype":"F32","shape":4,"data_offsets":[0,4]}})", 4, "shape is missing or not");
-    header(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4, "not a list of sizes");
-    header(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4, "not a list of sizes");
-    header(R"({"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}})", 4, "not a list of sizes");
-    header(R"({"a":{"dtype":"F32","shape":[1]}})", 4, "data_offsets");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4, "data_offsets");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,99999999999999999999]}})", 4, "data_offsets");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})", 4, "data_offsets");
-    header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "(2) is 8 bytes but data_offsets span 4");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4, "outside the file's data");
-    header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 4, "outside the file's data of 4 bytes");
+    // of tensor "a" in a file with 4 bytes of data
+    const std::pair<const char *, const char *> tensors[] = {
+        {R"("shape":[1],"data_offsets":[0,4])", "dtype is missing"},
+        {R"("dtype":3,"shape":[1],"data_offsets":[0,4])", "dtype is missing or not a string"},
+        {R"("dtype":"F33","shape":[1],"data_offsets":[0,4])", "F33"},
+        {R"("dtype":"F32","data_offsets":[0,4])", "shape is missing"},
+        {R"("dtype":"F32","shape":4,"data_offsets":[0,4])", "shape is missing or not"},
+        {R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])", "not a list of sizes"},
+        {R"("dtype":"F32","shape":[1.0],"data_offsets":[0,4])", "not a list of sizes"},
+        {R"("dtype":"F32","shape":["1"],"data_offsets":[0,4])", "not a list of sizes"},
+        {R"("dtype":"F32","shape":[1])", "data_offsets"},
+        {R"("dtype":"F32","shape":[1],"data_offsets":[0])", "data_offsets"},
+        {R"("dtype":"F32","shape":[1],"data_offsets":[0,99999999999999999999])", "data_offsets"},
+        {R"("dtype":"F32","shape":[1],"data_offsets":[-4,0])", "data_offsets"},
+        {R"("dtype":"F32","shape":[2],"data_offsets":[0,4])", "(2) is 8 bytes but data_offsets span 4"},
+        {R"("dtype":"F32","shape":[1],"data_offsets":[4,0])", "outside the file's data"},
+        {R"("dtype":"F32","shape":[2],"data_offsets":[0,8])", "outside the file's data of 4 bytes"},
+    };
+    for (const auto &[fields, words] : tensors) header(std::string(R"({"a":{)") + fields + "}}", 4, words);
     header(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0, "more bytes than a file can hold");
     header(R"({"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}})", 0, "more bytes than a file can hold");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4,
-           "overlaps");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", 6,
-           "overlaps");
-    header(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[6,10]}})", 10,
-           "hole of 2 bytes");
+    const std::string first = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)";
+    header(first + R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "overlaps");
+    header(first + R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", 6, "overlaps");
+    header(first + R"("b":{"dtype":"F32","shape":[1],"data_offsets":[6,10]}})", 10, "hole of 2 bytes");
     header(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2,
            "\"a\" appears twice");
     header(R"({"__metadata__":[]})", 0, "__metadata__ is not an object");
@@ -221,57 +206,23 @@ TEST_F(Safetensors, EveryTruncationIsRefused) {
     }
 }
 
-TEST_F(Safetensors, EveryDamagedHeaderByteIsAnErrorOrAFile) {  // never anything else: run with a sanitizer
-    put(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[3,1],"data_offsets":[8,11]}})",
-        std::string(11, 1));
-    const std::string whole = get();
-    for (size_t i = 0; i < whole.size() - 11; i++)
-        for (const char c : {'\0', '9', '-', '"', '}', '\xff'}) {
-            std::string damaged = whole;
-            damaged[i] = c;
-            put(damaged);
-            try {
-                SafetensorsFile file(path);
-            } catch (const Error &) {}
-        }
-}
-
 TEST_F(Safetensors, WriterErrors) {
     const float x[2] = {1, 2};
-    expect_error([&] { SafetensorsWriter w(dir + "/none/a.safetensors", {{"a", {2}, "F32"}}); }, dir + "/none", "No such file");
-    expect_error([&] { SafetensorsWriter w(path, {{"a", {2}, "Q4"}}); }, path, "Q4");
-    expect_error(
-        [&] {
-            SafetensorsWriter w(path, {{"a", {2}, "F32"}});
-            w.write("b", x, memory);
-        },
-        path, "\"b\" is not the next");
-    expect_error(
-        [&] {
-            SafetensorsWriter w(path, {{"a", {2}, "F32"}});
-            w.finish();
-        },
-        path, "\"a\" was declared but not written");
-    expect_error(
-        [&] {
-            SafetensorsWriter w(path, {{"a", {2}, "F32"}});
-            w.write_part("a", x, 1, memory);
-            w.finish();
-        },
-        path, "\"a\" was declared but not written");
-    expect_error(
-        [&] {
-            SafetensorsWriter w(path, {{"a", {2}, "F32"}});
-            w.write_part("a", x, 1, memory);
-            w.write("a", x, memory);
-        },
-        path, "\"a\" lacks 1 elements, not 2");
-    expect_error(
-        [&] {
-            SafetensorsWriter w(path, {{"a", {2}, "I64"}});
-            w.write("a", x, memory);
-        },
-        path, "cannot be written from F32");
+    expect_error([&] { SafetensorsWriter w(dir + "/none/a.safetensors", {{"a", {2}, "F32"}}); }, {dir + "/none", "No such file"});
+    const auto refused = [&](const char *dtype, const char *words, const std::function<void(SafetensorsWriter &)> &use) {
+        const auto write = [&] {
+            SafetensorsWriter writer(path, {{"a", {2}, dtype}});
+            use(writer);
+        };
+        expect_error(write, {path, words});
+    };
+    const auto half = [&](SafetensorsWriter &w) { w.write_part("a", x, 1, memory); };
+    refused("Q4", "Q4", [](auto &) {});
+    refused("F32", "\"b\" is not the next", [&](auto &w) { w.write("b", x, memory); });
+    refused("F32", "\"a\" was declared but not written", [&](auto &w) { w.finish(); });
+    refused("F32", "\"a\" was declared but not written", [&](auto &w) { half(w), w.finish(); });
+    refused("F32", "\"a\" lacks 1 elements, not 2", [&](auto &w) { half(w), w.write("a", x, memory); });
+    refused("I64", "cannot be written from F32", [&](auto &w) { w.write("a", x, memory); });
     EXPECT_TRUE(fs::is_empty(dir));  // no file and no .tmp
 }
 
@@ -282,13 +233,12 @@ TEST_F(Safetensors, ADiskThatIsFullLeavesNothingBehind) {
     small.rlim_max = before.rlim_max;
     const auto handler = std::signal(SIGXFSZ, SIG_IGN);
     const std::vector<float> x(4096);
-    expect_error(
-        [&] {
-            SafetensorsWriter writer(path, {{"x", {4096}, "F32"}});
-            setrlimit(RLIMIT_FSIZE, &small);
-            writer.write("x", x.data(), memory);
-        },
-        path, "cannot write: File too large");
+    const auto write = [&] {
+        SafetensorsWriter writer(path, {{"x", {4096}, "F32"}});
+        setrlimit(RLIMIT_FSIZE, &small);
+        writer.write("x", x.data(), memory);
+    };
+    expect_error(write, {path, "cannot write: File too large"});
     setrlimit(RLIMIT_FSIZE, &before);
     std::signal(SIGXFSZ, handler);
     EXPECT_FALSE(fs::exists(path + ".tmp"));
@@ -297,10 +247,10 @@ TEST_F(Safetensors, ADiskThatIsFullLeavesNothingBehind) {
 
 TEST_F(Safetensors, JsonSaysWhere) {
     put("{\n  \"a\": 1,\n  \"b\": ]\n}");
-    expect_error([&] { read_json(path); }, path, "line 3, column 8");
-    expect_error([&] { read_json(path, 10); }, path, "more than the 10");
+    expect_error([&] { read_json(path); }, {path, "line 3, column 8"});
+    expect_error([&] { read_json(path, 10); }, {path, "more than the 10"});
     put(R"({"a": {"x": 1, "x": 2}})");
-    expect_error([&] { read_json(path); }, path, "\"x\" appears twice");
+    expect_error([&] { read_json(path); }, {path, "\"x\" appears twice"});
     put(R"([{"x": 1}, {"x": 2}])");  // twice, but not in one object
     EXPECT_EQ(read_json(path).size(), 2u);
 
@@ -319,14 +269,14 @@ TEST_F(Safetensors, JsonSaysWhere) {
     EXPECT_EQ(fields.ids("ids"), std::vector<int32_t>({1, 2}));
     EXPECT_EQ(fields.ids("id"), std::vector<int32_t>({7}));
     EXPECT_TRUE(fields.ids("none").empty());
-    for (const char *name : {"zero", "minus", "half", "big", "text"}) expect_error([&] { fields.count(name); }, "f.json", name);
-    expect_error([&] { fields.count("absent"); }, "f.json", "absent is missing");
-    for (const char *name : {"minus", "half", "text", "none"}) expect_error([&] { fields.size(name); }, "f.json", name);
-    expect_error([&] { fields.number("text"); }, "f.json", "text is \"t\", but must be a number");
-    expect_error([&] { fields.boolean("n"); }, "f.json", "n is 3");
-    expect_error([&] { fields.text("n"); }, "f.json", "n is 3");
-    expect_error([&] { fields.ids("bad"); }, "f.json", "bad is [1,\"2\"]");
-    expect_error([&] { fields.ids("minus"); }, "f.json", "minus");
-    expect_error([&] { fields.object("in").count("n"); }, "f.json", "in.n is \"x\"");
-    expect_error([&] { fields.object("n"); }, "f.json", "n must be an object");
+    for (const char *name : {"zero", "minus", "half", "big", "text"}) expect_error([&] { fields.count(name); }, {"f.json", name});
+    expect_error([&] { fields.count("absent"); }, {"f.json", "absent is missing"});
+    for (const char *name : {"minus", "half", "text", "none"}) expect_error([&] { fields.size(name); }, {"f.json", name});
+    expect_error([&] { fields.number("text"); }, {"f.json", "text is \"t\", but must be a number"});
+    expect_error([&] { fields.boolean("n"); }, {"f.json", "n is 3"});
+    expect_error([&] { fields.text("n"); }, {"f.json", "n is 3"});
+    expect_error([&] { fields.ids("bad"); }, {"f.json", "bad is [1,\"2\"]"});
+    expect_error([&] { fields.ids("minus"); }, {"f.json", "minus"});
+    expect_error([&] { fields.object("in").count("n"); }, {"f.json", "in.n is \"x\""});
+    expect_error([&] { fields.object("n"); }, {"f.json", "n must be an object"});
 }

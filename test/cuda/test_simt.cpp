@@ -2,6 +2,7 @@
 // When nvcc compiles this file, the GPU is tested in the same way.
 #include "../../llmc/ops/ptx.cuh"
 #include "../../llmc/ops/warp.cuh"
+#include "../errors.h"
 #include "check.cuh"
 
 inline namespace CUDA_BACKEND {
@@ -391,24 +392,23 @@ constexpr bool race_build = false;
 #endif
 constexpr unsigned orders = 12;
 
-// What the emulator says, or "".
+// The emulator's message, or "no error".
 template <class Body> std::string message_of(unsigned order, Body body) {
     CUstream_st stream{order};
-    try {
-        body(Device{&stream, nullptr});
-    } catch (const Error &error) {
-        return error.what();
-    }
-    return "";
+    return error_of([&] { body(Device{&stream, nullptr}); });
 }
 
-// In every order the message contains all these texts.
-template <class Body> void expect_message(const std::vector<std::string> &texts, Body body) {
-    for (unsigned order = 0; order < 4; order++) {
-        const std::string message = message_of(order, body);
-        for (const std::string &text : texts)
-            EXPECT_NE(message.find(text), std::string::npos) << "in order " << order << " no \"" << text << "\" in: " << message;
-    }
+// A launch with an error, and the texts that its message contains in every order.
+struct Misuse {
+    void (*run)(Device);
+    std::vector<std::string> texts;
+};
+void expect_messages(const std::vector<Misuse> &all) {
+    for (size_t i = 0; i < all.size(); i++)
+        for (unsigned order = 0; order < 4; order++) {
+            SCOPED_TRACE(format("case %zu, order %u", i, order));
+            expect_contains(message_of(order, all[i].run), all[i].texts);
+        }
 }
 
 template <Bug bug> void expect_caught(const char *what, const char *race) {  // null: no race, but wrong results in every order
@@ -424,14 +424,14 @@ template <Bug bug> void expect_caught(const char *what, const char *race) {  // 
     EXPECT_GE(named, race_build && race ? orders : 0);
 }
 
-TEST(SimtCatches, MissingBarrierBeforeUse) { expect_caught<no_barrier_before_use>("no barrier before use", "shared memory +"); }
-TEST(SimtCatches, MissingBarrierBeforeReuse) { expect_caught<no_barrier_before_reuse>("no barrier before reuse", "race"); }
-TEST(SimtCatches, WaitForTooFewGroups) {
+TEST(SimtCatches, BugsOfAKernel) {
+    expect_caught<no_barrier_before_use>("no barrier before use", "shared memory +");
+    expect_caught<no_barrier_before_reuse>("no barrier before reuse", "race");
     expect_caught<wait_for_too_few>("wait for too few cp.async", "before the wait for its cp.async");
+    expect_caught<wrong_shuffle>("wrong shuffle", nullptr);
+    expect_caught<swapped_fragment>("swapped fragment", nullptr);
+    expect_caught<no_bounds_check>("no bounds check", nullptr);
 }
-TEST(SimtCatches, WrongShuffle) { expect_caught<wrong_shuffle>("wrong shuffle", nullptr); }
-TEST(SimtCatches, SwappedFragment) { expect_caught<swapped_fragment>("swapped fragment", nullptr); }
-TEST(SimtCatches, MissingBoundsCheck) { expect_caught<no_bounds_check>("no bounds check", nullptr); }
 
 // ---- misuse of warps and barriers
 
@@ -453,21 +453,19 @@ template <int misuse> void run_warp_misuse(Device dev) {
     launch(dev, warp_misuse_kernel<misuse>, Grid{1}, 32, 0, out.data());
 }
 
-TEST(SimtCatches, CallerNotInMask) {
-    expect_message({"__shfl_xor_sync by lane", "not in its mask 0xffff0000", "block (0,0,0) thread (", "warp_misuse_kernel<0>",
-                    "test_simt.cpp:"},
-                   run_warp_misuse<0>);
+TEST(SimtCatches, MisuseOfWarps) {
+    expect_messages({
+        {run_warp_misuse<0>,
+         {"__shfl_xor_sync by lane", "not in its mask 0xffff0000", "block (0,0,0) thread (", "warp_misuse_kernel<0>",
+          "test_simt.cpp:"}},
+        {run_warp_misuse<1>, {"__shfl_xor_sync waits for lane", "returned"}},
+        {run_warp_misuse<2>, {"__shfl_xor_sync with mask 0xffffffff", "__shfl_down_sync with mask 0xffffffff"}},
+        {run_warp_misuse<3>, {"reads lane 20, which is not in the mask 0x0000ffff"}},
+        {run_warp_misuse<4>, {"mask 0xffffffff", "mask 0xfffffffe"}},
+        {run_warp_misuse<5>, {"__syncwarp waits for lane", "returned"}},
+        {run_warp_misuse<6>, {"a kernel that throws", "thread (3,0,0)"}},
+    });
 }
-TEST(SimtCatches, LanesThatHaveReturned) { expect_message({"__shfl_xor_sync waits for lane", "returned"}, run_warp_misuse<1>); }
-TEST(SimtCatches, LanesAtDifferentOperations) {
-    expect_message({"__shfl_xor_sync with mask 0xffffffff", "__shfl_down_sync with mask 0xffffffff"}, run_warp_misuse<2>);
-}
-TEST(SimtCatches, ShuffleFromOutsideTheMask) {
-    expect_message({"reads lane 20, which is not in the mask 0x0000ffff"}, run_warp_misuse<3>);
-}
-TEST(SimtCatches, DifferentMasks) { expect_message({"mask 0xffffffff", "mask 0xfffffffe"}, run_warp_misuse<4>); }
-TEST(SimtCatches, SyncwarpWithoutAllLanes) { expect_message({"__syncwarp waits for lane", "returned"}, run_warp_misuse<5>); }
-TEST(SimtCatches, Exceptions) { expect_message({"a kernel that throws", "thread (3,0,0)"}, run_warp_misuse<6>); }
 
 constexpr unsigned divergent_line = __LINE__ + 4;
 template <int misuse> __global__ void barrier_misuse_kernel(float *out) {
@@ -492,22 +490,18 @@ template <int misuse> void run_barrier_misuse(Device dev) {
     launch(dev, barrier_misuse_kernel<misuse>, Grid{1}, misuse == 2 ? 128 : 64, 0, out.data());
 }
 
-TEST(SimtCatches, DivergentSyncthreads) {
-    expect_message({"__syncthreads while other threads of the block wait at another one",
-                    format("test_simt.cpp:%u", divergent_line), format("test_simt.cpp:%u", divergent_line + 3)},
-                   run_barrier_misuse<0>);
-}
-TEST(SimtCatches, SyncthreadsWithoutAllThreads) {
-    expect_message({"deadlock: 1 of 64 threads have returned", "63 of 64 threads are at __syncthreads (test_simt.cpp:"},
-                   run_barrier_misuse<1>);
-}
-TEST(SimtCatches, BarrierWithTwoCounts) { expect_message({"barrier 1 for", "test_simt.cpp:"}, run_barrier_misuse<2>); }
-TEST(SimtCatches, BarrierWithHalfAWarp) { expect_message({"barrier 2 for 50 threads of 64"}, run_barrier_misuse<3>); }
-TEST(SimtCatches, BarrierThatNobodyElseReaches) {
-    expect_message({"deadlock: 32 of 64 threads have returned", "32 of 64 threads are at barrier 3"}, run_barrier_misuse<4>);
-}
-TEST(SimtCatches, TwoBarriersThatWaitForEachOther) {
-    expect_message({"deadlock: 0 of 64", "at barrier 1", "at barrier 2", "barrier_misuse_kernel<5>"}, run_barrier_misuse<5>);
+TEST(SimtCatches, MisuseOfBarriers) {
+    expect_messages({
+        {run_barrier_misuse<0>,
+         {"__syncthreads while other threads of the block wait at another one", format("test_simt.cpp:%u", divergent_line),
+          format("test_simt.cpp:%u", divergent_line + 3)}},
+        {run_barrier_misuse<1>,
+         {"deadlock: 1 of 64 threads have returned", "63 of 64 threads are at __syncthreads (test_simt.cpp:"}},
+        {run_barrier_misuse<2>, {"barrier 1 for", "test_simt.cpp:"}},
+        {run_barrier_misuse<3>, {"barrier 2 for 50 threads of 64"}},
+        {run_barrier_misuse<4>, {"deadlock: 32 of 64 threads have returned", "32 of 64 threads are at barrier 3"}},
+        {run_barrier_misuse<5>, {"deadlock: 0 of 64", "at barrier 1", "at barrier 2", "barrier_misuse_kernel<5>"}},
+    });
 }
 
 // ---- misuse of memory
@@ -581,23 +575,20 @@ template <int misuse> void run_memory_misuse(Device dev) {
     launch(dev, memory_misuse_kernel<misuse>, Grid{(misuse >= 14 && misuse <= 16) || misuse >= 22 ? 4 : 1}, 64, sizeof(Words),
            out.data(), x.data());
 }
-template <int misuse> void expect_silence() {
-    for (unsigned order = 0; order < orders; order++) EXPECT_EQ(message_of(order, run_memory_misuse<misuse>), "");
-}
 
-TEST(SimtCatches, CpAsyncToAMisalignedAddress) {
-    expect_message({"cp.async: shared memory +4 is not 16-byte"}, run_memory_misuse<0>);
-}
-TEST(SimtCatches, CpAsyncFromAMisalignedAddress) { expect_message({"cp.async: the source is not"}, run_memory_misuse<1>); }
-TEST(SimtCatches, CpAsyncToDeviceMemory) {
-    expect_message({"cp.async: the address is not in the block's"}, run_memory_misuse<2>);
-}
-TEST(SimtCatches, CpAsyncThatNobodyWaitsFor) { expect_message({"returned before its cp.async landed"}, run_memory_misuse<3>); }
-TEST(SimtCatches, LdmatrixOfAMisalignedRow) {
-    expect_message({"ldmatrix: shared memory +", "not 16-byte"}, run_memory_misuse<4>);
+TEST(SimtCatches, MisuseOfMemory) {
+    expect_messages({
+        {run_memory_misuse<0>, {"cp.async: shared memory +4 is not 16-byte"}},
+        {run_memory_misuse<1>, {"cp.async: the source is not"}},
+        {run_memory_misuse<2>, {"cp.async: the address is not in the block's"}},
+        {run_memory_misuse<3>, {"returned before its cp.async landed"}},
+        {run_memory_misuse<4>, {"ldmatrix: shared memory +", "not 16-byte"}},
+        {run_memory_misuse<29>, {"an atomic at an address", "to 8 bytes", "test_simt.cpp:"}},
+    });
 }
 TEST(SimtCatches, CpAsyncSeenBeforeItsWait) {
-    if (race_build) return expect_message({"is read before the wait for its cp.async at test_simt.cpp:"}, run_memory_misuse<5>);
+    if (race_build)
+        return expect_messages({{run_memory_misuse<5>, {"is read before the wait for its cp.async at test_simt.cpp:"}}});
     for (unsigned order = 0; order < orders; order++) {
         CUstream_st stream{order};
         DeviceArray<float> out(64), x(std::vector<float>(64, 1));
@@ -605,74 +596,53 @@ TEST(SimtCatches, CpAsyncSeenBeforeItsWait) {
         for (int i = 0; i < 16; i++) EXPECT_TRUE(std::isnan(out.values()[i]));
     }
 }
-
-TEST(SimtCatches, NothingWhereABarrierIs) {
-    expect_silence<8>();
-    expect_silence<10>();
-    expect_silence<16>();
-    expect_silence<19>();
-    expect_silence<21>();
-    expect_silence<23>();
-    expect_silence<25>();
-    expect_silence<27>();
-}
-TEST(SimtCatches, AtomicAtAMisalignedAddress) {
-    expect_message({"an atomic at an address", "to 8 bytes", "test_simt.cpp:"}, run_memory_misuse<29>);
+TEST(SimtCatches, NothingInRightKernels) {
+    for (const auto run : {run_memory_misuse<8>, run_memory_misuse<10>, run_memory_misuse<16>, run_memory_misuse<19>,
+                           run_memory_misuse<21>, run_memory_misuse<23>, run_memory_misuse<25>, run_memory_misuse<27>})
+        for (unsigned order = 0; order < orders; order++) EXPECT_EQ(message_of(order, run), "no error");
 }
 
 #ifdef __SANITIZE_THREAD__
-TEST(SimtRaces, NeverWritten) {
-    expect_message({"is read before anything was written", "test_simt.cpp:", "memory_misuse_kernel<6>"}, run_memory_misuse<6>);
+TEST(SimtCatches, Races) {
+    const char *shared = "race on shared memory +", *device = "race on device memory +",
+               *here = " at test_simt.cpp:", *blocks = "two blocks race on device memory +", *warps = "fix: __syncwarp()",
+               *threads = "fix: __syncthreads()";
+    expect_messages({
+        {run_memory_misuse<6>, {"is read before anything was written", "test_simt.cpp:", "memory_misuse_kernel<6>"}},
+        {run_memory_misuse<7>, {shared, warps}},
+        {run_memory_misuse<9>, {shared, here, threads}},
+        {run_memory_misuse<11>, {shared, "written", "read", threads}},
+        {run_memory_misuse<12>, {"race on shared memory +0: written by lane", ", written by lane"}},
+        {run_memory_misuse<13>, {shared, threads}},
+        {run_memory_misuse<14>, {"two blocks race on device memory +0 of 1024 bytes: written here"}},
+        {run_memory_misuse<15>, {blocks}},
+        {run_memory_misuse<17>, {device, here, warps}},
+        {run_memory_misuse<18>, {device, here, threads}},
+        {run_memory_misuse<20>, {device, threads}},
+        {run_memory_misuse<22>, {device, threads}},
+        {run_memory_misuse<24>, {blocks, " of 1024 bytes: written here"}},
+        {run_memory_misuse<26>, {"race on shared memory +0: ", here, "fix: __sync"}},
+        {run_memory_misuse<28>, {"two blocks race on device memory +0 of 1024 bytes"}},
+    });
 }
-TEST(SimtRaces, MissingSyncwarp) { expect_message({"race on shared memory +", "fix: __syncwarp()"}, run_memory_misuse<7>); }
-TEST(SimtRaces, MissingSyncthreads) {
-    expect_message({"race on shared memory +", " at test_simt.cpp:", "fix: __syncthreads()"}, run_memory_misuse<9>);
-}
-TEST(SimtRaces, WrittenAfterRead) {
-    expect_message({"race on shared memory +", "written", "read", "fix: __syncthreads()"}, run_memory_misuse<11>);
-}
-TEST(SimtRaces, ThreadsWriteOneElement) {
-    expect_message({"race on shared memory +0: written by lane", ", written by lane"}, run_memory_misuse<12>);
-}
-TEST(SimtRaces, NamedBarrierOfOtherWarps) {
-    expect_message({"race on shared memory +", "fix: __syncthreads()"}, run_memory_misuse<13>);
-}
-TEST(SimtRaces, WrittenBesideAtomics) {
-    expect_message({"race on shared memory +0: ", " at test_simt.cpp:", "fix: __sync"}, run_memory_misuse<26>);
-    expect_message({"two blocks race on device memory +0 of 1024 bytes"}, run_memory_misuse<28>);
-}
-TEST(SimtRaces, BlocksWriteOneElement) {
-    expect_message({"two blocks race on device memory +0 of 1024 bytes: written here"}, run_memory_misuse<14>);
-}
-TEST(SimtRaces, MissingSyncwarpOnDeviceMemory) {
-    expect_message({"race on device memory +", " at test_simt.cpp:", "fix: __syncwarp()"}, run_memory_misuse<17>);
-}
-TEST(SimtRaces, MissingSyncthreadsOnDeviceMemory) {
-    expect_message({"race on device memory +", " at test_simt.cpp:", "fix: __syncthreads()"}, run_memory_misuse<18>);
-}
-TEST(SimtRaces, WrittenAfterReadOnDeviceMemory) {
-    expect_message({"race on device memory +", "fix: __syncthreads()"}, run_memory_misuse<20>);
-}
-TEST(SimtRaces, ThreadsWriteOneByte) {
-    expect_message({"race on device memory +", "fix: __syncthreads()"}, run_memory_misuse<22>);
-}
-TEST(SimtRaces, BlocksWriteOneByte) {
-    expect_message({"two blocks race on device memory +", " of 1024 bytes: written here"}, run_memory_misuse<24>);
-}
-TEST(SimtRaces, BlockReadsWhatAnotherWrites) { expect_message({"two blocks race on device memory +"}, run_memory_misuse<15>); }
 #endif
 
 // ---- launches
 
 TEST(SimtCatches, LaunchesThatAreTooLarge) {
-    expect_message({"index_kernel at ", "test_simt.cpp:", "1025 threads", "fix: at most"},
-                   [](Device dev) { launch(dev, index_kernel, Grid{2}, 1025, 0, nullptr); });
-    expect_message({"300000 bytes of shared memory"},
-                   [](Device dev) { launch(dev, index_kernel, Grid{2}, 32, 300000, nullptr); });
-    expect_message({"grid 1 x 65536 x 1"}, [](Device dev) { launch(dev, index_kernel, Grid{1, 65536}, 32, 0, nullptr); });
-    expect_message({"shared_mem of 256 bytes, but the launch gave 128"}, [](Device dev) {
-        DeviceArray<float> out(64);
-        launch(dev, block_kernel, Grid{1}, 64, 128, out.data(), out.data());
+    expect_messages({
+        {[](Device dev) { launch(dev, index_kernel, Grid{2}, 1025, 0, nullptr); },
+         {"index_kernel at ", "test_simt.cpp:", "1025 threads", "fix: at most"}},
+        {[](Device dev) { launch(dev, index_kernel, Grid{2}, 32, 300000, nullptr); }, {"300000 bytes of shared memory"}},
+        {[](Device dev) {
+             launch(dev, index_kernel, Grid{1, 65536}, 32, 0, nullptr);
+         },
+         {"grid 1 x 65536 x 1"}},
+        {[](Device dev) {
+             DeviceArray<float> out(64);
+             launch(dev, block_kernel, Grid{1}, 64, 128, out.data(), out.data());
+         },
+         {"shared_mem of 256 bytes, but the launch gave 128"}},
     });
 }
 
