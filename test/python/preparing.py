@@ -1,13 +1,17 @@
 """data/prepare.py under test: tokenizers and templates, calls in this process, and prepared files taken apart."""
 
+import csv
 import json
 import os
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast  # prints a note when it is first loaded: not in a test
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 sys.path.insert(0, str(DATA))
@@ -51,9 +55,32 @@ CALLING = ("{% if tools %}{{ '# Tools ' + (tools | tojson) + '\n' }}{% endif %}"
 # No special token ends a turn.
 PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
 
-CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello there"}, {"role": "user", "content": "And?"},
-        {"role": "assistant", "content": "Bye"}]
+
+def chat(*texts, roles=("user", "assistant"), keys=("role", "content")):
+    """Messages of the two roles in turn."""
+    return [{keys[0]: roles[i % 2], keys[1]: text} for i, text in enumerate(texts)]
+
+
+def gpt(*texts):
+    """The same as ShareGPT has them."""
+    return chat(*texts, roles=("human", "gpt"), keys=("from", "value"))
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def turn(role, text):
+    """A message in ChatML."""
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def asked(text, system=None):
+    """A prompt in ChatML that asks for an answer."""
+    return (turn("system", system) if system else "") + turn("user", text) + "<|im_start|>assistant\n"
+
+
+CHAT = [{"role": "system", "content": "Be short."}, *chat("Hi", "Hello there", "And?", "Bye")]
 BOTH_TURNS = [["Hello there<|im_end|>", "Bye<|im_end|>"]]
 
 
@@ -67,12 +94,8 @@ def chain(*words):
     return merges
 
 
-def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>",
-                   post=None):
+def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>", post=None):
     """A byte-level BPE: 256 bytes, the merges in the order given, and special tokens, saved as transformers does."""
-    from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
@@ -82,17 +105,13 @@ def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ")
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=rstrip and t == "<|im_end|>")
                                 for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")])
     trim = processors.ByteLevel(trim_offsets=True)  # the usual one, which shortens offsets
-    adds_bos = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", vocab_size(backend) - 1)])
+    adds_bos = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", len(vocab) + 3)])
     backend.post_processor = processors.Sequence([trim, adds_bos]) if post == "bos" else trim
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=bos)
     if template:
         tokenizer.chat_template = template
     tokenizer.save_pretrained(path)
     return str(path)
-
-
-def vocab_size(backend):
-    return backend.get_vocab_size(with_added_tokens=True)
 
 
 def read_safetensors(path):
@@ -115,7 +134,7 @@ class Documents:
 
     def __init__(self, path, tokenizer):
         self.arrays, self.metadata = read_safetensors(path)
-        self.hf = Tokenizer(tokenizer).hf
+        self.hf = Tokenizer(str(tokenizer)).hf
         offsets = self.arrays["doc_offsets"]
         self.ids = [self.arrays["tokens"][a:b].tolist() for a, b in zip(offsets, offsets[1:])]
         self.masks = [self.arrays["loss_mask"][a:b].tolist() for a, b in zip(offsets, offsets[1:])]
@@ -140,38 +159,75 @@ class Documents:
         return [[self.decode(run) for run in document] for document in runs]
 
 
+class Case(NamedTuple):
+    """A call of prepare.py, and what comes of it."""
+
+    source: list  # of records, or a value of --input
+    trained: list = None  # per document the text of each run of targets
+    texts: list = None  # per document
+    rows: dict = {}  # numbers of the printed table, None for one that is not there
+    task: str = "sft"
+    template: str = CHATML
+    tokenizer: dict = {}  # arguments of make_tokenizer
+    flags: list = []
+
+
 class Bench:
     """A directory with inputs and outputs, and prepare.py called in this process."""
 
     def __init__(self, path, capsys):
         self.path = path
+        self.out = path / "out.safetensors"
         self.capsys = capsys
         self.printed = ""
 
     def tokenizer(self, template=None, **options):
         return make_tokenizer(self.path / "tokenizer", template, **options)
 
-    def jsonl(self, *records, name="in.jsonl"):
-        text = "".join((r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)) + "\n" for r in records)
-        (self.path / name).write_text(text, encoding="utf-8")
+    def write(self, name, content):
+        """Writes text or bytes. Returns the path as a string."""
+        (self.path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         return str(self.path / name)
 
-    def call(self, task, tokenizer, source, *flags):
-        out = self.path / "out.safetensors"
-        inputs = ["--input", source] if source else []
-        status = prepare.main([task, *inputs, "--tokenizer", str(tokenizer), "--out", str(out), *flags])
-        captured = self.capsys.readouterr()
-        self.printed = captured.out
-        return status, captured.err
+    def jsonl(self, *records, name="in.jsonl"):
+        return self.write(name, "".join((r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)) + "\n" for r in records))
 
-    def run(self, task, tokenizer, records, *flags):
-        source = records if isinstance(records, str) or records is None else self.jsonl(*records)
+    def csv(self, *rows):
+        with open(self.path / "in.csv", "w", newline="") as file:
+            csv.writer(file).writerows(rows)
+        return str(self.path / "in.csv")
+
+    def arguments(self, task, tokenizer, source, *flags):
+        """The command line. `source` is a list of records, a value of --input, or None."""
+        source = self.jsonl(*source) if isinstance(source, list) else source
+        return [task, *(["--input", source] if source else []), "--tokenizer", str(tokenizer), "--out", str(self.out), *flags]
+
+    def call(self, *arguments):
+        """The exit code and the message."""
+        status = prepare.main(self.arguments(*arguments))
+        self.printed, error = self.capsys.readouterr()
+        return status, error
+
+    def run(self, task, tokenizer, source, *flags):
         status, error = self.call(task, tokenizer, source, *flags)
         assert status == 0, error
-        return Documents(self.path / "out.safetensors", tokenizer)
+        return Documents(self.out, tokenizer)
 
-    def refused(self, task, tokenizer, records, *flags):
-        source = records if isinstance(records, str) or records is None else self.jsonl(*records)
+    def run_in(self, processes, *arguments):
+        """The bytes of the file that so many processes make."""
+        arguments = self.arguments(*arguments)
+        prepare.prepare(arguments[0], prepare.build_parser().parse_args(arguments), processes)
+        return self.out.read_bytes()
+
+    def expect(self, case):
+        documents = self.run(case.task, self.tokenizer(case.template, **case.tokenizer), case.source, *case.flags)
+        assert case.trained is None or documents.trained() == case.trained
+        assert case.texts is None or documents.texts() == case.texts
+        assert {name: self.row(name) for name in case.rows} == case.rows
+        return documents
+
+    def refused(self, task, tokenizer, source, *flags):
+        """The message: one, with a fix. Nothing is written."""
         status, error = self.call(task, tokenizer, source, *flags)
         assert status == 1
         assert error.count("\n  fix: ") == 1 and "Traceback" not in error
@@ -180,7 +236,8 @@ class Bench:
 
     def row(self, name):
         """The number that the table shows for a name."""
-        return int(re.search(rf"^ *{re.escape(name)} +([\d,]+)", self.printed, re.M).group(1).replace(",", ""))
+        found = re.search(rf"^ *{re.escape(name)} +([\d,]+)", self.printed, re.M)
+        return int(found[1].replace(",", "")) if found else None
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 
 import pytest
-from test_prepare_layouts import hub as hub_data
-from test_prepare_layouts import write
+from test_prepare_inputs import hub as hub_data
+from test_prepare_inputs import write
 from test_recipes import LONG_CONTEXT
 from test_runs import DEMO, ENVIRONMENT, PROGRAM
 

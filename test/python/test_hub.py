@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from test_front_door import CHATS, call
-from test_prepare_layouts import write
+from test_prepare_inputs import write
 from test_runs import DEMO
 
 COMMITS = {"main": "0123456789abcdef0123456789abcdef01234567", "v2": "76543210fedcba9876543210fedcba9876543210"}

@@ -3,21 +3,9 @@
 import json
 
 import pytest
-from preparing import CALLING, CHATML, bench  # noqa: F401
+from preparing import CALLING, CHATML, bench, chat, gpt, turn  # noqa: F401
 
 Q, A, B = "Name a river in Peru.", "The Maranon.", "Bread."
-
-
-def chat(*texts, roles=("user", "assistant"), keys=("role", "content")):
-    return [{keys[0]: roles[i % 2], keys[1]: text} for i, text in enumerate(texts)]
-
-
-def gpt(*texts):
-    return chat(*texts, roles=("human", "gpt"), keys=("from", "value"))
-
-
-def turn(role, text):
-    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
 def document(*turns, system=None, trained=(-1,), is_pair=False):

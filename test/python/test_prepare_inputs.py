@@ -1,22 +1,182 @@
-"""data/prepare.py: several inputs drawn with probabilities, the first records of each, and printed documents."""
+"""data/prepare.py's inputs and its printed documents: the same records in every layout give the same tokens; several inputs, drawn with
+probabilities; llm.c's token shards; --show."""
 
+import datasets
+import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
-from preparing import CHAT, CHATML, DATA, bench, prepare, read_safetensors  # noqa: F401
+from preparing import CHAT, CHATML, DATA, Case, Documents, bench, chat, gpt, prepare, read_safetensors  # noqa: F401
 
-# ---- several inputs
+# ---- layouts of the same records
+
+CHATS = [{"messages": chat(f"Say {i}" + ("" if i % 2 else "\n\naloud"), f"{i}!")} for i in range(6)]
+ALPACA = [{"instruction": f"Say {i}", "input": "" if i % 2 else "aloud", "output": f"{i}!"} for i in range(6)]
+SHAREGPT = [{"conversations": gpt(*(message["content"] for message in record["messages"]))} for record in CHATS]
+OTHERS = [{"messages": CHAT}]  # must not be read
+
+
+def lines(records):
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def write(path, records):
+    """Writes records as the name asks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines(records)))
+    elif path.suffix == ".zst":
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(lines(records))
+    else:
+        path.write_bytes(json.dumps(records).encode() if path.suffix == ".json" else lines(records))
+    return path
+
+
+def hub(path, name="someone/chats"):
+    """A data set as huggingface_hub lays it out in its cache, with two subsets and two splits."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    root = path / "hub" / f"datasets--{name.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(commit)
+    snapshot = root / "snapshots" / commit
+    for subset, train, test in (("plain", CHATS, OTHERS), ("other", OTHERS, CHATS)):
+        write(snapshot / subset / "train-00000-of-00002.parquet", train[:len(train) // 2])
+        write(snapshot / subset / "train-00001-of-00002.parquet", train[len(train) // 2:])
+        write(snapshot / subset / "test-00000-of-00001.parquet", test)
+    configs = [{"config_name": subset, "data_files": [{"split": split, "path": f"{subset}/{split}-*"} for split in ("train", "test")]}
+               for subset in ("plain", "other")]
+    (snapshot / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    return snapshot
+
+
+FILES = {
+    "plain.jsonl": CHATS, "chats.jsonl.gz": CHATS, "chats.jsonl.zst": CHATS, "chats.json.gz": CHATS, "alpaca.jsonl": ALPACA,
+    "sharegpt.parquet": SHAREGPT,
+    **{f"shards/part-{i}.jsonl": CHATS[2 * i:2 * i + 2] for i in range(3)},
+    **{f"parquets/data/train-0000{i}-of-00003.parquet": CHATS[2 * i:2 * i + 2] for i in range(3)},
+    "parquets/data/test-00000-of-00001.parquet": OTHERS,
+    "zipped/train.jsonl.gz": CHATS, "zipped/validation.jsonl.gz": OTHERS, "folders/2024/a.jsonl": CHATS, "folders/2023/a.jsonl": OTHERS}
+LAYOUTS = [*list(FILES)[:6], "shards", "parquets", "parquets[train]", "zipped", "folders@2024", "saved", "splits", "splits[train]"]
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """A folder with CHATS in every layout."""
+    path = tmp_path_factory.mktemp("layouts")
+    for name, records in FILES.items():
+        write(path / name, records)
+    datasets.Dataset.from_list(CHATS).save_to_disk(path / "saved")
+    datasets.DatasetDict(train=datasets.Dataset.from_list(CHATS), test=datasets.Dataset.from_list(OTHERS)).save_to_disk(path / "splits")
+    return path
+
+
+@pytest.fixture
+def twin(bench):
+    """The tokenizer, and the tokens and masks of the plain file."""
+    tokenizer = bench.tokenizer(CHATML)
+    documents = bench.run("sft", tokenizer, CHATS)
+    assert len(documents.ids) == len(CHATS)
+    bench.out.unlink()
+    return tokenizer, (documents.ids, documents.masks)
+
+
+def test_every_layout_gives_the_tokens_of_its_plain_twin(bench, twin, layouts):
+    for name in LAYOUTS:
+        documents = bench.run("sft", twin[0], str(layouts / name))
+        assert (documents.ids, documents.masks) == twin[1], name
+
+
+@pytest.mark.parametrize("split", ["train", "train[:2]", "train[2:]", "train[1:3]", "train[-2:]", "train[:-4]", "train[:50%]", "train[-34%:]",
+                                   "train[10%:90%]", "train[:2]+train[5:]", "train[:99]", "train[-99:2]"])
+def test_slices_of_a_split_are_those_of_datasets(bench, twin, layouts, split):
+    tokenizer, (ids, _) = twin
+    numbers = str(write(bench.path / "numbers.jsonl", [{"i": i} for i in range(6)]))
+    expected = datasets.load_dataset("json", data_files=numbers, split=split, cache_dir=str(bench.path / "cache"))["i"]
+    for name in ("plain.jsonl", "sharegpt.parquet", "shards", "parquets", "splits", "saved", "plain.js*"):
+        assert bench.run("sft", tokenizer, f"{layouts / name}[{split}]").ids == [ids[i] for i in expected], name
+
+
+def test_several_files_of_several_kinds(bench):
+    """Cells of CSV stay text; a mark of the byte order and empty lines are none of the records."""
+    (bench.path / "a.json").write_text(json.dumps([{"prompt": "Q", "completion": "1"}]))
+    table = bench.csv(["prompt", "completion"], ["Q, \"and\"\nso", "null"], ["Q", "007"])
+    write(bench.path / "c.parquet", [{"messages": CHAT, "id": 1},
+                                     {"messages": [*CHAT[:2], {"role": "assistant", "content": "é", "name": "x"}], "id": 2}])
+    text = bench.jsonl("\ufeff" + json.dumps({"text": "One"}), "", {"text": "Two"}, name="d.json")
+    documents = bench.expect(Case(
+        f"{bench.path}/a.json,{table},{bench.path}/c.parquet,{text}", tokenizer={"merges": []},
+        trained=[["1<|endoftext|>"], ["null<|endoftext|>"], ["007<|endoftext|>"], ["Hello there<|im_end|>", "Bye<|im_end|>"], ["é<|im_end|>"],
+                 ["ne<|endoftext|>"], ["wo<|endoftext|>"]]))
+    assert documents.texts()[1] == "Q, \"and\"\nsonull<|endoftext|>" and documents.metadata["source"] == "a.json,in.csv,c.parquet,d.json"
+
+
+def prepared(bench, tokenizer, source, **environment):
+    """Code, message and documents of a process of its own, which reads the environment when it starts."""
+    result = subprocess.run([sys.executable, DATA / "prepare.py", *bench.arguments("sft", tokenizer, source)], capture_output=True, text=True,
+                            cwd=bench.path,
+                            env=os.environ | {"HF_HOME": str(bench.path), "HF_HUB_OFFLINE": "1"} | environment)
+    return result.returncode, result.stderr, Documents(bench.out, tokenizer) if result.returncode == 0 else None
+
+
+def test_a_data_set_of_the_hub_is_read_from_its_cache(bench, twin):
+    tokenizer, expected = twin
+    snapshot = hub(bench.path)
+    for name in ("someone/chats:plain", "someone/chats:plain[train]", "someone/chats:other[test]"):
+        code, error, documents = prepared(bench, tokenizer, name)
+        assert code == 0 and (documents.ids, documents.masks) == expected, name + error
+    code, error, _ = prepared(bench, tokenizer, "someone/chats:plain[valid]")
+    assert code == 1 and "has no split 'valid'; it has train, test\n  fix: --input someone/chats[SPLIT]" in error
+    (snapshot / "plain" / "train-00001-of-00002.parquet").unlink()
+    code, error, _ = prepared(bench, tokenizer, "someone/chats:plain")
+    assert code == 1 and "is one of 2 files, of which 1 are there\n  fix: download the data set again" in error
+    code, error, _ = prepared(bench, tokenizer, "someone/else:x")
+    assert code == 1 and error.count("\n  fix: ") == 1 and "Traceback" not in error
+    assert "someone/else:x: there is no such file, and neither the hub nor its cache has that data set" in error
+    assert "hf download --repo-type dataset someone/else --local-dir DIR" in error
+
+
+@pytest.mark.parametrize("name, expected", [
+    ("splits[dev]", "has no split 'dev'; it has train, test"), ("parquets[dev]", "has no split 'dev'"),
+    ("alpaca.jsonl[test]", "alpaca.jsonl[test]: has no split 'test'; it has train\n  fix: --input alpaca.jsonl[SPLIT]"),
+    ("alpaca.jsonl:sub", "alpaca.jsonl is one file, which has no subset"), ("alpaca.jsonl[train[:x]]", "names no records"),
+    ("alpaca.jsonl[train[2:2]]", "holds no records"), ("splits[train[:2]+dev]", "has no split 'dev'")])
+def test_wrong_layouts(bench, layouts, name, expected):
+    assert expected in bench.refused("sft", bench.tokenizer(CHATML), str(layouts / name)).replace(f"{layouts}/", "")
+
+
+def test_memory_does_not_grow_with_the_data(bench):
+    """The reader and its workers, one after the other: the most that a process ever held, for some data and for five times as much."""
+    tokenizer, records = bench.tokenizer(CHATML), [{"text": f"{i} " * 400} for i in range(6)]
+    # The own peak is read from /proc: rusage would begin with the peak of the process that started it.
+    script = ("import re, resource, sys; sys.path.insert(0, sys.argv[1]); import prepare; code = prepare.main(sys.argv[2:]);"
+              "own = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]);"
+              "print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(code)")
+
+    def peak(copies):
+        source = write(bench.path / "many.jsonl.gz", records * copies)
+        command = [sys.executable, "-c", script, DATA, *bench.arguments("sft", tokenizer, str(source))]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) << 10
+
+    few, many = peak(2000), peak(10000)  # both fill the queues between the processes
+    print(f"peaks: {few >> 20} and {many >> 20} MiB")
+    assert many - few < len(lines(records)) * 8000 / 2  # in memory, text and tokens would be several times that
+
+
+# ---- several inputs, several processes
 
 
 def inputs(bench, *counts):
     """Files a.jsonl, b.jsonl, ... with counts[i] records each: a0, a1, ..."""
-    return ",".join(bench.jsonl(*[{"text": f"{name}{i}"} for i in range(count)], name=f"{name}.jsonl")
-                    for name, count in zip("abc", counts))
+    return ",".join(bench.jsonl(*[{"text": f"{name}{i}"} for i in range(count)], name=f"{name}.jsonl") for name, count in zip("abc", counts))
 
 
 def drawn(bench, source, *flags):
@@ -25,51 +185,42 @@ def drawn(bench, source, *flags):
 
 @pytest.mark.parametrize("counts, probs", [((40, 7), "0.5,0.5"), ((7, 900, 3), "0.2,0.7,0.1"), ((1, 1, 1), "0.3,0.3,0.4")])
 def test_draws_are_those_of_datasets(bench, counts, probs):
-    import datasets
-
     source = inputs(bench, *counts)
     sets = [datasets.Dataset.from_dict({"text": [f"{name}{i}" for i in range(count)]}) for name, count in zip("abc", counts)]
-    for seed in (42, 7):
+    for seed, flags in ((42, []), (7, ["--seed", "7"])):
         expected = datasets.interleave_datasets(sets, probabilities=[float(p) for p in probs.split(",")], seed=seed,
                                                 stopping_strategy="all_exhausted")["text"]
-        texts = drawn(bench, source, "--dataset_probs", probs, *(["--seed", str(seed)] if seed != 42 else []))
+        texts = drawn(bench, source, "--dataset_probs", probs, *flags)
         assert texts == list(expected) and len(set(texts)) == sum(counts)
         assert bench.row("records read") == len(texts)
     assert drawn(bench, source) == [f"{name}{i}" for name, count in zip("abc", counts) for i in range(count)]
 
 
-def test_draws_do_not_depend_on_the_number_of_processes(bench):
-    arguments = ["sft", "--input", inputs(bench, 2500, 30), "--tokenizer", bench.tokenizer(), "--dataset_probs", "0.7,0.3",
-                 "--out", str(bench.path / "out.safetensors")]
-    results = []
-    for processes in (1, 3):
-        prepare.prepare("sft", prepare.build_parser().parse_args(arguments), processes)
-        results.append((bench.path / "out.safetensors").read_bytes())
-    assert results[0] == results[1]
+@pytest.mark.parametrize("flags", [[], ["--dataset_probs", "0.7,0.3"]])
+def test_the_number_of_processes_does_not_matter(bench, flags):
+    bench.jsonl(*[{"messages": [CHAT[1], {"role": "assistant", "content": f"Hello {i} " * (i % 7)}]} for i in range(2500)], name="chats.jsonl")
+    arguments = ["sft", bench.tokenizer(CHATML), f"{bench.path}/chats.jsonl,{inputs(bench, 30)}", *flags]
+    assert bench.run_in(1, *arguments) == bench.run_in(3, *arguments)
+
+
+def test_workers(bench):
+    """They name a bad record; and one that is too deep to reach them is prepared all the same: a list of a .json file is parsed at once, and its
+    records are pickled, which takes more stack than parsing them."""
+    tokenizer = bench.tokenizer()
+    with pytest.raises(prepare.DataError, match=r"record 2501 \(line 2501\) of .*in.jsonl: has fields txt"):
+        bench.run_in(3, "sft", tokenizer, [*[{"text": "a"}] * 2500, {"txt": "a"}])
+    assert not bench.out.exists()
+    deep = json.loads("[" * 600 + "]" * 600)
+    source = write(bench.path / "list.json", [{"text": "a"}] * 2000 + [{"text": "b", "more": deep}])
+    assert bench.run_in(2, "sft", tokenizer, str(source))
 
 
 def test_first_records_of_each_input(bench):
-    source = inputs(bench, 40, 2, 9)
-    assert drawn(bench, source, "--max_samples", "3") == ["a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"]
-    texts = drawn(bench, source, "--max_samples", "3", "--dataset_probs", "0.333,0.333,0.333")
-    assert set(texts) == {"a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"}
-    # What lies beyond them is not even looked at.
-    bench.jsonl({"text": "a0"}, "{", name="a.jsonl")
+    source, first = inputs(bench, 40, 2, 9), ["a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"]
+    assert drawn(bench, source, "--max_samples", "3") == first
+    assert set(drawn(bench, source, "--max_samples", "3", "--dataset_probs", "0.333,0.333,0.333")) == set(first)
+    bench.jsonl({"text": "a0"}, "{", name="a.jsonl")  # the records behind them are not even looked at
     assert drawn(bench, source, "--max_samples", "1") == ["a0", "b0", "c0"]
-
-
-def test_wrong_probabilities(bench):
-    source = inputs(bench, 3, 3)
-    for text in ("0.5,0.4", "1.5,-0.5", "0,1", "nan,1"):
-        assert f"{text} are not positive numbers that add up to 1" in bench.refused("sft", bench.tokenizer(), source,
-                                                                                      "--dataset_probs", text)
-    assert "invalid probabilities value: 'a,b'" in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", "a,b")
-    assert "--dataset_probs has 1 probabilities for 2 inputs\n  fix: give one for each" in bench.refused(
-        "sft", bench.tokenizer(), source, "--dataset_probs", "1")
-    assert "-1 is negative" in bench.refused("sft", bench.tokenizer(), source, "--seed", "-1")
-    assert "0 is less than one" in bench.refused("sft", bench.tokenizer(), source, "--max_samples", "0")
-    bench.jsonl("", name="b.jsonl")
-    assert "b.jsonl: holds no records" in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", "0.5,0.5")
 
 
 # ---- --show
@@ -94,46 +245,42 @@ def test_trained_runs_between_marks(bench):
     assert printed(bench, "sft", tokenizer, records, "--show", "9").count("---- document") == 3
 
 
-def test_characters_split_over_tokens_and_control_characters(bench):
+PAIRS = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chosen": "c", "rejected": "d"}]
+
+
+@pytest.mark.parametrize("task, merges, records, flags, shown", [
     # The first byte of the emoji is in a token with the prompt's end, which is not trained.
-    tokenizer = bench.tokenizer(merges=[("Q", "ð")])
-    text = printed(bench, "sft", tokenizer, [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], "--show", "1")
-    assert text.endswith("\n⟦~Q😀~⟧⟦漢\\x1b[31m<|endoftext|>⟧\n")
-    # Cut within a character.
-    text = printed(bench, "sft", bench.tokenizer(merges=[]), [{"prompt": "Q", "completion": "é漢"}], "--show", "1",
-                   "--max_len", "4", "--truncation", "keep")
-    assert text.endswith("\nQ⟦é�⟧\n")
+    ("sft", [("Q", "ð")], [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], ["--show", "1"],
+     ["13 tokens, 12 trained\n⟦~Q😀~⟧⟦漢\\x1b[31m<|endoftext|>⟧\n"]),
+    ("sft", [], [{"prompt": "Q", "completion": "é漢"}], ["--show", "1", "--max_len", "4", "--truncation", "keep"], ["4 tokens, 3 trained\nQ⟦é�⟧\n"]),
+    ("pref", [], PAIRS, ["--show", "1"], ["pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
+                                          "pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]),
+    ("pretrain", [], [{"text": "abcdef"}], ["--show", "2", "--max_len", "3"],
+     ["document 1: 3 tokens, 2 trained\na⟦bc⟧", "document 2: 3 tokens, 2 trained\nd⟦ef⟧\n"]),
+], ids=["split characters", "a cut character", "both answers of a pair", "pieces of a text"])
+def test_shown_documents(bench, task, merges, records, flags, shown):
+    texts = printed(bench, task, bench.tokenizer(merges=merges), records, *flags).split("\n\n")[1:]
+    assert len(texts) == len(shown) and all(text.startswith("---- ") and text.endswith(end) for text, end in zip(texts, shown)), texts
 
 
 def test_terminal_that_has_no_such_signs(bench):
-    command = [sys.executable, str(DATA / "prepare.py"), "sft", "--input", bench.jsonl({"prompt": "Q", "completion": "漢"}),
-               "--tokenizer", bench.tokenizer(), "--out", str(bench.path / "out.safetensors"), "--show", "1"]
+    command = [sys.executable, str(DATA / "prepare.py"),
+               *bench.arguments("sft", bench.tokenizer(), [{"prompt": "Q", "completion": "漢"}], "--show", "1")]
     result = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, b"") and b"Q\\u27e6\\u6f22<|endoftext|>\\u27e7\n" in result.stdout
-
-
-def test_both_answers_of_a_pair_and_pieces_of_a_text(bench):
-    pairs = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chosen": "c", "rejected": "d"}]
-    assert printed(bench, "pref", bench.tokenizer(), pairs, "--show", "1").split("\n\n")[1:] == [
-        "---- pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
-        "---- pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]
-    text = printed(bench, "pretrain", bench.tokenizer(merges=[]), [{"text": "abcdef"}], "--show", "2", "--max_len", "3")
-    assert text.split("\n\n")[1:] == ["---- document 1: 3 tokens, 2 trained\na⟦bc⟧",
-                                      "---- document 2: 3 tokens, 2 trained\nd⟦ef⟧\n"]
 
 
 def test_shown_text_is_the_documents(bench):
     """Without marks it equals the decoded whole, for byte-level and for sentencepiece tokens."""
     from show import pieces
+    from tokenizer import Tokenizer
     from tokenizers import Tokenizer as Backend, decoders, models, normalizers
 
     rng = np.random.default_rng(1)
     vocab = {token: i for i, token in enumerate(["<unk>", "▁", *(f"<0x{b:02X}>" for b in range(256)), *"Qa", "▁a"])}
     spm = Backend(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
     spm.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    spm.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                     decoders.Strip(" ", 1, 0)])
-    from tokenizer import Tokenizer
+    spm.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     for backend in (spm, Tokenizer(bench.tokenizer(merges=[("a", "ð"), ("Ã", "©")])).encoder):
         for _ in range(50):
             text = "".join(rng.choice(["a", " ", "é", "😀", "漢", "Q", "\n"]) for _ in range(20))
@@ -149,20 +296,13 @@ END = 256  # of text, in a tokenizer of bytes
 def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
     header = np.zeros(256, "<i4")
     header[:3] = magic, version, len(tokens) if count is None else count
-    (bench.path / name).write_bytes(header.tobytes() + np.array(tokens, "<u2").tobytes())
-    return str(bench.path / name)
+    return bench.write(name, header.tobytes() + np.array(tokens, "<u2").tobytes())
 
 
 def without_tokenizer(bench, source, *flags):
     """Status and message of pretrain; without flags, with correct ones."""
-    out = str(bench.path / "out.safetensors")
-    return (prepare.main(["pretrain", "--input", source, "--out", out, *(flags or ("--eos_token_id", str(END), "--vocab_size", "260"))]),
-            bench.capsys.readouterr().err.replace(str(bench.path) + "/", ""))
-
-
-def cut(path, size):
-    os.truncate(path, size)
-    return path
+    status = prepare.main(["pretrain", "--input", source, "--out", str(bench.out), *(flags or ("--eos_token_id", str(END), "--vocab_size", "260"))])
+    return status, bench.capsys.readouterr().err.replace(str(bench.path) + "/", "")
 
 
 def test_documents_of_token_shards(bench):
@@ -181,8 +321,8 @@ def test_token_shards_written_back(bench, monkeypatch, size):
 
     monkeypatch.setattr(shards, "SHARD_TOKENS", size)
     stream = [END, 1, 2, 3, END, 4, 5, 6, 7, 8, 9, END, END, 10, END, 11, 12]
-    prefix = str(bench.path / "new")
-    bench.run("pretrain", bench.tokenizer(merges=[]), shard(bench, stream), "--to_bin", prefix, "--max_len", "5")  # one is split
+    arguments = ["pretrain", bench.tokenizer(merges=[]), shard(bench, stream), "--to_bin", str(bench.path / "new")]
+    bench.run(*arguments, "--max_len", "5")  # one is split
     paths = sorted(name for name in os.listdir(bench.path) if name.startswith("new"))
     assert paths == [f"new_{i:06}.bin" for i in range(-(-len(stream) // size))] and bench.row("token shards") == len(paths)
     arrays = [np.fromfile(bench.path / name, "<u2")[512:] for name in paths]
@@ -191,38 +331,35 @@ def test_token_shards_written_back(bench, monkeypatch, size):
     for name, array in zip(paths, arrays):
         assert np.fromfile(bench.path / name, "<i4", 256).tolist() == [20240520, 1, len(array)] + [0] * 253
 
-    (bench.path / "out.safetensors").unlink()
-    message = bench.refused("pretrain", bench.tokenizer(merges=[]), shard(bench, stream), "--to_bin", prefix)
+    bench.out.unlink()
+    message = bench.refused(*arguments)
     assert "there is" in message and "new_000000.bin" in message
 
 
-@pytest.mark.parametrize("make, parts", [
-    (lambda b: shard(b, [1, 2], magic=20240801), ["a.bin", "begins with 20240801, not with 20240520"]),
-    (lambda b: shard(b, [1, 2], version=2), ["a.bin", "is of version 2, not 1"]),
-    (lambda b: cut(shard(b, [1, 2]), 1000), ["a.bin", "is shorter than its header"]),
-    (lambda b: cut(shard(b, [1, 2]), 1027), ["a.bin", "has 1027 bytes, but a shard of 2 tokens has 1028"]),
-    (lambda b: shard(b, [1, 2], count=3), ["a.bin", "has 1028 bytes, but a shard of 3 tokens has 1030"]),
-    (lambda b: shard(b, [1, 2], count=-1), ["a.bin", "has 1028 bytes"]),
-    (lambda b: shard(b, []), ["a.bin", "holds no records"]),
-    (lambda b: shard(b, [END, 5, END, 1, 40000]), ["record 2 of a.bin", "input_ids[2] is 40000, outside the vocabulary"]),
+@pytest.mark.parametrize("tokens, header, size, parts", [
+    ([1, 2], {"magic": 20240801}, None, ["a.bin", "begins with 20240801, not with 20240520"]),
+    ([1, 2], {"version": 2}, None, ["a.bin", "is of version 2, not 1"]),
+    ([1, 2], {}, 1000, ["a.bin", "is shorter than its header"]), ([1, 2], {}, 1027, ["a.bin", "has 1027 bytes, but a shard of 2 tokens has 1028"]),
+    ([1, 2], {"count": 3}, None, ["a.bin", "has 1028 bytes, but a shard of 3 tokens has 1030"]),
+    ([1, 2], {"count": -1}, None, ["a.bin", "has 1028 bytes"]),
+    ([], {}, None, ["a.bin", "holds no records"]),
+    ([END, 5, END, 1, 40000], {}, None, ["record 2 of a.bin", "input_ids[2] is 40000, outside the vocabulary"]),
 ])
-def test_broken_token_shards(bench, make, parts):
-    message = bench.refused("pretrain", bench.tokenizer(merges=[]), make(bench))
+def test_broken_token_shards(bench, tokens, header, size, parts):
+    path = shard(bench, tokens, **header)
+    os.truncate(path, size or os.path.getsize(path))
+    message = bench.refused("pretrain", bench.tokenizer(merges=[]), path)
     assert all(part in message for part in parts), message
-
-
-def test_token_shards_need_to_know_what_ends_a_text(bench):
-    assert "the tokenizer has no eos_token" in bench.refused("pretrain", bench.tokenizer(eos=None), shard(bench, [1, 2]))
 
 
 def test_shards_without_a_tokenizer(bench):
     stream = [END, 1, 2, 3, 4, 5, END, END, 6, 7, END]
     source = shard(bench, stream)
     bench.run("pretrain", bench.tokenizer(merges=[]), source, "--max_len", "4")
-    expected, metadata = read_safetensors(bench.path / "out.safetensors")
+    expected, metadata = read_safetensors(bench.out)
     flags = ("--eos_token_id", str(END), "--vocab_size", "260", "--max_len", "4", "--to_bin", str(bench.path / "new"))
     assert without_tokenizer(bench, source, *flags) == (0, "")
-    arrays, own = read_safetensors(bench.path / "out.safetensors")
+    arrays, own = read_safetensors(bench.out)
     assert own == {**metadata, "tokenizer_hash": ""}
     assert all(np.array_equal(arrays[name], expected[name]) for name in expected)
     assert np.fromfile(bench.path / "new_000000.bin", "<u2")[512:].tolist() == stream
@@ -233,78 +370,36 @@ def test_a_star_stands_for_files_in_their_order(bench):
         shard(bench, [END, i], name=f"train_{i}.bin")
     last = shard(bench, [END, 3], name="val_0.bin")
     assert without_tokenizer(bench, f"{bench.path}/train_*.bin,{last}") == (0, "")
-    assert read_safetensors(bench.path / "out.safetensors")[0]["tokens"].tolist() == [END, 0, END, 1, END, 2, END, 3]
+    assert read_safetensors(bench.out)[0]["tokens"].tolist() == [END, 0, END, 1, END, 2, END, 3]
     assert without_tokenizer(bench, f"{last},{bench.path}/test_*.bin") == (
         1, "test_*.bin: there is no such file\n  fix: give --input an existing file, several with commas between them\n")
 
 
+IDS = ("--eos_token_id", "1", "--vocab_size", "260")
+TAKES_A_TOKENIZER = "takes a tokenizer; only token shards (.bin) hold ids\n  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"
+TOGETHER = "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"
+
+
 @pytest.mark.parametrize("name, flags, message", [
-    ("a.bin", (), "record 2 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
+    ("a.bin", (),
+     "record 2 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
      "  fix: take the tokenizer, or the model, that these ids were made for\n"),
-    ("a.bin,in.jsonl", (), "in.jsonl: takes a tokenizer; only token shards (.bin) hold ids\n"
-     "  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"),
-    ("a.bin", ("--eos_token_id", "1", "--vocab_size", "260", "--show", "1"),
-     "--show: takes a tokenizer; only token shards (.bin) hold ids\n  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"),
+    ("a.bin,in.jsonl", (), f"in.jsonl: {TAKES_A_TOKENIZER}"), ("a.bin", (*IDS, "--show", "1"), f"--show: {TAKES_A_TOKENIZER}"),
     ("a.bin", ("--eos_token_id", "260", "--vocab_size", "260"),
      "--eos_token_id 260 is beyond --vocab_size 260\n  fix: give those of the model's config.json\n"),
     ("a.bin", ("--eos_token_id", "65536", "--vocab_size", "65537"),
      "a.bin: is of another vocabulary: its tokens have 16 bits, and what ends a text is 65536\n"
      "  fix: take the tokenizer, or the model, that its ids were made for\n"),
-    ("a.bin", ("--eos_token_id", "1"),
-     "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"),
-    ("a.bin", ("--tokenizer", "x", "--vocab_size", "260"),
-     "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"),
-    ("a.bin", ("--tokenizer", "x", "--eos_token_id", "1", "--vocab_size", "260"),
+    ("a.bin", IDS[:2], TOGETHER), ("a.bin", ("--tokenizer", "x", "--vocab_size", "260"), TOGETHER),
+    ("a.bin", ("--tokenizer", "x", *IDS),
      "prepare.py pretrain: argument --eos_token_id: not allowed with argument --tokenizer\n  fix: prepare.py pretrain --help\n"),
     ("a.bin", ("--color", "never"),
      "prepare.py pretrain: one of the arguments --tokenizer --eos_token_id is required\n  fix: prepare.py pretrain --help\n"),
-    ("a.bin", ("--eos_token_id", "1", "--vocab_size", "260", "--add_bos", "always"),
+    ("a.bin", (*IDS, "--add_bos", "always"),
      "--add_bos always: the vocabulary has no bos_token\n  fix: --add_bos auto, or set it in tokenizer_config.json\n"),
 ])
 def test_wrong_inputs_without_a_tokenizer(bench, name, flags, message):
     shard(bench, [END, 5, END, 260])
     bench.jsonl({"text": "a"})
     assert without_tokenizer(bench, ",".join(str(bench.path / part) for part in name.split(",")), *flags) == (1, message)
-    assert not (bench.path / "out.safetensors").exists()
-
-
-def test_prefix_that_cannot_be_written(bench):
-    assert "its directory does not exist" in bench.refused("pretrain", bench.tokenizer(merges=[]), [{"text": "Hello"}], "--to_bin",
-                                                           str(bench.path / "none" / "new"))
-
-
-# ---- broken tokenizers
-
-
-def changed(**fields):
-    """What changes a tokenizer.json."""
-    return lambda text: json.dumps({**json.loads(text), **fields}).encode()
-
-
-def vocabulary(vocab):
-    return lambda text: json.dumps({**json.loads(text), "model": {**json.loads(text)["model"], "vocab": vocab}}).encode()
-
-
-def added(**fields):
-    plain = {"id": 256, "content": "<x>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return changed(added_tokens=[{**plain, **fields}])
-
-
-BROKEN = [lambda text: b"", lambda text: b"\0" * 9, lambda text: text.encode("utf-16"), lambda text: b'{"model": "\xff"}', lambda text: text[:-9].encode(),
-          lambda text: b"[" * 100000 + b"]" * 100000, lambda text: b"5", lambda text: b"[1]", lambda text: b"{}"]
-
-
-@pytest.mark.parametrize("name, break_it", [
-    *[("tokenizer.json", break_it) for break_it in BROKEN], *[("tokenizer_config.json", break_it) for break_it in BROKEN[:-1]],
-    *[("special_tokens_map.json", break_it) for break_it in BROKEN[:6]], ("special_tokens_map.json", lambda _: b'{"eos_token": {"a": 1}}'),
-    *[("tokenizer.json", changed(**{name: value})) for name in ("model", "added_tokens") for value in (None, 5, "x", [1], {"a": 1})],
-    *[("tokenizer.json", vocabulary(value)) for value in (None, 5, "x", {}, [], [1], {"a": "b"}, {"a": -1}, {"a": 1.5}, {"a": True}, {"a": 1 << 40})],
-    *[("tokenizer.json", added(**field)) for field in ({"id": None}, {"id": "x"}, {"id": -1}, {"id": 1 << 30}, {"special": "x"}, {"content": 5},
-                                                       {"content": "\ud800"})],
-])
-def test_a_broken_tokenizer_ends_in_one_message(bench, name, break_it):
-    path = shutil.copytree(DATA / "demo" / "model", bench.path / "tokenizer")
-    text = (path / name).read_text() if (path / name).exists() else "{}" * 9
-    (path / name).write_bytes(break_it(text))
-    message = bench.refused("sft", path, [{"text": "a"}])
-    assert "tokenizer" in message and len(message) < 1000
+    assert not bench.out.exists()
