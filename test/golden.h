@@ -95,7 +95,9 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
         const LossSums sums = model->take_sums();
         return sums.nll / sums.targets;
     }
-    std::vector<float> gradient(const Tensor &t) { return read(model->memory(), model->parameters().grads + t.offset, t.count); }
+    std::vector<float> gradient(const Tensor &t) {
+        return read(model->memory(), model->parameters().gradients.floats + t.offset, t.count);
+    }
 };
 
 inline void expect_at_most(const char *what, double got, double allowed) {
@@ -234,8 +236,8 @@ template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, 
     round_weights(*exact.model);
     Trained<Dev> t(dev, g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
-    const auto want = read(exact.model->memory(), exact.model->parameters().grads, count),
-               got = read(t.model->memory(), t.model->parameters().grads, count);
+    const auto want = read(exact.model->memory(), exact.model->parameters().gradients.floats, count),
+               got = read(t.model->memory(), t.model->parameters().gradients.floats, count);
     expect_at_most("bf16, gradient, L2", relative_distance(got, want), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());
 }
 
@@ -279,7 +281,9 @@ template <class Dev> struct GoldenPairs {
         }
         model->optimizer_state_loaded();
     }
-    std::vector<float> gradient() { return read(model->memory(), model->parameters().grads, model->parameters().sharding.count); }
+    std::vector<float> gradient() {
+        return read(model->memory(), model->parameters().gradients.floats, model->parameters().sharding.count);
+    }
 
     // The gradient and the totals of a step of all pairs.
     PairTotals step() {
@@ -302,7 +306,7 @@ template <class Dev> struct GoldenPairs {
         std::array<double, 4> sums{};
         size_t count = 0;
         for (const Tensor &t : model->tensors()) {
-            const auto gradient = read(model->memory(), model->parameters().grads + t.offset, t.count);
+            const auto gradient = read(model->memory(), model->parameters().gradients.floats + t.offset, t.count);
             const auto own = signed_sums(t, gradient);
             for (size_t k = 0; k < sums.size(); k++) sums[k] += own[k];
             count += t.count;

@@ -205,7 +205,7 @@ void rank_step(
                 const auto part = read(model.memory(), grads, s.count);
                 std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
             };
-            std::visit(copy, zero.grads_at(s));
+            std::visit(copy, zero.gradients.at(s));
         }
     // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0. Two
     // updates, so that moments are not 0 before the last one.

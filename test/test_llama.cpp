@@ -99,9 +99,9 @@ TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     Trained<CpuF32> t = trained(g);
     Zero<CpuF32> &zero = t.model->parameters();
     const auto step = [&](const std::vector<Row> &rows) {
-        std::fill_n(zero.grads, zero.sharding.count, NAN);
+        std::fill_n(zero.gradients.floats, zero.sharding.count, NAN);
         t.loss_and_gradient(g, rows);
-        return std::vector<float>(zero.grads, zero.grads + zero.sharding.count);
+        return std::vector<float>(zero.gradients.floats, zero.gradients.floats + zero.sharding.count);
     };
     std::vector<Row> rows = g.rows(3);
     const auto gradients = step(rows);
@@ -155,7 +155,8 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
         model->arena().check_guards();
         EXPECT_EQ(model->trace().anomaly().what, "");
         const Zero<Dev> &zero = model->parameters();
-        return std::pair(model->take_sums().nll, std::vector<float>(zero.grads, zero.grads + zero.sharding.count));
+        return std::pair(model->take_sums().nll,
+                         std::vector<float>(zero.gradients.floats, zero.gradients.floats + zero.sharding.count));
     };
     const auto whole = step(Recompute::none, 0, false, false);
     EXPECT_TRUE(step(Recompute::layer, 4 * run, false, true) == whole) << "one tile";

@@ -37,7 +37,7 @@ TEST_P(AdapterGoldens, Bf16GradientAsGoodAsPeft) {
     Trained<CpuBf16> t(make_device<CpuBf16>(), g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
     const auto gradient = [](auto &model) {
-        return read(model.memory(), model.parameters().grads, model.parameters().sharding.count);
+        return read(model.memory(), model.parameters().gradients.floats, model.parameters().sharding.count);
     };
     expect_at_most("bf16, gradient, L2", relative_distance(gradient(*t.model), gradient(*exact.model)),
                    1.5 * g.expected["bf16"]["gradient_error"].get<double>());
@@ -53,7 +53,7 @@ TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
             t.model->randomise(3);
             t.loss_and_gradient(g, g.rows(3));
             t.model->arena().check_guards();
-            return read(t.model->memory(), t.model->parameters().grads, t.model->parameters().sharding.count);
+            return read(t.model->memory(), t.model->parameters().gradients.floats, t.model->parameters().sharding.count);
         };
         const auto want = gradient(Recompute::none, 2, false, false);
         EXPECT_EQ(gradient(Recompute::none, 1, false, false), want);
@@ -96,7 +96,7 @@ TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
     const auto rows = g.rows(6);
     t.loss_and_gradient(g, rows);
     Zero<CpuF32> &zero = t.model->parameters();
-    const std::vector<float> gradient(zero.grads, zero.grads + zero.sharding.count),
+    const std::vector<float> gradient(zero.gradients.floats, zero.gradients.floats + zero.sharding.count),
         weights(zero.params, zero.params + zero.sharding.count);
     double squares = 0;
     for (float v : gradient) squares += double(v) * v;
@@ -210,7 +210,7 @@ TEST(Adapters, RewardModelEqualsPeft) {
     auto &zero = static_cast<Decoder<CpuF32> &>(*model).parameters();
     for (const Tensor &t : model->tensors()) {
         double squares = 0;
-        for (size_t i = 0; i < t.count; i++) squares += std::pow(double(zero.grads[t.offset + i]), 2);
+        for (size_t i = 0; i < t.count; i++) squares += std::pow(double(zero.gradients.floats[t.offset + i]), 2);
         EXPECT_NEAR(std::sqrt(squares), golden["gradients"].at(t.name)["norm"], 1e-4 * golden["grad_norm"].get<double>())
             << t.name;
     }

@@ -36,7 +36,7 @@ template <class X> std::vector<double> updated(const nlohmann::json &golden) {
     for (size_t step = 1; step <= steps; step++) {
         for (size_t t = 0; t < table.size(); t++) {
             const std::vector<double> gradient = golden["matrices"][t]["gradients"][step - 1];
-            std::copy(gradient.begin(), gradient.end(), zero.grads + table[t].offset);
+            std::copy(gradient.begin(), gradient.end(), zero.gradients.floats + table[t].offset);
         }
         AdamW settings{};
         settings.lr = golden["lr"], settings.weight_decay = golden["weight_decay"], settings.grad_scale = 1, settings.step = step;

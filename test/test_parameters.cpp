@@ -77,7 +77,7 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, bool
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
-        zero.plan_scratch(plan);
+        zero.gradients.plan_scratch(plan);
         plan.place(true);
         const Arena arena(plan, memory);
         std::unique_ptr<Store> store;

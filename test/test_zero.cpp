@@ -132,14 +132,14 @@ template <class X>
 void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float> *buffers, const Case &c, size_t step,
               size_t micro) {
     const Sharding &s = zero.sharding;
-    zero.rounding_key = step * 10 + micro;
+    zero.gradients.rounding_key = step * 10 + micro;
     for (size_t b = s.buckets.size(); b-- > 0;) {
-        float *const to = zero.buffers() ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
-        zero.start(comm, memory, b, to);
+        float *const to = zero.gradients.in_buffers() ? buffers[b % 2].data() : zero.gradients.floats + s.buckets[b].begin;
+        zero.gradients.start(comm, memory, b, to);
         add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
-        zero.reduce(comm, b, to, micro + 1 == c.micro_steps);
+        zero.gradients.reduce(comm, b, to, micro + 1 == c.micro_steps);
     }
-    if (zero.buffers()) zero.finish(comm);
+    if (zero.gradients.in_buffers()) zero.gradients.finish(comm);
 }
 
 template <class X> State sharded_run(const Case &c, bool late = false) {
@@ -176,9 +176,9 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         for (auto &buffer : buffers) buffer.assign(zero.sharding.largest, NAN);
         std::vector<double> norms;
         for (size_t step = 1; step <= steps; step++) {
-            zero.zero_gradients(memory, true);
+            zero.gradients.clear(memory, true);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
-            norms.push_back(zero.gradient_norm(comm, memory));
+            norms.push_back(zero.gradients.norm(comm, memory));
             optimizer.update(zero, comm, setting(step, norms.back()));
         }
         arena.check_guards();
@@ -190,7 +190,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         out.copied += copied_in_steps;
         read_own_floats(zero, out.master);
         for (const ShardRun &s : zero.sharding.shard_runs())
-            std::visit([&](const auto *grads) { std::copy_n(grads, s.count, &out.grads[s.global]); }, zero.grads_at(s));
+            std::visit([&](const auto *grads) { std::copy_n(grads, s.count, &out.grads[s.global]); }, zero.gradients.at(s));
         const auto copy_moment = [&](const OptimizerPart &part, const AnyFloats &moment, std::vector<float> &to) {
             const auto values = std::visit([&](auto m) { return read_floats(memory, m, part.count); }, moment);
             std::copy(values.begin(), values.end(), &to[part.global]);
@@ -392,19 +392,19 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
-        zero.plan_scratch(plan);
+        zero.gradients.plan_scratch(plan);
         plan.place();
         const Arena arena(plan, memory);
         std::vector<float> buffer(zero.sharding.largest);
         for (int use : {1, 10}) {
-            zero.start(comm, memory, 0, buffer.data());
+            zero.gradients.start(comm, memory, 0, buffer.data());
             for (size_t i = 0; i < 50; i++) buffer[i] += float(use * (comm.rank + 1));
-            zero.reduce(comm, 0, buffer.data(), use == 10);
+            zero.gradients.reduce(comm, 0, buffer.data(), use == 10);
         }
-        zero.finish(comm);
+        zero.gradients.finish(comm);
         for (const ShardRun &s : zero.sharding.shard_runs())
-            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(std::get<float *>(zero.grads_at(s))[i], 11 * (1 + 2 + 3));
-        EXPECT_EQ(zero.gradient_norm(comm, memory), std::sqrt(50 * 66.0 * 66.0));
+            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(std::get<float *>(zero.gradients.at(s))[i], 11 * (1 + 2 + 3));
+        EXPECT_EQ(zero.gradients.norm(comm, memory), std::sqrt(50 * 66.0 * 66.0));
         return 0;
     });
 }

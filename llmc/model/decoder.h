@@ -85,7 +85,7 @@ template <class Dev> class Decoder : public Model {
     }
     double gradient_norm() override {
         begin_op(Pass::step, GRAD_NORM);
-        return weights_.trained.gradient_norm(mesh_->shards, memory());
+        return weights_.trained.gradients.norm(mesh_->shards, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(weights_.trained, mesh_->all); }
     std::string store_name() const override { return store_ ? store_->name() : ""; }
@@ -97,7 +97,11 @@ template <class Dev> class Decoder : public Model {
     void optimizer_state_loaded() override { weights_.trained.gather(mesh_->shards); }
     void gather_parameters() override { weights_.trained.ready(mesh_->shards, 0, weights_.trained.sharding.elements); }
     void copy_parameters_to(Model &other) override { weights_.copy_to(dynamic_cast<Decoder &>(other).weights_); }
-    Payload take_sent() override { return std::exchange(weights_.trained.sent, {}); }
+    Payload take_sent() override {
+        Payload sent = std::exchange(weights_.trained.sent, {});
+        sent.grads = std::exchange(weights_.trained.gradients.sent, 0);
+        return sent;
+    }
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
@@ -264,7 +268,7 @@ template <class Dev> Work Decoder<Dev>::layout() const {
     const Zero<Dev> &zero = weights_.trained;
     Work layout{};
     constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
-    layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
+    layout.element = sizeof(X), layout.gradient = zero.gradients.in_bf16 ? sizeof(bf16) : sizeof(float);
     layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
     layout.head_in_buckets = weights_.head_in_buckets();
     for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
@@ -273,7 +277,7 @@ template <class Dev> Work Decoder<Dev>::layout() const {
             layout.without_v += s.count, layout.muon_flops += orthogonalise_flops(t.shape[0], t.shape[1]);
     if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
     else
-        for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
+        for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.gradients.in_buffers() ? 0 : t.count;
     return layout;
 }
 
@@ -297,7 +301,7 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
         linears_.documents = row.documents, linears_.positions = row.doc_pos;
     }
     head_dw = grads.head;
-    if (trains() && head_dw && weights_.trained.buffers()) head_dw = weights_.head_buffer;
+    if (trains() && head_dw && weights_.trained.gradients.in_buffers()) head_dw = weights_.head_buffer;
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@
 #include "../core/common.h"
 #include "../core/rng.h"
 #include "../io/hf.h"
-#include "../ops/reduce.h"
 #include "../parallel/zero.h"
 
 // Returns the initial values of elements [first, first + n) of a tensor, a function of seed and tensor name alone. The weights of norms are 1,
@@ -53,18 +52,18 @@ void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n
 }
 
 // Every rank reads all weights, or only its shard if they are prefetched (zero.h); to train in bf16 it also reads its shard as floats.
-template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
+template <class Dev> void load_parameters(ShardedParameters<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
         load_part(weights, t, first, n, seed, to, where);
     };
     if (!zero.prefetched())
         for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
-    if (!zero.prefetched() && !zero.halves()) return;
+    if (!zero.prefetched() && !zero.lower) return;
     HostMemory host;
     zero.set_runs([&](const TensorRun &s) {
         const Tensor &t = zero.table[s.tensor];
-        if (!zero.halves()) return load(t, s.first, s.count, zero.params_at(s).rounded, memory);
+        if (!zero.lower) return load(t, s.first, s.count, zero.params_at(s).rounded, memory);
         const auto load_floats = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(t, s.first + first, n, values.data(), host);
@@ -79,24 +78,24 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
 
 // GPT-2's projections into the residual stream begin smaller, divided by the square root of their number (Radford et al., 2019, section 2.3).
 template <class Dev>
-void initialise_parameters(Zero<Dev> &zero, const ShardRanks &ranks, uint64_t seed, double deviation, Memory &memory) {
+void initialise_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks, uint64_t seed, double deviation,
+                           Memory &memory) {
     const auto residuals = std::ranges::count(zero.table, Tensor::residual, &Tensor::init);
     zero.set_runs([&](const TensorRun &s) {
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
             const auto values = initial_values(t, s.first + first, n, seed, own);
-            if (zero.trained()) write(memory, zero.params_at(s) + first, values);
-            else
-                write(memory, zero.params_at(s).rounded + first,
-                      std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
+            const Floats<typename Dev::X> to = zero.params_at(s) + first;
+            if (zero.lower) write(memory, to, values);
+            else write(memory, to.rounded, std::vector<typename Dev::X>(values.begin(), values.end()));
         });
     });
     zero.gather(ranks);
 }
 
 // Returns the weights of bucket b, in the type of the computation: prefetched ones in `buffer`, which has room for the bucket with its padding.
-template <class Dev> const typename Dev::X *whole_bucket(Zero<Dev> &zero, Comm &group, size_t b, float *buffer) {
+template <class Dev> const typename Dev::X *whole_bucket(ShardedParameters<Dev> &zero, Comm &group, size_t b, float *buffer) {
     using X = typename Dev::X;
     const Bucket &bucket = zero.sharding.buckets[b];
     if (!zero.prefetched()) return zero.params + bucket.begin;
@@ -108,7 +107,7 @@ template <class Dev> const typename Dev::X *whole_bucket(Zero<Dev> &zero, Comm &
 }
 
 // Calls f(tensor, first, n, at) for each part of a tensor in bucket b: its elements [first, first + n) are the bucket's from `at` on.
-template <class Dev, class F> void for_parts_of_bucket(const Zero<Dev> &zero, size_t b, F f) {
+template <class Dev, class F> void for_parts_of_bucket(const ShardedParameters<Dev> &zero, size_t b, F f) {
     const Bucket &bucket = zero.sharding.buckets[b];
     for (size_t i = 0; i < zero.table.size(); i++) {
         const Tensor &t = zero.table[i];
@@ -118,7 +117,8 @@ template <class Dev, class F> void for_parts_of_bucket(const Zero<Dev> &zero, si
 }
 
 // Copies all weights to a model that no ranks share, in the type of the computation.
-template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group, Zero<Dev> &to, F buffer) {
+template <class Dev, class F>
+void copy_parameters(ShardedParameters<Dev> &zero, Comm &group, ShardedParameters<Dev> &to, F buffer) {
     zero.ready(group, 0, zero.sharding.elements);
     for (size_t b = 0; b < zero.sharding.buckets.size(); b++) {
         const auto *weights = whole_bucket(zero, group, b, buffer(b));
@@ -132,11 +132,11 @@ template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group,
 // Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and
 // prefetched ones, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
-void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype, Memory &memory,
-                     F buffer, const WeightFiles &files = model_files) {
+void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype,
+                     Memory &memory, F buffer, const WeightFiles &files = model_files) {
     const Sharding &sharding = zero.sharding;
     Comm &group = mesh.shards.group;
-    const bool from_halves = zero.halves() && export_dtype == "F32";
+    const bool from_halves = zero.lower && export_dtype == "F32";
     zero.ready(mesh.shards, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
     std::exception_ptr error;  // rank 0 keeps it, since the other ranks go on gathering
@@ -193,7 +193,7 @@ void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, 
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
     size_t first = zero.table.size();
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
-        if (!std::isfinite(zero.squared_norm_at(s))) first = std::min(first, s.tensor);
+        if (!std::isfinite(zero.gradients.squared_norm_of(s))) first = std::min(first, s.tensor);
     for (size_t other : comm.gather(first)) first = std::min(first, other);
     return first < zero.table.size() ? zero.table[first].name : "";
 }

@@ -7,7 +7,7 @@
 // have a row or not.
 #pragma once
 #include "../core/arena.h"
-#include "../parallel/zero.h"
+#include "../parallel/sharded_parameters.h"
 #include "table.h"
 
 template <class Dev> class PrefetchedUnits {
@@ -15,7 +15,7 @@ template <class Dev> class PrefetchedUnits {
     using X = typename Dev::X;
 
     // of: the parameters, with the units of `table`, which outlives this object
-    PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t layers);
+    PrefetchedUnits(ShardedParameters<Dev> &of, const Table &table, size_t layers);
 
     // The head's number among the fetched units; other units keep their own numbers. A tied embedding is fetched twice in a pass.
     const size_t head;
@@ -47,7 +47,7 @@ template <class Dev> class PrefetchedUnits {
 
     static constexpr size_t none = SIZE_MAX;
 
-    Zero<Dev> &zero_;
+    ShardedParameters<Dev> &zero_;
     const Table &table_;
     const size_t layers_;
     std::vector<size_t> next_;  // (head + 1) the unit that the forward pass reads after it
@@ -57,7 +57,7 @@ template <class Dev> class PrefetchedUnits {
 };
 
 template <class Dev>
-PrefetchedUnits<Dev>::PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t layers)
+PrefetchedUnits<Dev>::PrefetchedUnits(ShardedParameters<Dev> &of, const Table &table, size_t layers)
     : head(table.units.size()),
       zero_(of),
       table_(table),

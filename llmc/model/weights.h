@@ -68,7 +68,7 @@ template <class Dev> class Weights {
     const std::vector<Unit> &units = table.units;
     Zero<Dev> trained;  // in whose order `table` is
     QuantisedLayers<Dev> quantised;
-    Zero<Dev> frozen;                 // frozen tensors that are not quantised; only its parameters are used
+    ShardedParameters<Dev> frozen;    // frozen tensors that are not quantised
     PrefetchedUnits<Dev> prefetched;  // of the model's own weights
     Optimizer<Dev> optimizer;
     float *head_buffer = nullptr;  // buffer of the head's gradients, also where the head is tied to the embedding
@@ -113,18 +113,20 @@ template <class Dev> class Weights {
     void fetch(size_t unit, Pass pass);
     void ready(size_t unit, Pass pass);
     template <class F> void sum_gradients(size_t unit, bool complete, F add) {
-        sum(unit, trained.buffers() ? buffers_[unit] : nullptr, complete, add);
+        sum(unit, trained.gradients.in_buffers() ? buffers_[unit] : nullptr, complete, add);
     }
     template <class F> void sum_head_gradients(F add);
 
   private:
     template <class F> void sum(size_t unit, float *buffer, bool complete, F add);
     void begin_message(Pass pass, RowOp op, size_t unit, size_t bucket = 0) {
-        if (mesh_->all.size > 1 || trained.rounds) trace_.begin_transfer(pass, op, unit, bucket);
+        if (mesh_->all.size > 1 || trained.gradients.in_bf16) trace_.begin_transfer(pass, op, unit, bucket);
     }
     // Between steps: room for bucket b with its padding.
-    float *room_for(size_t b) { return trained.buffers() ? *largest_ : trained.grads + trained.sharding.buckets[b].begin; }
-    X *address(const Zero<Dev> &of, size_t unit, size_t offset) const {
+    float *room_for(size_t b) {
+        return trained.gradients.in_buffers() ? *largest_ : trained.gradients.floats + trained.sharding.buckets[b].begin;
+    }
+    X *address(const ShardedParameters<Dev> &of, size_t unit, size_t offset) const {
         return of.prefetched() ? prefetched.find(unit, offset) : of.params + of.sharding.flat(offset);
     }
     Random rounding_keys() const { return {step_key_, Purpose::gradients, 0}; }
@@ -151,14 +153,14 @@ Weights<Dev>::Weights(Dev dev, const ModelConfig &config, const ModelLimits &lim
               limits.bf16_gradients, config.freezes() ? 0 : weights_piece(limits)),
       quantised(dev, config, frozen_table),
       frozen(dev, sharding_for(quantised.others.table.units, undivided(limits, Mode::evaluate)), quantised.others.table.tensors,
-             false, weights_piece(limits)),
+             weights_piece(limits)),
       prefetched(config.freezes() ? frozen : trained, config.freezes() ? quantised.others.table : table, config.L),
       config_(config),
       limits_(limits),
       trace_(trace) {}
 
 template <class Dev> void Weights<Dev>::plan_state(Plan &plan) {
-    if (config_.freezes()) frozen.plan(plan, false, "frozen params");
+    if (config_.freezes()) frozen.plan(plan, "frozen params", false);
     if (quantised.any()) quantised.plan(plan);
     if (limits_.mode == Mode::train)
         optimizer.plan(plan, trained, limits_.moments, limits_.offload.optimizer ? limits_.offload.piece : 0, limits_.muon);
@@ -175,7 +177,7 @@ template <class Dev> void Weights<Dev>::plan_buffers(Plan &plan) {
         plan.transient(buffer, "bucket." + name, {room});
         if (room == trained.sharding.largest) largest_ = buffer;
     };
-    if (limits_.mode == Mode::train && trained.buffers()) {
+    if (limits_.mode == Mode::train && trained.gradients.in_buffers()) {
         buffers_.resize(units.size());
         add(&head_buffer, "head", table.head);
         if (table.head) plan.alias(&buffers_[table.head], &head_buffer);
@@ -204,7 +206,8 @@ template <class Dev> TensorList<typename Dev::X> Weights<Dev>::frozen_weights() 
 }
 template <class Dev> TensorList<float> Weights<Dev>::gradients() {
     return TensorList<float>([this](size_t unit, size_t offset) {
-        return trained.buffers() ? buffers_[unit] + (offset - units[unit].begin) : trained.grads + trained.sharding.flat(offset);
+        return trained.gradients.in_buffers() ? buffers_[unit] + (offset - units[unit].begin)
+                                              : trained.gradients.floats + trained.sharding.flat(offset);
     });
 }
 
@@ -214,8 +217,10 @@ template <class Dev> void Weights<Dev>::load(const HfWeights &files, uint64_t se
     if (quantised.any()) quantised.load(files, *memory_);
 }
 template <class Dev> void Weights<Dev>::initialise(uint64_t seed) {
-    for (Zero<Dev> *zero : {&frozen, &trained})
-        initialise_parameters(*zero, mesh_->shards, seed, config_.initializer_range, *memory_);
+    const auto initialise = [&](ShardedParameters<Dev> &parameters) {
+        initialise_parameters(parameters, mesh_->shards, seed, config_.initializer_range, *memory_);
+    };
+    initialise(frozen), initialise(trained);
 }
 template <class Dev> void Weights<Dev>::save(const std::string &dir, const std::string &export_dtype) {
     save_parameters(
@@ -227,19 +232,19 @@ template <class Dev> void Weights<Dev>::save(const std::string &dir, const std::
 
 template <class Dev> void Weights<Dev>::begin_step(uint64_t key) {
     step_key_ = key, micro_step_ = 0;
-    accumulates_ = trained.buffers();  // a buffer begins with the sum so far
-    trained.zero_gradients(*memory_, accumulates_);
+    accumulates_ = trained.gradients.in_buffers();  // a buffer begins with the sum so far
+    trained.gradients.clear(*memory_, accumulates_);
 }
 
 template <class Dev> void Weights<Dev>::begin_backward(bool has_row, bool has_targets, bool last_micro_step) {
     has_row_ = has_row, last_micro_step_ = last_micro_step;
-    if (!accumulates_ && !has_targets) trained.zero_gradients(*memory_, accumulates_ = true);  // no product will overwrite them
-    trained.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
+    if (!accumulates_ && !has_targets) trained.gradients.clear(*memory_, accumulates_ = true);  // no product will overwrite them
+    trained.gradients.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
 }
 
 template <class Dev> void Weights<Dev>::end_backward() {
     accumulates_ = true, micro_step_++;
-    if (trained.buffers()) trained.finish(mesh_->shards);
+    if (trained.gradients.in_buffers()) trained.gradients.finish(mesh_->shards);
 }
 
 template <class Dev> void Weights<Dev>::fetch(size_t unit, Pass pass) {
@@ -262,9 +267,9 @@ template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
 
 // A tied embedding's gradients are rounded twice in a pass, as head and as embedding, and with different bits.
 template <class Dev> template <class F> void Weights<Dev>::sum_head_gradients(F add) {
-    trained.rounding_key = rounding_keys().bits(2 * micro_step_);
+    trained.gradients.rounding_key = rounding_keys().bits(2 * micro_step_);
     sum(table.head, head_buffer, table.head != 0, add);
-    trained.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
+    trained.gradients.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
 }
 
 // Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from
@@ -280,8 +285,8 @@ template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, floa
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, unit, bucket.count); };
-        if (trained.buffers()) begin_sum(), trained.start(mesh_->shards, *memory_, b, buffer);
+        if (trained.gradients.in_buffers()) begin_sum(), trained.gradients.start(mesh_->shards, *memory_, b, buffer);
         if (has_row_) add(bucket.global - units[unit].begin, bucket.count);
-        if (trained.buffers() || last) begin_sum(), trained.reduce(mesh_->shards, b, buffer, last);
+        if (trained.gradients.in_buffers() || last) begin_sum(), trained.gradients.reduce(mesh_->shards, b, buffer, last);
     }
 }

@@ -135,6 +135,11 @@ struct Comm {
     // Starts the collectives that f calls. Until wait() their slices must be left alone, as in an exchange. On GPUs they overlap with
     // the computation; elsewhere they have ended when start() returns.
     virtual Request start(const std::function<void()> &f) { return f(), Request(); }
+    void start(Request &request,
+               const std::function<void()> &f) {  // request = start(f), which nvcc takes for a request that is dropped
+        Request started = start(f);
+        std::swap(request, started);
+    }
 
     // ---- communicators and agreement, on the host
 

@@ -143,14 +143,14 @@ class NcclQueue {
         std::unique_lock lock(mutex_);
         while (!wake_.wait_for(lock, watch_period, [&] { return stop_; })) {
             try {
-                look();
+                check_calls();
             } catch (const Error &error) {
                 end_process(error.what());
             }
         }
     }
 
-    void look() {
+    void check_calls() {
         const Call *late = under_way_.late(Clock::now(), Seconds(timeout_), reached, [&](const Call &call) { release(call); });
         for (ncclComm_t comm : comms_) {
             ncclResult_t state = ncclSuccess;

@@ -17,7 +17,7 @@
 #include "processes.h"
 
 using Clock = std::chrono::steady_clock;
-static constexpr std::chrono::milliseconds look_period(100);
+static constexpr std::chrono::milliseconds watch_period(100);
 static constexpr std::chrono::seconds patience(5);        // how long to wait for a process that does not take a few bytes
 static constexpr size_t longest_text = size_t(64) << 20;  // bytes that one rank may bring to an agreement
 
@@ -69,7 +69,7 @@ class Switchboard {
         while (std::ranges::any_of(peers_, [](const Peer &p) { return !p.over; })) {
             std::vector<pollfd> fds;
             for (const Peer &p : peers_) fds.push_back({p.over ? -1 : p.socket.fd(), POLLIN, 0});
-            poll(fds.data(), fds.size(), int(look_period.count()));
+            poll(fds.data(), fds.size(), int(watch_period.count()));
             for (size_t r = 0; r < peers_.size(); r++)
                 if (fds[r].revents) read(int(r));
             for (const auto &[id, agreement] : agreements_)
@@ -164,11 +164,11 @@ class Switchboard {
     std::thread thread_;
 };
 
-// A rank's connection to the switchboard. A thread looks whether the run has failed while this rank is not in a call.
+// A rank's connection to the switchboard. A thread watches for the end of the run while this rank is not in a call.
 class SwitchboardLine {
   public:
     explicit SwitchboardLine(const Socket &socket) : socket_(socket) {
-        thread_ = std::thread([this] { look(); });
+        thread_ = std::thread([this] { watch(); });
     }
     ~SwitchboardLine() {
         {
@@ -216,9 +216,9 @@ class SwitchboardLine {
         socket_.send_all(&frame, sizeof(frame), Clock::now() + patience);
     }
 
-    void look() {
+    void watch() {
         std::unique_lock lock(mutex_);
-        while (!wake_.wait_for(lock, look_period, [&] { return stop_; })) {
+        while (!wake_.wait_for(lock, watch_period, [&] { return stop_; })) {
             char byte;
             const ssize_t n = recv(socket_.fd(), &byte, 1, MSG_PEEK);  // only the run's end comes unasked
             if (n >= 0 || !can_go_on()) failed(n > 0);

@@ -51,7 +51,7 @@ template <class Dev> class Muon {
                 [&](const auto *grads) {
                     muon_momentum(zero.dev, momenta_ + (r.flat - b.begin), m + r.shard, grads, settings, r.count);
                 },
-                zero.grads_at(r));
+                zero.gradients.at(r));
         });
         if (s.parts > 1) {
             zero.sent.params += (s.parts - 1) * b.part * sizeof(X);

@@ -50,7 +50,7 @@ template <class Dev> class Optimizer {
         plan.end_state();
         if (muon) muon_->plan(plan, zero);
         pieces_.plan_windows(plan, true);
-        zero.plan_scratch(plan);
+        zero.gradients.plan_scratch(plan);
     }
 
     void use(Store &store, Memory &memory) { pieces_.use(store, memory); }
@@ -66,7 +66,7 @@ template <class Dev> class Optimizer {
             if (!r.decay) a.weight_decay = 0;
             a.first = r.global;
             std::visit([&](const auto *grads) { adamw_update(zero.dev, zero.params_at(r), m, v, grads, a, r.count); },
-                       zero.grads_at(r));
+                       zero.gradients.at(r));
         });
         zero.pieces.finish(), pieces_.finish();
         if (muon_ && moments_ == Moments::f32) muon_->update(zero, ranks, adamw, m_.floats);

@@ -60,7 +60,16 @@ struct Sharding {
     size_t flat(size_t global) const;                     // the position of this element in the flat arrays
     size_t padded_count(size_t begin, size_t end) const;  // elements of the buckets of [begin, end), padding included
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to offsets in the flat arrays
-    std::vector<ShardRun> shard_runs() const;                     // one run per bucket of which this rank has elements
+    // Of bucket b, padding included: this rank's part, and all parts, which have no place in a shard.
+    ShardRun own_part(size_t b) const {
+        const Bucket &bucket = buckets[b];
+        return {bucket.global + own * bucket.part, bucket.begin + own * bucket.part, bucket.shard, bucket.part};
+    }
+    ShardRun all_parts(size_t b) const {
+        const Bucket &bucket = buckets[b];
+        return {bucket.global, bucket.begin, bucket.shard, parts * bucket.part};
+    }
+    std::vector<ShardRun> shard_runs() const;  // one run per bucket of which this rank has elements
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
     std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;  // divided where the update is another one
 };

@@ -20,5 +20,5 @@ class Continuation {
     GenerationSettings settings(size_t step) const;
 
     std::vector<Prompt> prompt_;  // one
-    GenerationLimits room_{};
+    GenerationLimits generation_limits_{};
 };

@@ -54,15 +54,15 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
         run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
                 longest + settings.max_new_tokens, most);
     const std::vector<Prompt> own = own_prompts(run.comm, prompts);
-    GenerationLimits room(own, settings, run.options.max_sequences);
+    GenerationLimits generation(own, settings, run.options.max_sequences);
     const auto limits = [&] {
         ModelLimits limits = flag_limits(run.options);
         limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
-        room.use(limits);
+        generation.use(limits);
         return limits;
     };
-    while (run.comm.max(double(room.pages > room.sequence_pages)) > 0 && !fits(run, spec, limits()))
-        room.pages = std::max(room.sequence_pages, room.pages / 2);
+    while (run.comm.max(double(generation.pages > generation.sequence_pages)) > 0 && !fits(run, spec, limits()))
+        generation.pages = std::max(generation.sequence_pages, generation.pages / 2);
     const auto model = open_model(run, spec, limits());
 
     const auto began = std::chrono::steady_clock::now();
@@ -75,7 +75,7 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
             fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
                     double(tokens) / std::chrono::duration<double>(now - began).count());
     };
-    const auto completions = share_completions(run.comm, generate(model->generator(), room, own, settings, progress),
+    const auto completions = share_completions(run.comm, generate(model->generator(), generation, own, settings, progress),
                                                prompts.size(), settings.samples);
     size_t tokens = 0;
     for (const Completion &c : completions) tokens += c.tokens.size();
@@ -165,7 +165,7 @@ Continuation::Continuation(const Run &run) : run_(run) {
     });
     const Ids prompt = !o.prompt.empty() ? open_prompts(run)->document(0).tokens : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
     prompt_ = {{prompt, 0}};
-    room_ = GenerationLimits(prompt_, settings(0), 1);
+    generation_limits_ = GenerationLimits(prompt_, settings(0), 1);
     agree(run.comm, [&] {
         const size_t most = std::min(c.max_positions, c.growing_positions());
         if (prompt.size() + o.max_new_tokens > most)
@@ -183,7 +183,7 @@ GenerationSettings Continuation::settings(size_t step) const {
 // Even in a ring, one rank alone computes it, though its arrays only have room for its part of a row.
 void Continuation::use(ModelLimits &limits) const {
     ModelLimits own = limits;
-    room_.use(own);
+    generation_limits_.use(own);
     limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.model.ranks.sp);
     limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences,
     limits.sequence_pages = own.sequence_pages, limits.draws = own.draws, limits.occurred = own.occurred;
@@ -192,7 +192,7 @@ void Continuation::use(ModelLimits &limits) const {
 std::string Continuation::text(Model &model, size_t step) const {
     model.gather_parameters();
     std::vector<Completion> own;
-    if (run_.comm.rank == 0) own = generate(model.generator(), room_, prompt_, settings(step));
+    if (run_.comm.rank == 0) own = generate(model.generator(), generation_limits_, prompt_, settings(step));
     model.generator().finish();
     return text_of(share_completions(run_.comm, own, 1, 1)[0], *tokenizer_, settings(step).stop);
 }

@@ -58,9 +58,9 @@ struct Waiting {
 
 class Engine {
   public:
-    Engine(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
+    Engine(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
            const GenerationSettings &settings)
-        : generator_(generator), room_(room), prompts_(prompts), settings_(settings), pages_(room.pages) {
+        : generator_(generator), limits_(limits), prompts_(prompts), settings_(settings), pages_(limits.pages) {
         for (size_t i = 0; i < prompts.size(); i++) waiting_.push_back({i, 0, settings.samples, prompts[i].tokens});
         completions_.resize(prompts.size() * settings.samples);
     }
@@ -77,7 +77,7 @@ class Engine {
 
   private:
     static size_t pages_for(size_t tokens) { return ceil_div(tokens, cache_page); }
-    size_t capacity() const { return room_.sequences - running_.size(); }
+    size_t capacity() const { return limits_.sequences - running_.size(); }
 
     // Computes the prompts at the head of the queue that fit into a row and whose pages are free.
     void compute_prompts() {
@@ -93,8 +93,8 @@ class Engine {
                 continue;
             }
             tokens += w.tokens.size();
-            const bool fits = tokens <= room_.row_tokens() && pages_for(w.tokens.size()) < pages_.free() + running_.empty();
-            if (samples >= capacity() || documents.size() == room_.sequences || !fits) break;
+            const bool fits = tokens <= limits_.row_tokens() && pages_for(w.tokens.size()) < pages_.free() + running_.empty();
+            if (samples >= capacity() || documents.size() == limits_.sequences || !fits) break;
             for (size_t i = 0; i < pages_for(w.tokens.size()); i++) w.pages.push_back(pages_.take());
             samples += w.samples - w.next;
             row.push_back(&w), documents.push_back(w.tokens);
@@ -212,7 +212,7 @@ class Engine {
     void decode() {
         take_pages();
         if (running_.empty()) return;
-        const size_t B = running_.size(), width = room_.sequence_pages;
+        const size_t B = running_.size(), width = limits_.sequence_pages;
         Row row{};
         row.T = B;
         CacheStep step{false, {}, std::vector<int32_t>(B * width), {}};
@@ -238,7 +238,7 @@ class Engine {
     }
 
     Generator &generator_;
-    const GenerationLimits &room_;
+    const GenerationLimits &limits_;
     std::span<const Prompt> prompts_;
     const GenerationSettings &settings_;
     Pages pages_;
@@ -278,9 +278,9 @@ std::string text_of(const Completion &completion, const Tokenizer &tokenizer, co
     return stop.before(tokenizer.decode(completion.answer()));
 }
 
-std::vector<Completion> generate(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
+std::vector<Completion> generate(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings, const std::function<void(size_t, size_t)> &progress) {
-    return Engine(generator, room, prompts, settings).run(progress);
+    return Engine(generator, limits, prompts, settings).run(progress);
 }
 
 std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first) {

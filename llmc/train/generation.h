@@ -58,8 +58,8 @@ struct GenerationLimits {
 };
 
 // Continues the prompts. Returns the completions of prompt 0, of prompt 1, ..., each `samples` in number. `progress` is told of each that is finished, and
-// how many tokens were generated so far. The generator belongs to a model with the limits of `room`.
-std::vector<Completion> generate(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
+// how many tokens were generated so far. The generator belongs to a model with these limits.
+std::vector<Completion> generate(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);
 

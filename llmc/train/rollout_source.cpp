@@ -73,11 +73,11 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
                 prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);
         known_.push_back({prompt, 0});
     }
-    room_ = GenerationLimits(known_, generation_, o_.max_sequences);
+    generation_limits_ = GenerationLimits(known_, generation_, o_.max_sequences);
     const bool evaluates = !o_.eval_data.empty() || o_.eval_fraction > 0;
-    if (!o_.async_steps || evaluates) room_.use(limits);  // the policy answers itself
+    if (!o_.async_steps || evaluates) generation_limits_.use(limits);  // the policy answers itself
     limits.row_tokens = std::max(limits.row_tokens, round_up(o_.row_tokens, row_multiple));
-    limits.positions = std::max(limits.positions, room_.longest);
+    limits.positions = std::max(limits.positions, generation_limits_.longest);
 }
 
 void RolloutSource::open(const ModelLimits &limits) {
@@ -86,7 +86,7 @@ void RolloutSource::open(const ModelLimits &limits) {
     ModelLimits writer = flag_limits(o_);
     writer.mode = Mode::generate, writer.concurrent = true;
     writer.row_tokens = writer.positions = row_multiple;
-    room_.use(writer);
+    generation_limits_.use(writer);
     writer_ = open_model(run_, run_.model, writer);
 }
 
@@ -97,7 +97,7 @@ std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &as
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
-    const auto completions = generate(policy.generator(), room_, own, settings);
+    const auto completions = generate(policy.generator(), generation_limits_, own, settings);
     policy.generator().finish();
     return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
 }
@@ -107,7 +107,7 @@ RolloutSource::PendingBatch RolloutSource::ask(const Step &drawn) const {
     if (!writer_) return out;
     const auto write = [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
         writer_->memory().use_on_this_thread();
-        return generate(writer_->generator(), room_, own, generation_);
+        return generate(writer_->generator(), generation_limits_, own, generation_);
     };
     out.completions = std::async(std::launch::async, write);
     return out;

@@ -17,11 +17,11 @@ class RolloutSource {
   public:
     explicit RolloutSource(const Run &run);
 
-    std::vector<CoResidentModel> co_residents() const;          // reward models and the writer
-    size_t updates(size_t prompts) const;                       // of the policy, from the answers to this number of prompts
-    void reserve(const Samples &prompts, ModelLimits &limits);  // makes room in the policy for answers to these prompts
-    void open(const ModelLimits &limits);                       // opens these models, after reserve()
-    size_t longest() const { return room_.longest; }            // tokens of the longest prompt with its answer
+    std::vector<CoResidentModel> co_residents() const;             // reward models and the writer
+    size_t updates(size_t prompts) const;                          // of the policy, from the answers to this number of prompts
+    void reserve(const Samples &prompts, ModelLimits &limits);     // makes room in the policy for answers to these prompts
+    void open(const ModelLimits &limits);                          // opens these models, after reserve()
+    size_t longest() const { return generation_limits_.longest; }  // tokens of the longest prompt with its answer
 
     // Returns the answers to the next prompts. updates: of the policy so far; left: updates that remain in the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
@@ -63,7 +63,7 @@ class RolloutSource {
     GenerationSettings generation_;
     std::vector<std::unique_ptr<Reward>> rewards_;  // of --reward
     std::vector<Prompt> known_;                     // the prompts that there must be room for
-    GenerationLimits room_{};
+    GenerationLimits generation_limits_{};
     std::unique_ptr<Model> writer_;          // --async_steps
     DataLoader *prompts_ = nullptr;          // that the writer answers
     int64_t writer_at_ = 0;                  // updates of the policy before the writer took its weights

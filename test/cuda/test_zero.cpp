@@ -53,15 +53,15 @@ template <class Dev> std::vector<float> train_rank(Dev given, Comm &comm, int st
 
     const auto &buckets = zero.sharding.buckets;
     for (size_t step = 1; step <= 2; step++) {
-        zero.zero_gradients(*memory, true);
+        zero.gradients.clear(*memory, true);
         for (bool last : {false, true})
             for (size_t b = 0; b < buckets.size(); b++) {
-                float *const to = zero.buffers() ? buffers[b % 2] : zero.grads + buckets[b].begin;
-                zero.start(comm, *memory, b, to);
+                float *const to = zero.gradients.in_buffers() ? buffers[b % 2] : zero.gradients.floats + buckets[b].begin;
+                zero.gradients.start(comm, *memory, b, to);
                 add_samples(comm, *memory, buckets[b], to);
-                zero.reduce(comm, b, to, last);
+                zero.gradients.reduce(comm, b, to, last);
             }
-        const double norm = zero.gradient_norm(comm, *memory);
+        const double norm = zero.gradients.norm(comm, *memory);
         optimizer.update(zero, comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
     }
     zero.ready(comm, 0, zero.sharding.elements);

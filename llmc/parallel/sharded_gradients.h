@@ -1,0 +1,151 @@
+// The gradients of a rank, and their sums over ranks (zero.h). A gradient is computed where it is stored, or in a buffer: where ranks store
+// only the sums of their own parts, and where gradients are stored in bf16, since what is computed and sent are floats.
+//
+// A backward pass makes these calls for each bucket b, the same on all ranks:
+//
+//     start(ranks, memory, b, buffer)         loads the sum so far into the buffer
+//     (adds to the buffer, or to `floats` if gradients are not in buffers)
+//     reduce(ranks, b, buffer, last)          starts the sum over ranks. `last`: nothing more is added to the bucket in this step
+//
+// and finish(ranks) at its end. After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its
+// sum may still be under way: on GPUs it overlaps with the backward pass. So two buffers alternate. A bucket in a buffer may be started
+// and reduced several times in a pass, as a tied embedding is: first as head, then as embedding. The communicators must outlive this object.
+#pragma once
+#include <cmath>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "../core/arena.h"
+#include "../core/rng.h"
+#include "../ops/gradients.h"
+#include "../ops/reduce.h"
+#include "comm.h"
+#include "mesh.h"
+#include "sharding.h"
+
+template <class Dev> struct ShardedGradients {
+    Dev dev;
+    const Sharding &sharding;
+    const std::vector<Tensor> &table;  // with the offsets of the flat arrays
+    const bool own_part_only;          // from stage 2 on: a rank stores the sums of its own part alone
+    const bool in_bf16;                // gradients are stored in bf16, rounded stochastically
+    float *floats = nullptr;           // (count); own part only: (shard_count)
+    bf16 *rounded = nullptr;           // the same in bf16, in place of `floats`
+    uint64_t rounding_key = 0;         // of the random bits that round gradients. Each pass has its own
+    double *norm_scratch = nullptr;    // a sum, and squared_norm_scratch
+    size_t sent = 0;                   // bytes
+
+    ShardedGradients(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, bool in_bf16)
+        : dev(dev),
+          sharding(sharding),
+          table(table),
+          own_part_only(sharding.stage >= 2),
+          in_bf16(in_bf16),
+          shard_runs_(sharding.shard_runs()) {}
+
+    bool in_buffers() const { return in_bf16 || own_part_only; }
+
+    void plan(Plan &plan) {
+        if (in_bf16) plan.add(&rounded, "gradients", {stored()});
+        else plan.add(&floats, "gradients", {stored()});
+    }
+    void plan_scratch(Plan &plan) {
+        plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest / sharding.parts)});
+    }
+
+    // Clears all gradients, or those alone that the first pass does not overwrite: it overwrites products that are not in buffers.
+    void clear(Memory &memory, bool products) {
+        if (in_bf16) return memory.fill(rounded, 0, stored() * sizeof(bf16));
+        size_t begin = 0;
+        const auto clear_up_to = [&](size_t end) { memory.fill(floats + begin, 0, (end - begin) * sizeof(float)); };
+        for (const Tensor &t : table)
+            if (t.product && !products) clear_up_to(t.offset), begin = t.offset + t.count;
+        clear_up_to(stored());
+    }
+
+    // buffer: (parts * part). The sum over ranks includes the sum so far once: each rank begins with what it stores, and other ranks' parts are 0.
+    void start(const ShardRanks &ranks, Memory &memory, size_t b, float *buffer) {
+        if (!in_buffers()) return;
+        if (sum_.bucket == b || sum_.from == buffer) finish(ranks);
+        const Bucket &bucket = sharding.buckets[b];
+        if (own_part_only) memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
+        const ShardRun run = own_part_only ? sharding.own_part(b) : sharding.all_parts(b);
+        float *const to = buffer + (run.flat - bucket.begin);
+        if (in_bf16) widen_gradients(dev, to, rounded + offset(run), run.count);
+        else ranks.group.memory.copy(to, floats + offset(run), run.count * sizeof(float));
+    }
+
+    // From stage 2 on each pass is summed over ranks, else the last one. From stage 1 on each rank gets the sum of its own part alone. Before the sum
+    // gradients in bf16 are a rank's own, rounded by random bits of its own.     buffer: padding 0
+    void reduce(const ShardRanks &ranks, size_t b, float *buffer, bool last) {
+        const Bucket &bucket = sharding.buckets[b];
+        const ShardRun own = sharding.own_part(b);
+        float *const all = in_buffers() ? buffer : floats + bucket.begin;  // (parts * part)
+        if (!own_part_only && !last) {
+            if (in_bf16) round(sharding.all_parts(b), all, rounding_key, uint32_t(ranks.rank()) + 1);
+            return;
+        }
+        finish(ranks);
+        sum_ = {b, all, rounding_key};
+        if (sharding.stage == 0) return all_reduce(sum_.request, ranks.group, {all, bucket.count});
+        float *const sum = own_part_only && !in_bf16 ? floats + offset(own) : all + (own.flat - bucket.begin);
+        sent += (sharding.parts - 1) * own.count * sizeof(float);
+        ranks.group.start(sum_.request, [&] {
+            ranks.group.reduce_scatter_sum({all, sharding.parts * own.count}, {sum, own.count});
+        });
+        if (ranks.replicas && last) all_reduce(sum_.of_replicas, *ranks.replicas, {sum, own.count});
+    }
+
+    // Waits for the last sum, and rounds it if it is still a float. A pass with buffers ends with it, because the next pass uses the last bucket's
+    // buffer for other arrays.
+    void finish(const ShardRanks &ranks) {
+        ranks.group.wait(std::move(sum_.request));
+        if (ranks.replicas) ranks.replicas->wait(std::move(sum_.of_replicas));
+        if (!in_bf16 || !sum_.from) return;
+        const ShardRun own = sharding.own_part(sum_.bucket);
+        round(own, sum_.from + (own.flat - sharding.buckets[sum_.bucket].begin), sum_.key, 0);
+        sum_.from = nullptr;
+    }
+
+    // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
+    // worlds differ only by float64's rounding.
+    double norm(const ShardRanks &ranks, Memory &memory) {
+        finish(ranks);
+        memory.fill(norm_scratch, 0, sizeof(double));
+        for (const ShardRun &s : shard_runs_)
+            std::visit([&](const auto *g) { add_squared_norm(dev, norm_scratch, norm_scratch + 1, g, s.count); }, at(s));
+        const double sum = read(memory, norm_scratch, 1)[0];
+        return std::sqrt(sharding.parts == 1 ? sum : ranks.group.sum(sum));
+    }
+    double squared_norm_of(const ShardRun &s) {
+        return std::visit([&](const auto *g) { return squared_norm(dev, norm_scratch, g, s.count); }, at(s));
+    }
+
+    std::variant<float *, bf16 *> at(const ShardRun &s) {
+        if (in_bf16) return rounded + offset(s);
+        return floats + offset(s);
+    }
+
+  private:
+    size_t stored() const { return own_part_only ? sharding.shard_count : sharding.count; }
+    size_t offset(const ShardRun &s) const { return own_part_only ? s.shard : s.flat; }  // of a run in the stored gradients
+    void round(const ShardRun &run, const float *from, uint64_t key, uint32_t rank) {
+        round_gradients(dev, rounded + offset(run), from, run.count, Random{key, Purpose::gradients, rank}, run.global);
+    }
+    // Each rank sends the others' parts of the slice, and then the sum of its own part to all.
+    void all_reduce(Request &request, Comm &comm, Slice slice) {
+        const size_t size = size_t(comm.size), rank = size_t(comm.rank);
+        const size_t own = slice.count * (rank + 1) / size - slice.count * rank / size;
+        sent += size > 1 ? (slice.count + (size - 2) * own) * sizeof(float) : 0;
+        comm.start(request, [&] { comm.all_reduce_sum(slice); });
+    }
+
+    const std::vector<ShardRun> shard_runs_;
+    struct {
+        size_t bucket = 0;
+        const float *from = nullptr;
+        uint64_t key = 0;  // rounding_key
+        Request request = {}, of_replicas = {};
+    } sum_;  // the last sum, which may still be under way
+};

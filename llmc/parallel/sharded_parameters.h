@@ -1,0 +1,107 @@
+// The parameters of a rank: all of them, or only its shard if they are divided (zero.h); in memory, or in a store (pieces.h). Where a
+// rank does not have all of them in memory they are fetched into other arrays before they are read (../model/prefetched_units.h).
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../core/arena.h"
+#include "../core/floats.h"
+#include "comm.h"
+#include "mesh.h"
+#include "pieces.h"
+#include "sharding.h"
+
+template <class Dev> struct ShardedParameters {
+    using X = typename Dev::X;
+
+    Dev dev;
+    const Sharding sharding;
+    ShardPieces pieces;               // of `params` and `lower`, if offloaded
+    const std::vector<Tensor> table;  // with the offsets of the flat arrays
+    X *params = nullptr;              // (count), whose padding stays 0; divided: (shard_count)
+    int16_t *lower = nullptr;  // (shard_count) the low 16 bits of the float weights; null in f32, and if they are not trained
+    Payload sent;              // bytes sent; only its member params is used
+
+    // table: offsets without padding     piece: elements per piece of offloaded parameters; 0: not offloaded
+    ShardedParameters(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, size_t piece = 0)
+        : dev(dev), sharding(sharding), pieces(sharding, piece), table(this->sharding.padded(table)) {}
+    ShardedParameters(const ShardedParameters &) = delete;  // gradients and prefetched units refer to it
+
+    bool prefetched() const { return sharding.divided || pieces.any(); }
+
+    void plan(Plan &plan, const std::string &name, bool trained) {
+        const auto add = [&](auto **array, const std::string &of, size_t n) {
+            if (pieces.any()) pieces.add(plan, array, of);
+            else plan.add(array, of, {n});
+        };
+        add(&params, name, sharding.divided ? sharding.shard_count : sharding.count);
+        if constexpr (Floats<X>::halves)
+            if (trained) add(&lower, name + ", lower halves", sharding.shard_count);
+        pieces.plan_windows(plan, false);
+    }
+
+    // Divided: starts to gather parameters [begin, end) of the table, which are a unit, to `to` (padded_count(begin, end)). Until ready() neither `to` nor
+    // this rank's part of them may be touched, which is at `own` if it has come from a store, and else in `params`.
+    void fetch(const ShardRanks &ranks, size_t begin, size_t end, X *to, X *own = nullptr) {
+        gathers_.resize(sharding.buckets.size());
+        const size_t first = sharding.bucket_of(begin), shard = sharding.buckets[first].shard;
+        for (size_t b = first; b <= sharding.bucket_of(end - 1); b++) {
+            const Bucket &bucket = sharding.buckets[b];
+            start_gather(ranks.group, b, (own ? own : params + shard) + (bucket.shard - shard),
+                         to + (bucket.begin - sharding.flat(begin)));
+        }
+    }
+
+    // Waits until elements [begin, end) of the table have arrived from all ranks.
+    void ready(const ShardRanks &ranks, size_t begin, size_t end) {
+        if (gathers_.empty() || begin == end) return;
+        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
+            ranks.group.wait(std::move(gathers_[b]));
+    }
+
+    // Starts to gather the parameters of all shards, which have just been updated or loaded, on all ranks, bucket by bucket: on GPUs while the next
+    // forward pass begins. ready() waits for them.
+    void gather(const ShardRanks &ranks) {
+        if (sharding.parts == 1 || sharding.divided) return;
+        gathers_.resize(sharding.buckets.size());
+        for (size_t b = 0; b < sharding.buckets.size(); b++) {
+            X *const all = params + sharding.buckets[b].begin;
+            start_gather(ranks.group, b, all + sharding.own * sharding.buckets[b].part, all);
+        }
+    }
+
+    // The addresses of a run's parameters and gradients. With offloaded parameters, the run is in the current piece.
+    Floats<X> params_at(const ShardRun &s) {
+        const size_t at = s.shard - pieces.begin();
+        return {params + (prefetched() ? at : s.flat), lower ? lower + at : nullptr};
+    }
+    // Calls f(run) for the runs of tensors that this rank has, for f to set their parameters.
+    template <class F> void set_runs(F f) {
+        for (const TensorRun &r : sharding.tensor_runs(table))
+            pieces.in_pieces(r.shard, r.count, [&](size_t piece, size_t first, size_t n) {
+                pieces.open(piece);
+                f(TensorRun{{r.global + first, r.flat + first, r.shard + first, n}, r.tensor, r.first + first});
+                pieces.keep();
+            });
+    }
+    // Calls f(parameters, first, n) for elements [first, first + n) of this rank's part of bucket b, until they are all of it, padding included.
+    template <class F> void read_part(size_t b, F f) {
+        const Bucket &bucket = sharding.buckets[b];
+        const size_t part = sharding.own * bucket.part;
+        pieces.in_pieces(bucket.shard, bucket.part, [&](size_t piece, size_t first, size_t n) {
+            pieces.open(piece);
+            const size_t at = part + first;
+            f(params_at({bucket.global + at, bucket.begin + at, bucket.shard + first, n}), first, n);
+        });
+    }
+
+  private:
+    void start_gather(Comm &comm, size_t b, X *own, X *all) {  // own: (part), all: (parts * part)
+        const size_t part = sharding.buckets[b].part;
+        sent.params += (sharding.parts - 1) * part * sizeof(X);
+        comm.start(gathers_[b], [&] { comm.all_gather({own, part}, {all, sharding.parts * part}); });
+    }
+
+    std::vector<Request> gathers_;  // (buckets) the gathers of parameters that may be under way
+};
