@@ -670,9 +670,9 @@ const std::string copy =
 
 TEST(PtxCopies, LandAtTheirWait) {
     EXPECT_EQ(run(copy + commit + landed + show).y[5], 20u);
-    expect_error(copy + commit + show, "before the cp.async to it has landed");
-    expect_error(copy + commit + "cp.async.wait_group 1;\n" + show, "before the cp.async to it has landed");
-    expect_error(copy + landed + show, "before the cp.async to it has landed");  // not committed
+    expect_error(copy + commit + show, "before the copy to it has landed");
+    expect_error(copy + commit + "cp.async.wait_group 1;\n" + show, "before the copy to it has landed");
+    expect_error(copy + landed + show, "before the copy to it has landed");  // not committed
     EXPECT_EQ(run(copy + "cp.async.wait_all;\n" + show).y[5], 20u);
     expect_error(copy + commit, "returns before its cp.async has landed");
     const std::string half = "setp.lt.u32 %p1, %r0, 16;  selp.b32 %r8, 16, 0, %p1;\n" + copy;

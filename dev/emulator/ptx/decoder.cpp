@@ -2,50 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <set>
 #include <sstream>
 #include <tuple>
 
+#include "names.h"
+
 namespace ptx {
 namespace {
-
-const Forms &all_forms() {
-    static const Forms forms = [] {
-        Forms f;
-        add_arithmetic(f);
-        add_warp_operations(f);
-        add_memory_operations(f);
-        add_system_calls(f);
-        return f;
-    }();
-    return forms;
-}
-
-const char *const specials[] = {
-    "%tid.x",       "%tid.y",       "%tid.z",       "%ntid.x",      "%ntid.y",      "%ntid.z",           "%ctaid.x", "%ctaid.y",
-    "%ctaid.z",     "%nctaid.x",    "%nctaid.y",    "%nctaid.z",    "%laneid",      "%warpid",           "%nwarpid", "WARP_SZ",
-    "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge", "%dynamic_smem_size"};
-
-// How many instructions of sm_90 nvcc 13 makes of one of PTX that has none of its own, on the way that usual arguments take.
-uint8_t machine_instructions(const std::string &name) {
-    static const std::pair<const char *, uint8_t> several[] = {
-        {"div.u64", 70},           {"rem.u64", 70},       {"div.s64", 80},           {"rem.s64", 80},
-        {"div.u32", 18},           {"rem.u32", 18},       {"div.s32", 24},           {"rem.s32", 24},
-        {"mul.lo.s64", 4},         {"mul.lo.u64", 4},     {"mad.lo.s64", 4},         {"mad.lo.u64", 4},
-        {"mul.hi.u64", 7},         {"div.rn.f32", 9},     {"div.approx.f32", 5},     {"rcp.rn.f32", 6},
-        {"sqrt.rn.f32", 8},        {"div.rn.f64", 12},    {"rcp.rn.f64", 9},         {"sqrt.rn.f64", 14},
-        {"ex2.approx.f32", 4},     {"lg2.approx.f32", 4}, {"sqrt.approx.f32", 4},    {"rcp.approx.f32", 4},
-        {"sin.approx.f32", 2},     {"cos.approx.f32", 2}, {"sin.approx.ftz.f32", 2}, {"cos.approx.ftz.f32", 2},
-        {"div.approx.ftz.f32", 2}, {"div.full.f32", 5},
-    };
-    for (const auto &[known, n] : several)
-        if (name == known) return n;
-    const std::string type = name.substr(name.rfind('.') + 1), operation = name.substr(0, name.find('.'));
-    const bool of_halves = type == "s64" || type == "u64" || type == "b64";
-    for (const char *known : {"add", "sub", "neg", "shl", "shr", "and", "or", "xor", "not", "min", "max", "setp", "selp"})
-        if (of_halves && operation == known) return 2;
-    return 1;
-}
 
 // " .b32 a, b" -> "b32", {"a", "b"}
 std::pair<std::string, std::vector<std::string>> type_and_names(const std::string &declaration) {
@@ -54,25 +17,6 @@ std::pair<std::string, std::vector<std::string>> type_and_names(const std::strin
     in >> type;
     std::getline(in, names, '\0');
     return {type.substr(1), split(names, ',')};
-}
-
-// A name without what changes neither the value nor the counts of an instruction: hints to caches, memory orders and their scopes (blocks
-// run one after the other, and only barriers order the warps of one), and "::cta".
-std::string plain(const std::string &name) {
-    static const std::set<std::string> hints = {"ca",      "cg",   "cs",       "lu",      "cv",      "wb",
-                                                "wt",      "weak", "volatile", "relaxed", "acquire", "release",
-                                                "acq_rel", "cta",  "cluster",  "gpu",     "sys"},
-                                       memory = {"ld", "st", "atom", "red", "createpolicy", "cp"}, barriers = {"bar", "barrier"};
-    const std::vector<std::string> parts = split(name, '.');
-    std::string out = parts[0] == "barrier" ? "bar" : parts[0];
-    for (size_t n = 1; n < parts.size(); n++) {
-        const std::string part = parts[n].substr(0, parts[n].find("::cta"));
-        const bool cache = part.rfind("L1::", 0) == 0 || part.rfind("L2::", 0) == 0;
-        if (memory.count(parts[0]) && (cache || (parts[0] != "cp" && hints.count(part)))) continue;
-        if (barriers.count(parts[0]) && (part == "cta" || part == "aligned")) continue;
-        out += "." + part;
-    }
-    return out;
 }
 
 // "[%rd1+-16]" -> "%rd1", -16
@@ -233,6 +177,7 @@ void Decoder::instruction(const std::string &s) {
     } else if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" ||
                name == "bar.arrive" || name.rfind("bar.red", 0) == 0)
         control(i, name, arguments);
+    else if (name.rfind("wgmma.mma_async", 0) == 0) product(i, name, arguments);
     else compute(i, name, arguments);
     kernel_.code.push_back(i);
     kernel_.text.push_back(s);
@@ -261,6 +206,7 @@ void Decoder::control(Instruction &i, const std::string &name, const Texts &argu
 void Decoder::compute(Instruction &i, const std::string &name, const Texts &arguments) {
     const Texts operands = operand_texts(name, arguments, i);
     std::string full = form_name(name, arguments);
+    if (name.rfind("mbarrier.", 0) == 0) full += format(" %zu", operands.size());
     auto found = all_forms().find(full);
     const size_t ftz = full.find(".ftz");
     const bool flushed = found == all_forms().end() && ftz != std::string::npos;
@@ -276,12 +222,30 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     if (i.pipe == Pipe::shared && i.bytes) kernel_.cell_bytes = std::min<int>(kernel_.cell_bytes, i.bytes * i.vector);
 }
 
+// "wgmma.mma_async.sync.aligned.m64n128k16..." with its 64 accumulators, which are no operands
+void Decoder::product(Instruction &i, const std::string &name, Texts arguments) {
+    const size_t shape = name.find(".m64n") + 1, k = name.find('k', shape);
+    for (const std::string &part : split(arguments.at(0).substr(1, arguments[0].size() - 2), ','))
+        i.accumulators.push_back(slot(part, 4));
+    const size_t n = shape ? std::stoul(name.substr(shape + 4)) : 0;
+    if (!n || n % 8 || n > 256 || i.accumulators.size() != n / 2)
+        fail(format("%s with %zu accumulators", name.c_str(), i.accumulators.size()));
+    arguments.erase(arguments.begin());
+    compute(i, name.substr(0, shape) + name.substr(k) + (arguments.at(0)[0] == '{' ? " registers" : ""), arguments);
+    i.work = mma_share * float(n) / 8;
+    kernel_.uses_wgmma = true;
+}
+
 // The operands one by one: lists opened, addresses without their brackets and offsets, and without parts of the instruction.
 Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const {
     Texts operands;
     int addresses = 0;
     for (const std::string &a : arguments) {
-        if (a[0] == '{') {
+        if (a[0] == '[' && a.find('{') != std::string::npos) {  // a tensor map and coordinates
+            const Texts parts = split(a.substr(1, a.size() - 2), ',');
+            std::tie(operands.emplace_back(), i.offsets[addresses++]) = address("[" + parts.at(0) + "]");
+            for (const std::string &part : split(parts.at(1).substr(1, parts[1].size() - 2), ',')) operands.push_back(part);
+        } else if (a[0] == '{') {
             for (const std::string &part : split(a.substr(1, a.size() - 2), ',')) operands.push_back(part);
         } else if (a[0] == '[') {
             std::tie(operands.emplace_back(), i.offsets[addresses++]) = address(a);
@@ -369,7 +333,7 @@ int Decoder::place(const Variable &v, uint64_t offset, int width) {
 }
 
 int Decoder::register_slot(const std::string &name, int width) {
-    if (std::find(std::begin(specials), std::end(specials), name) != std::end(specials)) {
+    if (is_special(name)) {
         const auto [at, fresh] = specials_.try_emplace(name, 0);
         if (width != 4) fail(name + " has 32 bits");
         if (fresh) at->second = new_slot(4), kernel_.presets.push_back({at->second, 4, 0, name});

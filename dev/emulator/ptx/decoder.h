@@ -27,6 +27,7 @@ class Decoder {
     void instruction(const std::string &s);
     void control(Instruction &i, const std::string &name, const Texts &arguments);
     void compute(Instruction &i, const std::string &name, const Texts &arguments);
+    void product(Instruction &i, const std::string &name, Texts arguments);
     void call(Instruction &i, const Texts &arguments);
     size_t function(const std::string &name) const;
     void close_scope();

@@ -39,8 +39,9 @@ struct Extent {
 
 struct Launch {
     Extent grid = {}, threads = {32};
-    size_t shared = 0;          // dynamic
-    bool count_memory = false;  // sectors and wavefronts, too
+    size_t shared = 0;           // dynamic
+    bool count_memory = false;   // sectors and wavefronts, too
+    Extent cluster = {0, 0, 0};  // blocks of a cluster; 0: as the kernel says
 };
 
 // Of one instruction, or of a launch.

@@ -15,9 +15,10 @@ namespace ptx {
 constexpr int lanes = 32;
 constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
 constexpr int most_operands = 16;      // mma has 14
+constexpr float mma_share = 0.62f;     // the rate of mma.sync on sm_90 as a share of wgmma's
 
 // No host address is in these windows: shared memory of the block (its start is never 0, as on a GPU), the parameters, and local memory
-// of the thread.
+// of the thread. An address of shared memory has 24 bits; above them, 1 + the rank of another block of the cluster, as mapa makes it.
 constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61, local_window = uint64_t(1) << 62;
 constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on any GPU
 constexpr uint32_t max_static_shared = 48 * 1024;
@@ -49,9 +50,11 @@ struct Instruction {
     bool guard_negated = false;
     int guard = -1;                    // the predicate's slot
     int operands[most_operands] = {};  // slots: first the outputs, then the inputs
-    int64_t offsets[2] = {};           // of the first and the second address
+    int64_t offsets[3] = {};           // of the addresses, in order
     int target = -1, join = -1;        // of a branch: where it goes to, and where both ways meet again
     int line = 0;                      // in the module's text
+    std::vector<int> accumulators;     // slots, of wgmma
+    float work = 1;                    // of the tensor cores: in the time of an mma.m16n8k16
 };
 
 struct Parameter {
@@ -87,6 +90,8 @@ struct Kernel {
     uint32_t max_shared = ptx::max_shared;      // of a block on the GPU that the module is for
     std::vector<const Variable *> variables;    // of the module, in device memory
     int cell_bytes = 4;                         // of shared memory that are written and read as one at least
+    unsigned cluster[3] = {1, 1, 1};            // blocks of a cluster, unless the launch says others
+    bool uses_wgmma = false;
 };
 
 // The text is read at once, a kernel decoded when it is asked for.
@@ -131,4 +136,8 @@ void add_arithmetic(Forms &forms);          // arithmetic.cpp
 void add_warp_operations(Forms &forms);     // warp_operations.cpp
 void add_memory_operations(Forms &forms);   // memory_operations.cpp
 void add_system_calls(Forms &forms);        // system_calls.cpp
+void add_mbarriers(Forms &forms);           // mbarrier.cpp
+void add_bulk_copies(Forms &forms);         // bulk_copies.cpp
+void add_wgmma(Forms &forms);               // wgmma.cpp
+void add_clusters(Forms &forms);            // cluster.cpp: clusters, and what else is new on sm_90
 }  // namespace ptx

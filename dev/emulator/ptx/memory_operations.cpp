@@ -9,29 +9,9 @@
 namespace ptx {
 namespace {
 
-enum class Space { global, constant, shared, local, param, generic };
+enum class Space { global, constant, shared, cluster, local, param, generic };
 
 // ---- where an address lies --------------------------------------------------------------------------------------------------------
-
-// "+ 4096 of 4096 bytes of argument 2, float const*"
-std::string describe(const Warp &w, uint64_t address) {
-    const Running &r = *w.block->running;
-    const auto found = r.memory->at_or_before(address);
-    if (!found.bytes || address >= shared_window) return format("%#zx, which no allocation holds", size_t(address));
-    std::string argument = "an allocation";
-    for (const Variable *v : r.kernel->variables)
-        if (found.begin == uintptr_t(v->memory.get())) argument = v->name;
-    for (size_t n = 0; n < r.kernel->parameters.size(); n++) {
-        const Parameter &p = r.kernel->parameters[n];
-        for (size_t at = p.offset; at + 8 <= p.offset + p.bytes; at += 8) {  // a structure may hold several pointers
-            uint64_t pointer;
-            memcpy(&pointer, r.parameters->data() + at, 8);
-            if (found.holds(pointer, 1))
-                argument = format("argument %zu", n) + (n < r.kernel->types.size() ? ", " + r.kernel->types[n] : "");
-        }
-    }
-    return format("byte %zu of the %zu bytes of %s", size_t(address - found.begin), found.bytes, argument.c_str());
-}
 
 uint8_t *global_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     DeviceMemory::Allocation &last = w.block->running->last;  // most accesses hit the previous access's allocation
@@ -81,16 +61,19 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
     }
 }
 
-void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
-    uint64_t sectors[lanes];  // a lane touches one: its bytes are aligned
-    int n = 0;
-    Warp::each_lane(mask, [&](int l) { sectors[n++] = addresses[l] / 32; });
+void count_request(Warp &w, uint64_t *sectors, size_t n, Way way) {
     std::sort(sectors, sectors + n);
-    n = int(std::unique(sectors, sectors + n) - sectors);
+    n = size_t(std::unique(sectors, sectors + n) - sectors);
     Count &count = w.count();
     count.requests++;
-    count.sectors += uint64_t(n);
-    for (int s = 0; s < n; s++) count_traffic(w, sectors[s], way);
+    count.sectors += n;
+    for (size_t s = 0; s < n; s++) count_traffic(w, sectors[s], way);
+}
+void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
+    uint64_t sectors[lanes];  // a lane touches one: its bytes are aligned
+    size_t n = 0;
+    Warp::each_lane(mask, [&](int l) { sectors[n++] = addresses[l] / 32; });
+    count_request(w, sectors, n, way);
 }
 
 // A word of local memory lies beside those of the warp's other lanes. Stores go to L2 and stay there; L1 answers loads.
@@ -114,7 +97,8 @@ uint8_t *noted_shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes,
 
 // Returns by lane the host addresses of the active lanes' accesses, after checking, recording and counting them.
 template <Space space, Way way> void places(Warp &w, const Instruction &i, int slot, uint8_t **at) {
-    using Address = std::conditional_t<space == Space::shared, uint32_t, uint64_t>;
+    constexpr bool shared = space == Space::shared || space == Space::cluster;
+    using Address = std::conditional_t<shared, uint32_t, uint64_t>;
     const uint32_t bytes = uint32_t(i.bytes) * i.vector;
     alignas(64) Address address[lanes];
     for (int l = 0; l < lanes; l++) address[l] = Address(w.values<Address>(slot)[l] + Address(i.offsets[0]));
@@ -123,7 +107,9 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
         const auto in_window = [&](uint64_t window, uint64_t size) {
             return space == Space::generic && uint64_t(address[l]) - window < size;
         };
-        if (space == Space::shared || in_window(shared_window, max_shared + shared_base)) {
+        if (shared || in_window(shared_window, uint64_t(1) << 32)) {
+            if (space == Space::shared && uint32_t(address[l]) >> 24)
+                w.fail(l, shared_text(uint32_t(address[l])) + " as if it were the own block's\n  fix: .shared::cluster");
             at[l] = noted_shared_place(w, l, uint32_t(address[l]), bytes, way);
             in_shared |= 1u << l;
         } else if (space == Space::local || in_window(local_window, local_window)) {
@@ -137,7 +123,7 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
         for (int l = 0; l < lanes; l++) offset[l] = uint32_t(address[l]);
         count_wavefronts(w, offset, in_shared, bytes);
     }
-    if constexpr (space != Space::shared) {
+    if constexpr (!shared) {
         if (in_local) count_local(w, address, in_local, bytes, way);
         if (const uint32_t rest = w.active & ~in_shared & ~in_local) count_sectors(w, address, rest, way);
     }
@@ -194,6 +180,7 @@ template <class M, class R> void add_moves(Forms &forms, const std::string &type
         add(".global", load<Space::global>, store<Space::global>, 8, Pipe::global);
         add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the read-only cache
         add(".shared", load<Space::shared>, store<Space::shared>, 4, Pipe::shared);
+        add(".shared::cluster", load<Space::cluster>, store<Space::cluster>, 4, Pipe::shared);
         add(".local", load<Space::local>, store<Space::local>, 8, Pipe::local);
         add(".param", load<Space::param>, nullptr, 8, Pipe::move);
         add(".const", load<Space::constant>, nullptr, 8, Pipe::move);
@@ -249,12 +236,13 @@ template <class F> void each_space(F f) {
     f.template operator()<Space::global>(".global", 8, Pipe::global);
     f.template operator()<Space::generic>("", 8, Pipe::global);
     f.template operator()<Space::shared>(".shared", 4, Pipe::shared);
+    f.template operator()<Space::cluster>(".shared::cluster", 4, Pipe::shared);
 }
 // Device memory may have a function of its own.
 template <class T, class F, class Global = F> void add_atomic(Forms &forms, const std::string &name, F, Global = {}) {
     constexpr uint8_t n = sizeof(T);
     each_space([&]<Space space>(const std::string &where, uint8_t address, Pipe pipe) {
-        using G = std::conditional_t<space == Space::shared, F, Global>;
+        using G = std::conditional_t<space == Space::shared || space == Space::cluster, F, Global>;
         forms["atom" + where + "." + name] = {atomic<space, T, G, true>, pipe, 1, {n, address, n}, nullptr, n};
         forms["red" + where + "." + name] = {atomic<space, T, G, false>, pipe, 0, {address, n}, nullptr, n};
     });
@@ -361,6 +349,31 @@ template <int matrices> void add_ldmatrix(Forms &forms) {
 }
 }  // namespace
 
+std::string describe(const Warp &w, uint64_t address) {
+    const Running &r = *w.block->running;
+    const auto found = r.memory->at_or_before(address);
+    if (!found.bytes || address >= shared_window) return format("%#zx, which no allocation holds", size_t(address));
+    std::string argument = "an allocation";
+    for (const Variable *v : r.kernel->variables)
+        if (found.begin == uintptr_t(v->memory.get())) argument = v->name;
+    for (size_t n = 0; n < r.kernel->parameters.size(); n++) {
+        const Parameter &p = r.kernel->parameters[n];
+        for (size_t at = p.offset; at + 8 <= p.offset + p.bytes; at += 8) {  // a structure may hold several pointers
+            uint64_t pointer;
+            memcpy(&pointer, r.parameters->data() + at, 8);
+            if (found.holds(pointer, 1))
+                argument = format("argument %zu", n) + (n < r.kernel->types.size() ? ", " + r.kernel->types[n] : "");
+        }
+    }
+    return format("byte %zu of the %zu bytes of %s", size_t(address - found.begin), found.bytes, argument.c_str());
+}
+
+void count_bulk(Warp &w, const std::vector<uint64_t> &addresses, bool writes) {
+    std::vector<uint64_t> sectors;
+    for (const uint64_t address : addresses) sectors.push_back(address / 32);
+    count_request(w, sectors.data(), sectors.size(), writes ? Way::write : Way::read_past_l1);
+}
+
 const uint8_t *readable(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     return address - local_window < local_window ? local_place(w, lane, address, bytes) : global_place(w, lane, address, bytes);
 }
@@ -396,7 +409,7 @@ void add_memory_operations(Forms &forms) {
     // Blocks run one after the other and warps one at a time, so memory has one order for all; caches are not simulated.
     for (const char *level : {"cta", "gl", "sys"}) forms[format("membar.%s", level)] = {nothing, Pipe::control, 0, {}};
     for (const char *order : {"sc", "acq_rel"})
-        for (const char *scope : {"cta", "gpu", "sys"})
+        for (const char *scope : {"cta", "cluster", "gpu", "sys"})
             forms[format("fence.%s.%s", order, scope)] = {nothing, Pipe::control, 0, {}};
     for (const char *level : {"L1", "L2"}) forms[format("prefetch.global.%s", level)] = {nothing, Pipe::control, 0, {8}};
     forms["createpolicy.fractional.b64"] = form<uint64_t, float>(Pipe::control, [](float) { return 0; });  // a hint to L2

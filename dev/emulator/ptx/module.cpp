@@ -194,6 +194,11 @@ const Kernel &Module::kernel(const std::string &mangled) {
         for (const std::string &p : split(text_.substr(entry.parameters + 1, close - entry.parameters - 1), ','))
             kernel->parameters.push_back(parameter(p, kernel->parameter_bytes));
         kernel->max_shared = max_shared_of(architecture_);
+        const std::string directives = text_.substr(close, entry.body - close);
+        if (const size_t at = directives.find(".reqnctapercluster"); at != std::string::npos) {
+            const std::vector<std::string> sizes = split(directives.substr(at + 18, directives.find('\n', at) - at - 18), ',');
+            for (size_t n = 0; n < sizes.size() && n < 3; n++) kernel->cluster[n] = unsigned(std::stoul(sizes[n]));
+        }
         for (const auto &[name, v] : variables_)
             if (v.memory) kernel->variables.push_back(&v);
         Decoder(text_, variables_, *kernel).kernel(entry.body);

@@ -1,11 +1,14 @@
 #include "runtime.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <utility>
+
+#include "tensor_map.h"
 
 namespace ptx {
 namespace {
@@ -86,14 +89,15 @@ void remember(State &s, const Kernel &kernel, const Launch &launch, int carveout
         for (size_t n = 0; n < units; n++) all.demands[b][n] += counts.demands[b][n];
 }
 
-cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **arguments, size_t shared) {
+cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **arguments, size_t shared,
+                   Extent cluster = {0, 0, 0}) {
     State &s = state();
     const std::lock_guard guard(s.lock);
     const Registered &registered = s.kernels.at(host_function);
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
     const size_t most = registered.most_shared > max_static_shared ? kernel.max_shared : max_static_shared;
     if (shared > registered.most_shared || shared + kernel.static_shared > most) return cudaErrorInvalidValue;
-    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting};
+    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster};
     remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;
@@ -167,6 +171,7 @@ void __cudaRegisterFunction(void **module, const char *host_function, char *, co
                             dim3 *, int *) {
     state().kernels[host_function] = {name, reinterpret_cast<size_t>(module)};
 }
+void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}  // the interpreter reads them in the PTX
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 threads, size_t shared, cudaStream_t stream) {
     ptx::calls.push_back({grid, threads, shared, stream});
     return 0;
@@ -186,6 +191,44 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, voi
     return ptx::last_error = ptx::launch(kernel, grid, threads, arguments, shared);
 }
 
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *host_function, void **arguments) {
+    ptx::Extent cluster{0, 0, 0};
+    for (unsigned n = 0; n < how->numAttrs; n++)
+        if (const auto &[id, pad, value] = how->attrs[n]; id == cudaLaunchAttributeClusterDimension)
+            cluster = {value.clusterDim.x, value.clusterDim.y, value.clusterDim.z};
+    return ptx::last_error = ptx::launch(host_function, how->gridDim, how->blockDim, arguments, how->dynamicSmemBytes, cluster);
+}
+
+// ---- tensor maps: the one function of the driver, which programs ask the runtime for ------------------------------------------------
+
+static CUresult encode_tiled(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t rank, void *base, const cuuint64_t *dims,
+                             const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *element_strides,
+                             CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                             CUtensorMapFloatOOBfill fill) {
+    ptx::TensorMap map;
+    map.base = uint64_t(base), map.rank = uint8_t(rank);
+    map.element = ptx::Element(type), map.swizzle = uint8_t(swizzle);
+    bool plain = uintptr_t(out) % 64 == 0 && type <= CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ &&
+                 interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+    for (unsigned d = 0; d < rank && d < ptx::TensorMap::most_dimensions; d++) {
+        map.dims[d] = dims[d], map.box[d] = uint16_t(std::min(box[d], 65535u));
+        if (d + 1 < rank) map.strides[d] = strides[d];
+        plain &= element_strides[d] == 1;
+    }
+    const std::string problem =
+        plain ? broken_rule(map) : "what the interpreter does not know: interleaving, steps, or NaN outside";
+    if (!problem.empty()) fprintf(stderr, "cuTensorMapEncodeTiled: %s\n", problem.c_str());
+    if (!problem.empty()) return CUDA_ERROR_INVALID_VALUE;
+    return memcpy(out, &map, sizeof map), CUDA_SUCCESS;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *result) {
+    const bool known = !strcmp(name, "cuTensorMapEncodeTiled");
+    *function = known ? reinterpret_cast<void *>(encode_tiled) : nullptr;
+    if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
 // ---- what our host code calls -----------------------------------------------------------------------------------------------------
 
 cudaError_t cudaFuncGetName(const char **name, const void *host_function) {
@@ -195,6 +238,7 @@ cudaError_t cudaFuncSetAttribute(const void *host_function, cudaFuncAttribute at
     ptx::Registered &kernel = state().kernels.at(host_function);
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100)
         return kernel.carveout = value, cudaSuccess;
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > int(ptx::max_shared))
         return cudaErrorInvalidValue;
     return kernel.most_shared = size_t(value), cudaSuccess;

@@ -66,6 +66,6 @@ void trap(Warp &w, const Instruction &) { w.fail(std::countr_zero(w.active), "en
 void add_system_calls(Forms &forms) {
     forms["call vprintf"] = {print, Pipe::control, 1, {4, 8, 8}};
     forms["call __assertfail"] = {fail_assertion, Pipe::control, 0, {8, 8, 4, 8, 8}};
-    forms["trap"] = {trap, Pipe::control, 0, {}};
+    forms["trap"] = forms["brkpt"] = {trap, Pipe::control, 0, {}};
 }
 }  // namespace ptx

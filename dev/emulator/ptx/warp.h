@@ -1,7 +1,12 @@
-// The state of a launch while it runs: blocks, their warps and shared memory.
+// The state of a launch while it runs: clusters, their blocks, warps and shared memory.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
 
 #include "interpreter.h"
 
@@ -20,27 +25,83 @@ struct Copy {  // a cp.async of one lane, on its way
     uint8_t data[16];
 };
 
+// A time of each agent: of each warp of a cluster, then of each of its mbarriers, which are the writers of the copies that complete on
+// them. A warp's time goes on where others can begin to know of it: at barriers, arrivals and fences. An mbarrier's is its phase, from 1 on.
+class Clock {
+  public:
+    uint32_t of(size_t agent) const { return agent < times_.size() ? times_[agent] : 0; }
+    void set(size_t agent, uint32_t time) {
+        if (agent >= times_.size()) times_.resize(agent + 1);
+        times_[agent] = time;
+    }
+    void join(const Clock &other) {
+        if (other.times_.size() > times_.size()) times_.resize(other.times_.size());
+        for (size_t n = 0; n < other.times_.size(); n++) times_[n] = std::max(times_[n], other.times_[n]);
+    }
+
+  private:
+    std::vector<uint32_t> times_;
+};
+
+// Up to which time of each agent all has happened before a warp's next instruction. Barriers join the views of those who meet.
+struct View {
+    Clock known;
+    Clock proxied;    // part of it that a fence.proxy.async has made visible to the async proxy: to TMA and wgmma
+    Clock announced;  // initialised mbarriers that a fence.mbarrier_init has made visible to the cluster
+    void join(const View &other) { known.join(other.known), proxied.join(other.proxied), announced.join(other.announced); }
+};
+
 // Bytes of shared memory that are written and read as one.
 struct Cell {
-    uint32_t written = 0;  // the time, of the warp that wrote it last; 0: never
-    uint16_t thread = 0;   // that wrote it last
-    uint16_t in_flight = 0;
-    uint32_t updated = 0;  // by an atomic: the time, of the warp that did it last
-    uint16_t updater = 0;  // the thread
-    bool several = false;  // other threads of that warp did, too, at that time
+    uint32_t written = 0;    // the time, of the agent that wrote it last; 0: never
+    uint32_t thread = 0;     // that wrote it last: agent * lanes + lane
+    uint16_t in_flight = 0;  // copies to it
+    uint16_t reading = 0;    // wgmma and copies from it that are on their way
+    uint32_t line = 0;       // of the instruction that is on its way, or was last
+    uint32_t updated = 0;    // by an atomic: the time, of the warp that did it last
+    uint32_t updater = 0;    // the thread
+    bool several = false;    // other threads of that warp did, too, at that time
+    bool mbarrier = false;   // part of one
+};
+
+// The registers of a warp as wgmma needs them: accessed only outside of its operations, and before a fence.
+struct RegisterUse {
+    uint32_t fences = 0;  // how many wgmma.fence the warp had executed when another instruction accessed the register last
+    uint16_t read = 0, written = 0;  // by operations on their way
+    bool constant = false;
 };
 
 struct Block;
+struct Wgmma;
+struct BulkCopy;
 struct Warp {
     Block *block = nullptr;
     const Instruction *instruction = nullptr;  // which runs now, by the lanes in `active`
-    int number = 0;
+    int number = 0;                            // in its block
+    size_t agent = 0;                          // number in its cluster
     uint32_t active = 0, live = 0, exist = 0;  // lanes: that execute the instruction, have not returned, and are there at all
     uint8_t *registers = nullptr;
     std::vector<Path> paths;  // the last one runs
     std::vector<Copy> copies;
     uint32_t committed[lanes] = {};  // groups of cp.async
     int waits_at = -1;               // barrier
+
+    View view;
+    uint32_t synced = 0;  // the time since which lanes have not met
+
+    // An instruction that cannot go on yet stalls; the warp tries it again later. A warp that nobody else can help has expired: its
+    // try_wait, which is bounded in time, gives up.
+    bool stalled = false, expired = false;
+    std::function<std::string()> why;
+
+    std::vector<RegisterUse> uses;  // of slots, in kernels with wgmma
+    uint32_t fences = 0;            // wgmma.fence executed
+    std::deque<std::shared_ptr<Wgmma>> wgmmas;
+    uint64_t wgmma_groups = 0;                         // committed
+    std::vector<std::shared_ptr<BulkCopy>> outward;    // copies from shared memory
+    uint32_t bulk_groups[lanes] = {};                  // committed
+    uint64_t cluster_arrivals = 0, cluster_waits = 0;  // at the cluster's barrier
+    uint32_t registers_of_thread = 0;                  // by setmaxnreg; 0: as it started
 
     template <class T> T *values(int slot) { return reinterpret_cast<T *>(registers + size_t(slot) * slot_bytes); }
     uint32_t &predicate(int slot) { return *values<uint32_t>(slot); }
@@ -59,15 +120,20 @@ struct Warp {
     Count &count() const;  // of the instruction that runs
     [[noreturn]] void fail(int lane, const std::string &what) const;
     void need_all_lanes() const;
+    uint32_t one(int slot) { return values<uint32_t>(slot)[std::countr_zero(active)]; }  // of the first active lane
+    uint32_t time() const { return view.known.of(agent); }
+    void advance() { view.known.set(agent, time() + 1); }
+    void sync_lanes() { advance(), synced = time(); }
+    void learn(const View &other) {  // what has happened before; part of it are arrivals of this warp's own lanes
+        view.join(other);
+        synced = std::max(synced, other.known.of(agent) + 1);
+    }
+    template <class F> void stall(F explain) { stalled = true, why = explain; }
 };
-
-// Up to which time of every warp a warp knows that all has happened: it has met that warp at a barrier since. A warp's own time goes on at
-// each barrier and __syncwarp.
-using Clock = std::vector<uint32_t>;
 
 struct Barrier {
     int arrived = 0, expected = 0;  // threads
-    Clock clock;                    // joined clocks of the arrived warps
+    View view;                      // joined views of the arrived warps
     int voters = 0, votes = 0;      // of bar.red: threads, and those whose predicate holds
 };
 
@@ -102,18 +168,44 @@ struct Running {  // a launch
     TouchedSectors touched = {};
 };
 
+struct MBarrier {
+    size_t agent = 0;                   // its own, the writer of the copies that complete on it
+    size_t initialiser = 0;             // the warp, an agent
+    uint32_t initialised = 0;           // the time, of that warp
+    int count = 0, pending = 0;         // arrivals: of a phase, and those that it still lacks
+    int64_t expected = 0, arrived = 0;  // bytes of copies in this phase
+    uint32_t phase = 0;                 // how many have ended
+    View now, ended;                    // of the arrivals in this phase, and in all that have ended
+};
+
+struct Cluster;
 struct Block {
     Running *running;
+    Cluster *cluster = nullptr;
     unsigned index[3] = {};
+    unsigned rank = 0;                   // in its cluster
     uint32_t number = 0;                 // counted from 1
+    bool ended = false;                  // all its threads have returned
     std::vector<uint8_t> shared, local;  // local memory: (threads, bytes)
     std::vector<Cell> cells;
-    std::vector<uint32_t> reads;  // (cells, warps): the time of the warp when it read the cell last
-    std::vector<Clock> clocks;    // of the warps
+    std::vector<uint32_t> reads;  // (cells, warps of the cluster): the time of the warp when it read the cell last
     std::vector<Warp> warps;
     Barrier barriers[16];
-    uint8_t *registers = nullptr;  // (warps, slots, lanes)
+    std::map<uint32_t, MBarrier> mbarriers;  // by address
+    uint8_t *registers = nullptr;            // (warps, slots, lanes)
 
     Extent thread(int number) const;  // its index
+};
+
+// Blocks that run at the same time and access each other's shared memory; usually one.
+struct Cluster {
+    Running *running;
+    Extent shape = {};  // in blocks
+    std::vector<Block> blocks;
+    size_t warps = 0, agents = 0;                   // warps of all blocks; and mbarriers
+    std::vector<std::shared_ptr<BulkCopy>> inward;  // copies to shared memory on their way
+    uint64_t phase = 0;                             // of the cluster's barrier: how many have ended
+    View now, ended;                                // of its arrivals in this phase, and in all that have ended
+    uint64_t events = 0;                            // that may help a stalled warp
 };
 }  // namespace ptx

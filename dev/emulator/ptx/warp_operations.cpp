@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tensor_core.h"
 #include "warp.h"
 
 namespace ptx {
@@ -74,7 +75,7 @@ void active_lanes(Warp &w, const Instruction &i) {
 
 void sync_warp(Warp &w, const Instruction &i) {
     need_mask(w, w.values<uint32_t>(i.operands[0]));
-    w.block->clocks[size_t(w.number)][size_t(w.number)]++;
+    w.sync_lanes();
 }
 
 // ---- mma.m16n8k16: bf16 products, float sums --------------------------------------------------------------------------------------
@@ -109,33 +110,10 @@ Fragments read_fragments(Warp &w, const Instruction &i) {
     return f;
 }
 
-// Tensor cores do not round term by term. They shift all products and the addend to the largest exponent, cut off what lies more than two
-// bits below a float's last, add, and cut the sum off to a float; so it was observed (Fasi, Higham, Mikaitis, Pranesh: "Numerical behavior
-// of NVIDIA tensor cores", 2021). The manual promises no more than that.
-void sum_row(const double (&a)[K], const double (&b)[K][N], double (&d)[N]) {
-    double largest[N], sum[N], unit[N];
-    for (int n = 0; n < N; n++) largest[n] = std::fabs(d[n]);
-    for (int k = 0; k < K; k++)
-        for (int n = 0; n < N; n++) largest[n] = std::max(largest[n], std::fabs(a[k] * b[k][n]));
-    // Adding and subtracting 1.5 * 2^52 units would round to a unit; dividing by the unit and trunc() cut off.
-    for (int n = 0; n < N; n++) {
-        const uint64_t exponent = std::bit_cast<uint64_t>(largest[n]) >> 52;
-        unit[n] = exponent > 25 ? std::bit_cast<double>((exponent - 25) << 52) : 0x1p-1022;
-        sum[n] = std::trunc(d[n] / unit[n]);
-    }
-    for (int k = 0; k < K; k++)
-        for (int n = 0; n < N; n++) sum[n] += std::trunc(a[k] * b[k][n] / unit[n]);
-    for (int n = 0; n < N; n++) {
-        const double exact = sum[n] * unit[n];
-        const float near = float(exact);
-        d[n] = double(std::fabs(double(near)) > std::fabs(exact) && std::isfinite(near) ? std::nextafterf(near, 0.0f) : near);
-    }
-}
-
 void mma(Warp &w, const Instruction &i) {
     w.need_all_lanes();
     Fragments f = read_fragments(w, i);
-    for (int row = 0; row < M; row++) sum_row(f.a[row], f.b, f.d[row]);
+    for (int row = 0; row < M; row++) add_products<K, N>(f.a[row], f.b, f.d[row]);
     for (int l = 0; l < lanes; l++)
         for (int r = 0; r < 4; r++) w.values<float>(i.operands[r])[l] = float(f.d[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2]);
 }

@@ -1,0 +1,232 @@
+// Launches: clusters of blocks one after the other, and the sums of what they did.
+#include <algorithm>
+#include <chrono>
+
+#include "execute.h"
+
+namespace ptx {
+
+DeviceMemory::Allocation DeviceMemory::at_or_before(uintptr_t address) const {
+    auto after = allocations_.upper_bound(address);
+    if (after == allocations_.begin()) return {};
+    const auto found = std::prev(after);
+    return {found->first, found->second};
+}
+
+void Count::operator+=(const Count &other) {
+    executed += other.executed, threads += other.threads;
+    requests += other.requests, sectors += other.sectors;
+    wavefronts += other.wavefronts, least_wavefronts += other.least_wavefronts;
+}
+Count Counts::total() const {
+    Count sum;
+    for (const Count &c : instructions) sum += c;
+    return sum;
+}
+
+std::array<Count, pipes> Counts::by_pipe(const Kernel &kernel) const {
+    std::array<Count, pipes> sums;
+    for (size_t n = 0; n < instructions.size(); n++) sums[size_t(kernel.code[n].pipe)] += instructions[n];
+    return sums;
+}
+
+// nvcc's moves cost nothing: the machine code renames registers, and reads parameters as operands.
+Demand Counts::demand(const Kernel &kernel) const {
+    static constexpr Unit unit_of[pipes] = {Unit::issue,   Unit::integer, Unit::fp32,  Unit::fp64,  Unit::special, Unit::tensor,
+                                            Unit::convert, Unit::issue,   Unit::issue, Unit::issue, Unit::issue,   Unit::issue};
+    Demand demand{};
+    const auto add = [&](Unit unit, double n) { demand[size_t(unit)] += n; };
+    for (size_t n = 0; n < instructions.size(); n++) {
+        const Count &c = instructions[n];
+        const Instruction &i = kernel.code[n];
+        if (!c.executed || i.pipe == Pipe::move) continue;
+        const double all = double(c.executed) * i.machine;
+        add(Unit::issue, all);
+        if (i.pipe == Pipe::special) add(Unit::special, double(c.executed)), add(Unit::fp32, all - double(c.executed));
+        else if (unit_of[size_t(i.pipe)] != Unit::issue) add(unit_of[size_t(i.pipe)], all * double(i.work));
+        add(Unit::shared, double(c.wavefronts) + double(c.sectors) / 4);
+    }
+    return demand;
+}
+
+namespace {
+
+// ---- the start of a block ---------------------------------------------------------------------------------------------------------
+
+uint32_t special(const Block &block, const std::string &name, int warp, int lane) {
+    const Launch &launch = *block.running->launch;
+    const int axis = name.back() - 'x';
+    const uint32_t own = 1u << lane;
+    if (name == "%laneid") return uint32_t(lane);
+    if (name == "%warpid") return uint32_t(warp);
+    if (name == "%nwarpid") return uint32_t(block.warps.size());
+    if (name == "WARP_SZ") return lanes;
+    if (name == "%lanemask_eq") return own;
+    if (name == "%lanemask_lt") return own - 1;
+    if (name == "%lanemask_le") return own | (own - 1);
+    if (name == "%lanemask_gt") return ~(own | (own - 1));
+    if (name == "%lanemask_ge") return ~(own - 1);
+    if (name == "%dynamic_smem_size") return uint32_t(launch.shared);
+    if (name == "%cluster_ctarank") return block.rank;
+    if (name == "%cluster_nctarank") return uint32_t(block.cluster->blocks.size());
+    if (name == "%smid") return block.number % 132;
+    if (name == "%nsmid") return 132;
+    const unsigned wide = block.cluster->shape[axis];
+    if (name.rfind("%cluster_ctaid", 0) == 0) return block.index[axis] % wide;
+    if (name.rfind("%cluster_nctaid", 0) == 0) return wide;
+    if (name.rfind("%clusterid", 0) == 0) return block.index[axis] / wide;
+    if (name.rfind("%nclusterid", 0) == 0) return launch.grid[axis] / wide;
+    if (name.rfind("%tid", 0) == 0) return block.thread(warp * lanes + lane)[axis];
+    if (name.rfind("%ntid", 0) == 0) return launch.threads[axis];
+    return name.rfind("%ctaid", 0) == 0 ? block.index[axis] : launch.grid[axis];
+}
+
+void preset(Warp &w, const Preset &p) {
+    for (int l = 0; l < lanes; l++) {
+        const uint64_t bits = p.special.empty() ? p.bits : special(*w.block, p.special, w.number, l);
+        if (p.bytes == 8) w.values<uint64_t>(p.slot)[l] = bits;
+        else if (p.bytes == 2) w.values<uint16_t>(p.slot)[l] = uint16_t(bits);
+        else w.values<uint32_t>(p.slot)[l] = uint32_t(bits);
+    }
+}
+
+void start_warp(Block &block, int number) {
+    const Launch &launch = *block.running->launch;
+    const Kernel &kernel = *block.running->kernel;
+    Warp &w = block.warps[size_t(number)];
+    w = Warp();
+    w.block = &block, w.number = number, w.instruction = kernel.code.data();
+    w.agent = block.rank * block.warps.size() + size_t(number);
+    w.sync_lanes();
+    if (kernel.uses_wgmma) w.uses.resize(size_t(kernel.slots));
+    for (const Preset &p : kernel.presets)
+        if (kernel.uses_wgmma) w.uses[size_t(p.slot)].constant = true;
+    w.registers = block.registers + size_t(number) * size_t(kernel.slots) * slot_bytes;
+    const unsigned threads = std::min(unsigned(launch.threads.count()) - unsigned(number) * lanes, unsigned(lanes));
+    w.live = w.exist = threads == lanes ? ~0u : (1u << threads) - 1;
+    w.paths = {{w.live, 0, int(kernel.code.size())}};
+    for (const Preset &p : kernel.presets) preset(w, p);
+}
+
+void start_block(Block &block) {
+    const size_t warps = block.warps.size(), cells = ceil_div(block.shared.size(), size_t(block.running->kernel->cell_bytes));
+    block.ended = false;
+    std::fill(block.shared.begin(), block.shared.end(), 0xff);  // NaN
+    std::fill(block.local.begin(), block.local.end(), 0xff);
+    block.cells.assign(cells, Cell());
+    block.reads.assign(cells * block.cluster->warps, 0);
+    block.mbarriers.clear();
+    for (Barrier &barrier : block.barriers) barrier = Barrier();
+    for (size_t n = 0; n < warps; n++) start_warp(block, int(n));
+}
+
+// The cluster's blocks, of which the first has the index `first`.
+void start_cluster(Cluster &cluster, Extent first) {
+    cluster.agents = cluster.warps;
+    cluster.inward.clear();
+    cluster.phase = 0, cluster.now = cluster.ended = View();
+    const Extent &shape = cluster.shape;
+    for (Block &block : cluster.blocks) {
+        block.number += uint32_t(cluster.blocks.size());
+        block.index[0] = first.x + block.rank % shape.x;
+        block.index[1] = first.y + block.rank / shape.x % shape.y;
+        block.index[2] = first.z + block.rank / shape.x / shape.y;
+        start_block(block);
+    }
+}
+
+std::vector<uint8_t> pack(const Kernel &kernel, const std::vector<const void *> &arguments) {
+    if (arguments.size() != kernel.parameters.size())
+        die("%s takes %zu arguments, not %zu", kernel.name.c_str(), kernel.parameters.size(), arguments.size());
+    std::vector<uint8_t> packed(kernel.parameter_bytes);
+    for (size_t n = 0; n < arguments.size(); n++)
+        memcpy(packed.data() + kernel.parameters[n].offset, arguments[n], kernel.parameters[n].bytes);
+    return packed;
+}
+
+Extent cluster_of(const Kernel &kernel, const Launch &launch) {
+    const unsigned *own = kernel.cluster;
+    return launch.cluster.count() ? launch.cluster : Extent{own[0], own[1], own[2]};
+}
+
+// What the CUDA Programming Guide allows, "Compute Capabilities".
+void check(const Kernel &kernel, const Launch &launch) {
+    const auto refuse = [&](const std::string &what, const std::string &fix) {
+        die("%s does not start: %s\n  fix: %s", kernel.name.c_str(), what.c_str(), fix.c_str());
+    };
+    const Extent &grid = launch.grid, &threads = launch.threads;
+    if (threads.count() < 1 || threads.count() > 1024 || threads.z > 64)
+        refuse("blocks of " + threads.text() + " threads", "at most 1024, and 64 in z");
+    if (grid.count() < 1 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
+        refuse("a grid of " + grid.text() + " blocks", "at most 2147483647 x 65535 x 65535, and one at least");
+    const Extent cluster = cluster_of(kernel, launch);
+    if (cluster.count() > 16 || grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
+        refuse("clusters of " + cluster.text() + " blocks in a grid of " + grid.text(),
+               "at most 8 blocks, or 16 where the kernel allows it, and a whole number of clusters");
+    if (launch.shared + kernel.static_shared > kernel.max_shared)
+        refuse(format("%zu bytes of shared memory a block, of which %zu are static", launch.shared + kernel.static_shared,
+                      kernel.static_shared),
+               format("at most %u on the GPU that the PTX is for", kernel.max_shared));
+}
+
+// While it lives, the variables of the kernel's module are memory that kernels may touch.
+class ModuleMemory {
+  public:
+    ModuleMemory(const Kernel &kernel, DeviceMemory &memory) : kernel_(kernel), memory_(memory) {
+        for (const Variable *v : kernel.variables) memory.add(v->memory.get(), v->bytes);
+    }
+    ~ModuleMemory() {
+        for (const Variable *v : kernel_.variables) memory_.remove(v->memory.get());
+    }
+
+  private:
+    const Kernel &kernel_;
+    DeviceMemory &memory_;
+};
+}  // namespace
+
+Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const void *> &arguments, DeviceMemory &memory) {
+    check(kernel, launch);
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<uint8_t> parameters = pack(kernel, arguments);
+    Counts counts;
+    counts.instructions.resize(kernel.code.size());
+    Running running{&kernel, &launch, &memory, &parameters, &counts};
+    Cluster cluster;
+    cluster.running = &running, cluster.shape = cluster_of(kernel, launch);
+    cluster.blocks.resize(cluster.shape.count());
+    const size_t warps = ceil_div(launch.threads.count(), size_t(lanes));
+    cluster.warps = warps * cluster.blocks.size();
+    const ModuleMemory variables(kernel, memory);
+    const size_t register_bytes = warps * size_t(kernel.slots) * slot_bytes;
+    const std::unique_ptr<uint8_t, decltype(&free)> registers(
+        static_cast<uint8_t *>(aligned_alloc(slot_bytes, register_bytes * cluster.blocks.size())), free);
+    memset(registers.get(), 0xff, register_bytes * cluster.blocks.size());  // NaN
+    for (size_t n = 0; n < cluster.blocks.size(); n++) {
+        Block &block = cluster.blocks[n];
+        block.running = &running, block.cluster = &cluster, block.rank = unsigned(n);
+        block.number = uint32_t(n - cluster.blocks.size() + 1);
+        block.shared.resize(kernel.static_shared + launch.shared);
+        block.warps.resize(warps);
+        block.local.resize(warps * lanes * kernel.local_bytes);
+        block.registers = registers.get() + n * register_bytes;
+    }
+    std::mt19937 random(1);
+    Demand before{};
+    Extent first{0, 0, 0};
+    for (; first.z < launch.grid.z; first.z += cluster.shape.z)
+        for (first.y = 0; first.y < launch.grid.y; first.y += cluster.shape.y)
+            for (first.x = 0; first.x < launch.grid.x; first.x += cluster.shape.x) {
+                start_cluster(cluster, first);
+                run_cluster(cluster, random);
+                if (!launch.count_memory) continue;
+                const Demand now = counts.demand(kernel);
+                Demand of_block;
+                for (size_t n = 0; n < units; n++) of_block[n] = (now[n] - before[n]) / double(cluster.blocks.size());
+                counts.demands.insert(counts.demands.end(), cluster.blocks.size(), of_block);
+                before = now;
+            }
+    counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return counts;
+}
+}  // namespace ptx

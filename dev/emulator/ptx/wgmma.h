@@ -1,0 +1,21 @@
+// Products of warpgroups, of four warps, by tensor cores: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
+#pragma once
+#include "warp.h"
+
+namespace ptx {
+
+// A warp's part of an operation: 16 of the 64 rows. It is computed when a warp waits for its group, with what shared memory holds then.
+struct Wgmma {
+    const Instruction *instruction = nullptr;
+    uint64_t group = 0;                 // of the warp, counted from the start
+    uint64_t a = 0, b = 0;              // descriptors
+    uint32_t registers[4][lanes] = {};  // of A, unless it is in shared memory
+    bool keep = false;                  // the accumulators' values, and not 0
+    bool from_registers = false, negative = false, a_turned = false, b_turned = false;
+    bool computed = false;
+    std::vector<uint32_t> words = {};  // of 16 bytes, in shared memory: the reads that this warp has marked
+};
+
+// Notes which registers an instruction other than wgmma uses, and refuses those of an operation that has not been waited for.
+void note_registers(Warp &w, const Instruction &i);
+}  // namespace ptx
