@@ -104,7 +104,7 @@ void start_inward(Warp &w, int lane, std::vector<Piece> pieces, uint32_t to, uin
     if (!between) check_global(w, lane, copy.pieces);
     for (unsigned r = 0; r < cluster.blocks.size(); r++) {
         if (!(ranks >> r & 1)) continue;
-        const uint32_t block = (r + 1) << 24, own = mbarrier & 0xff'ffff;
+        const uint32_t block = r == w.block->rank ? 0 : (r + 1) << 24, own = mbarrier & 0xff'ffff;
         const MBarrier &b = mbarrier_of_copy(w, lane, block | own);
         copy.targets.push_back({r, own, b.phase});
         for (const Piece &p : copy.pieces) {
@@ -124,7 +124,7 @@ void start_inward(Warp &w, int lane, std::vector<Piece> pieces, uint32_t to, uin
 template <int rank, bool multicast> void load_box(Warp &w, const Instruction &i) {
     const int lane = starter(w, i, false);
     const TensorMap map = map_at(w, lane, w.values<uint64_t>(i.operands[1])[lane] + uint64_t(i.offsets[1]));
-    if (map.rank != rank) w.fail(lane, format("a copy of %d dimensions by a tensor map of %d", rank, map.rank));
+    if (map.rank != rank) w.fail(lane, format("a copy of rank %d by a tensor map of rank %d", rank, map.rank));
     int corner[rank];
     for (int d = 0; d < rank; d++) corner[d] = int(w.one(i.operands[2 + d]));
     const uint32_t to = w.one(i.operands[0]) + uint32_t(i.offsets[0]),
@@ -188,7 +188,7 @@ void start_outward(Warp &w, int lane, std::vector<Piece> pieces, Sum sum) {
 template <int rank, bool adds> void store_box(Warp &w, const Instruction &i) {
     const int lane = starter(w, i, !adds);
     const TensorMap map = map_at(w, lane, w.values<uint64_t>(i.operands[0])[lane] + uint64_t(i.offsets[0]));
-    if (map.rank != rank) w.fail(lane, format("a copy of %d dimensions by a tensor map of %d", rank, map.rank));
+    if (map.rank != rank) w.fail(lane, format("a copy of rank %d by a tensor map of rank %d", rank, map.rank));
     int corner[rank];
     for (int d = 0; d < rank; d++) corner[d] = int(w.one(i.operands[1 + d]));
     const uint32_t from = w.one(i.operands[1 + rank]) + uint32_t(i.offsets[1]);

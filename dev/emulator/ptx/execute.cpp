@@ -196,8 +196,8 @@ void run_cluster(Cluster &cluster, std::mt19937 &random) {
         bool progress = false;
         for (Warp *w : order) {
             if (w->paths.empty() || w->waits_at >= 0) continue;
-            const bool ran = run_warp(*w);
-            progress |= ran && !w->expired;
+            const bool gives_up = w->expired;
+            progress |= run_warp(*w) && !gives_up;
             w->expired = false;
         }
         end_blocks(cluster);

@@ -116,7 +116,7 @@ template <bool parity, bool relaxed> void wait(Warp &w, const Instruction &i) {
             if (!relaxed) w.learn(b.ended);
         }
     });
-    if (!done && !w.expired)
+    if (!done && !std::exchange(w.expired, false))
         return w.stall([&w, lacking, address = address_of(w, i, 1, lane)] {
             return format("waits for the mbarrier at %s: %s", shared_text(address).c_str(), state_of(*lacking).c_str());
         });

@@ -1,0 +1,483 @@
+// The PTX interpreter on Hopper's instructions, in kernels written by hand: results, and misuse that a GPU might not show.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "../../dev/emulator/ptx/interpreter.h"
+#include "../../dev/emulator/ptx/tensor_map.h"
+#include "../../llmc/core/dtype.h"
+
+namespace {
+
+// Device memory: x holds operands, y results, and `maps` describes arrays in x.
+constexpr size_t words = 16384;
+alignas(1024) uint32_t x[words], y[words];
+alignas(64) ptx::TensorMap maps[4];
+
+// A thread knows %r0 itself and %r2 the block's shared memory; %rd0 to %rd2 are x, y and maps, %rd3 its own word of y; %p0 holds in thread 0.
+constexpr const char *prologue = R"(
+    .version 8.0
+    .target sm_90a
+    .extern .shared .align 1024 .b8 buffer[];
+    .visible .entry kernel(.param .u64 kernel_param_0, .param .u64 kernel_param_1, .param .u64 kernel_param_2)
+    CLUSTER
+    {
+    .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<99>; .reg .f32 %f<200>; .reg .b64 %rd<99>;
+    ld.param.u64 %rd0, [kernel_param_0];
+    ld.param.u64 %rd1, [kernel_param_1];
+    ld.param.u64 %rd2, [kernel_param_2];
+    mov.u32 %r0, %tid.x;  mov.u32 %r1, %ctaid.x;  mov.u32 %r2, buffer;  mov.u32 %r9, 0;
+    setp.eq.u32 %p0, %r0, 0;
+    mov.u32 %r4, %ntid.x;  mad.lo.u32 %r4, %r1, %r4, %r0;
+    mul.wide.u32 %rd3, %r4, 4;  add.s64 %rd3, %rd1, %rd3;
+)";
+
+void run(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
+    std::string head = prologue;
+    head.replace(head.find("CLUSTER"), 7, cluster > 1 ? format(".reqnctapercluster %u, 1, 1", cluster) : "");
+    ptx::Module module(head + body + "\nret;\n}\n");
+    std::fill(y, y + words, 0);
+    uint32_t *const px = x, *const py = y;
+    ptx::TensorMap *const pm = maps;
+    ptx::DeviceMemory memory;
+    memory.add(px, sizeof x), memory.add(py, sizeof y), memory.add(pm, sizeof maps);
+    ptx::run(module.kernel("kernel"), {{blocks}, {threads}, 64 * 1024, true}, {&px, &py, &pm}, memory);
+}
+std::string error_of(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
+    try {
+        run(body, threads, blocks, cluster);
+    } catch (const Error &error) {
+        return error.what();
+    }
+    return "no error";
+}
+testing::AssertionResult fails(const std::string &error, const std::string &what) {
+    if (error.find(what) != std::string::npos) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "not \"" << what << "\" but: " << error;
+}
+
+ptx::TensorMap map_of(const void *base, ptx::Element element, std::array<uint64_t, 2> dims, std::array<uint16_t, 2> box,
+                      int swizzle) {
+    ptx::TensorMap map;
+    map.base = uint64_t(base), map.rank = 2, map.element = element, map.swizzle = uint8_t(swizzle);
+    map.dims[0] = dims[0], map.dims[1] = dims[1], map.strides[0] = dims[0] * bytes_of(element);
+    map.box[0] = box[0], map.box[1] = box[1];
+    EXPECT_EQ(broken_rule(map), "");
+    return map;
+}
+
+// ---- parts of kernels: an mbarrier lies at the start of shared memory, data from 1024 on --------------------------------------------
+
+const std::string initialise = "@%p0 mbarrier.init.shared::cta.b64 [%r2], 1;\n",
+                  announce = "fence.mbarrier_init.release.cluster;\n", block_barrier = "bar.sync 0;\n",
+                  ready = initialise + announce + block_barrier, fence = "fence.proxy.async.shared::cta;\n",
+                  show = "st.global.u32 [%rd3], %r20;\n";
+std::string expect(int bytes) { return format("@%%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%%r2], %d;\n", bytes); }
+std::string load(int at = 1024, int map = 0, int column = 0, int row = 0, const std::string &extra = "") {
+    return format(
+        "mov.u32 %%r10, %d;  mov.u32 %%r11, %d;\n@%%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+        ".mbarrier::complete_tx::bytes%s [%%r2+%d], [%%rd2+%d, {%%r10, %%r11}], [%%r2]%s;\n",
+        column, row, extra.empty() ? "" : ".multicast::cluster", at, map * 128, extra.c_str());
+}
+std::string wait(int parity = 0, int at = 0) {
+    return format(
+        "{ .reg .pred P;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 P, [%%r2+%d], %d;\n@P bra DONE;\nbra AGAIN;\nDONE: }\n",
+        at, parity);
+}
+const std::string show_copy = "shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  ld.shared.u32 %r20, [%r3+1024];\n";
+
+// x as 64 rows of 32 words; a box of 8 rows of 16 words, 512 bytes: a word for each of 128 threads.
+void words_and_map(int swizzle = 0) {
+    for (size_t n = 0; n < words; n++) x[n] = uint32_t(n);
+    maps[0] = map_of(x, ptx::Element::u32, {32, 64}, {16, 8}, swizzle);
+}
+
+}  // namespace
+
+// ---- mbarriers and copies -----------------------------------------------------------------------------------------------------------
+
+TEST(PtxHopper, BoxOfATensorMap) {
+    words_and_map();
+    run(ready + expect(512) + load(1024, 0, 4, 3) + wait() + show_copy + show);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], (3 + n / 16) * 32 + 4 + n % 16);
+    run(ready + expect(512) + load(1024, 0, 24, -2) + wait() + show_copy + show);  // zeros outside of the array
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], n < 32 || n % 16 >= 8 ? 0 : (n / 16 - 2) * 32 + 24 + n % 16) << n;
+    words_and_map(2);  // in rows of 64 bytes, the 16-byte words of a row go by the number of the pair of rows
+    run(ready + expect(512) + load() + wait() + show_copy + show);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], n / 16 * 32 + (n % 16 / 4 ^ n / 32 % 4) * 4 + n % 4) << n;
+}
+
+TEST(PtxHopper, CopiesNeedTheirMbarrier) {
+    words_and_map();
+    const std::string copy = ready + expect(512) + load();
+    EXPECT_TRUE(fails(error_of(copy + show_copy + show), "reads shared memory"));
+    EXPECT_TRUE(fails(error_of(copy + wait(1) + show_copy + show),
+                      "reads shared memory"));  // the phase before the first has always ended
+    EXPECT_TRUE(fails(error_of(copy), "the block ends"));
+    EXPECT_TRUE(fails(error_of(ready + load() + wait() + show_copy), "phase 0 of it has 0 of 1 arrivals and 512 bytes of the 0"));
+    EXPECT_TRUE(fails(error_of(ready + expect(512) + wait()), "has 1 of 1 arrivals and 0 bytes of the 512"));
+    EXPECT_TRUE(fails(error_of(ready + expect(1024) + load() + wait()), "512 bytes of the 1024 that arrivals expect"));
+    EXPECT_TRUE(fails(error_of(ready + expect(256) + load() + wait()), "512 bytes of the 256"));
+    EXPECT_TRUE(fails(error_of(ready + expect(512) + load() + load(2048) + wait() + wait(1)), "do not add up"));
+    EXPECT_TRUE(fails(error_of(copy + wait() + expect(512) + load() + wait(1) + show_copy + expect(512) + load()),
+                      "no barrier in between"));
+    EXPECT_TRUE(fails(error_of(copy + load()), "writes to shared memory + 1024 while a copy to it is on its way"));
+    EXPECT_TRUE(fails(error_of(expect(512)), "no mbarrier has been initialised at shared memory + 0"));
+    EXPECT_TRUE(fails(error_of(initialise + announce + wait(1)), "initialised"));
+    EXPECT_TRUE(
+        fails(error_of(initialise + block_barrier + expect(512) + load()), "no fence.mbarrier_init or fence.proxy.async"));
+    EXPECT_TRUE(fails(error_of(initialise + initialise), "is an mbarrier already"));
+    EXPECT_TRUE(fails(error_of(ready + "ld.shared.u32 %r20, [%r2];"), "reads shared memory + 0, which is an mbarrier"));
+    EXPECT_TRUE(fails(error_of(ready + expect(0) + expect(0) + wait() + expect(0) + wait(1) + wait()),
+                      "phase 2 of it has 0 of 1 arrivals"))
+        << "";
+}
+
+TEST(PtxHopper, MbarriersOrderWarps) {
+    const std::string
+        initialise = "@%p0 mbarrier.init.shared::cta.b64 [%r2], 128;\nbar.sync 0;\n",
+        own = "shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  st.shared.u32 [%r3+1024], %r0;\n",
+        arrive = "mbarrier.arrive.shared::cta.b64 %rd9, [%r2];\n",
+        other = "xor.b32 %r5, %r0, 33;  shl.b32 %r5, %r5, 2;  add.s32 %r5, %r5, %r2;  ld.shared.u32 %r20, [%r5+1024];\n";
+    run(initialise + own + arrive + wait() + other + show);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], n ^ 33);
+    EXPECT_TRUE(fails(error_of(initialise + own + arrive + other), "reads shared memory"));
+    EXPECT_TRUE(fails(error_of(initialise + arrive + own + wait() + other), "which thread"));
+    EXPECT_TRUE(fails(error_of(initialise + "mbarrier.arrive.relaxed.cta.shared::cta.b64 %rd9, [%r2];\n" + wait() +
+                               own.substr(0, own.find("st.")) + own.substr(own.find("st.")) +
+                               "mbarrier.arrive.relaxed.cta.shared::cta.b64 %rd9, [%r2];\n" + wait(1) + other),
+                      "with no barrier in between"));
+    EXPECT_TRUE(fails(error_of(initialise + "@%p0 bra END;\n" + arrive + wait() + "END:"), "has 127 of 128 arrivals"));
+    EXPECT_TRUE(fails(error_of(initialise + "mbarrier.arrive.shared::cta.b64 %rd9, [%r2], 5;"), "more often than the 128 times"));
+}
+
+TEST(PtxHopper, StoresReadSharedMemoryUntilTheyAreWaitedFor) {
+    words_and_map();
+    const std::string own = "shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  st.shared.u32 [%r3+1024], %r0;\n",
+                      store = "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r9, %r9}], [%r2+1024];\n",
+                      commit = "@%p0 cp.async.bulk.commit_group;\n", waits = "@%p0 cp.async.bulk.wait_group.read 0;\n";
+    run(own + fence + block_barrier + store + commit + waits);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(x[n / 16 * 32 + n % 16], n);
+    std::string add = store;
+    add.replace(add.find("cp.async"), 8, "cp.reduce.async");
+    add.replace(add.find("shared::cta.tile"), 16, "shared::cta.add.tile");
+    run(own + fence + block_barrier + add + commit + waits);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(x[n / 16 * 32 + n % 16], 2 * n);
+    EXPECT_TRUE(fails(error_of(own + block_barrier + store + commit + waits), "with no fence.proxy.async in between"));
+    EXPECT_TRUE(fails(error_of(fence + own + block_barrier + store + commit + waits), "with no fence.proxy.async in between"));
+    EXPECT_TRUE(fails(error_of(own + fence + "bar.warp.sync -1;\n" + store + commit + waits), "reads shared memory"));
+    EXPECT_TRUE(fails(error_of(own + fence + block_barrier + store + commit), "returns before the copy of line"));
+    EXPECT_TRUE(fails(error_of(own + fence + block_barrier + store + waits), "returns before the copy of line"));
+    EXPECT_TRUE(fails(error_of(own + fence + block_barrier + store + commit + block_barrier + own + waits), "still reads"));
+    std::string by_all = load();
+    by_all.erase(by_all.find("@%p0"), 4);
+    EXPECT_TRUE(fails(error_of(ready + expect(512) + by_all), "several threads"));
+}
+
+TEST(PtxHopper, BulkCopiesOfBytes) {
+    words_and_map();
+    const std::string in =
+        "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+1024], [%rd0], 512, [%r2];\n";
+    run(ready + expect(512) + in + wait() + show_copy + show);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], n);
+    const std::string
+        own = "cvt.rn.f32.u32 %f1, %r0;  shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  st.shared.f32 [%r3+1024], %f1;\n",
+        add = "@%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r2+1024], 512;\n",
+        waits = "@%p0 cp.async.bulk.commit_group;\n@%p0 cp.async.bulk.wait_group 0;\n";
+    run(own + fence + block_barrier + add + add + waits);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(std::bit_cast<float>(y[n]), 2 * float(n));
+    EXPECT_TRUE(fails(error_of(ready + expect(512) + in + in), "while a copy to it is on its way"));
+    EXPECT_TRUE(fails(error_of(ready + "add.s64 %rd0, %rd0, 8;" + in), "multiples of 16"));
+    EXPECT_TRUE(fails(error_of(ready + "add.s64 %rd0, %rd0, 65488;" + in), "of the 65536 bytes of argument 0"));
+}
+
+TEST(PtxHopper, RulesOfTensorMaps) {
+    words_and_map();
+    const auto rule = [](auto change) {
+        ptx::TensorMap map = maps[0];
+        change(map);
+        return broken_rule(map);
+    };
+    EXPECT_TRUE(fails(rule([](auto &m) { m.base += 8; }), "aligned to 16"));
+    EXPECT_TRUE(fails(rule([](auto &m) { m.strides[0] = 100; }), "a multiple of 16"));
+    EXPECT_TRUE(fails(rule([](auto &m) { m.box[1] = 257; }), "1 to 256"));
+    EXPECT_TRUE(fails(rule([](auto &m) { m.box[0] = 3; }), "a multiple of 16"));
+    EXPECT_TRUE(fails(rule([](auto &m) { m.box[0] = 32, m.swizzle = 2; }), "at most the swizzle's"));
+    EXPECT_TRUE(fails(rule([](auto &m) { m.rank = 6; }), "1 to 5"));
+    const std::string copy = ready + expect(512);
+    EXPECT_TRUE(fails(error_of(copy + load(1040)), "not aligned to 128"));
+    EXPECT_TRUE(fails(error_of(copy + load(65536 - 128)), "of which the block has 65536"));
+    EXPECT_TRUE(fails(error_of(copy + "add.s64 %rd2, %rd2, 64;" + load()), "cuTensorMapEncodeTiled has not made"));
+    EXPECT_TRUE(fails(error_of(copy + load().replace(load().find("2d"), 2, "1d").replace(load().find(", %r11"), 6, "")),
+                      "rank 1 by a tensor map of rank 2"));
+}
+
+// ---- clusters -------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+const std::string
+    meet = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n",
+    rank = "mov.u32 %r6, %cluster_ctarank;  xor.b32 %r7, %r6, 1;\n",
+    own_word = "shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  mad.lo.u32 %r5, %r6, 1000, %r0;  st.shared.u32 [%r3+1024], %r5;\n",
+    map_other = "mapa.shared::cluster.u32 %r8, %r2, %r7;  shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r8;\n",
+    read_other = map_other + "ld.shared::cluster.u32 %r20, [%r3+1024];\n";
+}
+
+TEST(PtxHopper, BlocksOfAClusterReadEachOther) {
+    run(rank + own_word + meet + read_other + show + meet, 128, 4, 2);
+    for (uint32_t n = 0; n < 512; n++) EXPECT_EQ(y[n], (n / 128 % 2 ? 0 : 1000) + n % 128);
+    EXPECT_TRUE(fails(error_of(rank + own_word + read_other + meet, 128, 2, 2), "of block"));
+    EXPECT_TRUE(fails(error_of(rank + own_word + meet + read_other, 128, 2, 2), "ends"));
+    std::string relaxed = meet;
+    relaxed.replace(relaxed.find("release"), 7, "relaxed");
+    EXPECT_TRUE(fails(error_of(rank + own_word + relaxed + read_other + meet, 128, 2, 2), "with no barrier in between"));
+    EXPECT_TRUE(fails(error_of(rank + own_word + meet + map_other + "ld.shared.u32 %r20, [%r3+1024];", 128, 2, 2),
+                      "fix: .shared::cluster"));
+    EXPECT_TRUE(fails(error_of(rank + "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra SKIP;\nbarrier.cluster.wait;\nSKIP:", 128, 2, 2),
+                      "without arriving"));
+    EXPECT_TRUE(fails(error_of(rank + "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra SKIP;\n" + meet + "SKIP: bar.sync 1, 256;", 128, 2, 2),
+                      "barrier 1"));
+    EXPECT_TRUE(fails(error_of(rank, 128, 3, 2), "clusters of 2 blocks in a grid of 3"));
+}
+
+TEST(PtxHopper, RemoteArrivalsAndMulticast) {
+    words_and_map();
+    const std::string begin = rank + ready + meet;
+    // Block 0 loads for both; each waits at its own mbarrier.
+    const std::string only_first = "setp.eq.u32 %p1, %r6, 0;  and.pred %p0, %p0, %p1;  mov.u16 %rs1, 3;\n",
+                      both = load(1024, 0, 0, 0, ", %rs1");
+    run(begin + expect(512) + only_first + both + wait() + show_copy + show + meet, 128, 2, 2);
+    for (uint32_t n = 0; n < 256; n++) EXPECT_EQ(y[n], n % 128 / 16 * 32 + n % 16);
+    EXPECT_TRUE(
+        fails(error_of(begin + expect(512) + only_first + load() + wait() + show_copy + meet, 128, 2, 2), "0 bytes of the 512"));
+    EXPECT_TRUE(
+        fails(error_of(rank + initialise + announce + block_barrier + expect(512) + only_first + both + wait() + meet, 128, 2, 2),
+              "mbarrier"));
+    // A thread of the other block arrives.
+    const std::string arrive = "@%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r8];\n";
+    run(begin + own_word + block_barrier + map_other + arrive + wait() + read_other + show + meet, 128, 2, 2);
+    for (uint32_t n = 0; n < 256; n++) EXPECT_EQ(y[n], (n < 128 ? 1000 : 0) + n % 128);
+    EXPECT_TRUE(fails(error_of(begin + own_word + block_barrier + map_other + wait() + meet, 128, 2, 2), "has 0 of 1 arrivals"));
+    EXPECT_TRUE(fails(error_of(begin + own_word + map_other + arrive + wait() + read_other + meet, 128, 2, 2),
+                      "with no barrier in between"));
+}
+
+// ---- wgmma ------------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int rows = 64, columns = 64;
+
+struct Kind {
+    const char *types;
+    ptx::Element element;
+    int bytes;
+    uint32_t (*encode)(int value);  // whole numbers from -4 to 4
+};
+uint32_t minifloat(int value, int mantissa_bits, int bias) {
+    if (!value) return 0;
+    const int size = std::abs(value), exponent = size >= 4 ? 2 : size >= 2 ? 1 : 0;
+    const int mantissa = ((size << mantissa_bits) >> exponent) - (1 << mantissa_bits);
+    return uint32_t((value < 0 ? 0x80 : 0) | (exponent + bias) << mantissa_bits | mantissa);
+}
+const Kind kinds[] = {
+    {"bf16", ptx::Element::bf16, 2, [](int v) { return std::bit_cast<uint32_t>(float(v)) >> 16; }},
+    {"f16", ptx::Element::f16, 2, [](int v) { return uint32_t(std::bit_cast<uint16_t>(_Float16(float(v)))); }},
+    {"e4m3", ptx::Element::u8, 1, [](int v) { return minifloat(v, 3, 7); }},
+    {"e5m2", ptx::Element::u8, 1, [](int v) { return minifloat(v, 2, 15); }},
+    {"tf32", ptx::Element::f32, 4, [](int v) { return std::bit_cast<uint32_t>(float(v)); }},
+};
+int a_of(int row, int k) { return (row * 5 + k * 3 + row / 8) % 9 - 4; }
+int b_of(int column, int k) { return (column * 7 + k * 5 + column / 8 * 2) % 9 - 4; }
+
+// How A or B lies in x and in shared memory. Its boxes have 64 rows (of K, if that is contiguous) of one swizzle, or of 16 bytes without.
+struct Layout {
+    int swizzle;
+    bool turned;  // K is not contiguous
+    int span() const { return swizzle ? 16 << swizzle : 16; }
+};
+
+struct Product {
+    const Kind &kind;
+    Layout a, b;
+    int K;  // elements: 32 bytes times the operations
+    int operations() const { return K * kind.bytes / 32; }
+
+    // A map of 64 x K elements at x + `at`, copied box by box, and the descriptor's fields without the address.
+    std::string place(const Layout &l, int map, int shared, int (*value)(int, int)) const {
+        const int contiguous = l.turned ? 64 : K, others = l.turned ? K : 64, wide = l.span() / kind.bytes;
+        uint8_t *base = reinterpret_cast<uint8_t *>(x) + map * 16384;
+        for (int o = 0; o < others; o++)
+            for (int c = 0; c < contiguous; c++) {
+                const uint32_t bits = kind.encode(l.turned ? value(c, o) : value(o, c));
+                memcpy(base + (o * contiguous + c) * kind.bytes, &bits, size_t(kind.bytes));
+            }
+        maps[map] =
+            map_of(base, kind.element, {uint64_t(contiguous), uint64_t(others)}, {uint16_t(wide), uint16_t(others)}, l.swizzle);
+        std::string copies;
+        for (int c = 0; c < contiguous; c += wide) copies += load(shared + c / wide * others * l.span(), map, c);
+        return copies;
+    }
+    uint64_t fields(const Layout &l) const {
+        const uint64_t others = uint64_t(l.turned ? K : 64), span = uint64_t(l.span()), box = others * span, eight = 8 * span;
+        const uint64_t leading = l.turned && !l.swizzle ? eight : box, stride = l.turned && !l.swizzle ? box : eight;
+        constexpr uint64_t mode[] = {0, 3, 2, 1};
+        return leading / 16 << 16 | stride / 16 << 32 | mode[l.swizzle] << 62;
+    }
+    // Where the k-th operation starts in an operand.
+    int step(const Layout &l, int k) const {
+        if (l.turned) return k * 16 * l.span();
+        return l.swizzle ? k * 32 / l.span() * 64 * l.span() + k * 32 % l.span() : k * 2 * 64 * 16;
+    }
+};
+
+std::string accumulators() {
+    std::string all;
+    for (int n = 0; n < columns / 2; n++) all += format("%s%%f%d", n ? "," : "{", n);
+    return all + "}";
+}
+constexpr int a_at = 1024, b_at = 1024 + 16384;
+const std::string wgmma_fence = "wgmma.fence.sync.aligned;\n", commit = "wgmma.commit_group.sync.aligned;\n",
+                  wait_group = "wgmma.wait_group.sync.aligned 0;\n";
+
+struct Parts {
+    std::string before, operations, after;
+    std::string all() const { return before + wgmma_fence + operations + commit + wait_group + after; }
+};
+Parts parts(const Product &p, bool registers) {
+    Parts out;
+    for (size_t n = 0; n < words; n++) x[n] = 0;
+    const int bytes = 64 * p.K * p.kind.bytes;
+    out.before = ready + expect(2 * bytes) + p.place(p.a, 0, a_at, a_of) + p.place(p.b, 1, b_at, b_of) + wait();
+    out.before += "shr.u32 %r30, %r2, 4;  cvt.u64.u32 %rd30, %r30;\n";
+    for (int n = 0; n < columns / 2; n++) out.before += format("mov.f32 %%f%d, 0f00000000;\n", n);
+    const std::string k = std::to_string(32 / p.kind.bytes), flags = p.kind.bytes != 2 ? ""
+                                                                     : registers       ? format(", %d", p.b.turned)
+                                                                                 : format(", %d, %d", p.a.turned, p.b.turned);
+    for (int n = 0; n < p.operations(); n++) {
+        const auto descriptor = [&](int reg, const Layout &l, int at) {
+            return format("add.s64 %%rd%d, %%rd30, %lld;\n", reg,
+                          static_cast<long long>(p.fields(l) + uint64_t(at + p.step(l, n)) / 16));
+        };
+        std::string a = "%rd31";
+        if (registers) {  // each thread reads its fragments of A from x, where K is contiguous
+            a = "{%r40,%r41,%r42,%r43}";
+            out.before += n ? "" : "shr.u32 %r50, %r0, 2;  shl.b32 %r51, %r50, 1;  and.b32 %r52, %r0, 3;\n";
+        } else out.operations += descriptor(31, p.a, a_at);
+        out.operations += descriptor(32, p.b, b_at) + "wgmma.mma_async.sync.aligned.m64n64k" + k + ".f32." + p.kind.types + "." +
+                          p.kind.types + " " + accumulators() + ", " + a + ", %rd32, 1, 1, 1" + flags + ";\n";
+    }
+    out.after = "mul.wide.u32 %rd40, %r0, 128;  add.s64 %rd40, %rd1, %rd40;\n";
+    for (int n = 0; n < columns / 2; n++) out.after += format("st.global.f32 [%%rd40+%d], %%f%d;\n", 4 * n, n);
+    return out;
+}
+
+int sum_of(int row, int column, int K) {
+    int sum = 0;
+    for (int k = 0; k < K; k++) sum += a_of(row, k) * b_of(column, k);
+    return sum;
+}
+// How many of the results in y differ.
+int differences(int K) {
+    int wrong = 0;
+    for (int thread = 0; thread < 128; thread++)
+        for (int r = 0; r < columns / 2; r++) {
+            const int row = thread / 32 * 16 + thread % 32 / 4 + r / 2 % 2 * 8, column = r / 4 * 8 + thread % 4 * 2 + r % 2;
+            wrong += std::bit_cast<float>(y[thread * columns / 2 + r]) != float(sum_of(row, column, K));
+        }
+    return wrong;
+}
+}  // namespace
+
+TEST(PtxHopper, WgmmaOfEveryTypeAndLayout) {
+    for (const Kind &kind : kinds)
+        for (int a = 0; a < 4; a++)
+            for (const bool turned_a : {false, true})
+                for (int b = 0; b < 4; b++)
+                    for (const bool turned_b : {false, true}) {
+                        if ((turned_a || turned_b) && kind.bytes != 2) continue;
+                        const Product p{kind, {a, turned_a}, {b, turned_b}, 128 / kind.bytes};
+                        run(parts(p, false).all());
+                        EXPECT_EQ(differences(p.K), 0) << kind.types << " " << a << turned_a << " " << b << turned_b;
+                    }
+}
+
+TEST(PtxHopper, WgmmaIsRefusedWithoutFencesAndWaits) {
+    const Product p{kinds[0], {3, false}, {3, false}, 64};
+    const Parts q = parts(p, false);
+    EXPECT_TRUE(fails(error_of(q.before + q.operations + commit + wait_group), "no wgmma.fence precedes the first wgmma"));
+    EXPECT_TRUE(
+        fails(error_of(q.before + wgmma_fence + "add.f32 %f0, %f0, %f0;\n" + q.operations), "since the last wgmma.fence"));
+    EXPECT_TRUE(fails(error_of(q.before + wgmma_fence + q.operations + commit + q.after), "accesses a sum of the wgmma of line"));
+    EXPECT_TRUE(
+        fails(error_of(q.before + wgmma_fence + q.operations + wait_group + q.after), "accesses a sum"));  // not committed
+    EXPECT_TRUE(fails(error_of(q.before + wgmma_fence + q.operations + commit), "returns before its wgmma has been waited for"));
+    std::string weaker = q.all();
+    weaker.replace(weaker.find("wait_group.sync.aligned 0"), 25, "wait_group.sync.aligned 1");
+    EXPECT_TRUE(fails(error_of(weaker), "accesses a sum"));
+    std::string early = q.all();
+    early.erase(early.find("{ .reg .pred P;"), wait().size());
+    EXPECT_TRUE(fails(error_of(early), "reads shared memory"));
+    EXPECT_TRUE(fails(
+        error_of(q.before + wgmma_fence + q.operations + commit + "@%p0 st.shared.f32 [%r2+1024], 0f00000000;\n" + wait_group),
+        "which the operation of line"));
+    EXPECT_TRUE(
+        fails(error_of(q.before + wgmma_fence + q.operations + commit + expect(8192) + load(a_at) + wait_group), "still reads"));
+    // Written by threads, and no fence of proxies
+    const std::string store = "mad.lo.u32 %r3, %r0, 4, %r2;  st.shared.f32 [%r3+1024], 0f00000000;\n";
+    EXPECT_TRUE(
+        fails(error_of(q.before + block_barrier + store + block_barrier + wgmma_fence + q.operations + commit + wait_group),
+              "with no fence.proxy.async in between"));
+    EXPECT_EQ(
+        error_of(q.before + block_barrier + store + fence + block_barrier + wgmma_fence + q.operations + commit + wait_group),
+        "no error");
+    EXPECT_EQ(
+        error_of(q.before + block_barrier + store + block_barrier + fence + wgmma_fence + q.operations + commit + wait_group),
+        "no error");
+    // The warps of a group take part together.
+    const std::string skip = "shr.u32 %r60, %r0, 5;  setp.eq.u32 %p5, %r60, 2;\n@%p5 bra END;\n";
+    EXPECT_TRUE(fails(error_of(q.before + skip + wgmma_fence + q.operations + commit + wait_group + "END:"), "warp 2"));
+    EXPECT_TRUE(fails(error_of(q.before + "mov.u64 %rd30, 281474976710656;\n" + wgmma_fence + q.operations + commit + wait_group),
+                      "is no descriptor of a matrix"));
+}
+
+TEST(PtxHopper, WrongDescriptorsGiveWrongNumbers) {
+    const Product p{kinds[0], {3, false}, {3, false}, 64};
+    const Parts q = parts(p, false);
+    const auto differs = [&](const std::string &from, uint64_t change) {
+        Parts wrong = q;
+        const size_t at = wrong.operations.find(from),
+                     number = wrong.operations.find_last_of(' ', wrong.operations.find(';', at)) + 1;
+        const long long value = std::stoll(wrong.operations.substr(number));
+        wrong.operations.replace(number, std::to_string(value).size(),
+                                 std::to_string(static_cast<long long>(uint64_t(value) + change)));
+        run(wrong.all());
+        return differences(p.K);
+    };
+    EXPECT_EQ(differs("%rd31", 0), 0);
+    EXPECT_GT(differs("%rd31", uint64_t(-1) << 32), 0);  // the stride is 16 bytes too short
+    EXPECT_GT(differs("%rd32", 2), 0);                   // 32 bytes further
+    EXPECT_GT(differs("%rd32", uint64_t(1) << 62), 0);   // a swizzle of 64 bytes
+}
+
+// ---- the rest of the new instructions ---------------------------------------------------------------------------------------------------
+
+TEST(PtxHopper, ElectStmatrixAndRegisters) {
+    run("elect.sync %r10|%p1, -1;  selp.b32 %r20, 7, %r10, %p1;\n" + show);
+    for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], n % 32 ? 0u : 7u);
+    EXPECT_TRUE(fails(error_of("@%p0 bra END;\nelect.sync _|%p1, -1;\nEND:"), "the lanes that are here are"));
+    // A fragment of two tiles: lane 4 g + t has columns 2 t and 2 t + 1 of row g; rows of 16 bytes follow each other.
+    const std::string
+        address = "shl.b32 %r10, %r0, 4;  add.s32 %r10, %r10, %r2;\n",
+        values =
+            "shl.b32 %r11, %r0, 1;  add.s32 %r12, %r11, 1;  shl.b32 %r12, %r12, 16;  or.b32 %r11, %r11, %r12;  add.s32 %r13, %r11, 4194368;\n",
+        get = "bar.warp.sync -1;  shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  ld.shared.u32 %r20, [%r3];\n";
+    run(address + values + "stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r10], {%r11, %r13};\n" + get + show, 32);
+    for (uint32_t n = 0; n < 32; n++) EXPECT_EQ(y[n], (2 * n + 1) << 16 | 2 * n);
+    run(address + values + "stmatrix.sync.aligned.x2.trans.m8n8.shared.b16 [%r10], {%r11, %r13};\n" + get + show, 32);
+    for (uint32_t n = 0; n < 32; n++) EXPECT_EQ(y[n] & 0xffff, n % 4 * 2 * 8 + n / 4);
+    EXPECT_EQ(error_of("setmaxnreg.dec.sync.aligned.u32 40;\nsetmaxnreg.inc.sync.aligned.u32 240;\n"), "no error");
+    EXPECT_TRUE(fails(error_of("setmaxnreg.dec.sync.aligned.u32 41;"), "a multiple of 8 from 24 to 256"));
+    EXPECT_TRUE(fails(error_of("setmaxnreg.inc.sync.aligned.u32 240;", 384), "setmaxnreg waits for 240 registers"));
+}
