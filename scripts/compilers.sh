@@ -2,7 +2,7 @@
 # compilers.sh [COMPILER...]: builds train_llama and the C++ tests with each compiler in a directory of its own, build/COMPILER, and runs
 # the tests; without arguments with the installed ones of the list below. Programs of aarch64-linux-gnu-g++ run under qemu (Debian
 # packages g++-aarch64-linux-gnu and qemu-user-static), without the tests that train on many ranks, which would take an hour there.
-#   FILTER='RmsNorm*' scripts/compilers.sh clang++-16   these tests alone
+#   FILTER='Norms*' scripts/compilers.sh clang++-16   these tests alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

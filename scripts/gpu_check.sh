@@ -215,7 +215,7 @@ sanitizer() {
     # The tests of ops write all device memory before they read it, so initcheck would find nothing. The program itself reports API errors.
     # racecheck leaves out cuBLASLt's own kernels, and all tools leave out NCCL's.
     local ops='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
-    [ -z "$quick" ] || ops='Rope*:RmsNorm*:Attention*' kernels=$ops
+    [ -z "$quick" ] || ops='Rope*:Norms*:Attention*' kernels=$ops
     check_sharded memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
     check_sharded memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'
     check_sharded racecheck 150 "$tool" --tool racecheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"

@@ -14,7 +14,7 @@
 template <class F> std::string error_of(F f) {
     try {
         f();
-    } catch (const Error &e) {
+    } catch (const std::exception &e) {
         return e.what();
     }
     return "no error";

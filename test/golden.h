@@ -98,6 +98,9 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
     std::vector<float> gradient(const Tensor &t) {
         return read(model->memory(), model->parameters().gradients.floats + t.offset, t.count);
     }
+    std::vector<float> gradient() {
+        return read(model->memory(), model->parameters().gradients.floats, model->parameters().sharding.count);
+    }
 };
 
 inline void expect_at_most(const char *what, double got, double allowed) {
@@ -141,6 +144,12 @@ template <class Dev> void expect_logits_of_last_tokens(Dev dev, const Golden &g)
     expect_at_most("logits, relative to the largest", worst / largest, 1e-5);
 }
 
+inline double sum_of_squares(const std::vector<float> &x) {
+    double sum = 0;
+    for (float v : x) sum += double(v) * v;
+    return sum;
+}
+
 // Sums of a tensor's gradient with the signs of make.py.
 inline std::array<double, 4> signed_sums(const Tensor &t, const std::vector<float> &gradient) {
     std::array<double, 4> sums{};
@@ -162,10 +171,8 @@ template <class Dev> void expect_gradients(Dev dev, const Golden &g) {
         const auto &want = g.expected["gradients"].at(tensor.name);
         const std::vector<float> dw = t.gradient(tensor);
         const auto sums = signed_sums(tensor, dw);
-        double squares = 0;
-        for (size_t i = 0; i < tensor.count; i++) squares += double(dw[i]) * dw[i];
         const double norm = want["norm"], scale = std::max(norm, 1e-3 * global);
-        worst = std::max(worst, std::abs(std::sqrt(squares) - norm) / scale);
+        worst = std::max(worst, std::abs(std::sqrt(sum_of_squares(dw)) - norm) / scale);
         for (size_t k = 0; k < 4; k++) {
             const double p = sums[k] / std::sqrt(double(tensor.count));
             worst = std::max(worst, std::abs(p - want["projections"][k].get<double>()) / scale);
@@ -224,21 +231,19 @@ template <class Dev> void round_weights(Decoder<Dev> &model) {  // of a CPU's mo
 
 // |got - want| / |want|
 inline double relative_distance(const std::vector<float> &got, const std::vector<float> &want) {
-    double error = 0, squares = 0;
-    for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
-    return std::sqrt(error / squares);
+    double error = 0;
+    for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2);
+    return std::sqrt(error / sum_of_squares(want));
 }
 
 // The gradient, against our own float one, which equals float64's: expect_gradients. Both have the rounded weights.
 template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, CpuF32 cpu, const Golden &g) {
     Trained<CpuF32> exact(cpu, g);
-    const size_t count = exact.model->parameters().sharding.count;
     round_weights(*exact.model);
     Trained<Dev> t(dev, g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
-    const auto want = read(exact.model->memory(), exact.model->parameters().gradients.floats, count),
-               got = read(t.model->memory(), t.model->parameters().gradients.floats, count);
-    expect_at_most("bf16, gradient, L2", relative_distance(got, want), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());
+    expect_at_most("bf16, gradient, L2", relative_distance(t.gradient(), exact.gradient()),
+                   1.5 * g.expected["bf16"]["gradient_error"].get<double>());
 }
 
 // ---- pairs of answers -----------------------------------------------------------------------------------------------------------------
@@ -254,19 +259,24 @@ template <class Dev> struct GoldenPairs {
     std::vector<size_t> samples;
 
     GoldenPairs(Dev dev, const std::string &name, Task task)
-        : expected(read_json("test/golden/preference.json")["models"][name]),
-          run{program_of(name), task, default_options(task), comm, 1, device_of(dev)} {
+        : GoldenPairs(dev, read_json("test/golden/preference.json")["models"][name], name, task) {
+        run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = "resident";
+        if (task == RM) set("score.weight", expected["score"]);
+    }
+    // The model in golden/`name`, with this adapter if one is named.
+    GoldenPairs(Dev dev, const nlohmann::json &expected, const std::string &name, Task task, const std::string &adapter = "")
+        : expected(expected), run{program_of(name), task, default_options(task), comm, 1, device_of(dev)} {
         run.model = open_config(run, "test/golden/" + name);
-        run.model.new_head = task == RM;
-        if (run.model.new_head) make_reward(run.model.config);
+        bool reward = false;
+        if (!adapter.empty()) run.model.config.lora = read_lora(adapter, run.model.config, reward);
+        run.model.adapter = adapter, run.model.new_head = task == RM && !reward;
+        if (task == RM) make_reward(run.model.config);
         run.mesh = std::make_shared<Mesh>(comm, 1);
         run.options.row_tokens = 128;
-        run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = "resident";
         data = open_data(run, "test/golden/pairs.safetensors");
         limits = limits_for(run, Mode::train, *data);
         for (size_t s = 0; s < data->size(); s++) samples.push_back(s);
         model.reset(static_cast<Decoder<Dev> *>(open_model(run, run.model, limits).release()));
-        if (task == RM) set("score.weight", expected["score"]);
     }
     static Device device_of(Dev dev) {
         return {models_on(dev), [dev] { return make_memory(dev); }};

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 
+#include "../llmc/data/tokens.h"
 #include "errors.h"
 
 struct Prepared {
@@ -43,4 +44,11 @@ struct Prepared {
         const uint64_t length = header.size();
         return std::string(reinterpret_cast<const char *>(&length), 8) + header + data;
     }
+};
+
+struct PreparedFile : TemporaryFile {
+    explicit PreparedFile(const Prepared &p) : TemporaryFile("prepared.safetensors") { write(p); }
+    using TemporaryFile::write;
+    void write(const Prepared &p) const { write(p.bytes()); }
+    PreparedData open(size_t vocab = 100, const std::string &hash = "") const { return PreparedData(path, vocab, hash); }
 };

@@ -31,19 +31,14 @@ static Prepared random_documents(size_t documents) {
 
 struct Loader : testing::Test {
     static constexpr size_t documents = 103;
-    TemporaryFile file{"loader.safetensors"};
-    std::unique_ptr<PreparedData> data;
+    const PreparedFile file{random_documents(documents)};
+    const PreparedData data = file.open();
     LoaderOptions options;
 
-    void SetUp() override {
-        file.write(random_documents(documents).bytes());
-        data = std::make_unique<PreparedData>(file.path, 100, "");
-        options.batch_size = 10;
-        options.row_tokens = 64;
-    }
+    Loader() { options.batch_size = 10, options.row_tokens = 64; }
     std::vector<Row> rows_of(const Step &step) {
         std::vector<Row> rows;
-        for (const auto &samples : step.rows) rows.push_back(make_row(*data, samples));
+        for (const auto &samples : step.rows) rows.push_back(make_row(data, samples));
         return rows;
     }
     std::vector<size_t> epoch_samples(DataLoader &loader, size_t epoch) {  // the loader is at its first step
@@ -62,10 +57,7 @@ static void expect_same(const Step &a, const Step &b) {
     EXPECT_EQ(a.samples, b.samples);
     EXPECT_EQ(a.tokens, b.tokens);
     EXPECT_EQ(a.target_tokens, b.target_tokens);
-    ASSERT_EQ(a.rows.size(), b.rows.size());
-    for (size_t r = 0; r < a.rows.size(); r++) {
-        EXPECT_EQ(a.rows[r], b.rows[r]);
-    }
+    EXPECT_EQ(a.rows, b.rows);
 }
 
 static std::vector<size_t> sorted(std::vector<size_t> v) {
@@ -74,7 +66,7 @@ static std::vector<size_t> sorted(std::vector<size_t> v) {
 }
 
 TEST_F(Loader, EpochsArePermutations) {
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     EXPECT_EQ(loader.steps(1), 11u);
     EXPECT_EQ(loader.steps(3), 33u);
     std::vector<size_t> all(documents);
@@ -85,13 +77,13 @@ TEST_F(Loader, EpochsArePermutations) {
     EXPECT_NE(first, all);
     EXPECT_NE(first, second);
 
-    DataLoader same(*data, options);
+    DataLoader same(data, options);
     EXPECT_EQ(epoch_samples(same, 0), first);
     options.seed++;
-    DataLoader other(*data, options);
+    DataLoader other(data, options);
     EXPECT_NE(epoch_samples(other, 0), first);
     options.shuffle = false;
-    DataLoader unshuffled(*data, options);
+    DataLoader unshuffled(data, options);
     EXPECT_EQ(epoch_samples(unshuffled, 0), all);
     EXPECT_EQ(epoch_samples(unshuffled, 1), all);
 }
@@ -100,7 +92,7 @@ TEST_F(Loader, EpochsArePermutations) {
 TEST_F(Loader, ShuffleIsUniform) {
     options.max_samples = 5;
     options.batch_size = 5;
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     const size_t epochs = 5000;
     size_t count[5][5] = {};
     for (size_t e = 0; e < epochs; e++) {
@@ -113,7 +105,7 @@ TEST_F(Loader, ShuffleIsUniform) {
 }
 
 TEST_F(Loader, LastStepIsSmallerAndCountsItsOwnTargets) {
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     size_t tokens = 0, targets = 0;
     for (size_t s = 0; s < 11; s++) {
         const Step step = loader.next();
@@ -124,32 +116,32 @@ TEST_F(Loader, LastStepIsSmallerAndCountsItsOwnTargets) {
         tokens += step.tokens;
         targets += step.target_tokens;
     }
-    EXPECT_EQ(tokens, data->total_tokens());
-    EXPECT_EQ(targets, data->total_targets());
+    EXPECT_EQ(tokens, data.total_tokens());
+    EXPECT_EQ(targets, data.total_targets());
     EXPECT_EQ(loader.next().epoch, 1u);
 }
 
 TEST_F(Loader, StepsByTokens) {
     options.batch_tokens = 100;
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     const size_t steps = loader.steps(2);
     Step previous = loader.next();
     size_t taken = 1;
     for (; loader.cursor() < 2 * documents; taken++) {
         const Step step = loader.next();
         EXPECT_LE(step.tokens, 100u);
-        EXPECT_TRUE(step.epoch != previous.epoch || previous.tokens + data->length(step.samples[0]) > 100);  // was full
+        EXPECT_TRUE(step.epoch != previous.epoch || previous.tokens + data.length(step.samples[0]) > 100);  // was full
         previous = step;
     }
     EXPECT_EQ(taken, steps);
     options.batch_tokens = 1;
-    EXPECT_EQ(DataLoader(*data, options).steps(1), documents);  // never fewer than one sample
+    EXPECT_EQ(DataLoader(data, options).steps(1), documents);  // never fewer than one sample
 }
 
 TEST_F(Loader, ResumesAtTheCursor) {
     for (size_t batch_tokens : {0, 150}) {
         options.batch_tokens = batch_tokens;
-        DataLoader whole(*data, options);
+        DataLoader whole(data, options);
         std::vector<size_t> cursors;
         std::vector<Step> steps;
         for (size_t s = 0; s < 40; s++) {
@@ -157,7 +149,7 @@ TEST_F(Loader, ResumesAtTheCursor) {
             steps.push_back(whole.next());
         }
         for (size_t s = 0; s < steps.size(); s += 7) {
-            DataLoader resumed(*data, options);
+            DataLoader resumed(data, options);
             resumed.seek(cursors[s]);
             for (size_t i = s; i < steps.size(); i++) expect_same(resumed.next(), steps[i]);
         }
@@ -170,7 +162,7 @@ TEST_F(Loader, RowsDoNotChangeTheStep) {
     std::vector<std::vector<size_t>> samples;
     for (size_t row_tokens : {40, 64, 100, 1000}) {
         options.row_tokens = row_tokens;
-        DataLoader loader(*data, options);
+        DataLoader loader(data, options);
         for (size_t s = 0; s < 25; s++) {
             const Step step = loader.next();
             if (samples.size() <= s) samples.push_back(step.samples);
@@ -187,7 +179,7 @@ TEST_F(Loader, RowsDoNotChangeTheStep) {
 
 TEST_F(Loader, HoldsOutAShare) {
     options.eval_fraction = 0.1;
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     const auto &train = loader.train_samples(), &eval = loader.eval_samples();
     EXPECT_EQ(eval.size(), 10u);
     EXPECT_EQ(train.size(), documents - 10);
@@ -198,23 +190,23 @@ TEST_F(Loader, HoldsOutAShare) {
     EXPECT_EQ(both.size(), documents);
     EXPECT_NE(eval.back(), 9u);  // drawn, not the first ones
     for (size_t e = 0; e < 2; e++) EXPECT_EQ(sorted(epoch_samples(loader, e)), train);
-    EXPECT_EQ(DataLoader(*data, options).eval_samples(), eval);
+    EXPECT_EQ(DataLoader(data, options).eval_samples(), eval);
 
     options.eval_fraction = 0.0001;
-    EXPECT_EQ(DataLoader(*data, options).eval_samples().size(), 1u);
+    EXPECT_EQ(DataLoader(data, options).eval_samples().size(), 1u);
     options.max_samples = 20;
     options.eval_fraction = 0.25;
-    DataLoader first_twenty(*data, options);
+    DataLoader first_twenty(data, options);
     EXPECT_EQ(first_twenty.eval_samples().size(), 5u);
     EXPECT_LT(std::max(first_twenty.eval_samples().back(), first_twenty.train_samples().back()), 20u);
 }
 
 TEST_F(Loader, EvaluationRowsHoldEverySampleOnce) {
     options.eval_fraction = 0.3;
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     std::vector<size_t> seen;
-    for (const auto &samples : pack_samples(*data, loader.eval_samples(), 64)) {
-        const Row row = make_row(*data, samples);
+    for (const auto &samples : pack_samples(data, loader.eval_samples(), 64)) {
+        const Row row = make_row(data, samples);
         EXPECT_EQ(row.documents, samples);
         EXPECT_LE(row.T, 64u);
         seen.insert(seen.end(), samples.begin(), samples.end());
@@ -223,16 +215,15 @@ TEST_F(Loader, EvaluationRowsHoldEverySampleOnce) {
 }
 
 TEST_F(Loader, Refusals) {
-    const auto refusal = [&] { return error_of([&] { DataLoader(*data, options); }); };
+    const auto refusal = [&] { return error_of([&] { DataLoader(data, options); }); };
     options.row_tokens = longest - 1;
     size_t longest_document = 0;
     for (size_t i = 0; i < documents; i++)
-        if (data->length(i) > data->length(longest_document)) longest_document = i;
-    ASSERT_EQ(data->length(longest_document), longest);
+        if (data.length(i) > data.length(longest_document)) longest_document = i;
+    ASSERT_EQ(data.length(longest_document), longest);
     expect_contains(refusal(),
                     {file.path, format("document %zu ", longest_document), "40 tokens", "fix: --row_tokens 40", "--max_len 39"});
-    expect_contains(error_of([&] { pack_samples(*data, std::vector<size_t>{longest_document}, 20); }),
-                    {file.path, "--row_tokens 40"});
+    expect_error([&] { pack_samples(data, std::vector<size_t>{longest_document}, 20); }, {file.path, "--row_tokens 40"});
     options.row_tokens = 64;
     options.batch_size = 0;
     expect_contains(refusal(), {"fix: --train_batch_size"});
@@ -247,7 +238,7 @@ TEST_F(Loader, Refusals) {
 }
 
 TEST_F(Loader, RowsKeepDocumentsApart) {
-    DataLoader loader(*data, options);
+    DataLoader loader(data, options);
     for (size_t s = 0; s < 11; s++)
         for (const Row &row : rows_of(loader.next())) {
             const size_t end = row.doc_offsets.back();
@@ -257,9 +248,9 @@ TEST_F(Loader, RowsKeepDocumentsApart) {
             ASSERT_EQ(row.doc_offsets.size(), row.documents.size() + 1);
             std::vector<int32_t> predictors, targets;
             for (size_t d = 0; d < row.documents.size(); d++) {
-                const size_t sample = row.documents[d], begin = row.doc_offsets[d], length = data->length(sample);
+                const size_t sample = row.documents[d], begin = row.doc_offsets[d], length = data.length(sample);
                 ASSERT_EQ(row.doc_offsets[d + 1] - begin, length);
-                const auto [tokens, mask] = data->document(sample);
+                const auto [tokens, mask] = data.document(sample);
                 for (size_t t = 0; t < length; t++) {
                     EXPECT_EQ(row.tokens[begin + t], tokens[t]);
                     EXPECT_EQ(row.doc_pos[begin + t], int32_t(t));
@@ -308,9 +299,8 @@ TEST(Pairs, StayInOneRow) {
         mask[1] = mask.back() = 1;
         p.add(ids, mask);
     }
-    TemporaryFile file("loader_pairs.safetensors");
-    file.write(p.bytes());
-    const PreparedData data(file.path, 100, "");
+    const PreparedFile file(p);
+    const PreparedData data = file.open();
     LoaderOptions options;
     options.batch_size = 7, options.row_tokens = 2 * longest;
     DataLoader loader(data, options);
@@ -343,8 +333,7 @@ TEST(Pairs, StayInOneRow) {
         EXPECT_EQ(targets, step.target_tokens);
     }
     options.row_tokens = longest;
-    expect_contains(error_of([&] { DataLoader(data, options); }),
-                    {"pair ", "in its two answers", "a row holds 40", "fix: --row_tokens"});
+    expect_error([&] { DataLoader(data, options); }, {"pair ", "in its two answers", "a row holds 40", "fix: --row_tokens"});
 }
 
 TEST(Pairs, ARewardModelReadsTheEnds) {

@@ -18,7 +18,7 @@ void expect_none(const GpuQuery &q, const std::string &cause, const std::string 
     std::string note;
     EXPECT_FALSE(use_gpu("auto", q, note));
     EXPECT_EQ(note, q.driver ? "no CUDA device: " + cause + "; using the CPU" : "");
-    expect_contains(error_of([&] { use_gpu("cuda", q, note); }), {"no CUDA device: " + cause, "fix: " + fix, "or --device cpu"});
+    expect_error([&] { use_gpu("cuda", q, note); }, {"no CUDA device: " + cause, "fix: " + fix, "or --device cpu"});
 }
 
 }  // namespace

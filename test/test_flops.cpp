@@ -1,15 +1,15 @@
-// What ops cost, model FLOPs, a GPU's peak, and the table of --profile, against numbers worked out by hand.
+// Model FLOPs, a GPU's peak, and the table of --profile, against numbers worked out by hand.
 #define LLMC_NO_MAIN  // for the numbers of its ops
 #include "../train_llama.cu"
 //
 #include <gtest/gtest.h>
 
-#include <numeric>
-#include <sstream>
+#include <regex>
 
 #include "../llmc/core/gpu.h"
 #include "../llmc/model/prediction.h"
 #include "check.h"
+#include "errors.h"
 #include "models.h"
 
 namespace {
@@ -27,10 +27,6 @@ using L = Llama<CpuF32>;
 const size_t layer_ops = op_list_of(tiny()).layer.size();  // the number of the first op around the layers
 
 double model_flops(const ModelConfig &c, const Row &row) { return op_list_of(c).model_flops(c, row); }
-Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, size_t op, size_t l) {
-    return op_list_of(c).cost(c, w, pass, op, l);
-}
-Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) { return op_cost(c, w, pass, layer_ops + op, 0); }
 
 // Documents of 3 and 1 tokens and 60 of padding; two targets.
 Row tiny_row() { return make_row({{1, 2, 3}, {4}}, {{0, 1, 1}, {0}}); }
@@ -54,17 +50,11 @@ TEST(Flops, WorkOfARow) {
     EXPECT_EQ(useful.scores, (std::vector<double>{6 + 1, 5 + 1}));
     EXPECT_EQ(done.T, 64u);
     EXPECT_EQ(done.scores, (std::vector<double>{6 + 1 + 60 * 61 / 2, 5 + 1 + 2 * 60 - 1}));
-}
-
-TEST(Flops, ModelFlopsByHand) {
-    const double layer = 4 * (2 + 2 * 1) * 2 + 4 * 4 + 2 * 6 * 4 + 6 * 4, head = 10 * 4;  // elements of the matrices
-    const double attention = 12 * (7 + 6) * 2 * 2;
-    EXPECT_EQ(model_flops(tiny(), tiny_row()), 6 * 4 * (2 * layer + head) + attention);
-    EXPECT_EQ(model_flops(tiny(), tiny_row()), 7344);
+    EXPECT_EQ(model_flops(tiny(), tiny_row()), 7344);  // worked out by hand: 5472 of matrices' elements, 1872 of attention
     EXPECT_EQ(model_flops(tiny(), make_row({{1, 2, 3}, {4}})), 7344) << "targets do not matter";
 }
 
-// 6 for each parameter and token: all but norms and, where it is not the head as well, the embedding.
+// 6 for each parameter and token, without norms and, where it is not the head as well, the embedding.
 TEST(Flops, SixForAParameterAndToken) {
     const size_t T = 100;
     const Row row = make_row({std::vector<int32_t>(T, 5)});
@@ -73,11 +63,6 @@ TEST(Flops, SixForAParameterAndToken) {
         const size_t norms = (2 * c.L + 1) * c.C, lookup = c.tied ? 0 : c.V * c.C;
         const double attention = 12 * double(c.L) * (100 * 101 / 2) * double(c.H * c.D);
         EXPECT_EQ(model_flops(c, row), 6.0 * double(T * (parameter_count(c) - norms - lookup)) + attention) << name;
-        Work w{};
-        const Table table = table_of(c);
-        for (const Tensor &t : table.tensors) w.parameters += t.count, w.cleared += t.product ? 0 : t.count;
-        EXPECT_EQ(w.parameters, parameter_count(c)) << name;
-        EXPECT_EQ(op_cost(c, w, Pass::step, ZERO_GRAD).bytes, 4.0 * double(norms + lookup)) << name;
     }
 }
 
@@ -96,6 +81,7 @@ TEST(Gpu, PeakByTheDriversName) {
 namespace {
 
 constexpr double fast = 1e300;  // FLOP or bytes a second that take no time
+constexpr GpuRates products_alone{1, fast, fast, fast, fast, fast, fast}, copies_alone{fast, fast, fast, fast, fast, fast, 1};
 
 struct Predicted {
     ModelConfig config = preset("qwen2.5-0.5b");
@@ -125,16 +111,16 @@ TEST(Prediction, FlopsOverRates) {
     const double T = 4096, attention = T * (T + 1) / 2 * double(c.H * c.D * c.L);
     const double flops = model_flops(c, make_row({std::vector<int32_t>(4096, 5)})) - 12 * attention;
     const double share = attention_share(c.D, 4096);
-    EXPECT_DOUBLE_EQ(p.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops);
-    EXPECT_DOUBLE_EQ(p.seconds({1, fast, fast, fast, fast, fast, fast}, 3).products, 3 * flops);
+    EXPECT_DOUBLE_EQ(p.seconds(products_alone).products, flops);
+    EXPECT_DOUBLE_EQ(p.seconds(products_alone, 3).products, 3 * flops);
     EXPECT_DOUBLE_EQ(p.seconds({fast, 1, fast, fast, fast, fast, fast}).attention, 4 * attention / share);
     EXPECT_DOUBLE_EQ(p.seconds({fast, fast, 2, fast, fast, fast, fast}).attention, 5 * attention / share);
     p.limits.recompute = Recompute::layer;
     const double matrices = double(c.C * (c.H + 2 * c.KV) * c.D + c.H * c.D * c.C + 2 * c.F * c.C) * double(c.L);
-    EXPECT_DOUBLE_EQ(p.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops + 2 * T * matrices);
+    EXPECT_DOUBLE_EQ(p.seconds(products_alone).products, flops + 2 * T * matrices);
     // Half of a ring's tokens take half of the time.
     Predicted two(2, 2, 0);
-    EXPECT_DOUBLE_EQ(two.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops / 2);
+    EXPECT_DOUBLE_EQ(two.seconds(products_alone).products, flops / 2);
 }
 
 // docs/benchmarks.md, "GPUs": rows of 8192 tokens on an H200.
@@ -151,10 +137,7 @@ TEST(Prediction, IsNearWhatAnH200Measured) {
     for (const auto &m : measured) {
         Predicted p(1, 1, 0, 8192);
         p.config = preset(m.model), p.limits.positions = m.document, p.limits.recompute = m.recompute;
-        const StepSeconds s = p.seconds(h200);
-        EXPECT_NEAR(s.all() / m.seconds, 1, h200.spread) << m.model << ", documents of " << m.document;
-        printf("  %s, documents of %zu: %.1f ms, %.1f measured; attention %.1f\n", m.model, m.document, 1e3 * s.all(),
-               1e3 * m.seconds, 1e3 * s.attention);
+        EXPECT_NEAR(p.seconds(h200).all() / m.seconds, 1, h200.spread) << m.model << ", documents of " << m.document;
     }
 }
 
@@ -201,13 +184,13 @@ TEST(Prediction, CopiesOverRates) {
     Predicted p(1, 1, 0);
     p.limits.offload.activations = true;
     const double kept = double(p.model()->plan().store_bytes());
-    EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * 2 * kept, 1e-6 * kept);
+    EXPECT_NEAR(p.seconds(copies_alone, 3).copies, 3 * 2 * kept, 1e-6 * kept);
     EXPECT_EQ(p.seconds({1, 1, 1, 1, fast, fast, 1e12}).copies, 0);
     p.limits.offload = {.optimizer = true};
     const double moments = double(p.model()->plan().store_bytes());
     EXPECT_GT(moments, 8.0 * double(parameter_count(p.config)));
     const double first = offload_piece;
-    EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, moments + 8 * first, 1e-6 * moments);
+    EXPECT_NEAR(p.seconds(copies_alone, 3).copies, moments + 8 * first, 1e-6 * moments);
     p.limits.offload = {.weights = true};
     auto planned = p.model();
     const auto units = planned->rehearse_steps(1).trained.units;
@@ -215,8 +198,7 @@ TEST(Prediction, CopiesOverRates) {
     const double weights = double(parameter_count(p.config)), pass = 2 * (weights + embedding + (L - 2) * layer);
     const double updated = double(planned->plan().store_bytes());
     EXPECT_GT(updated, 4 * weights);
-    EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * pass + updated + 4 * first,
-                3 * (3 * L + 2) * store_alignment);
+    EXPECT_NEAR(p.seconds(copies_alone, 3).copies, 3 * pass + updated + 4 * first, 3 * (3 * L + 2) * store_alignment);
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------------------------
@@ -230,16 +212,6 @@ struct ScriptedTimeline final : Timeline {
     void mark(const char *next) override { names->push_back(next ? next : ""); }
     std::vector<double> take() override { return seconds; }
 };
-
-// The words of the table's line that begins so.
-std::vector<std::string> words_after(const std::string &table, const std::string &begin) {
-    const size_t at = table.find("\n" + begin);
-    if (at == table.npos) return {};
-    std::istringstream rest(table.substr(at + 1 + begin.size(), table.find('\n', at + 1) - at - 1 - begin.size()));
-    std::vector<std::string> words;
-    for (std::string word; rest >> word;) words.push_back(word);
-    return words;
-}
 
 }  // namespace
 
@@ -268,14 +240,8 @@ TEST(Profiler, TableByHand) {
     step({0.003, 0.001, 0.002, 0.007});
 
     // qkv: 2 * 64 * 4 * 8 = 4096 FLOPs and 3200 bytes an op, so that its roofline is 4.096 ms, twice a step. norm 1: 4096 bytes.
-    const std::string table = profiler.table();
-    const auto is = [&](const char *begin, std::vector<std::string> words) {
-        EXPECT_EQ(words_after(table, begin), words) << table;
-    };
-    is("qkv            forward", {"2.0", "8.000", "50.0%", "0.000", "0.0", "102%"});
-    is("norm 1         backward", {"1.0", "4.000", "25.0%", "0.0", "102%"});
-    is("copies", {"1.0", "4.000", "25.0%"});
-    is("all", {"4.0", "16.000", "100.0%", "0.000", "0.0", "77%"});
-    EXPECT_TRUE(table.starts_with("profile of 2 steps;"));
-    EXPECT_NE(table.find(" 7.344e-09 model TFLOP"), table.npos);
+    const std::string table = std::regex_replace(profiler.table(), std::regex(" +"), " ");
+    expect_contains(table, {"profile of 2 steps;", "\nqkv forward 2.0 8.000 50.0% 0.000 0.0 102%\n", "\ncopies 1.0 4.000 25.0%\n",
+                            "\nnorm 1 backward 1.0 4.000 25.0% 0.0 102%\n", "\nall 4.0 16.000 100.0% 0.000 0.0 77%\n",
+                            " 7.344e-09 model TFLOP"});
 }

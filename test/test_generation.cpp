@@ -40,29 +40,40 @@ const Tokenizer &bytes() {  // a token is a byte, and four are special
     return tokenizer;
 }
 
+struct Generating {  // a model with weights
+    ModelConfig config;
+    SelfComm comm;
+    Mesh mesh{comm, 1};
+    std::unique_ptr<Decoder<CpuF32>> model;
+
+    Generating(ModelLimits limits, int threads = 2, bool guards = false) {
+        std::vector<std::string> notes;
+        config = read_config(directory, notes);
+        limits.mode = Mode::generate;
+        model = make_model(make_device<CpuF32>(threads), config, limits);
+        model->allocate(mesh, guards, false);
+        model->load(HfWeights(directory), 1);
+    }
+};
+
 std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s) {
-    std::vector<std::string> notes;
-    const ModelConfig config = read_config(directory, notes);
     const GenerationSettings settings{.max_new_tokens = s.max_new_tokens,
                                       .sampling = s.sampling,
                                       .seed = run_seed,
                                       .samples = s.samples,
-                                      .vocabulary = config.V,
+                                      .vocabulary = 96,
                                       .eos = s.eos,
                                       .stop = {bytes(), s.stop},
                                       .logps = true};
     GenerationLimits room(prompts, settings, s.sequences);
     if (s.pages) room.pages = s.pages;
     ModelLimits limits;
-    limits.mode = Mode::generate, limits.row_tokens = row_multiple, limits.positions = row_multiple;
+    limits.row_tokens = limits.positions = row_multiple;
     room.use(limits);
-    const auto model = make_model(make_device<CpuF32>(s.threads), config, limits);
-    SelfComm comm;
-    Mesh mesh(comm, 1);
-    model->allocate(mesh, true, false);
-    model->load(HfWeights(directory), 1);
-    const auto out = generate(model->generator(), room, prompts, settings);
-    model->arena().check_guards();
+    Generating g(limits, s.threads, true);
+    EXPECT_EQ(g.config.V, settings.vocabulary);
+    const auto out = generate(g.model->generator(), room, prompts, settings);
+    g.model->arena().check_guards();
     return out;
 }
 
@@ -76,19 +87,12 @@ void expect_same(const std::vector<Completion> &got, const std::vector<Completio
 
 // The logits of a sequence's last token, computed with the whole sequence in one row.
 std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
-    std::vector<std::string> notes;
-    const ModelConfig config = read_config(directory, notes);
     ModelLimits limits;
-    limits.mode = Mode::generate, limits.row_tokens = limits.positions = 256;
-    limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
-    const auto model = make_model(make_device<CpuF32>(), config, limits);
-    SelfComm comm;
-    Mesh mesh(comm, 1);
-    model->allocate(mesh, false, false);
-    model->load(HfWeights(directory), 1);
+    limits.row_tokens = limits.positions = 256, limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
+    const Generating g(limits);
     const Row row = make_row({tokens});
-    model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
-    return model->generator().logits();
+    g.model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+    return g.model->generator().logits();
 }
 
 // Softmax of all logits, summed over the ids below this one.

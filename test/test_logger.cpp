@@ -72,6 +72,6 @@ TEST(Logger, WhatCannotBeSyncedIsNoError) {
 }
 
 TEST(Logger, WhereItCannotWriteItSaysSo) {
-    expect_contains(error_of([] { Logger("/nonexistent/log.jsonl", false, 0); }), {"/nonexistent/log.jsonl", "fix: "});
-    expect_contains(error_of([] { Logger("/dev/full", false, 0).write({{"step", 1}}); }), {"/dev/full", "fix: "});
+    expect_error([] { Logger("/nonexistent/log.jsonl", false, 0); }, {"/nonexistent/log.jsonl", "fix: "});
+    expect_error([] { Logger("/dev/full", false, 0).write({{"step", 1}}); }, {"/dev/full", "fix: "});
 }

@@ -1,16 +1,20 @@
 // Adapters: the adapted model against PEFT (golden.h, golden/make_lora.py), frozen weights, files, and refusals.
 #include "models.h"
 
-#include <filesystem>
-
 #include "../llmc/ops/quantise.h"
 #include "check.h"
+#include "errors.h"
 #include "golden.h"
 
 namespace {
 
-struct AdapterGoldens : testing::TestWithParam<const char *> {
+struct AdapterGoldens : TemporaryDirectory, testing::WithParamInterface<const char *> {
     const Golden g{GetParam()};
+    Golden dropping() const {  // the same adapter, with dropout
+        Golden out = g;
+        out.config.lora.dropout = 0.3;
+        return out;
+    }
     Trained<CpuF32> trained(Recompute recompute = Recompute::none, int threads = 2, bool guards = false, bool poison = false) {
         return {make_device<CpuF32>(threads), g, recompute, Mode::train, guards, poison};
     }
@@ -36,24 +40,19 @@ TEST_P(AdapterGoldens, Bf16GradientAsGoodAsPeft) {
     round_weights(*exact.model);
     Trained<CpuBf16> t(make_device<CpuBf16>(), g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
-    const auto gradient = [](auto &model) {
-        return read(model.memory(), model.parameters().gradients.floats, model.parameters().sharding.count);
-    };
-    expect_at_most("bf16, gradient, L2", relative_distance(gradient(*t.model), gradient(*exact.model)),
+    expect_at_most("bf16, gradient, L2", relative_distance(t.gradient(), exact.gradient()),
                    1.5 * g.expected["bf16"]["gradient_error"].get<double>());
 }
 
 // With and without dropout.
 TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
-    for (const double dropout : {0.0, 0.3}) {
-        Golden dropping = g;
-        dropping.config.lora.dropout = dropout;
+    for (const Golden &adapter : {g, dropping()}) {
         const auto gradient = [&](Recompute recompute, int threads, bool guards, bool poison) {
-            Trained<CpuF32> t(make_device<CpuF32>(threads), dropping, recompute, Mode::train, guards, poison);
+            Trained<CpuF32> t(make_device<CpuF32>(threads), adapter, recompute, Mode::train, guards, poison);
             t.model->randomise(3);
             t.loss_and_gradient(g, g.rows(3));
             t.model->arena().check_guards();
-            return read(t.model->memory(), t.model->parameters().gradients.floats, t.model->parameters().sharding.count);
+            return t.gradient();
         };
         const auto want = gradient(Recompute::none, 2, false, false);
         EXPECT_EQ(gradient(Recompute::none, 1, false, false), want);
@@ -65,9 +64,7 @@ TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
 
 // Dropout changes the loss, by the step; packing documents into other rows changes only the order of sums.
 TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
-    Golden dropping = g;
-    dropping.config.lora.dropout = 0.3;
-    Trained<CpuF32> t(make_device<CpuF32>(), dropping);
+    Trained<CpuF32> t(make_device<CpuF32>(), dropping());
     const auto loss = [&](std::optional<uint64_t> key, size_t per_row) {
         std::vector<Row> rows = g.rows(per_row);
         for (size_t r = 0; r < rows.size(); r++)
@@ -89,18 +86,14 @@ TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
 
 // The gradient under dropout, by finite differences along itself: the same masks forward and backward.
 TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
-    Golden dropping = g;
-    dropping.config.lora.dropout = 0.3;
-    Trained<CpuF32> t(make_device<CpuF32>(), dropping);
+    Trained<CpuF32> t(make_device<CpuF32>(), dropping());
     t.model->randomise(1);
     const auto rows = g.rows(6);
     t.loss_and_gradient(g, rows);
     Zero<CpuF32> &zero = t.model->parameters();
     const std::vector<float> gradient(zero.gradients.floats, zero.gradients.floats + zero.sharding.count),
         weights(zero.params, zero.params + zero.sharding.count);
-    double squares = 0;
-    for (float v : gradient) squares += double(v) * v;
-    const double h = 2e-3 / std::sqrt(squares);
+    const double squares = sum_of_squares(gradient), h = 2e-3 / std::sqrt(squares);
     const auto loss_at = [&](double step) {
         for (size_t i = 0; i < weights.size(); i++) zero.params[i] = float(weights[i] + step * gradient[i]);
         return t.loss(rows);
@@ -118,9 +111,7 @@ TEST_P(AdapterGoldens, BeginsAsItsBase) {
     t.model->take_sums();
     t.loss_and_gradient(g, g.rows(6));
     for (const Tensor &tensor : t.model->tensors()) {
-        double squares = 0;
-        for (float v : t.gradient(tensor)) squares += double(v) * v;
-        EXPECT_EQ(squares > 0, tensor.name.ends_with("lora_B.weight")) << tensor.name;
+        EXPECT_EQ(sum_of_squares(t.gradient(tensor)) > 0, tensor.name.ends_with("lora_B.weight")) << tensor.name;
     }
     Trained<CpuF32> filled = trained();
     const auto reference = of_base.model->evaluate(g.rows(6)[0]);
@@ -158,8 +149,6 @@ TEST_P(AdapterGoldens, BaseIsFrozen) {
 // Ours to PEFT's format and back, bit for bit.
 TEST_P(AdapterGoldens, FilesComeBack) {
     Trained<CpuF32> t = trained();
-    const std::string dir = testing::TempDir() + g.own.substr(g.own.rfind('/') + 1);
-    std::filesystem::create_directories(dir);
     t.model->save(dir, "F32");
     write_lora(dir, g.config, g.dir);
     bool reward;
@@ -174,45 +163,23 @@ TEST_P(AdapterGoldens, FilesComeBack) {
         ours.read(tensor.name, tensor.shape, a.data(), host), theirs.read(tensor.name, tensor.shape, b.data(), host);
         EXPECT_EQ(a, b) << tensor.name;
     }
-    std::filesystem::remove_all(dir);
 }
 
 // ---- the reward model -----------------------------------------------------------------------------------------------------------------
 
 TEST(Adapters, RewardModelEqualsPeft) {
-    const auto golden = read_json("test/golden/lora_reward/golden.json");
-    SelfComm comm;
-    ::Run run{"train_llama", RM, default_options(RM), comm, 1, GoldenPairs<CpuF32>::device_of(make_device<CpuF32>())};
-    run.model = open_config(run, "test/golden/" + golden["base"].get<std::string>());
-    bool reward = false;
-    run.model.adapter = "test/golden/lora_reward";
-    run.model.config.lora = read_lora(run.model.adapter, run.model.config, reward);
-    ASSERT_TRUE(reward);
-    make_reward(run.model.config);
-    run.mesh = std::make_shared<Mesh>(comm, 1);
-    run.options.row_tokens = 128;
-    const auto data = open_data(run, "test/golden/pairs.safetensors");
-    const ModelLimits limits = limits_for(run, Mode::train, *data);
-    const auto model = open_model(run, run.model, limits);
-    std::vector<size_t> samples(data->size());
-    for (size_t s = 0; s < samples.size(); s++) samples[s] = s;
-    const std::vector<double> rewards = document_values(run, run.model, *model, *data, samples), want = golden["rewards"];
+    const std::string adapter = "test/golden/lora_reward";
+    const auto golden = read_json(adapter + "/golden.json");
+    GoldenPairs<CpuF32> t(make_device<CpuF32>(), golden, golden["base"], RM, adapter);
+    const std::vector<double> rewards = document_values(t.run, t.run.model, *t.model, *t.data, t.samples),
+                              want = golden["rewards"];
     for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(rewards[i], want[i], 1e-4);
-    Pairs pairs(run);
-    pairs.open(limits, *data, data->size(), nullptr);
-    model->zero_gradients();
-    const auto rows = pack_samples(*data, samples, run.options.row_tokens);
-    pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0},
-                0);
-    for (size_t i = 0; i < rows.size(); i++) pairs.accumulate(*model, make_row(*data, rows[i]), i + 1 == rows.size());
-    expect_near_relative("loss", pairs.take_totals().loss, golden["loss"], 1e-5);
-    expect_near_relative("gradient norm", model->gradient_norm(), golden["grad_norm"], 1e-4);
-    auto &zero = static_cast<Decoder<CpuF32> &>(*model).parameters();
-    for (const Tensor &t : model->tensors()) {
-        double squares = 0;
-        for (size_t i = 0; i < t.count; i++) squares += std::pow(double(zero.gradients.floats[t.offset + i]), 2);
-        EXPECT_NEAR(std::sqrt(squares), golden["gradients"].at(t.name)["norm"], 1e-4 * golden["grad_norm"].get<double>())
-            << t.name;
+    expect_near_relative("loss", t.step().loss, golden["loss"], 1e-5);
+    const double norm = golden["grad_norm"];
+    expect_near_relative("gradient norm", t.model->gradient_norm(), norm, 1e-4);
+    for (const Tensor &tensor : t.model->tensors()) {
+        const auto gradient = read(t.model->memory(), t.model->parameters().gradients.floats + tensor.offset, tensor.count);
+        EXPECT_NEAR(std::sqrt(sum_of_squares(gradient)), golden["gradients"].at(tensor.name)["norm"], 1e-4 * norm) << tensor.name;
     }
 }
 
@@ -220,25 +187,21 @@ TEST(Adapters, RewardModelEqualsPeft) {
 
 namespace {
 
-std::string refusal_of(const nlohmann::json &changes, const std::string &base = "llama3") {
-    const std::string dir = testing::TempDir() + "adapter_refused";
-    std::filesystem::create_directories(dir);
-    nlohmann::json config = read_json("test/golden/lora_llama3/adapter_config.json");
-    if (changes.is_object()) config.update(changes);
-    write_json(dir + "/adapter_config.json", config);
-    try {
+struct AdapterFiles : TemporaryDirectory {
+    // The error for the configuration of lora_llama3's adapter with these changes, or "no error".
+    std::string refusal_of(const nlohmann::json &changes, const std::string &base = "llama3") const {
+        nlohmann::json config = read_json("test/golden/lora_llama3/adapter_config.json");
+        config.update(changes);
+        write_json(dir + "/adapter_config.json", config);
         bool reward;
-        read_lora(dir, config_of(base), reward);
-    } catch (const Error &e) {
-        return e.what();
+        return error_of([&] { read_lora(dir, config_of(base), reward); });
     }
-    return "";
-}
+};
 
 }  // namespace
 
-TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
-    EXPECT_EQ(refusal_of({}), "");
+TEST_F(AdapterFiles, WhatWeDoNotHaveIsRefusedByName) {
+    EXPECT_EQ(refusal_of(nlohmann::json::object()), "no error");
     const std::pair<nlohmann::json, const char *> wrong[] = {
         {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
         {{{"use_dora", true}}, "use_dora is true"},
@@ -254,26 +217,20 @@ TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
         {{{"target_modules", ".*(q_proj"}}, "is no regular expression"},
         {{{"fan_in_fan_out", true}}, "fan_in_fan_out is true, but weights of a llama model"},
         {{{"r", 33}}, "33 is larger than"}};
-    for (const auto &[changes, message] : wrong) {
-        const std::string refusal = refusal_of(changes);
-        EXPECT_NE(refusal.find(message), refusal.npos) << refusal;
-        printf("  %s\n", refusal.c_str());
-    }
+    for (const auto &[changes, message] : wrong) expect_contains(refusal_of(changes), {message});
 }
 
-TEST(Adapters, TargetsByAnExpression) {
+TEST_F(AdapterFiles, TargetsByAnExpression) {
     using Names = std::vector<std::string>;
     const ModelConfig config = config_of("llama3");
     EXPECT_EQ(without_expressions(config, {R"(model\.layers\.\d+\.(mlp|self_attn)\.(up|q)_proj)", "o_proj"}),
               (Names{"self_attn.q_proj", "mlp.up_proj", "o_proj"}));
-    EXPECT_EQ(refusal_of({{"target_modules", R"(.*\.(q|v)_proj)"}}), "");
+    EXPECT_EQ(refusal_of({{"target_modules", R"(.*\.(q|v)_proj)"}}), "no error");
 }
 
 // PEFT's names and layout of GPT-2. Its c_proj are two, and both are meant if neither says of which half it is.
-TEST(Adapters, NamesOfGpt2) {
-    const auto targets_of = [](const std::vector<std::string> &targets) {
-        const std::string dir = testing::TempDir() + "names_of_gpt2";
-        std::filesystem::create_directories(dir);
+TEST_F(AdapterFiles, NamesOfGpt2) {
+    const auto targets_of = [&](const std::vector<std::string> &targets) {
         ModelConfig config = config_of("gpt2");
         config.lora = {.rank = 2, .targets = targets};
         write_lora(dir, config, "base");
@@ -288,7 +245,7 @@ TEST(Adapters, NamesOfGpt2) {
     EXPECT_EQ(targets_of({"all-linear"}), (Names{"c_attn", "c_proj", "c_fc"}));
     EXPECT_EQ(targets_of({"c_proj"}), (Names{"c_proj"}));
     EXPECT_EQ(targets_of({"mlp.c_proj", "c_attn"}), (Names{"c_attn", "mlp.c_proj"}));
-    EXPECT_NE(refusal_of({{"fan_in_fan_out", false}}, "gpt2").find("fix: an adapter of this model"), std::string::npos);
+    expect_contains(refusal_of({{"fan_in_fan_out", false}}, "gpt2"), {"fix: an adapter of this model"});
 }
 
 TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
@@ -300,7 +257,6 @@ TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
 
 // Writes the model in `from` with the matrices of its layers rounded by storage in `bits` bits.
 static void write_quantised_values(const std::string &from, const std::string &to, const ModelConfig &config, int bits) {
-    std::filesystem::create_directories(to);
     const HfWeights weights(from);
     std::vector<TensorSpec> specs = weights.tensors();
     for (TensorSpec &spec : specs) spec.dtype = "F32";
@@ -329,7 +285,7 @@ TEST_P(AdapterGoldens, QuantisedBaseHasTheBitsOfItsValues) {
         SCOPED_TRACE(format("%d bits", bits));
         Golden quantised = g, plain = g;
         quantised.config.weight_bits = bits;
-        plain.dir = testing::TempDir() + "quantised_values";
+        plain.dir = dir;
         write_quantised_values(g.dir, plain.dir, g.config, bits);
         Trained<CpuF32> of_floats(make_device<CpuF32>(), plain);
         const double want = of_floats.loss_and_gradient(g, g.rows(3));
@@ -340,6 +296,5 @@ TEST_P(AdapterGoldens, QuantisedBaseHasTheBitsOfItsValues) {
             EXPECT_EQ(of_bits.loss_and_gradient(g, g.rows(3)), want);
             for (const Tensor &t : of_bits.model->tensors()) EXPECT_EQ(of_bits.gradient(t), of_floats.gradient(t)) << t.name;
         }
-        std::filesystem::remove_all(plain.dir);
     }
 }

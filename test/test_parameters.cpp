@@ -2,12 +2,10 @@
 // transposed tensors.
 #include "../llmc/model/parameters.h"
 
-#include <unistd.h>
-
 #include <bit>
-#include <filesystem>
 
 #include "check.h"
+#include "errors.h"
 #include "gathered.h"
 
 namespace fs = std::filesystem;
@@ -42,14 +40,10 @@ template <class X> static std::vector<float> start(std::vector<float> values) {
     return values;
 }
 
-struct Parameters : testing::Test {
-    const std::string dir = testing::TempDir() + "llmc_parameters_" + std::to_string(getpid());
+struct Parameters : TemporaryDirectory {
     const std::vector<float> embed = with_ties(random_values<float>(7 * C, 1)), score = random_values<float>(C, 2),
                              norm = random_values<float>(C, 3), conv = with_ties(random_values<float>(3 * C, 4)),
                              turned = in_file(conv);
-
-    void SetUp() override { fs::create_directories(dir); }
-    void TearDown() override { fs::remove_all(dir); }
 
     void save(const std::vector<std::string> &names) const {
         const std::map<std::string, const std::vector<float> *> values = {
@@ -182,12 +176,7 @@ TEST_F(Parameters, GoOutAsTheyCameIn) {
 
 TEST_F(Parameters, AnyOtherTensorMustBeThere) {
     save({"embed", "score.weight", "conv"});
-    try {
-        loaded<float>(dir, 1, 0, 11);
-        ADD_FAILURE() << "no error";
-    } catch (const Error &error) {
-        EXPECT_NE(std::string(error.what()).find("has no tensor \"norm\""), std::string::npos) << error.what();
-    }
+    expect_error([&] { loaded<float>(dir, 1, 0, 11); }, {"has no tensor \"norm\""});
 }
 
 // The estimates from n values are off by 1 / sqrt(2 n) of themselves: five times that.

@@ -29,6 +29,27 @@ void expect_same_bits(const std::string &what, const RankResult &got, const Rank
     EXPECT_EQ(got.gradient, want.gradient);
 }
 
+// Options of case `number`, drawn one after the other.
+class Picks {
+    Random random_;
+    uint64_t drawn_ = 0;
+
+  public:
+    Picks(uint64_t seed, uint32_t number) : random_{seed, Purpose::test, number} {}
+    template <class T, class... Ts> T operator()(T first, Ts... others) {
+        const std::vector<T> all = {first, others...};
+        return all[random_.block(drawn_++)[0] % all.size()];
+    }
+};
+
+// On floats or on bf16.
+RankResult on_threads(bool half, const RankCase &c, RankModel model, bool late,
+                      const std::function<void(ModelLimits &)> &change) {
+    return half ? on_threads<CpuBf16>(c, model, late, change) : on_threads<CpuF32>(c, model, late, change);
+}
+
+const auto bf16_gradients = [](ModelLimits &limits) { limits.bf16_gradients = true; };
+
 }  // namespace
 
 struct Matrix : testing::TestWithParam<size_t> {};
@@ -61,29 +82,21 @@ TEST_P(Matrix, Bf16LossIsNear) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Values(1, 2, 3, 4, 6, 8), testing::PrintToStringParamName());
 
-// Losses of documents, as in dpo and rm: all ranks of a ring begin the backward pass from the values of its whole row.
-TEST(Ranks, LossesOfDocumentsEqualOneRanks) {
-    const RankResult dpo = one_rank(make_device<CpuF32>(2), tied, DPO), rm = one_rank(make_device<CpuF32>(2), untied, RM);
-    size_t number = 0;
-    for (RankCase c : some_rank_cases(4)) {
-        c.task = number++ % 2 ? RM : DPO;
-        check_rank_result(c.name(), on_threads<CpuF32>(c, c.task == DPO ? tied : untied), c.task == DPO ? dpo : rm);
+// Losses of documents, as in dpo and rm: all ranks of a ring begin the backward pass from the values of its whole row. The masks of dropout do not
+// depend on ranks and rows either.
+TEST(Ranks, LossesOfDocumentsAdaptersAndNormsBehindEqualOneRanks) {
+    const std::vector<std::pair<RankModel, Task>> kinds[] = {
+        {{tied, DPO}, {untied, RM}}, {{adapted, RM}, {adapted, SFT}, {adapted, SFT}}, {{norm_after, SFT}}};
+    for (const auto &models : kinds) {
+        std::vector<RankResult> want;
+        for (const auto &[model, task] : models) want.push_back(one_rank(make_device<CpuF32>(2), model, task));
+        size_t number = 0;
+        for (RankCase c : some_rank_cases(4)) {
+            const size_t i = number++ % models.size();
+            c.task = models[i].second;
+            check_rank_result(c.name(), on_threads<CpuF32>(c, models[i].first), want[i]);
+        }
     }
-}
-
-// The masks of dropout do not depend on ranks and rows either.
-TEST(Ranks, AdaptersEqualOneRanks) {
-    const RankResult want = one_rank(make_device<CpuF32>(2), adapted), rm = one_rank(make_device<CpuF32>(2), adapted, RM);
-    size_t number = 0;
-    for (RankCase c : some_rank_cases(4)) {
-        c.task = number++ % 3 ? SFT : RM;
-        check_rank_result(c.name(), on_threads<CpuF32>(c, adapted), c.task == RM ? rm : want);
-    }
-}
-
-TEST(Ranks, NormsBehindALayersHalvesEqualOneRanks) {
-    const RankResult want = one_rank(make_device<CpuF32>(2), norm_after);
-    for (const RankCase &c : some_rank_cases(4)) check_rank_result(c.name(), on_threads<CpuF32>(c, norm_after), want);
 }
 
 TEST(Ranks, RunsGiveTheSameBits) {
@@ -98,10 +111,7 @@ TEST(Ranks, RunsGiveTheSameBits) {
 // Wherever the weights lie, sums are taken of the same numbers in the same order.
 TEST(Ranks, Stage3GivesTheBitsOfStage2) {
     for (uint32_t number = 0; number < 30; number++) {
-        auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
-            const std::vector all = {options...};
-            return all[Random{3, Purpose::test, number}.block(draw++)[0] % all.size()];
-        };
+        Picks pick(3, number);
         RankCase c{};
         c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u, 3u), c.micro_steps = pick(1u, 2u, 3u);
         if (c.world == 1) c.world = 2;
@@ -116,8 +126,7 @@ TEST(Ranks, Stage3GivesTheBitsOfStage2) {
             const auto change = [&](ModelLimits &limits) {
                 limits.recompute = recompute, limits.tile_tokens = tile, limits.ranks.bucket_bytes = bucket_bytes;
             };
-            return half ? on_threads<CpuBf16>(c, model, late && stage == 3, change)
-                        : on_threads<CpuF32>(c, model, late && stage == 3, change);
+            return on_threads(half, c, model, late && stage == 3, change);
         };
         const RankResult two = run(2);
         expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(3), two);
@@ -128,12 +137,11 @@ TEST(Ranks, Stage3GivesTheBitsOfStage2) {
 // Gradients stored in bf16 are the float gradients, each rounded once, by less than 2^-7 of itself. (A tied embedding's, as in gpt2, are also rounded as
 // the head's, which may be larger than the sum.)
 TEST(Ranks, Bf16GradientsAreRoundedOnce) {
-    const auto in_bf16 = [](ModelLimits &limits) { limits.bf16_gradients = true; };
     for (RankModel model : {untied, gpt2, adapted}) {
         const RankResult want = one_rank(make_device<CpuF32>(2), model);
         for (const auto &[world, stage] : {std::pair{1u, 0}, {2u, 0}, {2u, 1}, {3u, 2}, {3u, 3}}) {
             const RankCase c{world, 1, SpMode::ring, 6, stage, 1};
-            const RankResult got = on_threads<CpuF32>(c, model, false, in_bf16);
+            const RankResult got = on_threads<CpuF32>(c, model, false, bf16_gradients);
             SCOPED_TRACE(c.name());
             EXPECT_NEAR(got.loss, want.loss, 1e-6 * want.loss);
             EXPECT_LT(got.next_loss, want.loss);
@@ -176,7 +184,7 @@ TEST(Ranks, Bf16GradientsOfSeveralMicroStepsAreNear) {
         const RankResult want = one_rank(make_device<CpuF32>(2), model);
         for (int stage : {0, 1, 2}) {
             const RankCase c{2, 1, SpMode::ring, 6, stage, 3};
-            const RankResult got = on_threads<CpuF32>(c, model, false, [](ModelLimits &limits) { limits.bf16_gradients = true; });
+            const RankResult got = on_threads<CpuF32>(c, model, false, bf16_gradients);
             SCOPED_TRACE(c.name());
             double error = 0, squares = 0;
             for (size_t i = 0; i < want.gradient.size(); i++)
@@ -192,10 +200,7 @@ TEST(Ranks, Bf16GradientsOfSeveralMicroStepsAreNear) {
 // Wherever activations, moments and weights are stored between the ops that need them, and for any size of pieces.
 TEST(Ranks, OffloadingChangesNoBit) {
     for (uint32_t number = 0; number < 49; number++) {
-        auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
-            const std::vector all = {options...};
-            return all[Random{4, Purpose::test, number}.block(draw++)[0] % all.size()];
-        };
+        Picks pick(4, number);
         RankCase c{};
         c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u), c.micro_steps = pick(1u, 2u, 3u), c.stage = pick(0, 1, 2, 3);
         c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
@@ -219,8 +224,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
                 limits.bf16_gradients = rounds;
                 if (offloaded) limits.offload = offload;
             };
-            return half ? on_threads<CpuBf16>(c, model, late && offloaded, change)
-                        : on_threads<CpuF32>(c, model, late && offloaded, change);
+            return on_threads(half, c, model, late && offloaded, change);
         };
         const RankResult want = run(false);
         expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(true), want);
@@ -384,25 +388,6 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     return sum;
 }
 
-// ring.h, its table: one layer, one row, b bytes of an element.
-size_t row_hops(Layout layout, size_t S, size_t P) {
-    return layout == Layout::zigzag ? S * (P - 1) - S * (P - 1) / (2 * P) : S * (P - 1) / 2;
-}
-size_t pairs_of_ranks(Layout layout, size_t P) { return layout == Layout::zigzag ? P * (P - 1) : P * (P - 1) / 2; }
-
-size_t kv_by_formula(const ModelConfig &m, const Sending &s, size_t b) {
-    const size_t P = s.c.sp, S = s.S(), h = m.H / P, copies = m.KV / P;
-    if (s.c.mode == SpMode::ring) return 2 * (2 * m.KV * m.D * b * row_hops(s.layout, S, P));
-    if (s.c.mode == SpMode::gather) return 2 * (2 * m.KV * m.D * b * (S / P) * pairs_of_ranks(s.layout, P));
-    return 2 * ((2 * h + 2 * copies) * m.D * b * S * (P - 1)) + h * 4 * S * (P - 1);
-}
-size_t dkv_by_formula(const ModelConfig &m, const Sending &s) {
-    const size_t P = s.c.sp, S = s.S(), h = m.H / P, copies = m.KV / P;
-    if (s.c.mode == SpMode::ring) return 2 * m.KV * m.D * 4 * row_hops(s.layout, S, P);
-    if (s.c.mode == SpMode::gather) return 2 * m.KV * m.D * 4 * S * (P - 1);
-    return (h + 2 * copies) * m.D * 4 * S * (P - 1);
-}
-
 // zero.h, its table, a step. Parts are multiples of 8 elements; the embedding, each layer, the head and the final norm are padded.
 struct Elements {
     size_t all = 0, padded = 0, embedding = 0;  // embedding: padded
@@ -434,42 +419,43 @@ size_t params_by_formula(const ModelConfig &m, const Sending &s, size_t x) {
     return (c.world - 1) * x * ((c.stage == 3 || s.away ? c.micro_steps * n.gathered : n.padded) + (s.muon ? n.layers : 0));
 }
 
-template <class Dev> void expect_predicted(const Sending &s, const Payload &sent) {
+// Returns the bytes sent, which must be the predicted ones.
+template <class Dev> Payload expect_predicted(const Sending &s) {
+    SCOPED_TRACE(s.name());
     const ModelConfig m = s.model();
     const ModelLimits limits = s.limits();
     const auto model = make_model(make_device<Dev>(1), m, limits);
-    const Payload predicted = predict_messages(*model, m, limits, s.c.micro_steps);
+    const Payload sent = sent_by_all<Dev>(s), predicted = predict_messages(*model, m, limits, s.c.micro_steps);
     EXPECT_EQ(sent.kv, predicted.kv);
     EXPECT_EQ(sent.dkv, predicted.dkv);
     EXPECT_EQ(sent.grads, predicted.grads);
     EXPECT_EQ(sent.params, predicted.params);
+    return sent;
 }
 
-template <class Dev> void expect_formulas(const Sending &s) {
-    SCOPED_TRACE(s.name());
-    const size_t x = sizeof(typename Dev::X);
-    const ModelConfig m = s.model();
-    const size_t layers_of_rows = m.L * s.c.micro_steps * (s.c.world / s.c.sp);
-    const Payload sent = sent_by_all<Dev>(s);
-    expect_predicted<Dev>(s, sent);
-    EXPECT_EQ(sent.kv, layers_of_rows * kv_by_formula(m, s, x));
-    EXPECT_EQ(sent.dkv, layers_of_rows * dkv_by_formula(m, s));
-    EXPECT_EQ(sent.grads, grads_by_formula(m, s.c));
-    EXPECT_EQ(sent.params, params_by_formula(m, s, x));
+template <class Dev> void expect_formulas_of_zero(const Sending &s) {
+    const Payload sent = expect_predicted<Dev>(s);
+    EXPECT_EQ(sent.grads, grads_by_formula(s.model(), s.c)) << s.name();
+    EXPECT_EQ(sent.params, params_by_formula(s.model(), s, sizeof(typename Dev::X))) << s.name();
 }
 
 }  // namespace
 
+// The prediction is ring.h's table, which test_ring.cpp compares with a ring's own bytes.
 TEST(Ranks, AttentionSendsWhatRingHSays) {
     for (size_t world : {2, 3, 4})
         for (Layout layout : {Layout::contiguous, Layout::zigzag})
             for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
                 if (mode == SpMode::ulysses && layout != Layout::contiguous) continue;
                 for (Recompute recompute : {Recompute::none, Recompute::layer})
-                    expect_formulas<CpuF32>({{world, world, mode, 3, 1, 1}, layout, untied, recompute});
-                expect_formulas<CpuBf16>({{world, world, mode, 12, 2, 2}, layout, tied, Recompute::cheap});
+                    expect_predicted<CpuF32>({{world, world, mode, 3, 1, 1}, layout, untied, recompute});
+                expect_predicted<CpuBf16>({{world, world, mode, 12, 2, 2}, layout, tied, Recompute::cheap});
             }
-    expect_formulas<CpuF32>({{4, 2, SpMode::ring, 12, 1, 2}, Layout::zigzag, untied, Recompute::none});  // two rings
+    expect_predicted<CpuF32>({{4, 2, SpMode::ring, 12, 1, 2}, Layout::zigzag, untied, Recompute::none});  // two rings
+    for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
+        for (size_t document : {200, 70, 11})  // several documents and windows, which save hops
+            EXPECT_GT(
+                expect_predicted<CpuBf16>({{4, 4, mode, 4, 2, 1}, Layout::contiguous, tied, Recompute::none, document, 9}).kv, 0);
 }
 
 TEST(Ranks, ZeroSendsWhatZeroHSays) {
@@ -478,11 +464,11 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
             for (RankModel model : {untied, tied}) {
                 Sending s{{world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
                 s.muon = (stage + int(model)) % 2;
-                expect_formulas<CpuF32>(s);
-                expect_formulas<CpuBf16>(s);
+                expect_formulas_of_zero<CpuF32>(s);
+                expect_formulas_of_zero<CpuBf16>(s);
                 Sending away = s;
                 away.away = true, away.muon = false;
-                expect_formulas<CpuBf16>(away);
+                expect_formulas_of_zero<CpuBf16>(away);
             }
 }
 
@@ -492,20 +478,7 @@ TEST(Ranks, GroupsSendWhatIsPredicted) {
         for (RankModel model : {untied, tied}) {
             Sending s{c, Layout::contiguous, model, Recompute::none, 70};
             s.muon = model == tied;
-            SCOPED_TRACE(s.name());
-            expect_predicted<CpuBf16>(s, sent_by_all<CpuBf16>(s));
-        }
-}
-
-// Several documents and windows, which save hops.
-TEST(Ranks, ThePredictionOfMessagesIsWhatRanksCount) {
-    for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
-        for (size_t document : {200, 70, 11}) {
-            const Sending s{{4, 4, mode, 4, 2, 1}, Layout::contiguous, tied, Recompute::none, document, 9};
-            SCOPED_TRACE(format("%s, documents of %zu tokens", s.name().c_str(), document));
-            const Payload sent = sent_by_all<CpuBf16>(s);
-            expect_predicted<CpuBf16>(s, sent);
-            EXPECT_GT(sent.kv, 0);
+            expect_predicted<CpuBf16>(s);
         }
 }
 
@@ -532,16 +505,14 @@ size_t bytes_of(const Plan &plan, const std::vector<std::string> &names) {
 
 }  // namespace
 
-TEST(RankPlans, ActivationsAreSharedByTheRing) {
-    const auto activations = [](const Plan &plan) { return double(plan.bytes() - plan.state_bytes()); };
-    const size_t tokens = 131072;
-    const double f32 = activations(plan_of<CpuF32>("qwen2.5-0.5b", 8, 8, 1, tokens)) /
-                       activations(plan_of<CpuF32>("qwen2.5-0.5b", 1, 1, 1, tokens)),
-                 bf16 = activations(plan_of<CpuBf16>("qwen2.5-0.5b", 8, 8, 1, tokens)) /
-                        activations(plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 1, tokens));
-    EXPECT_NEAR(8 * f32, 1, 0.15);
-    EXPECT_NEAR(8 * bf16, 1, 0.15);
+template <class Dev> void expect_shared_activations() {
+    const auto activations = [](size_t ranks) {
+        const Plan plan = plan_of<Dev>("qwen2.5-0.5b", ranks, ranks, 1, 131072);
+        return double(plan.bytes() - plan.state_bytes());
+    };
+    EXPECT_NEAR(8 * activations(8) / activations(1), 1, 0.15);
 }
+TEST(RankPlans, ActivationsAreSharedByTheRing) { expect_shared_activations<CpuF32>(), expect_shared_activations<CpuBf16>(); }
 
 // With `recompute layer` a layer's working set is attention's, since its feed-forward runs in tiles, and before queries, keys and values are
 // recomputed. Attention's backward pass needs per token: ln1, datt and dx in X, q, k, v in X, and their float gradients; out32 is the forward pass's.
@@ -560,34 +531,26 @@ TEST(RankPlans, TheFeedForwardNeedsNoMoreThanATile) {
     EXPECT_GT(whole, tiled + 2 * double(c.F));
 }
 
-TEST(RankPlans, Stage2HoldsAPartOfGradientsAndOptimizer) {
-    const std::vector<std::string> gradients = {"gradients"}, optimizer = {"params, lower halves", "adamw m", "adamw v"};
-    const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 2, 2048);
-    for (size_t world : {2, 4, 8}) {
-        const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", world, 1, 2, 2048);
-        for (const auto &names : {gradients, optimizer}) {
-            const double part = double(bytes_of(plan, names)), all = double(bytes_of(one, names));
-            EXPECT_GE(part * double(world), all);
-            EXPECT_LE(part * double(world), 1.01 * all) << world;
+// Stage 2: a part of gradients, weights' lower halves and moments. Stage 3: also of the weights; only the current and the next layer's are whole.
+TEST(RankPlans, StagesHoldAPart) {
+    std::vector<std::string> divided = {"gradients", "params, lower halves", "adamw m", "adamw v"};
+    for (int stage : {2, 3}) {
+        if (stage == 3) divided.push_back("params");
+        const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, stage, 2048);
+        for (size_t world : {2, 4, 8}) {
+            const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", world, 1, stage, 2048);
+            for (const std::string &name : divided) {
+                const double parts = double(bytes_of(plan, {name}) * world), all = double(bytes_of(one, {name}));
+                EXPECT_GE(parts, all) << name;
+                EXPECT_LE(parts, 1.01 * all) << name << ", " << world;
+            }
+            if (stage == 2) continue;
+            const ModelConfig c = preset("qwen2.5-0.5b");
+            const double embedding = 2 * double(c.V * c.C), layer = (double(bytes_of(one, {"params"})) - embedding) / double(c.L);
+            EXPECT_NEAR(double(bytes_of(plan, {"weights.layers.0", "weights.layers.1"})), 2 * layer, 0.01 * layer);
+            EXPECT_NEAR(double(bytes_of(plan, {"weights.embedding"})), embedding, 0.01 * embedding);
+            EXPECT_NEAR(double(bytes_of(plan, {"weights.head"})), embedding, 0.01 * embedding);
         }
-    }
-}
-
-// Stage 3: also only a part of the weights; only the current and the next layer's are whole.
-TEST(RankPlans, Stage3HoldsAPartOfTheWeightsAndTwoLayers) {
-    const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 3, 2048);
-    const ModelConfig c = preset("qwen2.5-0.5b");
-    const double embedding = 2 * double(c.V * c.C), layer = (double(bytes_of(one, {"params"})) - embedding) / double(c.L);
-    for (size_t world : {2, 4, 8}) {
-        const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", world, 1, 3, 2048);
-        for (const char *name : {"params", "gradients", "params, lower halves", "adamw m", "adamw v"}) {
-            const double part = double(bytes_of(plan, {name})), all = double(bytes_of(one, {name}));
-            EXPECT_GE(part * double(world), all) << name;
-            EXPECT_LE(part * double(world), 1.01 * all) << name << ", " << world;
-        }
-        EXPECT_NEAR(double(bytes_of(plan, {"weights.layers.0", "weights.layers.1"})), 2 * layer, 0.01 * layer);
-        EXPECT_NEAR(double(bytes_of(plan, {"weights.embedding"})), embedding, 0.01 * embedding);
-        EXPECT_NEAR(double(bytes_of(plan, {"weights.head"})), embedding, 0.01 * embedding);
     }
 }
 

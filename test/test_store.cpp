@@ -106,9 +106,9 @@ TEST(Store, DamageIsFound) {
         ASSERT_TRUE(file.good());
     }
     store->prefetch(0, in.data.get(), in.bytes);
-    expect_contains(error_of([&] { store->wait(0); }),
-                    {dir.path + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
-                     "fix: --offload_dir on another disk"});
+    expect_error([&] { store->wait(0); },
+                 {dir.path + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
+                  "fix: --offload_dir on another disk"});
 }
 
 TEST(Store, AFileThatWasCutOffIsFound) {
@@ -118,17 +118,16 @@ TEST(Store, AFileThatWasCutOffIsFound) {
     store->offload(0, out.data.get(), out.bytes), store->wait(0);
     fs::resize_file(dir.open_file(), size_t(4) << 20);
     store->prefetch(0, in.data.get(), in.bytes);
-    expect_contains(error_of([&] { store->wait(0); }), {dir.path + ": cannot read the offloaded arrays: the file was cut off"});
+    expect_error([&] { store->wait(0); }, {dir.path + ": cannot read the offloaded arrays: the file was cut off"});
 }
 
 TEST(Store, ADirectoryThatCannotHoldItIsRefused) {
     const Directory dir;
-    expect_contains(error_of([&] { make_disk_store(dir.path + "/none", 4096, patience); }),
-                    {dir.path + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
+    expect_error([&] { make_disk_store(dir.path + "/none", 4096, patience); },
+                 {dir.path + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
     std::ofstream(dir.path + "/file") << "text";
-    expect_contains(error_of([&] { make_disk_store(dir.path + "/file", 4096, patience); }),
-                    {"cannot create a file", "Not a directory"});
-    expect_contains(error_of([&] { make_disk_store(dir.path, size_t(1) << 50, patience); }),
-                    {dir.path + ": there is no room for the 1048576.00 GiB that --offload needs", "are free",
-                     "fix: --offload_dir on a larger disk"});
+    expect_error([&] { make_disk_store(dir.path + "/file", 4096, patience); }, {"cannot create a file", "Not a directory"});
+    expect_error([&] { make_disk_store(dir.path, size_t(1) << 50, patience); },
+                 {dir.path + ": there is no room for the 1048576.00 GiB that --offload needs", "are free",
+                  "fix: --offload_dir on a larger disk"});
 }

@@ -1,6 +1,5 @@
 // Prepared data: reading a correct file, and the message for every kind of bad file.
 #include <cmath>
-#include <functional>
 #include <set>
 
 #include "../llmc/core/hash.h"
@@ -15,26 +14,24 @@ static Prepared three_documents() {
     return p;
 }
 
-// The message for a file that differs from a right one by `change`; "no error" if it is accepted.
-static std::string refusal(const std::function<void(Prepared &)> &change, size_t vocab = 100,
+// The message for a file that differs from p, which is right, by `change`; "no error" if it is accepted.
+template <class Change>
+static std::string refusal(const Change &change, Prepared p = three_documents(), size_t vocab = 100,
                            const std::string &hash = "00000000deadbeef") {
-    Prepared p = three_documents();
     change(p);
-    TemporaryFile file("tokens.safetensors");
-    file.write(p.bytes());
-    const auto message = error_of([&] { PreparedData(file.path, vocab, hash); });
+    const PreparedFile file(p);
+    const auto message = error_of([&] { file.open(vocab, hash); });
     if (message != "no error") expect_contains(message, {file.path, "\n  fix: "});
     return message;
 }
+static void same(Prepared &) {}
 
 TEST(PreparedData, ReadsBothWidths) {
     for (bool wide : {false, true}) {
         Prepared p = three_documents();
         p.wide = wide;
         p.metadata["max_len"] = "4";
-        TemporaryFile file("widths.safetensors");
-        file.write(p.bytes());
-        const PreparedData data(file.path, 100, "00000000deadbeef");
+        const PreparedData data = PreparedFile(p).open(100, "00000000deadbeef");
         ASSERT_EQ(data.size(), 3u);
         EXPECT_EQ(data.kind(), "sft");
         EXPECT_EQ(data.metadata().at("max_len"), "4");
@@ -64,9 +61,8 @@ static Prepared two_pairs() {
 
 TEST(PreparedData, Pairs) {
     Prepared p = two_pairs();
-    TemporaryFile file("pairs.safetensors");
-    file.write(p.bytes());
-    const PreparedData data(file.path, 100, "");
+    const PreparedFile file(p);
+    const PreparedData data = file.open();
     EXPECT_TRUE(data.pairs());
     EXPECT_EQ(data.size(), 2u);
     EXPECT_EQ(data.documents(), 4u);
@@ -78,18 +74,12 @@ TEST(PreparedData, Pairs) {
     EXPECT_FALSE(data.has_margins());
     EXPECT_EQ(data.margin(1), 0);
     p.margins = {0.5f, -2};
-    file.write(p.bytes());
-    EXPECT_EQ(PreparedData(file.path, 100, "").margin(1), -2);
+    file.write(p);
+    EXPECT_EQ(file.open().margin(1), -2);
 }
 
 TEST(PreparedData, RefusesBrokenPairs) {
-    const auto refused = [](auto spoil) {
-        Prepared p = two_pairs();
-        spoil(p);
-        TemporaryFile file("broken_pairs.safetensors");
-        file.write(p.bytes());
-        return error_of([&] { PreparedData(file.path, 100, ""); });
-    };
+    const auto refused = [](auto spoil) { return refusal(spoil, two_pairs()); };
     expect_contains(refused([](Prepared &p) { p.add({1, 2}, {0, 1}); }), {"an odd number of documents, 5"});
     expect_contains(refused([](Prepared &p) { p.margins = {1}; }), {"1 margins for 2 samples"});
     expect_contains(refused([](Prepared &p) { p.margins = {1, NAN}; }), {"margin of pair 1 is not finite"});
@@ -99,9 +89,8 @@ TEST(PreparedData, RefusesBrokenPairs) {
 TEST(PreparedData, IdsAboveInt16) {
     Prepared p;
     p.add({0, 65535}, {0, 1});
-    TemporaryFile file("int16.safetensors");
-    file.write(p.bytes());
-    EXPECT_EQ(PreparedData(file.path, 65536, "").document(0).tokens[1], 65535);
+    const PreparedFile file(p);
+    EXPECT_EQ(file.open(65536).document(0).tokens[1], 65535);
 }
 
 TEST(PreparedData, AChangeOfTheOpenFileIsNoticed) {
@@ -109,19 +98,18 @@ TEST(PreparedData, AChangeOfTheOpenFileIsNoticed) {
     Prepared other = right;
     other.tokens[1] = 8, other.tokens[5] = 30000;  // of documents 0 and 2
     other.offsets[1] = 1 << 20;
-    TemporaryFile file("changed.safetensors");
-    file.write(right.bytes());
-    const PreparedData data(file.path, 100, "");
-    file.write(other.bytes());  // in place
+    const PreparedFile file(right);
+    const PreparedData data = file.open();
+    file.write(other);  // in place
     for (size_t i : {0, 2})
-        expect_contains(error_of([&] { data.document(i); }), {file.path, format("document %zu has changed", i), "\n  fix: "});
+        expect_error([&] { data.document(i); }, {file.path, format("document %zu has changed", i), "\n  fix: "});
     EXPECT_EQ(data.document(1).tokens, std::vector<int32_t>{99});
     other = right, other.mask[1] = 1;
-    file.write(other.bytes());
-    expect_contains(error_of([&] { data.document(0); }), {file.path, "document 0 has changed"});
+    file.write(other);
+    expect_error([&] { data.document(0); }, {file.path, "document 0 has changed"});
     std::filesystem::resize_file(file.path, 20);
-    expect_contains(error_of([&] { data.document(0); }), {file.path, "ends at byte", "\n  fix: "});
-    file.write(right.bytes());
+    expect_error([&] { data.document(0); }, {file.path, "ends at byte", "\n  fix: "});
+    file.write(right);
     EXPECT_EQ(data.document(2).tokens, (std::vector<int32_t>{1, 2, 3, 4}));
     TemporaryFile renamed("renamed.safetensors");
     renamed.write("something else");
@@ -142,13 +130,7 @@ static Prepared with_checksums() {
 }
 
 TEST(PreparedData, DamageIsNoticed) {
-    const auto refused = [](auto damage) {
-        Prepared p = with_checksums();
-        damage(p);
-        TemporaryFile file("damaged.safetensors");
-        file.write(p.bytes());
-        return error_of([&] { PreparedData(file.path, 100, ""); });
-    };
+    const auto refused = [](auto damage) { return refusal(damage, with_checksums()); };
     EXPECT_EQ(refused([](Prepared &) {}), "no error");
     expect_contains(refused([](Prepared &p) { p.tokens[1] ^= 1; }),
                     {"documents 0 to 1 are damaged", "\n  fix: copy the file again"});
@@ -162,11 +144,7 @@ TEST(PreparedData, DamageIsNoticed) {
 }
 
 TEST(PreparedData, FingerprintIsOfAllContents) {
-    const auto fingerprint = [](Prepared p) {
-        TemporaryFile file("fingerprint.safetensors");
-        file.write(p.bytes());
-        return PreparedData(file.path, 100, "").fingerprint();
-    };
+    const auto fingerprint = [](const Prepared &p) { return PreparedFile(p).open().fingerprint(); };
     const std::string whole = fingerprint(three_documents());
     EXPECT_EQ(fingerprint(with_checksums()), whole);  // a file of an older version has the same contents
     std::set<std::string> all = {whole};
@@ -202,29 +180,25 @@ TEST(PreparedData, RefusesBrokenArrays) {
 }
 
 TEST(PreparedData, RefusesOtherVocabularies) {
-    expect_contains(refusal([](Prepared &) {}, 99), {"document 1", "id 99", "vocabulary of 99", "100"});
+    expect_contains(refusal(same, three_documents(), 99), {"document 1", "id 99", "vocabulary of 99", "100"});
     expect_contains(refusal([](Prepared &p) { p.wide = true, p.tokens[1] = -1; }), {"document 0", "id -1", "position 1"});
-    expect_contains(refusal([](Prepared &) {}, 100, "0123456789abcdef"),
+    expect_contains(refusal(same, three_documents(), 100, "0123456789abcdef"),
                     {"another tokenizer", "00000000deadbeef", "0123456789abcdef"});
-    EXPECT_EQ(refusal([](Prepared &) {}, 128), "no error");      // a model's embedding may have rows to spare
-    EXPECT_EQ(refusal([](Prepared &) {}, 100, ""), "no error");  // a model without a tokenizer
+    EXPECT_EQ(refusal(same, three_documents(), 128), "no error");      // a model's embedding may have rows to spare
+    EXPECT_EQ(refusal(same, three_documents(), 100, ""), "no error");  // a model without a tokenizer
     EXPECT_EQ(refusal([](Prepared &p) { p.metadata["tokenizer_hash"] = ""; }), "no error");  // ids that needed none
 }
 
 TEST(PreparedData, ChatFormat) {
     Prepared p = three_documents();
-    TemporaryFile file("chats.safetensors");
-    const auto format = [&] {
-        file.write(p.bytes());
-        return PreparedData(file.path, 100, "").chat_format();
-    };
+    const auto format = [&] { return PreparedFile(p).open().chat_format(); };
     EXPECT_TRUE(format().end_of_turn.empty() && format().chat_template.empty());
     p.metadata["end_of_turn"] = "7,99", p.metadata["chat_template"] = "{{ messages }}";
     EXPECT_EQ(format().end_of_turn, (std::vector<int32_t>{7, 99}));
     EXPECT_EQ(format().chat_template, "{{ messages }}");
     for (const char *wrong : {"100", "-1", "7,", ",7", "7 8", "7,x", "99999999999"}) {
         p.metadata["end_of_turn"] = wrong;
-        expect_contains(error_of(format), {"end_of_turn", wrong, "\n  fix: "});
+        expect_error(format, {"end_of_turn", wrong, "\n  fix: "});
     }
 }
 
@@ -233,39 +207,31 @@ TEST(PreparedData, RefusesOtherFiles) {
     expect_contains(refusal([](Prepared &p) { p.metadata.erase("vocab_size"); }), {"no prepared data", "vocab_size"});
     expect_contains(refusal([](Prepared &p) { p.metadata["kind"] = "images"; }), {"images"});
 
-    TemporaryFile file("other.safetensors");
-    const std::string right = three_documents().bytes();
-    std::string renamed = right;
-    renamed.replace(renamed.find("loss_mask"), 9, "loss_musk");
-    file.write(renamed);
-    expect_contains(error_of([&] { PreparedData(file.path, 100, ""); }), {file.path, "loss_mask"});
-    std::string retyped = right;
-    retyped.replace(retyped.find("\"U16\""), 5, "\"F16\"");
-    file.write(retyped);
-    expect_contains(error_of([&] { PreparedData(file.path, 100, ""); }), {file.path, "tokens", "F16"});
+    const auto with = [](const std::string &from, const std::string &to) {  // a file with another text
+        std::string bytes = three_documents().bytes();
+        bytes.replace(bytes.find(from), from.size(), to);
+        return bytes;
+    };
+    const PreparedFile file(three_documents());
+    file.write(with("loss_mask", "loss_musk"));
+    expect_error([&] { file.open(); }, {file.path, "loss_mask"});
+    file.write(with("\"U16\"", "\"F16\""));
+    expect_error([&] { file.open(); }, {file.path, "tokens", "F16"});
 }
 
 TEST(PreparedData, RefusesEveryTruncation) {
     const std::string right = three_documents().bytes();
-    TemporaryFile file("truncated.safetensors");
+    const PreparedFile file(three_documents());
     for (size_t size = 0; size < right.size(); size++) {
         file.write(right.substr(0, size));
-        try {
-            PreparedData(file.path, 100, "");
-            ADD_FAILURE() << "accepted with " << size << " of " << right.size() << " bytes";
-        } catch (const Error &e) {
-            EXPECT_NE(std::string(e.what()).find(file.path), std::string::npos) << e.what();
-        }
+        expect_error([&] { file.open(); }, {file.path});
     }
-    file.write(right.substr(0, right.size() - 1));
-    error_of([&] { PreparedData(file.path, 100, ""); });
     EXPECT_THROW(PreparedData(file.path + ".absent", 100, ""), Error);
 }
 
 TEST(PreparedData, FirstBadDocumentIsNamedWhateverTheThreads) {
     Prepared p;
     for (int i = 0; i < 1000; i++) p.add({1, 2, i == 700 || i == 300 || i == 999 ? 200 : 3}, {0, 1, 1});
-    TemporaryFile file("many.safetensors");
-    file.write(p.bytes());
-    expect_contains(error_of([&] { PreparedData(file.path, 100, ""); }), {"document 300 "});
+    const PreparedFile file(p);
+    expect_error([&] { file.open(); }, {"document 300 "});
 }

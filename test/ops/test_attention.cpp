@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "../finite_difference.h"
 #include "../reference_attention.h"
 #include "device.h"
 #ifdef CUDA_HALF
@@ -13,28 +14,13 @@
 
 TEST(AttentionReference, GradientEqualsCentralDifferences) {
     const AttentionCase a{{3, 1, 5}, 4, 2, 1, 8};
-    auto qkv = widen(random_values<float>(a.T() * 4 * a.D, 1));
+    const auto qkv = widen(random_values<float>(a.T() * 4 * a.D, 1));
     const auto dout = widen(random_values<float>(a.T() * 2 * a.D, 2));
     AttentionReference ref = attention_reference(a, qkv);
     attention_reference_backward(ref, a, qkv, ref.out, dout);
-    const double step = 1e-5;
-    const auto loss = [&] {
-        const auto out = attention_reference(a, qkv).out;
-        double sum = 0;
-        for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
-        return sum;
-    };
-    std::vector<double> numeric(qkv.size());
-    for (size_t i = 0; i < qkv.size(); i++) {
-        const double x = qkv[i];
-        qkv[i] = x + step;
-        const double above = loss();
-        qkv[i] = x - step;
-        numeric[i] = (above - loss()) / (2 * step);
-        qkv[i] = x;
-    }
-    // third derivatives are of the order of 100 here, and the loss of 10: truncation 100 step^2 / 6, roundoff 10 * 2^-52 / step
-    expect_close("reference gradient", ref.dqkv, numeric, 20 * step * step + 1e-9);
+    const auto out = [&](const std::vector<double> &qkv) { return attention_reference(a, qkv).out; };
+    // third derivatives are of the order of 100 here: truncation 100 * 1e-10 / 6
+    expect_close("reference gradient", ref.dqkv, finite_difference(out, qkv, dout), 3e-9);
 }
 
 // ---- the op

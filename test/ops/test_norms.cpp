@@ -1,0 +1,305 @@
+// rmsnorm and layernorm, which have one contract, and the residual sums fused with them.
+#include "../../llmc/ops/layernorm.h"
+#include "../../llmc/ops/residual.h"
+#include "../../llmc/ops/rmsnorm.h"
+#include "../finite_difference.h"
+#include "../reference_layernorm.h"
+#include "../reference_rmsnorm.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/layernorm.cuh"
+#include "../../llmc/ops/residual.cuh"
+#include "../../llmc/ops/rmsnorm.cuh"
+#endif
+
+using Vector = std::vector<double>;
+
+static const double eps = 0.125;  // large enough to show where it is forgotten
+
+TEST(NormReference, BackwardEqualsFiniteDifferences) {
+    const size_t T = 3, C = 7;
+    const Vector x = widen(random_values<float>(T * C, 1)), w = widen(random_values<float>(C, 2, 0.1, 1));
+    const Vector bias = widen(random_values<float>(C, 3)), dout = widen(random_values<float>(T * C, 4));
+    const auto expect = [&](const char *what, const Vector &got, const Vector &at, auto forward) {
+        expect_close(what, got, finite_difference(forward, at, dout), 1e-8);
+    };
+    const RmsNormGradient rms = rmsnorm_backward_reference(dout, x, w, T, C, eps);
+    expect("rmsnorm, dx", rms.dx, x, [&](const Vector &v) { return rmsnorm_reference(v, w, T, C, eps); });
+    expect("rmsnorm, dw", rms.dw, w, [&](const Vector &v) { return rmsnorm_reference(x, v, T, C, eps); });
+    const LayerNormGradient layer = layernorm_backward_reference(dout, x, w, T, C, eps);
+    expect("layernorm, dx", layer.dx, x, [&](const Vector &v) { return layernorm_reference(v, w, bias, T, C, eps).out; });
+    expect("layernorm, dw", layer.dw, w, [&](const Vector &v) { return layernorm_reference(x, v, bias, T, C, eps).out; });
+    expect("layernorm, dbias", layer.dbias, bias, [&](const Vector &v) { return layernorm_reference(x, w, v, T, C, eps).out; });
+}
+
+// ---- one interface to both ops
+
+struct Rows {
+    size_t T, C;
+    double mean = 0;
+};
+
+template <class X> struct NormInputs {
+    Rows s;
+    std::vector<X> x = random_values<X>(s.T * s.C, 1, 1, s.mean), w = random_values<X>(s.C, 2, 0.1, 1),
+                   bias = random_values<X>(s.C, 3), dout = random_values<X>(s.T * s.C, 4),
+                   dresidual = random_values<X>(s.T * s.C, 5);
+};
+
+template <class X> std::vector<X> sum_of(const std::vector<X> &x, const std::vector<X> &y) {  // rounded once
+    std::vector<X> out;
+    for (size_t i = 0; i < x.size(); i++) out.push_back(X(float(x[i]) + float(y[i])));
+    return out;
+}
+template <class X> Vector plus(Vector x, const std::vector<X> &y) {
+    for (size_t i = 0; i < x.size(); i++) x[i] += double(float(y[i]));
+    return x;
+}
+
+// A gradient that began with 3 and was added to twice; `allowed` is the error of one sum.
+static void expect_added_twice(const char *what, const std::vector<float> &got, Vector want, double allowed) {
+    for (double &d : want) d = 3 + 2 * d;
+    expect_close(what, got, want, 2 * allowed + 4 * unit_roundoff<float> * largest(want));
+}
+
+// The arrays of an op where the device computes.
+template <class Dev> struct RmsNormOp {
+    using Device = Dev;
+    using X = typename Dev::X;
+    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens; rows above 48 KB.
+    static constexpr Rows sizes[] = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}, {2, 24600}};
+    static constexpr double means[] = {0};
+
+    Dev dev;
+    size_t T, C;
+    Array<X> w;
+    Array<float> rstd = Array<float>(T), dw = Array<float>(std::vector<float>(C, 3)),
+                 scratch = Array<float>(rmsnorm_scratch(dev, C));
+
+    RmsNormOp(Dev dev, const NormInputs<X> &in) : dev(dev), T(in.s.T), C(in.s.C), w(in.w) {}
+
+    void forward(X *out, const X *x) { rmsnorm_forward(dev, out, rstd.data(), x, w.data(), T, C, float(eps)); }
+    void residual_forward(X *sum, X *out, const X *x, const X *y) {
+        residual_rmsnorm_forward(dev, sum, out, rstd.data(), x, y, w.data(), T, C, float(eps));
+    }
+    void backward(X *dx, const X *dresidual, const X *dout, const X *x) {
+        rmsnorm_backward(dev, dx, dw.data(), scratch.data(), dresidual, dout, x, w.data(), rstd.data(), T, C);
+    }
+    std::vector<float> statistics() const { return rstd.values(); }
+    std::vector<float> weight_gradients() const { return dw.values(); }
+
+    void expect_forward(const std::vector<X> &out, const NormInputs<X> &in) const {
+        const Vector want = rmsnorm_reference(widen(in.x), widen(in.w), T, C, eps);
+        expect_close("rmsnorm, out", out, want, rmsnorm_error<X>(C, want));
+    }
+    // `sum` is dx with the residual's gradient.
+    void expect_backward(const std::vector<X> &dx, const std::vector<X> &sum, const NormInputs<X> &in) const {
+        const RmsNormGradient want = rmsnorm_backward_reference(widen(in.dout), widen(in.x), widen(in.w), T, C, eps);
+        const Vector want_sum = plus(want.dx, in.dresidual);
+        expect_close("rmsnorm, dx", dx, want.dx, rmsnorm_error<X>(C, want.dx));
+        expect_close("rmsnorm, dx with residual", sum, want_sum, rmsnorm_error<X>(C, want_sum));
+        expect_added_twice("rmsnorm, dw", dw.values(), want.dw, rmsnorm_dw_error(T, C, want));
+    }
+};
+
+template <class Dev> struct LayerNormOp {
+    using Device = Dev;
+    using X = typename Dev::X;
+    // As above; few channels, one; GPT-2; rows for which a block has the memory of one warp.
+    static constexpr Rows sizes[] = {{1, 8}, {37, 72},  {19, 77},  {150, 77},  {7, 13},
+                                     {5, 1}, {65, 768}, {3, 1600}, {2100, 24}, {2, 12400}};
+    static constexpr double means[] = {
+        0, 100};  // in rows around 100 mean(x^2) - mean(x)^2 would be off by a thousandth of its value in float
+
+    Dev dev;
+    size_t T, C;
+    float epsilon = float(eps);
+    Array<X> w, bias;
+    Array<float> mean = Array<float>(T), rstd = Array<float>(T), scratch = Array<float>(layernorm_scratch(dev, C));
+    Array<float> dw = Array<float>(std::vector<float>(C, 3)), dbias = Array<float>(std::vector<float>(C, 3));
+
+    LayerNormOp(Dev dev, const NormInputs<X> &in) : dev(dev), T(in.s.T), C(in.s.C), w(in.w), bias(in.bias) {}
+
+    void forward(X *out, const X *x) {
+        layernorm_forward(dev, out, mean.data(), rstd.data(), x, w.data(), bias.data(), T, C, epsilon);
+    }
+    void residual_forward(X *sum, X *out, const X *x, const X *y) {
+        residual_layernorm_forward(dev, sum, out, mean.data(), rstd.data(), x, y, w.data(), bias.data(), T, C, epsilon);
+    }
+    void backward(X *dx, const X *dresidual, const X *dout, const X *x) {
+        layernorm_backward(dev, dx, dw.data(), dbias.data(), scratch.data(), dresidual, dout, x, w.data(), mean.data(),
+                           rstd.data(), T, C);
+    }
+    static std::vector<float> joined(std::vector<float> a, const std::vector<float> &b) {
+        a.insert(a.end(), b.begin(), b.end());
+        return a;
+    }
+    std::vector<float> statistics() const { return joined(mean.values(), rstd.values()); }
+    std::vector<float> weight_gradients() const { return joined(dw.values(), dbias.values()); }
+
+    void expect_forward(const std::vector<X> &out, const NormInputs<X> &in) const {
+        const LayerNormRows want = layernorm_reference(widen(in.x), widen(in.w), widen(in.bias), T, C, eps);
+        expect_close("layernorm, out", out, want.out, layernorm_error<X>(want));
+        expect_close("layernorm, mean", mean.values(), want.mean, layernorm_mean_error(want));
+        expect_close("layernorm, rstd", rstd.values(), want.rstd, layernorm_rstd_error(want));
+    }
+    void expect_backward(const std::vector<X> &dx, const std::vector<X> &sum, const NormInputs<X> &in) const {
+        const Vector x = widen(in.x), w = widen(in.w), dout = widen(in.dout);
+        const LayerNormRows rows = layernorm_reference(x, w, widen(in.bias), T, C, eps);
+        const LayerNormGradient want = layernorm_backward_reference(dout, x, w, T, C, eps);
+        const Vector want_sum = plus(want.dx, in.dresidual);
+        const auto allowed = [&](const Vector &dx) { return layernorm_dx_error<X>(C, rows, dout, w, dx); };
+        expect_close("layernorm, dx", dx, want.dx, allowed(want.dx));
+        expect_close("layernorm, dx with residual", sum, want_sum, allowed(want_sum));
+        expect_added_twice("layernorm, dw", dw.values(), want.dw, layernorm_dw_error(T, rows, want));
+        expect_added_twice("layernorm, dbias", dbias.values(), want.dbias, layernorm_dbias_error(T, want));
+    }
+};
+
+// ---- the contract
+
+#ifdef CUDA_HALF
+using NormOps = testing::Types<RmsNormOp<CudaF32>, RmsNormOp<CudaBf16>, LayerNormOp<CudaF32>, LayerNormOp<CudaBf16>>;
+#else
+using NormOps = testing::Types<RmsNormOp<CpuF32>, RmsNormOp<CpuBf16>, LayerNormOp<CpuF32>, LayerNormOp<CpuBf16>>;
+#endif
+template <class Op> struct Norms : testing::Test {
+    static std::vector<Rows> rows() {
+        std::vector<Rows> out;
+        for (const double mean : Op::means)
+            for (const Rows &s : Op::sizes) out.push_back({s.T, s.C, mean});
+        return out;
+    }
+};
+TYPED_TEST_SUITE(Norms, NormOps);
+
+TYPED_TEST(Norms, ForwardEqualsReferenceAlsoInPlace) {
+    using X = typename TypeParam::X;
+    for (const Rows &s : this->rows()) {
+        const NormInputs<X> in{s};
+        printf(" T %zu, C %zu, rows around %g\n", s.T, s.C, s.mean);
+        SameBits same;
+        for_each_order<typename TypeParam::Device>([&](auto dev) {
+            TypeParam op(dev, in);
+            Array<X> x(in.x), out(s.T * s.C);
+            op.forward(out.data(), x.data());
+            op.expect_forward(out.values(), in);
+            same(out.values(), op.statistics());
+            op.forward(x.data(), x.data());
+            same(x.values(), op.statistics());
+        });
+    }
+}
+
+TYPED_TEST(Norms, RowsThatAreNotAligned) {
+    using X = typename TypeParam::X;
+    const NormInputs<X> in{{3, 16}};
+    TypeParam op(any_device<typename TypeParam::Device>(), in);
+    std::vector<X> behind_one = {X(0.0f)};
+    behind_one.insert(behind_one.end(), in.x.begin(), in.x.end());
+    Array<X> x(behind_one), out(in.x.size());
+    op.forward(out.data(), x.data() + 1);
+    op.expect_forward(out.values(), in);
+}
+
+// Twice into the same gradients of weights, without the residual's gradient and with it.
+TYPED_TEST(Norms, BackwardEqualsReferenceAndAccumulates) {
+    using X = typename TypeParam::X;
+    for (const Rows &s : this->rows()) {
+        if (s.mean != 0 && s.C != 768) continue;
+        const NormInputs<X> in{s};
+        printf(" T %zu, C %zu, rows around %g\n", s.T, s.C, s.mean);
+        SameBits same;
+        for_each_order<typename TypeParam::Device>([&](auto dev) {
+            TypeParam op(dev, in);
+            Array<X> x(in.x), dout(in.dout), dresidual(in.dresidual), dx(s.T * s.C), sum(s.T * s.C);
+            op.forward(dx.data(), x.data());
+            op.backward(dx.data(), nullptr, dout.data(), x.data());
+            op.backward(sum.data(), dresidual.data(), dout.data(), x.data());
+            op.expect_backward(dx.values(), sum.values(), in);
+            same(dx.values(), sum.values(), op.weight_gradients());
+        });
+    }
+}
+
+TYPED_TEST(Norms, BackwardMayOverwriteItsInputs) {
+    using X = typename TypeParam::X;
+    for (const Rows &s : {Rows{21, 72}, {150, 77}}) {
+        const NormInputs<X> in{s};
+        SameBits same;
+        for_each_order<typename TypeParam::Device>([&](auto dev) {
+            for (int onto = 0; onto < 3; onto++) {  // nothing, dout, dresidual
+                TypeParam op(dev, in);
+                Array<X> x(in.x), apart(s.T * s.C), dout(in.dout), dresidual(in.dresidual);
+                op.forward(apart.data(), x.data());
+                Array<X> &dx = onto == 0 ? apart : onto == 1 ? dout : dresidual;
+                op.backward(dx.data(), dresidual.data(), dout.data(), x.data());
+                same(dx.values(), op.weight_gradients());
+            }
+        });
+    }
+}
+
+// The fused op is the residual sum and then the norm, bit for bit, also where sum overwrites x or y, or out y.
+TYPED_TEST(Norms, ResidualAndNormInOne) {
+    using X = typename TypeParam::X;
+    for (const Rows &s : {Rows{37, 72}, {5, 77}, {150, 77}}) {
+        const NormInputs<X> in{s};
+        SameBits same;
+        for_each_order<typename TypeParam::Device>([&](auto dev) {
+            TypeParam op(dev, in);
+            Array<X> sum(sum_of(in.x, in.dout)), out(s.T * s.C);
+            op.forward(out.data(), sum.data());
+            same(sum.values(), out.values(), op.statistics());
+            for (int onto = 0; onto < 4; onto++) {  // nothing, sum on x, sum on y, out on y
+                Array<X> x(in.x), y(in.dout), apart(s.T * s.C), normed(s.T * s.C);
+                Array<X> &sums = onto == 1 ? x : onto == 2 ? y : apart, &outs = onto == 3 ? y : normed;
+                op.residual_forward(sums.data(), outs.data(), x.data(), y.data());
+                same(sums.values(), outs.values(), op.statistics());
+            }
+        });
+    }
+}
+
+// ---- apart from each other
+
+template <class Dev> struct LayerNorm : testing::Test {};
+TYPED_TEST_SUITE(LayerNorm, Devices);
+
+TYPED_TEST(LayerNorm, AConstantRowGivesTheBias) {
+    using X = typename TypeParam::X;
+    const std::vector<float> values = {0, 1000.1f, -3e-5f, 1.7e6f};
+    for (const size_t C : {1, 77, 768, 1600}) {
+        NormInputs<X> in{{values.size(), C}};
+        for (size_t i = 0; i < in.x.size(); i++) in.x[i] = values[i / C];
+        LayerNormOp<TypeParam> op(any_device<TypeParam>(), in);
+        op.epsilon = 1e-5f;
+        Array<X> x(in.x), out(in.x.size());
+        op.forward(out.data(), x.data());
+        const auto got = out.values();
+        for (size_t i = 0; i < got.size(); i++) ASSERT_EQ(float(got[i]), float(in.bias[i % C])) << "row " << i / C;
+        for (size_t t = 0; t < values.size(); t++) {
+            EXPECT_EQ(op.mean.values()[t], float(X(values[t])));
+            EXPECT_FLOAT_EQ(op.rstd.values()[t], 1 / std::sqrt(1e-5f)) << values[t];
+        }
+    }
+}
+
+template <class Dev> struct Residual : testing::Test {};
+TYPED_TEST_SUITE(Residual, Devices);
+
+TYPED_TEST(Residual, SumsAlsoInPlace) {
+    using X = typename TypeParam::X;
+    for (const size_t n : {8 * 300, 1003, 150 * 77}) {
+        const auto a = random_values<X>(n, 1), b = random_values<X>(n, 2);
+        SameBits same;
+        same(sum_of(a, b));
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<X> d_a(a), d_b(b), onto_b(b), out(n);
+            residual_forward(dev, out.data(), d_a.data(), d_b.data(), n);
+            residual_forward(dev, onto_b.data(), d_a.data(), onto_b.data(), n);
+            residual_forward(dev, d_a.data(), d_a.data(), d_b.data(), n);
+            for (const auto &sums : {out.values(), onto_b.values(), d_a.values()}) same(sums);
+        });
+    }
+}
