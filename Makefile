@@ -233,7 +233,7 @@ test: $(PROGRAMS) $(BUILD)/test/test_llmc $(BUILD)/test/test_cuda $(PROCESSES)  
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/ops/* test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/emulator/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/ops/* test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/emulator/ptx/* test/ptx/*.h test/ptx/*.cpp test/ptx/kernels/* test/ptx/cutlass/*)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

@@ -94,6 +94,25 @@ $(BUILD)/ptx/test_cuda: $(LIBRARY) $(CPU_MODELS) $(PTX_TESTS) $(PTX_RUNTIME) $(P
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
+# CUTLASS's products, as kernels of others; its headers come from PyPI.
+CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
+TEST_CUTLASS := $(if $(HAVE_NVCC),$(BUILD)/ptx/test_cutlass)
+$(CUTLASS)/include:
+	@echo 'get     CUTLASS'
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(BUILD)/cutlass nvidia-cutlass==4.2.0 || \
+	    { echo "make test-all needs CUTLASS's headers"; echo '  fix: a network, or the package nvidia-cutlass 4.2.0 in $(BUILD)/cutlass'; exit 1; } >&2
+
+$(BUILD)/ptx/test/ptx/cutlass/%.o: test/ptx/cutlass/%.cu test/ptx/cutlass/gemm.cuh $(BUILD)/flags | $(CUTLASS)/include
+	@mkdir -p $(@D)
+	@echo 'compile $< with its PTX'
+	@$(NVCC) -std=c++20 -O1 --expt-relaxed-constexpr -w -I$(CUTLASS)/include -I$(CUTLASS)/tools/util/include \
+	    -gencode arch=compute_90a,code=compute_90a --no-compress -c $< -o $@
+
+$(BUILD)/test/ptx/cutlass/test_cutlass.o: private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
+$(BUILD)/ptx/test_cutlass: $(LIBRARY) $(BUILD)/test/ptx/cutlass/test_cutlass.o $(patsubst %,$(BUILD)/ptx/test/ptx/cutlass/%.o,pingpong cooperative fp8) $(PTX_RUNTIME) $(PTX_INTERPRETER)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+
 # The workshop, too: a program checks its versions in the interpreter, and counts what they do.
 $(PTX_LADDERS): %: %.o $(BUILD)/dev/cuda/common.o $(PTX_LADDER) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY)
 	@echo 'link    $@'
@@ -112,7 +131,7 @@ count: $(PTX_LADDERS)                        ## what the shipped kernels do, cou
 
 # ---- mutants and fuzzers ------------------------------------------------------------------------------------------------------------
 
-TEST_MUTANTS := $(patsubst %,build/mutants/test/%,test_llmc test_cuda)
+TEST_MUTANTS := $(patsubst %,build/mutants/test/%,test_llmc test_cuda test_ptx)
 build-mutants:
 	@$(PYTHON) scripts/mutants.py --make build/mutants/tree
 	@$(MAKE) --no-print-directory MUTANTS=1 $(TEST_MUTANTS)
@@ -143,12 +162,12 @@ TEST_LADDERS := $(foreach build,$(TEST_BUILDS),$(patsubst %,$(build)/dev/cuda/%,
 TEST_SAN     := $(filter build/san/%,$(TEST_CUDA) $(TEST_LADDERS))
 TEST_PTXAS   := $(if $(NVCC),$(call check,ptxas,$(GPU_LOGS)))
 TEST_FUZZERS := $(call check,fuzzers,$(call part,$(FUZZERS) $(wildcard test/fuzz/*.py)))
-test-all: $(PROGRAMS) $(TRAINERS:%=%_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(TEST_PTX_LADDERS) $(filter-out $(TEST_SAN),$(TEST_CUDA) $(TEST_LADDERS)) $(TEST_PTXAS:.ptxas=.o) $(filter-out %.py,$(TEST_FUZZERS))
+test-all: $(PROGRAMS) $(TRAINERS:%=%_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(TEST_CUTLASS) $(TEST_PTX_LADDERS) $(filter-out $(TEST_SAN),$(TEST_CUDA) $(TEST_LADDERS)) $(TEST_PTXAS:.ptxas=.o) $(filter-out %.py,$(TEST_FUZZERS))
 test-all:                                    ## slow tests, dev/cuda, PTX, races, sanitizers, mutants, fuzzers and the format, too
 	@$(call check,mutants,$(MAKE) --no-print-directory build-mutants)
 	@$(if $(TEST_SAN),$(MAKE) --no-print-directory SAN=1 $(TEST_SAN))
 	@$(RUN_TESTS) --all --part $(PART) --checks $(CHECKS) --nvcc '$(HAVE_NVCC)' --mutants $(call check,mutants,$(TEST_MUTANTS)) --cuda $(TEST_CUDA) \
-	    --ladders $(TEST_LADDERS) --ptxas $(TEST_PTXAS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) \
+	    --ladders $(TEST_LADDERS) --ptxas $(TEST_PTXAS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) $(TEST_CUTLASS) --ptx_ladders $(TEST_PTX_LADDERS) \
 	    --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 # ---- other trainers, beside this one ----------------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def key(row):
 
 
 def number(cell):
-    return float(cell.split()[0]) if cell != "-" else 0.0
+    first = cell.split()[0]
+    return float(first) if first != "-" else 0.0
 
 
 def what_is_worse(row, known):

@@ -4,6 +4,7 @@
     scripts/mutants.py [NUMBER...] [--part 1/4]      after `make test-mutants` has compiled it; from the repository root
 
 Bugs in files for GPUs (.cuh, .cu), and bugs that a suite of Cuda must notice, are for test_cuda; where it was not built (no boost.context), they are left out.
+Bugs in the PTX interpreter are for test_ptx.
 
 Ends with "N passed, M failed", where a mutant that no test notices has failed.
 """
@@ -18,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 TABLE = "test/mutants.txt"
-SOURCES = ["*.cu", "llmc/*/*", "test/*.h", "test/*.cpp", "test/ops/*", "test/cuda/*", "dev/cuda/*.h", "dev/cuda/*.cuh", "dev/cuda/*.cpp", "dev/emulator/*.h", "dev/emulator/*.cpp"]
+SOURCES = ["*.cu", "llmc/*/*", "test/*.h", "test/*.cpp", "test/ops/*", "test/cuda/*", "dev/cuda/*.h", "dev/cuda/*.cuh", "dev/cuda/*.cpp", "dev/emulator/*.h", "dev/emulator/*.cpp", "dev/emulator/ptx/*",
+           "test/ptx/*.h", "test/ptx/*.cpp"]
 TESTS = "build/mutants/test/"
 
 
@@ -32,6 +34,8 @@ class Mutant(NamedTuple):
 
     @property
     def binary(self):
+        if self.file.startswith("dev/emulator/ptx/"):
+            return TESTS + "test_ptx"
         return TESTS + ("test_cuda" if re.match(r"llmc/.*\.cuh?$", self.file) or "Cuda" in self.tests else "test_llmc")
 
 

@@ -352,6 +352,11 @@ Parts parts(const Product &p, bool registers) {
     out.before = ready + expect(2 * bytes) + p.place(p.a, 0, a_at, a_of) + p.place(p.b, 1, b_at, b_of) + wait();
     out.before += "shr.u32 %r30, %r2, 4;  cvt.u64.u32 %rd30, %r30;\n";
     for (int n = 0; n < columns / 2; n++) out.before += format("mov.f32 %%f%d, 0f00000000;\n", n);
+    if (registers)  // each thread reads its fragments of A from x, whose rows have 128 bytes
+        out.before +=
+            "and.b32 %r51, %r0, 31;  shr.u32 %r52, %r51, 2;  and.b32 %r53, %r51, 3;  shr.u32 %r50, %r0, 5;\n"
+            "mad.lo.u32 %r54, %r50, 16, %r52;  shl.b32 %r54, %r54, 7;  mad.lo.u32 %r54, %r53, 4, %r54;\n"
+            "cvt.u64.u32 %rd50, %r54;  add.s64 %rd50, %rd50, %rd0;\n";
     const std::string k = std::to_string(32 / p.kind.bytes), flags = p.kind.bytes != 2 ? ""
                                                                      : registers       ? format(", %d", p.b.turned)
                                                                                  : format(", %d, %d", p.a.turned, p.b.turned);
@@ -361,9 +366,11 @@ Parts parts(const Product &p, bool registers) {
                           static_cast<long long>(p.fields(l) + uint64_t(at + p.step(l, n)) / 16));
         };
         std::string a = "%rd31";
-        if (registers) {  // each thread reads its fragments of A from x, where K is contiguous
-            a = "{%r40,%r41,%r42,%r43}";
-            out.before += n ? "" : "shr.u32 %r50, %r0, 2;  shl.b32 %r51, %r50, 1;  and.b32 %r52, %r0, 3;\n";
+        if (registers) {
+            a = format("{%%r%d,%%r%d,%%r%d,%%r%d}", 60 + 4 * n, 61 + 4 * n, 62 + 4 * n, 63 + 4 * n);
+            for (int r = 0; r < 4; r++)
+                out.before +=
+                    format("ld.global.u32 %%r%d, [%%rd50+%d];\n", 60 + 4 * n + r, r % 2 * 8 * 128 + r / 2 * 16 + n * 32);
         } else out.operations += descriptor(31, p.a, a_at);
         out.operations += descriptor(32, p.b, b_at) + "wgmma.mma_async.sync.aligned.m64n64k" + k + ".f32." + p.kind.types + "." +
                           p.kind.types + " " + accumulators() + ", " + a + ", %rd32, 1, 1, 1" + flags + ";\n";
@@ -401,6 +408,19 @@ TEST(PtxHopper, WgmmaOfEveryTypeAndLayout) {
                         run(parts(p, false).all());
                         EXPECT_EQ(differences(p.K), 0) << kind.types << " " << a << turned_a << " " << b << turned_b;
                     }
+}
+
+TEST(PtxHopper, WgmmaWithRegisters) {
+    for (const Kind &kind : kinds) {
+        const Product p{kind, {3, false}, {3, kind.bytes == 2}, 128 / kind.bytes};
+        const Parts q = parts(p, true);
+        run(q.all());
+        EXPECT_EQ(differences(p.K), 0) << kind.types;
+        const std::string change = "add.s32 %r60, %r60, 1;\n";
+        EXPECT_TRUE(fails(error_of(q.before + wgmma_fence + change + q.operations), "since the last wgmma.fence"));
+        EXPECT_TRUE(
+            fails(error_of(q.before + wgmma_fence + q.operations + commit + change + wait_group), "overwrites a register"));
+    }
 }
 
 TEST(PtxHopper, WgmmaIsRefusedWithoutFencesAndWaits) {

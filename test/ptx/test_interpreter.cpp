@@ -787,4 +787,7 @@ TEST(PtxPrediction, OccupancyByRegistersSharedMemoryAndBlocks) {
     EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {128}, .shared = 100 * 1024}, 32, gpu), 2 * 4 / 64.0);
     EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {32}}, 16, gpu), 32.0 / 64);
     EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {1024}}, 32, gpu), 1.0);
+    EXPECT_TRUE(holds(gpu, {.shared = 227 * 1024}));
+    EXPECT_FALSE(holds(ptx::gpus[1], {.shared = 164 * 1024}));  // of which the system takes 1 KB
+    EXPECT_FALSE(holds(ptx::gpus[2], {.shared = 100 * 1024}));
 }

@@ -230,7 +230,7 @@ template <bool reads> void wait(Warp &w, const Instruction &i) {
             for (const Piece &p : c->pieces) {
                 const uint8_t *from = bytes_at(*w.block->cluster, w.block->rank, p.shared);
                 add_or_copy(c->sum, reinterpret_cast<uint8_t *>(p.global), from + p.from, size_t(p.to - p.from));
-                end_async_read(w, p.shared, word);
+                end_async_read(w, p.shared, word, w.agent, w.time());
             }
         return c->has_read = true;
     });
@@ -282,7 +282,7 @@ void land(Cluster &cluster, size_t n) {
         complete_bytes(cluster, b, int64_t(copy->pieces.size() * word));
     }
     if (copy->between_blocks)
-        for (const Piece &p : copy->pieces) end_async_read(w, uint32_t(p.global), word);
+        for (const Piece &p : copy->pieces) end_async_read(w, uint32_t(p.global), word, w.agent, w.time());
 }
 
 void check_bulk_copies(Warp &w, uint32_t leaving) {

@@ -150,25 +150,27 @@ bool run_warp(Warp &w) {
 
 // ---- a cluster --------------------------------------------------------------------------------------------------------------------
 
-// A message about all that wait, which is why none goes on.
+// A message about all that wait, which is why none goes on. It begins with one that lacks bytes of a copy, if there is: that is the cause more often.
 [[noreturn]] void explain_deadlock(const std::vector<Warp *> &warps) {
+    const auto why_of = [](const Warp &w) {
+        return w.waits_at >= 0 ? format("waits at barrier %d for threads that do not come", w.waits_at) : w.why();
+    };
+    const Warp *first = nullptr;
+    bool first_lacks_bytes = false;
     std::string all, last;
     int lines = 0;
     for (const Warp *w : warps) {
         if (w->paths.empty()) continue;
-        const std::string why =
-            w->waits_at >= 0 ? format("waits at barrier %d for threads that do not come", w->waits_at) : w->why();
-        const std::string line = format("\n  block (%u,%u,%u), warp %d, line %d: ", w->block->index[0], w->block->index[1],
-                                        w->block->index[2], w->number, w->instruction->line) +
-                                 why;
-        if (why != last && lines++ < 8) all += line;
+        const std::string why = why_of(*w);
+        const bool lacks_bytes = why.find("bytes of") != std::string::npos;
+        if (!first || (lacks_bytes && !first_lacks_bytes)) first = w, first_lacks_bytes = lacks_bytes;
+        if (why != last && lines++ < 8)
+            all += format("\n  block (%u,%u,%u), warp %d, line %d: ", w->block->index[0], w->block->index[1], w->block->index[2],
+                          w->number, w->instruction->line) +
+                   why;
         last = why;
     }
-    for (Warp *w : warps)
-        if (!w->paths.empty())
-            w->fail(0, (w->waits_at >= 0 ? format("waits at barrier %d for threads that do not come", w->waits_at) : w->why()) +
-                           (lines > 1 ? ". No warp can go on:" + all : ""));
-    std::abort();
+    first->fail(0, why_of(*first) + (lines > 1 ? ". No warp can go on:" + all : ""));
 }
 
 // After the last warp of a block.

@@ -97,6 +97,7 @@ void start_warp(Block &block, int number) {
     w = Warp();
     w.block = &block, w.number = number, w.instruction = kernel.code.data();
     w.agent = block.rank * block.warps.size() + size_t(number);
+    w.group = block.cluster->warps + block.rank * ceil_div(block.warps.size(), size_t(4)) + size_t(number) / 4;
     w.sync_lanes();
     if (kernel.uses_wgmma) w.uses.resize(size_t(kernel.slots));
     for (const Preset &p : kernel.presets)
@@ -114,7 +115,7 @@ void start_block(Block &block) {
     std::fill(block.shared.begin(), block.shared.end(), 0xff);  // NaN
     std::fill(block.local.begin(), block.local.end(), 0xff);
     block.cells.assign(cells, Cell());
-    block.reads.assign(cells * block.cluster->warps, 0);
+    block.reads.assign(cells * block.cluster->readers, 0);
     block.mbarriers.clear();
     for (Barrier &barrier : block.barriers) barrier = Barrier();
     for (size_t n = 0; n < warps; n++) start_warp(block, int(n));
@@ -122,7 +123,7 @@ void start_block(Block &block) {
 
 // The cluster's blocks, of which the first has the index `first`.
 void start_cluster(Cluster &cluster, Extent first) {
-    cluster.agents = cluster.warps;
+    cluster.agents = cluster.readers;
     cluster.inward.clear();
     cluster.phase = 0, cluster.now = cluster.ended = View();
     const Extent &shape = cluster.shape;
@@ -197,6 +198,7 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     cluster.blocks.resize(cluster.shape.count());
     const size_t warps = ceil_div(launch.threads.count(), size_t(lanes));
     cluster.warps = warps * cluster.blocks.size();
+    cluster.readers = cluster.warps + ceil_div(warps, size_t(4)) * cluster.blocks.size();
     const ModuleMemory variables(kernel, memory);
     const size_t register_bytes = warps * size_t(kernel.slots) * slot_bytes;
     const std::unique_ptr<uint8_t, decltype(&free)> registers(

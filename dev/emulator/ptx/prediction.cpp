@@ -59,12 +59,17 @@ std::map<std::string, MachineCode> read_ptxas(const std::string &path) {
     return all;
 }
 
-// Registers are given to a warp 256 at a time, out of 65536; a block takes 1 KB of shared memory for the system.
+namespace {
+constexpr size_t of_system = 1024;  // bytes of shared memory that each block takes besides its own
+}
+bool holds(const Gpu &gpu, const Launch &launch) { return launch.shared + of_system <= gpu.shared; }
+
+// Registers are given to a warp 256 at a time, out of 65536.
 double occupancy(const Launch &launch, int registers, const Gpu &gpu) {
     const int warps = int(ceil_div(launch.threads.count(), size_t(lanes))),
               of_warp = int(round_up(size_t(std::max(registers, 1)) * 32, 256));
     int blocks = std::min({gpu.blocks, gpu.warps / warps, 65536 / (of_warp * warps)});
-    blocks = std::min(blocks, int(gpu.shared / (launch.shared + 1024)));
+    blocks = std::min(blocks, int(gpu.shared / (launch.shared + of_system)));
     return double(blocks * warps) / gpu.warps;
 }
 }  // namespace ptx

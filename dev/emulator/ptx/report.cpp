@@ -78,7 +78,8 @@ void print_counts(const std::string &what, const std::vector<Launches> &launched
         if (csv) cells.push_back(in_pipes.substr(1));
         for (const Gpu &gpu : gpus) {
             const Prediction p = predict(mean(l.demands, double(l.launches)), mean(l.traffic, l.launches), gpu);
-            cells.push_back(format("%.2f", p.seconds * 1e6)), cells.push_back(p.bound);
+            const bool fits = holds(gpu, l.launch);
+            cells.push_back(fits ? format("%.2f", p.seconds * 1e6) : "-"), cells.push_back(fits ? p.bound : "too large");
         }
         print_cells(cells, csv);
         if (!csv) printf("   %s\n", in_pipes.c_str());

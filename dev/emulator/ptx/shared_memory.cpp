@@ -16,8 +16,12 @@ template <class F> void each_cell(Block &block, uint32_t offset, uint32_t bytes,
 bool before(const Warp &w, size_t agent, uint32_t time) { return time <= w.view.known.of(agent); }
 
 std::string name_of(const Warp &w, size_t agent) {
-    const size_t of_block = w.block->warps.size(), rank = agent / of_block;
-    return format("warp %zu", agent % of_block) + (rank == w.block->rank ? "" : format(" of block %zu of the cluster", rank));
+    const Cluster &cluster = *w.block->cluster;
+    const bool group = agent >= cluster.warps;
+    const size_t of_block = group ? ceil_div(w.block->warps.size(), size_t(4)) : w.block->warps.size();
+    const size_t number = group ? agent - cluster.warps : agent, rank = number / of_block;
+    return (group ? format("wgmma of warpgroup %zu", number % of_block) : format("warp %zu", number % of_block)) +
+           (rank == w.block->rank ? "" : format(" of block %zu of the cluster", rank));
 }
 std::string writer_of(const Warp &w, const Cell &cell) {
     const Cluster &cluster = *w.block->cluster;
@@ -55,11 +59,11 @@ void check_here(Warp &w, int lane, uint32_t address, const Cell &cell, const cha
 }
 void check_read(Warp &w, int lane, uint32_t address, Block &block, Cell &cell, uint32_t n, const char *does) {
     check_here(w, lane, address, cell, does);
-    block.reads[n * w.block->cluster->warps + w.agent] = w.time();
+    block.reads[n * w.block->cluster->readers + w.agent] = w.time();
 }
 
 void check_write(Warp &w, int lane, uint32_t address, Block &block, const Cell &cell, uint32_t n) {
-    const size_t warps = w.block->cluster->warps;
+    const size_t readers = w.block->cluster->readers;
     if (cell.mbarrier) w.fail(lane, "writes to " + shared_text(address) + ", which is an mbarrier");
     if (cell.in_flight)
         w.fail(lane, format("writes to %s while a copy to it is on its way, which line %u started", shared_text(address).c_str(),
@@ -70,8 +74,8 @@ void check_write(Warp &w, int lane, uint32_t address, Block &block, const Cell &
     if (cell.written && !before(w, cell.thread / lanes, cell.written))
         w.fail(lane, format("overwrites %s, which %s wrote, %s", shared_text(address).c_str(), writer_of(w, cell).c_str(),
                             between(w, cell)));
-    for (size_t reader = 0; reader < warps; reader++)
-        if (reader != w.agent && !before(w, reader, block.reads[n * warps + reader]))
+    for (size_t reader = 0; reader < readers; reader++)
+        if (reader != w.agent && !before(w, reader, block.reads[n * readers + reader]))
             w.fail(lane, format("overwrites %s, which %s reads, with no barrier in between", shared_text(address).c_str(),
                                 name_of(w, reader).c_str()));
     if (cell.updated >= w.synced && cell.updated && cell.updater / lanes == w.agent &&
@@ -168,11 +172,11 @@ void note_async_read(Warp &w, int lane, uint32_t address, uint32_t bytes) {
         cell.reading++, cell.line = uint32_t(w.instruction->line);
     });
 }
-void end_async_read(Warp &w, uint32_t address, uint32_t bytes) {
+void end_async_read(Warp &w, uint32_t address, uint32_t bytes, size_t reader, uint32_t time) {
     const auto [block, offset] = place_of(w, 0, address);
     each_cell(block, offset, bytes, [&, &block = block](Cell &cell, uint32_t n) {
         cell.reading--;
-        block.reads[n * w.block->cluster->warps + w.agent] = w.time();
+        block.reads[n * w.block->cluster->readers + reader] = time;
     });
 }
 void note_async_departure(Warp &w, int lane, uint32_t address, uint32_t bytes) {
@@ -199,19 +203,19 @@ void check_end(Block &block) {
     if (block.cluster->blocks.size() == 1) return;
     View view;
     for (const Warp &w : block.warps) view.join(w.view);
-    const size_t warps = block.cluster->warps;
+    const size_t warps = block.cluster->warps, readers = block.cluster->readers;
     for (size_t n = 0; n < block.cells.size(); n++) {
         const Cell &cell = block.cells[n];
         const size_t writer = cell.thread / lanes;
-        size_t late = warps;
+        size_t late = readers;
         if (cell.written && writer < warps && cell.written > view.known.of(writer)) late = writer;
-        for (size_t reader = 0; reader < warps; reader++)
-            if (block.reads[n * warps + reader] > view.known.of(reader)) late = reader;
+        for (size_t reader = 0; reader < readers; reader++)
+            if (block.reads[n * readers + reader] > view.known.of(reader)) late = reader;
         Warp &last = block.warps[0];
-        if (late < warps || cell.reading || cell.in_flight)
+        if (late < readers || cell.reading || cell.in_flight)
             last.fail(0, format("the block ends without a barrier behind the access of %s to its shared memory + %zu\n  fix: the "
                                 "cluster's blocks meet before they end",
-                                late < warps ? name_of(last, late).c_str() : format("line %u", cell.line).c_str(),
+                                late < readers ? name_of(last, late).c_str() : format("line %u", cell.line).c_str(),
                                 n * size_t(block.running->kernel->cell_bytes)));
     }
 }

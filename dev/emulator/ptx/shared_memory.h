@@ -24,7 +24,7 @@ void note_landing(Warp &w, int lane, uint32_t address, uint32_t bytes);
 
 // The same in the async proxy, of TMA and wgmma. Both mark the bytes until the operation has ended.
 void note_async_read(Warp &w, int lane, uint32_t address, uint32_t bytes);
-void end_async_read(Warp &w, uint32_t address, uint32_t bytes);  // the warp has waited for it
+void end_async_read(Warp &w, uint32_t address, uint32_t bytes, size_t reader, uint32_t time);  // waits then know of it
 void note_async_departure(Warp &w, int lane, uint32_t address, uint32_t bytes);
 void note_async_landing(Block &block, uint32_t offset, uint32_t bytes, size_t mbarrier, uint32_t phase);
 void note_mbarrier(Warp &w, int lane, uint32_t address, bool exists);

@@ -25,8 +25,9 @@ struct Copy {  // a cp.async of one lane, on its way
     uint8_t data[16];
 };
 
-// A time of each agent: of each warp of a cluster, then of each of its mbarriers, which are the writers of the copies that complete on
-// them. A warp's time goes on where others can begin to know of it: at barriers, arrivals and fences. An mbarrier's is its phase, from 1 on.
+// A time of each agent: of each warp of a cluster; of each of its warpgroups, which are the readers of wgmma's operands; and of each of its
+// mbarriers, which are the writers of the copies that complete on them. A warp's time goes on where others can begin to know of it: at
+// barriers, arrivals and fences. A warpgroup's is the number of groups of wgmma that have ended, an mbarrier's the number of phases.
 class Clock {
   public:
     uint32_t of(size_t agent) const { return agent < times_.size() ? times_[agent] : 0; }
@@ -79,6 +80,7 @@ struct Warp {
     const Instruction *instruction = nullptr;  // which runs now, by the lanes in `active`
     int number = 0;                            // in its block
     size_t agent = 0;                          // number in its cluster
+    size_t group = 0;                          // its warpgroup, an agent
     uint32_t active = 0, live = 0, exist = 0;  // lanes: that execute the instruction, have not returned, and are there at all
     uint8_t *registers = nullptr;
     std::vector<Path> paths;  // the last one runs
@@ -188,7 +190,7 @@ struct Block {
     bool ended = false;                  // all its threads have returned
     std::vector<uint8_t> shared, local;  // local memory: (threads, bytes)
     std::vector<Cell> cells;
-    std::vector<uint32_t> reads;  // (cells, warps of the cluster): the time of the warp when it read the cell last
+    std::vector<uint32_t> reads;  // (cells, readers of the cluster): the time of the agent when it read the cell last
     std::vector<Warp> warps;
     Barrier barriers[16];
     std::map<uint32_t, MBarrier> mbarriers;  // by address
@@ -202,7 +204,7 @@ struct Cluster {
     Running *running;
     Extent shape = {};  // in blocks
     std::vector<Block> blocks;
-    size_t warps = 0, agents = 0;                   // warps of all blocks; and mbarriers
+    size_t warps = 0, readers = 0, agents = 0;      // warps of all blocks; with warpgroups; with mbarriers
     std::vector<std::shared_ptr<BulkCopy>> inward;  // copies to shared memory on their way
     uint64_t phase = 0;                             // of the cluster's barrier: how many have ended
     View now, ended;                                // of its arrivals in this phase, and in all that have ended

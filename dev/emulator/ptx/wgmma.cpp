@@ -225,7 +225,7 @@ void compute_groups(Warp &w, Warp *const *warps, uint64_t until) {
         }
         computations().at(parts[0]->instruction->run)(warps, parts);
         for (const auto &p : parts) {
-            for (const uint32_t address : p->words) end_async_read(w, address, word);
+            for (const uint32_t address : p->words) end_async_read(w, address, word, w.group, uint32_t(p->group) + 1);
             p->computed = true;
         }
     }
@@ -246,7 +246,7 @@ void wait(Warp &w, const Instruction &i) {
                               w.number);
             });
     }
-    if (until > 0) compute_groups(w, warps, uint64_t(until));
+    if (until > 0) compute_groups(w, warps, uint64_t(until)), w.view.known.set(w.group, uint32_t(until));
     while (!w.wgmmas.empty() && int64_t(w.wgmmas.front()->group) < until) {
         use_registers(w, *w.wgmmas.front()->instruction, w.wgmmas.front()->from_registers, -1);
         w.wgmmas.pop_front();

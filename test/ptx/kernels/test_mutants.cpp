@@ -5,6 +5,7 @@
 #include "../../../llmc/ops/attention.cuh"
 #include "../../cuda/check.cuh"
 #include "../../reference_attention.h"
+#include "../mutations.h"
 
 namespace {
 
@@ -23,28 +24,10 @@ std::string attention_is_wrong() {
     return failures.size() ? "a wrong result" : "";
 }
 
-using Lines = std::vector<std::string>;
-bool contains(const std::string &line, const std::string &what) { return line.find(what) != std::string::npos; }
-
-Lines lines_of(const std::string &text) {
-    Lines lines;
-    for (size_t at = 0; at < text.size();) {
-        const size_t end = std::min(text.find('\n', at), text.size());
-        lines.push_back(text.substr(at, end - at));
-        at = end + 1;
-    }
-    return lines;
-}
-
 // Every line that holds `what` becomes what `change` makes of it.
-using Change = std::function<void(Lines &lines, size_t n)>;
 bool each_line(std::string &text, const std::string &what, const Change &change) {
     if (!contains(text, "attention_forward_kernel")) return false;
-    Lines lines = lines_of(text);
-    for (size_t n = lines.size(); n-- > 0;)  // from the end, so that a line which moves down is not met again
-        if (contains(lines[n], what)) change(lines, n);
-    text.clear();
-    for (const std::string &line : lines) text += line + "\n";
+    change_lines(text, what, true, change);
     return true;
 }
 
@@ -61,14 +44,10 @@ size_t one_line(std::string &text, const std::string &kernel, const std::string 
     const std::string before = lines[chosen];
     change(lines, chosen);
     EXPECT_NE(lines[chosen], before);
-    text.clear();
-    for (const std::string &line : lines) text += line + "\n";
+    text = text_of(lines);
     return chosen + 1;
 }
 
-void replace(std::string &line, const std::string &from, const std::string &to) {
-    if (const size_t at = line.find(from); at != std::string::npos) line.replace(at, from.size(), to);
-}
 // The n-th list in braces, and its registers changed places: "{%r1,%r2}" -> "{%r2,%r1}".
 void swap_in_list(std::string &line, int list, size_t first, size_t second) {
     size_t open = line.find('{');
