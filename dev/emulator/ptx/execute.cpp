@@ -150,20 +150,21 @@ bool run_warp(Warp &w) {
 
 // ---- a cluster --------------------------------------------------------------------------------------------------------------------
 
-// A message about all that wait, which is why none goes on. It begins with one that lacks bytes of a copy, if there is: that is the cause more often.
+// A message about all that wait, which is why none goes on. It begins with one that lacks bytes of a copy or registers, if there is: that is a cause,
+// and not a consequence.
 [[noreturn]] void explain_deadlock(const std::vector<Warp *> &warps) {
     const auto why_of = [](const Warp &w) {
         return w.waits_at >= 0 ? format("waits at barrier %d for threads that do not come", w.waits_at) : w.why();
     };
     const Warp *first = nullptr;
-    bool first_lacks_bytes = false;
+    bool caused = false;
     std::string all, last;
     int lines = 0;
     for (const Warp *w : warps) {
         if (w->paths.empty()) continue;
         const std::string why = why_of(*w);
-        const bool lacks_bytes = why.find("bytes of") != std::string::npos;
-        if (!first || (lacks_bytes && !first_lacks_bytes)) first = w, first_lacks_bytes = lacks_bytes;
+        const bool cause = why.find("bytes of") != std::string::npos || why.find("setmaxnreg") != std::string::npos;
+        if (!first || (cause && !caused)) first = w, caused = cause;
         if (why != last && lines++ < 8)
             all += format("\n  block (%u,%u,%u), warp %d, line %d: ", w->block->index[0], w->block->index[1], w->block->index[2],
                           w->number, w->instruction->line) +
