@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast  # prints a note when it is first loaded: not in a test
 
@@ -238,8 +237,3 @@ class Bench:
         """The number that the table shows for a name."""
         found = re.search(rf"^ *{re.escape(name)} +([\d,]+)", self.printed, re.M)
         return int(found[1].replace(",", "")) if found else None
-
-
-@pytest.fixture
-def bench(tmp_path, capsys):
-    return Bench(tmp_path, capsys)

@@ -4,13 +4,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import CHAT, CHATML, PLAIN, bench, prepare  # noqa: F401
-from test_runs import DEMO, ENVIRONMENT, call, command, python_for_data, random_documents, refused, refused_training, train, write_data  # noqa: F401
+from preparing import CHAT, CHATML, PLAIN, prepare
+from runs import (
+    DEMO, ENVIRONMENT, SMALL, call, command, random_documents, refused, refused_training, start, summary, train, write_data, write_lines)
 
 
 class Keys:
@@ -168,19 +168,18 @@ def test_a_whole_file_or_none(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch, python_for_data):
+def cache(tmp_path, own_cache, python_for_data):
     """The directory of a cache of its own, and records for it."""
-    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?", "completion": f"{i}!"}) + "\n" for i in range(6)))
-    return tmp_path / "cache" / "train_llama"
+    write_lines(tmp_path / "in.jsonl", [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(6)])
+    return own_cache
 
 
 def trained(output, source, **options):
     """Trains on raw data, and returns the samples of an epoch."""
     words = command("sft", **{"model": DEMO, "data": source, "output_dir": output, "max_epochs": 1, "train_batch_size": 2, **options})
-    result = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    result = call(words)
     assert result.returncode == 0, result.stderr
-    return json.loads((output / "log.jsonl").read_text().splitlines()[-1])["summary"]["samples"]
+    return summary(output)["samples"]
 
 
 def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
@@ -219,8 +218,9 @@ def test_many_runs_prepare_at_once(cache, tmp_path):
     words = command("generate", model=tmp_path / "model", prompts=tmp_path / "p.jsonl", max_new_tokens=1)
     (tmp_path / "p.jsonl").write_text('{"prompt": "sort: 3 1 2"}\n')
     typed = command("generate", model=tmp_path / "model", prompt="sort: 3 1 2", max_new_tokens=1)
-    started = [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) for each in [words, typed] * 3]
-    assert [process.communicate()[1] for process in started if process.wait()] == []
+    started = [start(each) for each in [words, typed] * 3]
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 6, errors
     refused(command("generate", model=tmp_path / "model", prompt=b"\xff".decode(errors="surrogateescape")), "is not UTF-8\n  fix: write it in UTF-8")
     assert len(list(cache.iterdir())) == 2  # the training data and the prompts; typed prompts are not cached
 
@@ -248,16 +248,16 @@ def test_data_whose_middle_has_changed_is_not_resumed(tmp_path):
     """4 MB of it: neither its size nor its beginning and end tell."""
     documents = random_documents(20000, longest=128)
     path = write_data(tmp_path / "data.safetensors", documents)
-    options = {"data": path, "max_len": 128, "max_steps": 2}
-    train(tmp_path / "a", save_steps=1, **options)
+    train(tmp_path / "a", data=path, max_len=128, max_steps=2, save_steps=1)
+    resumed = {**SMALL, "max_len": 128, "max_steps": 3, "resume": "auto"}
     damaged = bytearray(path.read_bytes())
     assert len(damaged) > 3 << 20
     damaged[len(damaged) // 3] ^= 1
     path.write_bytes(damaged)
     refused_training(path, tmp_path / "a", "are damaged, or were changed after the file was written: the checksum of its bytes",
-                     "fix: copy the file again", resume="auto", max_steps=3, train_batch_size=4, max_len=128)
+                     "fix: copy the file again", **resumed)
     ids, mask = documents[10000]
     documents[10000] = (np.where(ids == ids[0], 5 + (ids[0] == 5), ids), mask)
     changed = write_data(tmp_path / "data.safetensors", documents)
     assert changed.stat().st_size == len(damaged)
-    refused_training(path, tmp_path / "a", "was made with data", "fix: the same data", resume="auto", max_steps=3, train_batch_size=4, max_len=128)
+    refused_training(path, tmp_path / "a", "was made with data", "fix: the same data", **resumed)

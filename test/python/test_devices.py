@@ -6,24 +6,23 @@ import shutil
 
 import numpy as np
 import pytest
+from runs import (
+    DEMO, FAMILIES, GOLDEN, ROOT, SMALL, checkpoints, command, log_lines, random_documents, refused, refused_training, same_run, stable, start,
+    succeeds, train,
+    weights, write_data)
 from test_processes import free_address
-from test_ranks import start
-from test_runs import ENVIRONMENT, FAMILIES, GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, stable, train, weights, write_data  # noqa: F401
 
 EMULATED = ROOT / "train_llama_emu"
 needs_emulator = pytest.mark.skipif(not EMULATED.exists(), reason="make train_llama_emu")
 without_gpu = pytest.mark.skipif(os.path.exists("/proc/driver/nvidia/version"), reason="there is a GPU")
 
 
-def emulate(words):
-    result = call([str(EMULATED), *words[1:]])
-    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
-    return result.stdout
+def emulated(task, **options):
+    return command(task, **{"program": EMULATED, "device": "cuda", "dtype": "f32", **options})
 
 
 def emulated_run(output, task="sft", **options):
-    return emulate(command(task, **{"device": "cuda", "dtype": "f32", "max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3,
-                                    "max_steps": 3, "output_dir": output, **options}))
+    return succeeds(emulated(task, **{**SMALL, "max_steps": 3, "output_dir": output, **options}))
 
 
 @without_gpu
@@ -37,7 +36,7 @@ def test_without_a_driver_the_cpu_is_taken_and_nothing_said_of_gpus(data, tmp_pa
 
 @without_gpu
 def test_a_gpu_that_is_not_there_is_refused(data, tmp_path):
-    refused(command("sft", data=data, output_dir=tmp_path / "out", max_len=64, device="cuda"), "no CUDA device: ", "or --device cpu")
+    refused_training(data, tmp_path / "out", "no CUDA device: ", "or --device cpu", device="cuda")
     assert not (tmp_path / "out").exists()
 
 
@@ -60,7 +59,8 @@ def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
     documents = random_documents(12)
     if task == "pretrain":
         documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
-    data = write_data(tmp_path / "data.safetensors", documents, kind=task, vocab=json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"])
+    data = write_data(tmp_path / "data.safetensors", documents, kind=task,
+                      vocab=json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"])
     options = {"data": data, "model": GOLDEN / name, "max_steps": 3}
     train(tmp_path / "cpu", task=task, **options)
     emulated_run(tmp_path / "emulated", task=task, **options)
@@ -83,13 +83,11 @@ def test_a_checkpoint_from_device_memory_resumes_bit_for_bit(dtype, data, tmp_pa
 @needs_emulator
 def test_evaluation_and_generation_equal_the_cpus(data, tmp_path):
     words = {"data": data, "max_len": 64}
-    cpu, gpu = call(command("eval", **words)).stdout, emulate(command("eval", **words, device="cuda", dtype="f32", gpu_check="never"))
+    cpu, gpu = succeeds(command("eval", **words)), succeeds(emulated("eval", **words, gpu_check="never"))
     assert gpu.split("perplexity")[0] == cpu.split("perplexity")[0]  # the loss to six digits
-    demo = ROOT / "data" / "demo" / "model"
-    train(tmp_path / "model", data=ROOT / "data" / "demo" / "train.safetensors", model=demo, max_steps=1, max_samples=4)
-    words = {"model": tmp_path / "model", "data": None, "prompt": "sort dog", "max_new_tokens": 8, "max_len": None}
-    cpu = call(command("generate", **words)).stdout
-    assert emulate(command("generate", **words, dtype="f32", device="cuda", gpu_check="never")) == cpu
+    train(tmp_path / "model", data=ROOT / "data" / "demo" / "train.safetensors", model=DEMO, max_steps=1, max_samples=4)
+    words = {"model": tmp_path / "model", "prompt": "sort dog", "max_new_tokens": 8}
+    assert succeeds(emulated("generate", **words, gpu_check="never")) == succeeds(command("generate", **words))
 
 
 @pytest.mark.slow
@@ -107,15 +105,13 @@ def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
 @needs_emulator
 def test_ranks_started_by_hand_train_as_threads(data, tmp_path):
     """Over sockets they agree; the emulator moves what NCCL would."""
-    options = {"device": "cuda", "dtype": "f32", "data": data, "max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3, "max_steps": 3, "ring_attn_size": 2,
-               "zero_stage": 2, "world_size": 2, "rendezvous": free_address()}
-    ranks = [start([str(EMULATED), *command("sft", output_dir=tmp_path / "by_hand", rank=rank, **options)[1:]]) for rank in (1, 0)]
+    options = {**SMALL, "data": data, "max_steps": 3, "ring_attn_size": 2, "zero_stage": 2, "world_size": 2, "rendezvous": free_address()}
+    ranks = [start(emulated("sft", output_dir=tmp_path / "by_hand", rank=rank, **options)) for rank in (1, 0)]
     for rank in ranks:
         said, error = rank.communicate(timeout=120)
         assert rank.returncode == 0 and error == "", said + error
     emulated_run(tmp_path / "threads", data=data, ranks=2, ring_attn_size=2, zero_stage=2)
-    assert stable(log_lines(tmp_path / "by_hand")) == stable(log_lines(tmp_path / "threads"))
-    assert weights(tmp_path / "by_hand") == weights(tmp_path / "threads")
+    same_run(tmp_path / "by_hand", tmp_path / "threads")
 
 
 @without_gpu
@@ -128,8 +124,7 @@ def test_on_cpus_ranks_are_not_started_by_hand(device, data, tmp_path):
 
 
 @needs_emulator
-def test_a_gpu_is_checked_at_its_first_start(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_gpu_is_checked_at_its_first_start(data, own_cache, tmp_path):
     line = "GPU check: 28 ops of a step agree with the CPU ("
 
     def says(name, **options):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from test_runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT
+from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from port import page, peers, table  # noqa: E402

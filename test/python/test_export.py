@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import CHATML, DATA, PLAIN, make_tokenizer
-from test_runs import DEMO, GOLDEN, ROOT, call, command, first_step, python_for_data, read_tensors, write_data, write_tensors  # noqa: F401
+from preparing import CHATML, DATA, PLAIN, chat, make_tokenizer
+from runs import (
+    DEMO, GOLDEN, ROOT, call, change_json, command, first_step, merging, model_with, read_tensors, succeeds, weights, write_data, write_lines,
+    write_tensors)
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
 OTHER = CHATML.replace("<|im_start|>' + m['role']", "<s>' + m['role']").replace("<|im_start|>", "<s>")
@@ -25,17 +27,16 @@ def make_base(path, template):
     """A model whose files say that <|endoftext|> ends a text. It has no weights, so that training begins with random ones."""
     make_tokenizer(path, template)
     tokenizer = (path / "tokenizer_config.json").read_text()
-    (path / "tokenizer_config.json").write_text(tokenizer.replace("TokenizersBackend", "PreTrainedTokenizerFast"))  # the name that transformers 4 knows
-    config = json.loads((DEMO / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "vocab_size": 272, "eos_token_id": EOS, "bos_token_id": None}))
+    (path / "tokenizer_config.json").write_text(tokenizer.replace("TokenizersBackend",
+                                                                  "PreTrainedTokenizerFast"))  # the name that transformers 4 knows
+    shutil.copy(DEMO / "config.json", path)
+    change_json(path / "config.json", vocab_size=272, eos_token_id=EOS, bos_token_id=None)
     return path
 
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}) + "\n")
-    return path
+    return write_lines(tmp_path_factory.mktemp("data") / "chats.jsonl", [{"messages": chat("Hi", "Yes.")}])
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +53,8 @@ def train(output, task="sft", **options):
 
 def answer(**options):
     """The answer to "Hi": its text, and whether it ended at a stop token."""
-    prompts = options["prompts"] = options["output"].with_suffix(".jsonl")
-    prompts.write_text('{"prompt": "Hi"}\n')
-    del options["output"]
-    result = call(command("generate", max_new_tokens=12, **options))
+    prompts = write_lines(options.pop("output").with_suffix(".jsonl"), [{"prompt": "Hi"}])
+    result = call(command("generate", prompts=prompts, max_new_tokens=12, **options))
     assert result.returncode == 0, result.stderr
     line = json.loads(result.stdout)
     return line["prompt"], line["completion"], line["finish_reason"]
@@ -79,7 +78,8 @@ def test_a_model_stops_where_its_answers_did(trained, tmp_path):
 
 
 def test_other_fields_of_generation_stay(base, chats, tmp_path):
-    for number, (given, expected) in enumerate([({"temperature": 0.6, "eos_token_id": EOS}, [END, EOS]), ({"eos_token_id": [EOS, END, 7]}, [EOS, END, 7]),
+    for number, (given, expected) in enumerate([({"temperature": 0.6, "eos_token_id": EOS}, [END, EOS]),
+                                                ({"eos_token_id": [EOS, END, 7]}, [EOS, END, 7]),
                                                 ({"top_k": 3}, [END, EOS])]):
         model = shutil.copytree(base, tmp_path / f"model{number}")
         (model / "generation_config.json").write_text(json.dumps(given))
@@ -93,7 +93,8 @@ def test_the_template_that_was_trained_is_saved(template, chats, tmp_path):
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates" / "rag.jinja").write_text("rag")
     (tmp_path / "t.jinja").write_text(CHATML)
-    out = train(tmp_path / "out", model=model, data=chats, max_epochs=60, tokenizer_chat_template=tmp_path / "t.jinja", save_steps=60, eval_data=chats)
+    out = train(tmp_path / "out", model=model, data=chats, max_epochs=60, tokenizer_chat_template=tmp_path / "t.jinja", save_steps=60,
+                eval_data=chats)
     for directory in (out, out / "step_60", out / "best"):
         assert set(templates(directory)) - {None} == {CHATML}
         assert (directory / "additional_chat_templates").exists() == (template == CHATML)
@@ -104,18 +105,17 @@ def test_the_template_that_was_trained_is_saved(template, chats, tmp_path):
 def test_named_templates_and_prepared_data(base, chats, tmp_path):
     model = shutil.copytree(base, tmp_path / "model")
     (model / "chat_template.jinja").unlink()
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    config["chat_template"] = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": PLAIN}]
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": PLAIN}]
+    change_json(model / "tokenizer_config.json", chat_template=named)
     out = train(tmp_path / "own", model=model, data=chats, max_steps=1)
-    assert templates(out) == (None, config["chat_template"])
+    assert templates(out) == (None, named)
     prepared = tmp_path / "chats.safetensors"
     call(["python3", str(DATA / "prepare.py"), "sft", "--input", str(chats), "--tokenizer", str(base), "--out", str(prepared)])
     out = train(tmp_path / "prepared", model=model, data=prepared, max_steps=1)
     assert templates(out) == (CHATML, CHATML) and generation(out)["eos_token_id"] == [END, EOS]
     write_data(prepared, [([1, 2], [0, 1])], vocab=270)
     out = train(tmp_path / "without", model=model, data=prepared, max_steps=1)
-    assert templates(out) == (None, config["chat_template"]) and generation(out) == {"eos_token_id": EOS}
+    assert templates(out) == (None, named) and generation(out) == {"eos_token_id": EOS}
 
 
 def test_an_adapter_has_both(trained, chats, tmp_path):
@@ -126,21 +126,19 @@ def test_an_adapter_has_both(trained, chats, tmp_path):
     assert said == ("user\nHi\nassistant\n", "Yes.", "stop")
     model = shutil.copytree(trained, tmp_path / "model")
     (model / "vocab.json").write_text("{}")  # adapters come without such a file
-    result = call(command("merge", model=model, adapter=out, output_dir=tmp_path / "merged", threads=None, device=None))
-    assert result.returncode == 0 and (tmp_path / "merged" / "vocab.json").exists(), result.stderr
+    succeeds(merging(model=model, adapter=out, output_dir=tmp_path / "merged"))
+    assert (tmp_path / "merged" / "vocab.json").exists()
     assert templates(tmp_path / "merged") == templates(out) and generation(tmp_path / "merged") == generation(out)
     assert answer(model=tmp_path / "merged", output=tmp_path / "b") == said
     assert answer(model=trained, output=tmp_path / "c")[2] == "stop"
 
 
-def test_a_base_model_s_own_answers_end(trained, base, tmp_path):
+def test_a_base_model_s_own_answers_end(trained, chats, tmp_path):
     """As A11: the model's files do not tell the end of a turn, but the template of the prompts does."""
     model = shutil.copytree(trained, tmp_path / "model")
     (model / "generation_config.json").unlink()
     assert answer(model=model, output=tmp_path / "a")[1:] == ("Yes.", "stop")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}) + "\n")
-    out = train(tmp_path / "out", task="grpo", model=model, data=prompts, max_new_tokens=12, max_steps=1, n=2, rollout_batch_size=1, train_batch_size=2,
+    out = train(tmp_path / "out", task="grpo", model=model, data=chats, max_new_tokens=12, max_steps=1, n=2, rollout_batch_size=1, train_batch_size=2,
                 reward="exact_match", learning_rate=1e-5, temperature=0.5)
     assert first_step(out)["truncated"] < 1 and first_step(out)["reward"] > 0
     assert generation(out)["eos_token_id"] == [END, EOS]
@@ -182,13 +180,15 @@ def test_transformers_opens_it(python, trained):
     has_torch = python != sys.executable
     if has_torch and (not Path(python).exists() or subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode):
         pytest.skip(f"{python} has no torch and transformers")
-    result = subprocess.run([python, "-c", OPEN, trained, "torch" if has_torch else ""], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    result = subprocess.run([python, "-c", OPEN, trained, "torch" if has_torch else ""], capture_output=True, text=True,
+                            env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
 
 
 # ---- models that bring their own code
 
-INTERNLM2 = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+INTERNLM2 = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo",
+             "mlp.gate_proj": "feed_forward.w1",
              "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings", "lm_head": "output"}
 
 
@@ -215,26 +215,27 @@ def respelled(path, name):
     return golden
 
 
-@pytest.mark.parametrize("name, family, flags", [("internlm2", "llama", {}), ("internlm2", "llama", {"ranks": 2, "zero_stage": 3}), ("Yi", "llama", {}), ("mimo", "qwen2", {})])
+@pytest.mark.parametrize("name, family, flags", [("internlm2", "llama", {}), ("internlm2", "llama", {"ranks": 2, "zero_stage": 3}),
+                                                 ("Yi", "llama", {}), ("mimo", "qwen2", {})])
 def test_a_model_with_code_of_its_own_becomes_what_it_is(name, family, flags, tmp_path):
     golden = respelled(tmp_path / "model", name)
     options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, **flags}
     for model, out in ((tmp_path / "model", "a"), (golden, "b")):
         train(tmp_path / out, model=model, **options)
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["model_type"] == family and "auto_map" not in config and config["architectures"] == [f"{family.capitalize()}ForCausalLM"]
 
 
 def test_rope_by_flags_is_saved(tmp_path):
     """A run whose flags say what another's config.json says."""
-    data, scaling = GOLDEN / "llama_yarn" / "golden.safetensors", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0,
+    data, scaling = GOLDEN / "llama_yarn" / "golden.safetensors", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                                                                   "beta_fast": 8.0,
                                                                    "beta_slow": 1.0}
-    plain = shutil.copytree(GOLDEN / "llama_yarn", tmp_path / "plain")
-    config = json.loads((plain / "config.json").read_text())
-    (plain / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}))
+    wanted = json.loads((GOLDEN / "llama_yarn" / "config.json").read_text())["rope_parameters"]
+    plain = model_with(tmp_path / "plain", "llama_yarn", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     options = {"data": data, "max_steps": 1, "max_len": 128, "train_batch_size": 6}
-    train(tmp_path / "a", model=plain, rope_scaling=json.dumps(scaling), rope_theta=config["rope_parameters"]["rope_theta"], **options)
+    train(tmp_path / "a", model=plain, rope_scaling=json.dumps(scaling), rope_theta=wanted["rope_theta"], **options)
     train(tmp_path / "b", model=GOLDEN / "llama_yarn", **options)
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
-    assert json.loads((tmp_path / "a" / "config.json").read_text())["rope_parameters"] == config["rope_parameters"]
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["rope_parameters"] == wanted

@@ -13,53 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, read_tensors, refused, stable, summary,
-                       train, weights, write_data)
-
-OPTIONS = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
-
-
-def start(output, **options):
-    return subprocess.Popen(command("sft", output_dir=output, **{**OPTIONS, **options}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env=ENVIRONMENT)
-
-
-def wait_for(what, process):
-    while process.poll() is None and not what():
-        time.sleep(0.001)
-
-
-def ends_with_one_message(process, *parts):
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 1, error
-    assert error.startswith("train_llama: ") and error.count("train_llama: ") == 1 and error.count("fix: ") == 1, error
-    for part in parts:
-        assert part in error, (part, error)
-    print("\n" + error, end="")
-    return error
-
-
-def steps_logged(log):
-    return log.read_bytes().count(b"\n") - 1 if log.exists() else -1
-
-
-def saved_steps(run):
-    """Ignores leftovers of a crash."""
-    return sorted(int(path.name[5:]) for path in run.glob("step_*") if path.name[5:].isdigit())
-
+from runs import (
+    OPTIMIZER, ROOT, SMALL, call, checkpoints, command, ends_with_one_message, expect_one_message, log_lines, preloaded, random_documents,
+    read_tensors, refused, same_run, start, start_training, steps_logged, succeeds, summary, train, wait_for, weights, write_data)
 
 def files(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def same_run(run, straight):
-    assert weights(run) == weights(straight)
-    assert stable(log_lines(run)) == stable(log_lines(straight))
 
 
 # ---- killed -----------------------------------------------------------------------------------------------------------------------
@@ -71,7 +30,7 @@ def test_killed_again_and_again(kills, data, tmp_path):
     straight, run = tmp_path / "straight", tmp_path / "run"
     options = {"data": data, "max_steps": steps, "save_steps": 1, "max_num": 2, "eval_data": data, "eval_steps": 2}
     begin = time.monotonic()
-    train(straight, **OPTIONS, **options)
+    train(straight, **options)
     whole = time.monotonic() - begin
     rng = random.Random(1)
     landed, inside = [], 0  # steps saved at each kill; kills inside a save
@@ -84,8 +43,8 @@ def test_killed_again_and_again(kills, data, tmp_path):
         assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in straight.iterdir())  # nothing is left of the crashes
 
     while len(landed) < kills:
-        before = max(saved_steps(run), default=0)
-        process = start(run, resume="auto", **options)
+        before = max(checkpoints(run), default=0)
+        process = start_training(run, resume="auto", **options)
         if len(landed) % 2:
             try:
                 process.wait(rng.uniform(0, whole / 3))
@@ -101,7 +60,7 @@ def test_killed_again_and_again(kills, data, tmp_path):
             shutil.rmtree(run)
             continue
         assert process.returncode == -signal.SIGKILL, error
-        landed.append(max(saved_steps(run), default=0))
+        landed.append(max(checkpoints(run), default=0))
         inside += (run / f"step_{landed[-1] + 1}.tmp").exists()
         assert landed[-1] >= before  # saved steps stay
         if landed[-1]:
@@ -112,7 +71,7 @@ def test_killed_again_and_again(kills, data, tmp_path):
             assert files(run / "best").keys() == files(straight / "best").keys()
     print(f"\n  killed {kills} times, {inside} of them inside a save, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
     assert inside >= kills // 4
-    train(run, resume="auto", **OPTIONS, **options)
+    train(run, resume="auto", **options)
     finished()
 
 
@@ -125,10 +84,10 @@ def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data
         train(tmp_path / "adapter", data=data, max_steps=1, lora_rank=4)
         flags = {**flags, "adapter": tmp_path / "adapter"}
     else:
-        flags = {**OPTIONS, **flags, "data": data}
+        flags = {**SMALL, **flags, "data": data}
     words = command(flags.pop("task"), "--overwrite", output_dir=out, **flags)
     begin = time.monotonic()
-    assert call(words).returncode == 0
+    succeeds(words)
     whole = time.monotonic() - begin
     config, weights_file = ("adapter_config.json", "adapter_model.safetensors") if "lora_rank" in flags else ("config.json", "model.safetensors")
     mine = {out / name: os.urandom(8) for name in ("notes.txt", "model-00001-of-00003.safetensors", "step_2/notes.txt", "sub/config.json")}
@@ -136,7 +95,7 @@ def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     for _ in range(8):
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        process = start(words)
         try:
             process.wait(rng.uniform(0, whole))
         except subprocess.TimeoutExpired:
@@ -144,14 +103,14 @@ def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data
         assert process.communicate()[1] == "" and process.returncode in (0, -signal.SIGKILL)
         for found in [*out.glob(config), *out.glob(f"step_*[0-9]/{config}")]:
             assert read_tensors(found.parent / weights_file)
-    assert call(words).returncode == 0
+    succeeds(words)
     assert read_tensors(out / weights_file) and json.loads((out / config).read_text())
     assert {path: path.read_bytes() for path in mine} == mine
 
 
 def test_two_starts_at_once_are_one_run(data, tmp_path):
     for i in range(4):
-        both = [start(tmp_path / str(i), data=data, max_steps=400) for _ in range(2)]
+        both = [start_training(tmp_path / str(i), data=data, max_steps=400) for _ in range(2)]
         errors = [process.communicate(timeout=120)[1] for process in both]
         assert sorted(process.returncode for process in both) == [0, 1], errors
         assert any(part in "".join(errors) for part in ("another run is writing there", "already holds a run")), errors
@@ -160,21 +119,21 @@ def test_two_starts_at_once_are_one_run(data, tmp_path):
 def test_a_restart_while_the_run_still_saves_goes_on_from_there(data, tmp_path):
     straight, run = tmp_path / "straight", tmp_path / "run"
     options = {"data": data, "max_steps": 400}
-    train(straight, **OPTIONS, **options)
+    train(straight, **options)
     for _ in range(3):
-        process = start(run, resume="auto", **options)
+        process = start_training(run, resume="auto", **options)
         done = steps_logged(run / "log.jsonl")
         wait_for(lambda: steps_logged(run / "log.jsonl") > done + 2, process)  # noqa: B023
         process.terminate()
-        again = start(run, resume="auto", **options)
+        again = start_training(run, resume="auto", **options)
         assert process.wait(60) == 128 + signal.SIGTERM
-        stopped = saved_steps(run)[-1]
+        stopped = checkpoints(run)[-1]
         wait_for(lambda: steps_logged(run / "log.jsonl") > stopped + 2, again)  # noqa: B023
         again.terminate()
         said = again.communicate(timeout=60)[0]
         assert f"resumed from {run}/step_{stopped} at step {stopped}" in said, said
         process.communicate()
-    train(run, **OPTIONS, **options, resume="auto")
+    train(run, resume="auto", **options)
     same_run(run, straight)
 
 
@@ -205,38 +164,23 @@ def test_a_result_takes_no_other_file_s_place(data, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "scores")
     (tmp_path / "scores.tmp").write_text("mine")
     for _ in range(2):  # the second time the file that the link leads to is replaced
-        assert call(command("eval", data=data, max_len=64, scores=tmp_path / "link")).returncode == 0
+        succeeds(command("eval", data=data, max_len=64, scores=tmp_path / "link"))
     assert (tmp_path / "link").is_symlink() and (tmp_path / "scores").read_text().startswith('{"document":0')
     assert (tmp_path / "scores.tmp").read_text() == "mine"
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # files there are no devices
-        assert call(command("eval", data=data, max_len=64, scores=f"{memory}/scores")).returncode == 0
+        succeeds(command("eval", data=data, max_len=64, scores=f"{memory}/scores"))
         assert Path(memory, "scores").read_bytes() == (tmp_path / "scores").read_bytes()
     assert data.read_bytes() == before and (tmp_path / "notes.txt").read_text() == "mine" and not (tmp_path / "a").exists()
 
 
 # ---- disks ------------------------------------------------------------------------------------------------------------------------
 
-@pytest.fixture
-def disk(tmp_path):
-    """A file system of 4 MiB, and mount(options) to change it."""
-    path = tmp_path / "disk"
-    path.mkdir()
-
-    def mount(options):
-        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True).returncode == 0
-
-    if not shutil.which("mount") or not mount("size=4m"):
-        pytest.skip("no file system may be mounted here")
-    yield path, mount
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def test_a_disk_that_fills_in_a_save(data, disk, tmp_path):
     disk, mount = disk
     straight, run, other = tmp_path / "straight", disk / "run", tmp_path / "other"
-    options = {**OPTIONS, "data": data, "max_steps": 14, "save_steps": 1, "max_num": 99}
+    options = {**SMALL, "data": data, "max_steps": 14, "save_steps": 1, "max_num": 99}
     train(straight, **options)
-    ends_with_one_message(start(run, **options), f"{run}/step_", ".tmp", "No space left on device", "enough free space")
+    ends_with_one_message(start_training(run, **options), f"{run}/step_", ".tmp", "No space left on device", "enough free space")
     saved = checkpoints(run)  # a name with .tmp would be an error
     assert 2 <= len(saved) < 14 and saved == list(range(1, len(saved) + 1))
     assert not list(run.rglob("*.tmp"))
@@ -253,7 +197,7 @@ def test_a_disk_that_fills_in_a_save(data, disk, tmp_path):
 def test_a_disk_that_fills_under_the_log(data, disk, tmp_path):
     disk, _ = disk
     straight, run, log, filler = tmp_path / "straight", tmp_path / "run", disk / "log.jsonl", disk / "filler"
-    options = {**OPTIONS, "data": data, "max_steps": 60}
+    options = {**SMALL, "data": data, "max_steps": 60}
     train(straight, save_steps=1, max_num=2, **options)
     with open(filler, "wb", buffering=0) as file:
         try:
@@ -262,7 +206,7 @@ def test_a_disk_that_fills_under_the_log(data, disk, tmp_path):
         except OSError:
             file.truncate(file.tell() - 16384)
     options.update(save_steps=1, max_num=2, log=log)
-    ends_with_one_message(start(run, **options), f"cannot write the log {log}", "No space left on device")
+    ends_with_one_message(start_training(run, **options), f"cannot write the log {log}", "No space left on device")
     saved = checkpoints(run)
     assert saved and saved[-1] < 60
     filler.unlink()
@@ -273,7 +217,7 @@ def test_a_disk_that_fills_under_the_log(data, disk, tmp_path):
 
 def test_a_disk_that_may_not_be_written_to(data, disk, tmp_path):
     disk, mount = disk
-    straight, run, options = tmp_path / "straight", disk / "run", {**OPTIONS, "data": data, "max_steps": 200, "save_steps": 2, "max_num": 2}
+    straight, run, options = tmp_path / "straight", disk / "run", {**SMALL, "data": data, "max_steps": 200, "save_steps": 2, "max_num": 2}
     run.mkdir()
     assert mount("remount,ro")
     for output in (run, disk / "new"):
@@ -282,11 +226,11 @@ def test_a_disk_that_may_not_be_written_to(data, disk, tmp_path):
     train(straight, **options)
 
     log = tmp_path / "log.jsonl"  # a file that is open for writing would keep its disk from becoming read-only
-    process = start(run, log=log, **options)
+    process = start_training(run, log=log, **options)
     wait_for(lambda: (run / "step_2").exists(), process)
     wait_for(lambda: mount("remount,ro"), process)
     ends_with_one_message(process, str(run), "Read-only file system")
-    saved = saved_steps(run)
+    saved = checkpoints(run)
     assert mount("remount,rw")
     assert f"at step {saved[-1]}" in train(run, resume="auto", log=log, **options)
     shutil.copy(log, run)
@@ -313,7 +257,7 @@ UNUSED = ["step_4/model.safetensors", "step_4/config.json", "best/model.safetens
 @pytest.mark.parametrize("name", USED + UNUSED)
 def test_a_flipped_bit(name, flips, data, stopped, tmp_path):
     """It is noticed where resuming uses it, and the message tells how to go on; where nothing uses it, it changes nothing."""
-    options = {**OPTIONS, "data": data, "eval_data": data, "max_steps": 6, "save_steps": 2, "max_num": 9, "eval_steps": 4}
+    options = {**SMALL, "data": data, "eval_data": data, "max_steps": 6, "save_steps": 2, "max_num": 9, "eval_steps": 4}
     rng, noticed = random.Random(name), []
     for i in range(flips):
         run = shutil.copytree(stopped[0], tmp_path / str(i))
@@ -328,8 +272,7 @@ def test_a_flipped_bit(name, flips, data, stopped, tmp_path):
             continue
         noticed.append(at)
         error = result.stderr
-        assert result.returncode == 1 and error.startswith("train_llama: ") and error.count("train_llama: ") == 1, error
-        assert f"{run}/{name}: " in error and error.count("fix: ") == 1, error
+        expect_one_message(error, f"{run}/{name}: ")
         if name.startswith("best/"):
             assert "fix: move that directory away" in error
             (run / "best").rename(tmp_path / f"best_{i}")
@@ -338,8 +281,6 @@ def test_a_flipped_bit(name, flips, data, stopped, tmp_path):
             assert error.endswith(f"\n  fix: --resume {run}/step_2\n"), error
             train(run, resume=run / "step_2", **options)
         same_run(run, stopped[1])
-    if noticed:
-        print("\n" + error, end="")
     assert len(noticed) >= flips - flips // 20 - 1 if name in USED else not noticed  # 1E-5 is 1e-5
 
 
@@ -366,9 +307,9 @@ def replace(path):
 ], ids=["overwritten", "overwritten, 2 ranks", "truncated", "replaced", "removed"])
 def test_data_that_changes_in_a_run(change, ranks, message, data, tmp_path):
     straight, run, own = tmp_path / "straight", tmp_path / "run", shutil.copy(data, tmp_path / "data.safetensors")
-    options = {**OPTIONS, "data": own, "max_steps": 400, "save_steps": 100, "max_num": 9, "ranks": ranks}
+    options = {**SMALL, "data": own, "max_steps": 400, "save_steps": 100, "max_num": 9, "ranks": ranks}
     train(straight, **options)
-    process = start(run, **options)
+    process = start_training(run, **options)
     wait_for(lambda: steps_logged(run / "log.jsonl") >= 3, process)
     assert process.poll() is None
     change(own)
@@ -386,7 +327,7 @@ def test_data_that_changes_in_a_run(change, ranks, message, data, tmp_path):
     same_run(run, straight)
 
 
-# ---- a clock that jumps -----------------------------------------------------------------------------------------------------------
+# ---- clocks and power cuts -----------------------------------------------------------------------------------------------------------
 
 SHIM = """
 #include <dlfcn.h>
@@ -419,17 +360,6 @@ extern "C" int gettimeofday(struct timeval *out, void *) noexcept {
 """
 
 
-def preloaded(directory, source):
-    """The environment of programs whose calls of the system go to these functions."""
-    if not shutil.which("g++"):
-        pytest.skip("no g++")
-    (directory / "shim.cpp").write_text(source)
-    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", directory / "shim.so", directory / "shim.cpp", "-ldl"], check=True)
-    return {**ENVIRONMENT, "LD_PRELOAD": str(directory / "shim.so")}
-
-
-# ---- power cuts -----------------------------------------------------------------------------------------------------------------------
-
 @pytest.fixture(scope="module")
 def jumping_clock(tmp_path_factory):
     environment = preloaded(tmp_path_factory.mktemp("clock"), SHIM)
@@ -442,16 +372,15 @@ def jumping_clock(tmp_path_factory):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_clock_that_jumps(ranks, data, jumping_clock, tmp_path):
     straight, run = tmp_path / "straight", tmp_path / "run"
-    options = {**OPTIONS, "data": data, "max_steps": 20, "save_steps": 5, "ranks": ranks}
+    options = {**SMALL, "data": data, "max_steps": 20, "save_steps": 5, "ranks": ranks}
     train(straight, **options)
     begin = time.monotonic()
-    result = subprocess.run(command("sft", output_dir=run, **options), capture_output=True, text=True, env=jumping_clock, timeout=120)
+    said = succeeds(command("sft", output_dir=run, **options), env=jumping_clock)
     seconds = time.monotonic() - begin
-    assert result.returncode == 0 and result.stderr == "", result.stderr
     same_run(run, straight)
     steps = [line["step_s"] for line in log_lines(run) if "step_s" in line]
     assert min(steps) > 0 and sum(steps) <= summary(run)["hours"] * 3600 <= seconds
-    assert "h " not in "".join(line.split("tok/s")[1] for line in result.stdout.splitlines() if line.startswith("step "))  # left
+    assert "h " not in "".join(line.split("tok/s")[1] for line in said.splitlines() if line.startswith("step "))  # left
 
 
 # Notes each file that is synced, and its size.
@@ -479,9 +408,7 @@ extern "C" int fsync(int fd) {
 def test_no_checkpoint_outlives_the_log_of_its_steps(data, tmp_path):
     """A power cut leaves only synced data. Before a checkpoint is complete, the lines of its steps are; at the end all lines are."""
     environment = {**preloaded(tmp_path, SYNC_SHIM), "SYNCED": str(tmp_path / "synced")}
-    words = command("sft", output_dir=tmp_path / "run", **{**OPTIONS, "data": data, "max_steps": 4, "save_steps": 2})
-    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
-    assert result.returncode == 0 and result.stderr == "", result.stderr
+    succeeds(command("sft", output_dir=tmp_path / "run", data=data, max_steps=4, save_steps=2, **SMALL), env=environment)
     log = (tmp_path / "run" / "log.jsonl").read_bytes()
     notes = [line.rsplit(" ", 1) for line in (tmp_path / "synced").read_text().splitlines()]
     synced, steps = 0, []  # bytes of the log so far; of each checkpoint the last step in them, when its trainer state is written

@@ -1,5 +1,5 @@
-"""Command lines and files of OpenRLHF, TRL, accelerate and Axolotl as their pages have them: each comes to a first step on small data and models, which
-lie in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step."""
+"""Command lines and files of OpenRLHF, TRL, accelerate and Axolotl as their pages have them. Each comes to a first step on small data and
+models, which lie in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step."""
 
 import json
 import re
@@ -8,22 +8,24 @@ import shutil
 import subprocess
 
 import pytest
+from preparing import chat
+from runs import DEMO, ENVIRONMENT, PROGRAM, change_json, read_lines
 from test_prepare_inputs import hub as hub_data
 from test_prepare_inputs import write
 from test_recipes import LONG_CONTEXT
-from test_runs import DEMO, ENVIRONMENT, PROGRAM
 
 MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen2-0.5B",
           "NousResearch/Llama-3.2-1B", "Qwen/Qwen3-8B")
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
-CHATS = [{"messages": [{"role": "user", "content": f"reverse {word}"}, {"role": "assistant", "content": word[::-1]}]} for word in ("tami", "lo", "pa")]
+WORDS = ("tami", "lo", "pa")
+CHATS = [{"messages": chat(f"reverse {word}", word[::-1])} for word in WORDS]
 DATA = {
-    "Open-Orca/OpenOrca": [{"question": f"reverse {word}", "response": word[::-1], "input": f"reverse {word}", "output": word[::-1]}
-                           for word in ("tami", "lo", "pa")],
+    "Open-Orca/OpenOrca": [{"question": f"reverse {word}", "response": word[::-1], "input": f"reverse {word}",
+                            "output": word[::-1]} for word in WORDS],
     "OpenRLHF/preference_dataset_mixture2_and_safe_pku": [
-        {"chosen": chat["messages"], "rejected": chat["messages"][:1] + [{"role": "assistant", "content": "no"}]} for chat in CHATS],
+        {"chosen": chat(f"reverse {word}", word[::-1]), "rejected": chat(f"reverse {word}", "no")} for word in WORDS],
     "trl-lib/Capybara": CHATS,
-    "teknium/GPT4-LLM-Cleaned": [{"instruction": "reverse", "input": word, "output": word[::-1]} for word in ("tami", "lo", "pa")],
+    "teknium/GPT4-LLM-Cleaned": [{"instruction": "reverse", "input": word, "output": word[::-1]} for word in WORDS],
     "tatsu-lab/alpaca": [{"instruction": "reverse lo", "input": "", "output": "ol", "text": "all of it"}],
 }
 
@@ -49,8 +51,7 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("hub")
     write(home / "chats.jsonl", CHATS)
     shutil.copytree(DEMO, home / "tiny")
-    config = json.loads((DEMO / "config.json").read_text())
-    (home / "tiny" / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 2}))  # so that two heads can travel at a time
+    change_json(home / "tiny" / "config.json", num_key_value_heads=2)  # so that two heads can travel at a time
     result = call(home, ["sft", "--model", "tiny", "--data", "chats.jsonl", "--output_dir", "first", "--max_steps", "1", "--device", "cpu"])
     assert result.returncode == 0, result.stderr
     for name in MODELS:
@@ -70,7 +71,7 @@ def first_step(home, words, ranks=1):
     result = call(home, [*words, "--max_steps", 1, "--device", "cpu", "--ranks", ranks, "--output_dir", "out", "--log", "log.jsonl"], timeout=300)
     assert result.returncode == 0, result.stderr
     shutil.rmtree(home / "out")
-    steps = [json.loads(line) for line in (home / "log.jsonl").read_text().splitlines()]
+    steps = read_lines(home / "log.jsonl")
     (home / "log.jsonl").unlink()
     assert [line["step"] for line in steps if "loss" in line] == [1]
     return result.stdout
@@ -135,8 +136,7 @@ def test_openrlhf_readme(home, line):
 
 
 def test_openrlhf_dpo_ring_evaluates_on_the_split_test(home):
-    said = first_step(home, words(DPO_RING), ranks=2)
-    assert "note: eval.dataset is read from its split test, as in OpenRLHF\n" in said
+    assert "note: eval.dataset is read from its split test, as in OpenRLHF\n" in first_step(home, words(DPO_RING), ranks=2)
 
 
 def test_openrlhf_mixtral(home):
@@ -145,17 +145,15 @@ def test_openrlhf_mixtral(home):
     first_step(home, command)
 
 
-def test_openrlhf_tensor_parallel(home):
-    result = call(home, words(SFT_TP))
-    assert result.stderr.startswith('train_llama: --ds_tensor_parallel_size "2" has no meaning here\n  fix: there is no tensor parallelism: '
-                                    "--ring_attn_size shares sequences, --zero_stage the optimizer\nWhat was understood, ")
-
-
-def test_openrlhf_continued_pretraining(home):
-    result = call(home, words(CONTINUED))
-    for part in ("2 problems:\n", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out\n",
-                 "unknown flag --not_a_flag_of_anyone\n  fix: ./train_llama sft --help lists the flags of sft\n"):
-        assert part in result.stderr
+@pytest.mark.parametrize("line, parts", [
+    (SFT_TP, ['train_llama: --ds_tensor_parallel_size "2" has no meaning here\n  fix: there is no tensor parallelism: '
+              "--ring_attn_size shares sequences, --zero_stage the optimizer\nWhat was understood, "]),
+    (CONTINUED, ["2 problems:\n", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out\n",
+                 "unknown flag --not_a_flag_of_anyone\n  fix: ./train_llama sft --help lists the flags of sft\n"])],
+                         ids=["tensor parallel", "continued"])
+def test_openrlhf_flags_that_are_not_here(home, line, parts):
+    error = call(home, words(line)).stderr
+    assert all(part in error for part in parts), error
 
 
 # ---- TRL ----------------------------------------------------------------------------------------------------------------------------
@@ -335,7 +333,8 @@ def test_without_a_network_both_ways_are_named(home):
 
 
 def test_a_reference_by_name(home):
-    result = call(home, ["dpo", "--model", MODELS[1], "--ref_model", MODELS[0], "--data", f"{list(DATA)[1]}[train]", "--max_steps", 1, "--device", "cpu",
+    result = call(home, ["dpo", "--model", MODELS[1], "--ref_model", MODELS[0], "--data", f"{list(DATA)[1]}[train]", "--max_steps", 1, "--device",
+                         "cpu",
                          "--output_dir", "out", "--apply_chat_template"])
     assert result.returncode == 0, result.stderr
     assert f"note: {MODELS[0]} is " in result.stdout

@@ -1,18 +1,22 @@
-"""Whole runs of grpo. On given rollouts: what torch says of the same ones, whatever the mesh. On answers of its own: they are on policy, no mesh and no cache
-changes them, and rewarded answers become likelier. Resuming, and every way to call it wrong. Rewards are tested in test_rewards.py."""
+"""Whole runs of grpo. On given rollouts: the losses of torch, whatever the mesh. On answers of its own: they are on policy, no mesh and no cache
+changes them, and rewarded answers become likelier. Resuming, and every way to call it wrong."""
 
 import ast
+import itertools
 import json
 import math
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
-import test_runs
-from test_ranks import needs_mpi, processes, ranks_of, start, wait_for
-from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights, write_data
-from test_sampling import DEMO, with_tokenizer
+import runs
+from runs import (
+    DEMO, GOLDEN, ROOT, checkpoints, command, expect_resumed, first_step, log_lines, near, needs_mpi, processes, read_lines, refused, start, succeeds,
+    wait_for, weights, write_data, write_lines)
+from test_ranks import ranks_of
+from test_sampling import with_tokenizer
 
 POLICY = json.loads((GOLDEN / "policy.json").read_text())
 MESHES = {"one": {}, "data": {"ranks": 3, "zero_stage": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
@@ -25,11 +29,6 @@ def rollouts(name="qwen3", **changes):
     return lines
 
 
-def write(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def words(output, file, *flags, name="qwen3", task="grpo", **options):
     """One step of all rollouts unless told otherwise."""
     return command(task, *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 1,
@@ -37,18 +36,12 @@ def words(output, file, *flags, name="qwen3", task="grpo", **options):
 
 
 def run(output, file, *flags, **options):
-    result = call(words(output, file, *flags, **options))
-    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
-    return result.stdout
-
-
-def near(got, want, relative, absolute=0.0):
-    assert math.isclose(got, want, rel_tol=relative, abs_tol=absolute), (got, want)
+    return succeeds(words(output, file, *flags, **options))
 
 
 @pytest.fixture
 def file(tmp_path):
-    return write(tmp_path / "rollouts.jsonl", rollouts())
+    return write_lines(tmp_path / "rollouts.jsonl", rollouts())
 
 
 def use_program(monkeypatch, name, program):
@@ -56,14 +49,14 @@ def use_program(monkeypatch, name, program):
     path = ROOT / (("train_gpt2" if name == "gpt2" else "train_llama") + program)
     if not path.exists():
         pytest.skip(f"{path.name} was not built")
-    monkeypatch.setattr(test_runs, "PROGRAM", path)
+    monkeypatch.setattr(runs, "PROGRAM", path)
 
 
 @pytest.mark.parametrize("name", POLICY["models"])
 @pytest.mark.parametrize("program", ["", "_emu"])
 def test_losses_equal_torch(name, program, tmp_path, monkeypatch):
     use_program(monkeypatch, name, program)
-    golden, file = POLICY["models"][name], write(tmp_path / "rollouts.jsonl", rollouts(name))
+    golden, file = POLICY["models"][name], write_lines(tmp_path / "rollouts.jsonl", rollouts(name))
     meshes = list(MESHES.values())
     cases = list(golden["losses"].items())
     for number, (case, want) in enumerate(cases if not program else cases[2::3]):
@@ -106,28 +99,21 @@ def test_a_step_whose_answers_are_all_masked_is_no_update(mesh, tmp_path):
     for line in lines[4:8]:
         line["truncated"] = True
     lines[1]["truncated"] = True
-    options = {"max_steps": 2, "save_steps": 1, "train_batch_size": 4, "shuffle": "false", "mask_truncated": "true", "weight_decay": 0.1, **MESHES[mesh]}
-    said = run(tmp_path / "run", write(tmp_path / "rollouts.jsonl", lines), **options)
+    options = {"max_steps": 2, "save_steps": 1, "train_batch_size": 4, "shuffle": "false", "mask_truncated": "true", "weight_decay": 0.1,
+               **MESHES[mesh]}
+    said = run(tmp_path / "run", write_lines(tmp_path / "rollouts.jsonl", lines), **options)
     first, second = log_lines(tmp_path / "run")[1:3]
     assert weights(tmp_path / "run/step_1") == weights(tmp_path / "run/step_2") != weights(GOLDEN / "qwen3")
     assert (first["skipped"], second["skipped"], second["loss"], second["truncated"]) == (0, 1, None, 1)
     assert first["target_tokens"] == second["target_tokens"] == sum(len(line["completion_ids"]) for line in lines[:4] if not line.get("truncated"))
     assert "step 2 skipped: no token of its samples is learned from" in said
-    cut = write(tmp_path / "cut.jsonl", [{**line, "truncated": True} for line in lines])
+    cut = write_lines(tmp_path / "cut.jsonl", [{**line, "truncated": True} for line in lines])
     assert "nothing to evaluate, every answer was cut off" in run(tmp_path / "evaluated", tmp_path / "rollouts.jsonl", eval_data=cut, **options)
     assert not (tmp_path / "evaluated/best").exists()
 
 
 def test_resuming_gives_the_same_bits(file, tmp_path):
-    options = {"max_steps": 7, "train_batch_size": 4, "learning_rate": 1e-3, "eval_data": file}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    run(straight, file, **options)
-    run(stopped, file, save_steps=3, **options)
-    for path in stopped.glob("step_6"):
-        assert path.is_dir()
-    run(stopped, file, save_steps=3, resume=stopped / "step_3", **options)
-    assert weights(straight) == weights(stopped)
-    assert stable(log_lines(straight))[-1] == stable(log_lines(stopped))[-1]
+    expect_resumed(partial(run, file=file, max_steps=7, train_batch_size=4, learning_rate=1e-3, eval_data=file), tmp_path, at=3)
 
 
 @pytest.mark.parametrize("changes, parts", [
@@ -143,15 +129,15 @@ def test_resuming_gives_the_same_bits(file, tmp_path):
     ({"truncated": 3}, ["line 5", "truncated"]),
 ])
 def test_bad_rollouts_are_named(changes, parts, tmp_path):
-    file = write(tmp_path / "rollouts.jsonl", rollouts(**changes))
+    file = write_lines(tmp_path / "rollouts.jsonl", rollouts(**changes))
     refused(words(tmp_path / "run", file), *parts)
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_bad_files_are_named(tmp_path):
     refused(words(tmp_path / "run", tmp_path / "none.jsonl"), "none.jsonl")
-    refused(words(tmp_path / "run", write(tmp_path / "empty.jsonl", [])), "empty.jsonl", "no rollouts")
-    broken = write(tmp_path / "broken.jsonl", rollouts())
+    refused(words(tmp_path / "run", write_lines(tmp_path / "empty.jsonl", [])), "empty.jsonl", "no rollouts")
+    broken = write_lines(tmp_path / "broken.jsonl", rollouts())
     broken.write_text(broken.read_text()[:-20])
     refused(words(tmp_path / "run", broken), "broken.jsonl", f"line {len(rollouts())}")
 
@@ -168,27 +154,21 @@ def test_bad_files_are_named(tmp_path):
     ({"max_len": 20}, ["rollouts.jsonl", "tokens", "--row_tokens"]),
 ])
 def test_wrong_flags_are_named(options, parts, file, tmp_path):
-    rollout_file = options.pop("rollouts", file) if "rollouts" in options else file
-    refused(words(tmp_path / "run", rollout_file, **options), *parts)
+    refused(words(tmp_path / "run", file, **options), *parts)
 
 
 # ---- answers of its own -----------------------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory):
-    """Prompts whose right answer is always the same token."""
-    random, documents = np.random.default_rng(3), []
-    for _ in range(12):
-        prompt = random.integers(4, 90, random.integers(1, 30))
-        documents.append((np.append(prompt, [7]), np.append(0 * prompt, [1])))
-    return write_data(tmp_path_factory.mktemp("prompts") / "prompts.safetensors", documents)
-
 
 def sample(output, prompts, *flags, **options):
     """Two iterations, of 6 prompts with 4 answers each, unless told otherwise."""
     options = {"rollouts": None, "data": prompts, "rollout_batch_size": 6, "n": 4, "max_new_tokens": 9, "max_len": 67, "max_steps": 2,
                "advantage_estimator": "reinforce", "learning_rate": 1e-3, **options}
     return run(output, None, *flags, **options)
+
+
+def saved_answers(output):
+    """Of the first iteration, by save_rollouts."""
+    return read_lines(output / "rollouts" / "00000000.jsonl")
 
 
 def test_answers_are_on_policy(prompts, tmp_path):
@@ -200,32 +180,34 @@ def test_answers_are_on_policy(prompts, tmp_path):
             assert 1 <= line["response_length"] <= line["response_length_max"] <= 9
 
 
+def same_answers(output, other):
+    """The same answers, and the same steps but for the order of sums. Returns the log's lines."""
+    lines = log_lines(output)[1:]
+    for line, one in zip(lines, log_lines(other)[1:], strict=True):
+        assert all(line[key] == one[key] for key in ("tokens", "response_length", "truncated", "reward"))
+        near(line["entropy"], one["entropy"], 1e-5)
+        near(line["grad_norm"], one["grad_norm"], 1e-3)
+    return lines
+
+
 def test_no_mesh_and_no_cache_changes_the_answers(prompts, tmp_path):
     sample(tmp_path / "one", prompts)
-    want = log_lines(tmp_path / "one")[1:]
     for number, options in enumerate([*list(MESHES.values())[1:], {"max_sequences": 2}, {"row_tokens": 300}]):
         sample(tmp_path / str(number), prompts, **options)
-        for line, one in zip(log_lines(tmp_path / str(number))[1:], want):
-            assert [line[key] for key in ("tokens", "response_length", "truncated", "reward")] == [one[key] for key in ("tokens", "response_length", "truncated", "reward")]
-            near(line["entropy"], one["entropy"], 1e-5)
-            near(line["grad_norm"], one["grad_norm"], 1e-3)
+        same_answers(tmp_path / str(number), tmp_path / "one")
 
 
-@pytest.mark.parametrize("correction", ["tis", "icepop", "seq-mask-tis"])
-def test_answers_of_the_policy_as_it_is_need_no_correction(correction, prompts, tmp_path):
+def test_answers_of_the_policy_as_it_is_need_no_correction(prompts, tmp_path):
     """The weights are 1 within rounding, on every mesh."""
     some_are_right = {"n": 128, "max_new_tokens": 1}
     sample(tmp_path / "plain", prompts, **some_are_right)
-    want = log_lines(tmp_path / "plain")[1:]
-    assert want[0]["grad_norm"] > 0
-    for number, options in enumerate(MESHES.values()):
-        sample(tmp_path / str(number), prompts, is_correction=correction, **some_are_right, **options)
-        for line, plain in zip(log_lines(tmp_path / str(number))[1:], want, strict=True):
+    assert first_step(tmp_path / "plain")["grad_norm"] > 0
+    for correction, mesh in itertools.product(("tis", "icepop", "seq-mask-tis"), MESHES):
+        run = tmp_path / f"{correction} {mesh}"
+        sample(run, prompts, is_correction=correction, **some_are_right, **MESHES[mesh])
+        for line in same_answers(run, tmp_path / "plain"):
             near(line["is_weight"], 1, 1e-6)
             assert abs(line["sampler_kl"]) < 1e-6 and line["is_cut"] == 0 and abs(line["ppo_kl"]) < 1e-6
-            assert line["tokens"] == plain["tokens"]
-            near(line["entropy"], plain["entropy"], 1e-5)
-            near(line["grad_norm"], plain["grad_norm"], 1e-3)
 
 
 def test_several_steps_an_iteration(prompts, tmp_path):
@@ -238,35 +220,21 @@ def test_several_steps_an_iteration(prompts, tmp_path):
     assert lines[-1]["samples"] == 96
 
 
-def test_rewards_are_learnt(prompts, tmp_path):
-    """Where the answer is always the same, it is found by chance and then preferred."""
-    sample(tmp_path / "run", prompts, max_steps=56, n=32, rollout_batch_size=12, max_new_tokens=1, learning_rate=2e-3,
-           lr_scheduler="constant", eval_data=prompts, eval_steps=56, advantage_estimator="group_norm")
-    lines = [line for line in log_lines(tmp_path / "run")[1:] if "reward" in line]
-    assert lines[0]["reward"] < 0.05
-    assert lines[-1]["reward"] > 0.8
-    assert [line["eval_reward"] for line in log_lines(tmp_path / "run") if "eval_reward" in line] == [1.0]
-
-
 def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
     options = {"max_steps": 12, "train_batch_size": 10, "num_episodes": 2}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    sample(straight, prompts, **options)
-    sample(stopped, prompts, save_steps=4, **options)
-    saved = sorted(int(path.name[5:]) for path in stopped.glob("step_*"))
-    assert saved == [6, 9, 12]  # at the end of the iteration in which it was due
-    sample(stopped, prompts, save_steps=4, resume=stopped / "step_6", **options)
-    assert weights(straight) == weights(stopped)
+    _, stopped = expect_resumed(partial(sample, prompts=prompts, **options), tmp_path, at=6, save_steps=4)
+    assert checkpoints(stopped) == [6, 9, 12]  # at the end of the iteration in which it was due
 
 
-LEARNS = {"n": 32, "rollout_batch_size": 12, "max_new_tokens": 1, "learning_rate": 2e-3, "lr_scheduler": "constant", "advantage_estimator": "group_norm"}
-
-
-def test_answers_written_ahead_are_learnt_from_as_well(prompts, tmp_path):
-    """Each batch but the first is written by the weights before the last one's steps. The reward rises somewhat later, and as high."""
+def test_rewards_are_learnt_also_from_answers_written_ahead(prompts, tmp_path):
+    """The answer is always the same: it is found by chance and then preferred. Written ahead, each batch but the first is written by the weights
+    before the last one's steps. The reward rises somewhat later, and as high."""
+    learns = {"n": 32, "rollout_batch_size": 12, "max_new_tokens": 1, "learning_rate": 2e-3, "lr_scheduler": "constant",
+              "advantage_estimator": "group_norm",
+              "max_steps": 56, "num_episodes": 56, "train_batch_size": 384, "eval_data": prompts, "eval_steps": 56}
     rewards = []
     for name, options in (("sync", {}), ("async", {"async_steps": 1}), ("corrected", {"async_steps": 1, "is_correction": "tis"})):
-        sample(tmp_path / name, prompts, max_steps=56, num_episodes=56, train_batch_size=384, eval_data=prompts, eval_steps=56, **LEARNS, **options)
+        sample(tmp_path / name, prompts, **learns, **options)
         lines = log_lines(tmp_path / name)
         assert [line["eval_reward"] for line in lines if "eval_reward" in line] == [1.0]
         steps = [line for line in lines if "staleness" in line]
@@ -283,26 +251,21 @@ def test_answers_written_ahead_are_learnt_from_as_well(prompts, tmp_path):
     assert max(half) - half[0] <= 12, half
 
 
+FILTERED = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true", "train_batch_size": 2000, "num_episodes": 20,
+            "max_steps": 4}
+
+
 def test_writing_ahead_gives_the_same_bits_and_resumes_with_them(prompts, tmp_path):
     """Batches of several steps, filtered ones, a critic, a reference, meshes: twice, and after a checkpoint with answers under way."""
-    filtered = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true", "train_batch_size": 2000, "num_episodes": 20, "max_steps": 4}
     several = {"n": 32, "max_new_tokens": 1, "train_batch_size": 64, "max_epochs": 2, "num_episodes": 4, "max_steps": 18, "is_correction": "icepop"}
-    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": 0.05, "kl_horizon": 1000}, 6), (filtered, 2),
+    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": 0.05, "kl_horizon": 1000}, 6), (FILTERED, 2),
              ({**several, **MESHES["ring"], "task": "ppo", "advantage_estimator": "gae"}, 6)]
     for number, (options, at) in enumerate(cases):
-        straight, again, stopped = (tmp_path / f"{number}{name}" for name in ("straight", "again", "stopped"))
         options = {"async_steps": 1, "lora_rank": 4 if number == 1 else 0, **options}
-        sample(straight, prompts, **options)
-        sample(again, prompts, **options)
-        sample(stopped, prompts, save_steps=at, **options)
+        straight, stopped = expect_resumed(partial(sample, prompts=prompts, **options), tmp_path / str(number), at)
         answers = [(stopped / f"step_{step}" / "next_answers.jsonl").exists() for step in (at, options["max_steps"])]
         assert answers == [True, False]
-        sample(stopped, prompts, save_steps=at, resume=stopped / f"step_{at}", **options)
-        saved = [next(path.glob("*model.safetensors")).read_bytes() for path in (straight, again, stopped)]
-        assert saved[0] == saved[1] == saved[2]
-        keys = ("step", "loss", "grad_norm", "staleness", "reward", "samples", "filtered")
-        want, got = ([[line.get(key) for key in keys] for line in log_lines(path) if "staleness" in line] for path in (straight, stopped))
-        assert want == got and any(line[2] > 0 for line in want)
+        assert any(line["grad_norm"] > 0 for line in log_lines(straight) if "staleness" in line)
 
 
 def test_copies_of_the_policy_write_what_it_writes(prompts, tmp_path):
@@ -321,7 +284,8 @@ def test_copies_of_the_policy_write_what_it_writes(prompts, tmp_path):
 def test_a_rank_that_is_killed(prompts, tmp_path):
     """The run ends, and goes on from the last checkpoint with the same bits."""
     options = {"task": "grpo", "data": prompts, "rollouts": None, "n": 32, "max_new_tokens": 1, "rollout_batch_size": 6, "train_batch_size": 64,
-               "learning_rate": 1e-3, "lr_scheduler": "constant", "async_steps": 1, "num_episodes": 200, "max_steps": 900, "save_steps": 3, "zero_stage": 2}
+               "learning_rate": 1e-3, "lr_scheduler": "constant", "async_steps": 1, "num_episodes": 200, "max_steps": 900, "save_steps": 3,
+               "zero_stage": 2}
     both = start(processes(2, words(tmp_path / "killed", None, **options)))
     try:
         wait_for((tmp_path / "killed" / "step_9").exists, both)
@@ -331,7 +295,7 @@ def test_a_rank_that_is_killed(prompts, tmp_path):
         both.kill()
         both.communicate()
     assert both.returncode != 0, error
-    last = max(int(path.name[5:]) for path in (tmp_path / "killed").glob("step_*") if path.name[5:].isdigit())
+    last = checkpoints(tmp_path / "killed")[-1]
     assert last < options["max_steps"]
     options |= {"rollouts": None, "ranks": 2, "max_steps": last + 6}
     run(tmp_path / "killed", None, resume="auto", **options)
@@ -344,7 +308,8 @@ def test_damaged_answers_of_a_checkpoint_are_refused(prompts, tmp_path):
     sample(tmp_path / "run", prompts, **options)
     file = tmp_path / "run" / "step_1" / "next_answers.jsonl"
     file.write_text(file.read_text().replace("3", "4", 1))
-    arguments = {"data": prompts, "rollout_batch_size": 6, "n": 4, "max_new_tokens": 9, "learning_rate": 1e-3, "advantage_estimator": "reinforce", **options,
+    arguments = {"data": prompts, "rollout_batch_size": 6, "n": 4, "max_new_tokens": 9, "learning_rate": 1e-3, "advantage_estimator": "reinforce",
+                 **options,
                  "resume": tmp_path / "run" / "step_1"}
     refused(words(tmp_path / "run", None, **arguments), "next_answers.jsonl is damaged")
     refused(words(tmp_path / "run", None, **{**arguments, "async_steps": 0}), "--async_steps 1", "this run has 0")
@@ -369,7 +334,7 @@ def test_lengths_shape_rewards(prompts, tmp_path):
     for number, options in enumerate([{}, {"stop_properly_coef": -0.5}, {"overlong_buffer_len": 9}]):
         sample(tmp_path / str(number), prompts, save_rollouts="true", max_steps=1, **options)
         rewards.append(log_lines(tmp_path / str(number))[1]["reward"])
-    answers = [json.loads(line) for line in (tmp_path / "0" / "rollouts" / "00000000.jsonl").read_text().splitlines()]
+    answers = saved_answers(tmp_path / "0")
     truncated, lengths = [answer["truncated"] for answer in answers], [len(answer["completion_ids"]) for answer in answers]
     assert any(truncated) and rewards[0] == 0
     assert rewards[1] == pytest.approx(-0.5 * np.mean(truncated))
@@ -379,7 +344,7 @@ def test_lengths_shape_rewards(prompts, tmp_path):
 def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
     """On policy, the loss is minus the mean advantage over the tokens of all other answers. The rewards of answers that were cut off count in it."""
     sample(tmp_path / "run", prompts, save_rollouts="true", max_steps=1)
-    answers = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "00000000.jsonl").read_text().splitlines()]
+    answers = saved_answers(tmp_path / "run")
     for index, answer in enumerate(answers):
         answer |= {"reward": index % 5, "truncated": index % 3 == 0}
         for key in ("completion_ids", "logprobs"):
@@ -394,7 +359,7 @@ def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
     for number, shift in enumerate((0, 1)):  # with any log-probabilities of the answers that were cut off
         for answer in answers:
             answer["logprobs"] = [logp - shift * answer["truncated"] for logp in answer["logprobs"]]
-        sample(tmp_path / str(number), None, rollouts=write(tmp_path / "given.jsonl", answers), **options)
+        sample(tmp_path / str(number), None, rollouts=write_lines(tmp_path / "given.jsonl", answers), **options)
         lines.append(log_lines(tmp_path / str(number))[1])
     near(lines[0]["policy_loss"], want, 0, 1e-5)
     keys = ("policy_loss", "grad_norm", "ppo_kl", "reward", "truncated")
@@ -411,24 +376,18 @@ def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
     assert len(lines) == 3 and any(line["filtered"] > 0 for line in lines)
     for path in (tmp_path / "run" / "rollouts").iterdir():
         groups = {}
-        for line in path.read_text().splitlines():
-            answer = json.loads(line)
+        for answer in read_lines(path):
             groups.setdefault(answer["group"], []).append(answer["reward"])
         assert len(groups) >= 3 and all(0 < np.mean(group) < 1 and len(group) == 128 for group in groups.values())
 
 
 def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
-    options = {"max_steps": 4, "n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true",
-               "train_batch_size": 2000, "num_episodes": 20}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    sample(straight, prompts, **options)
-    sample(stopped, prompts, save_steps=1, **options)
-    sample(stopped, prompts, save_steps=1, resume=stopped / "step_2", **options)
-    assert weights(straight) == weights(stopped)
+    expect_resumed(partial(sample, prompts=prompts, **FILTERED), tmp_path, at=2, save_steps=1)
 
 
 @pytest.mark.parametrize("options, parts", [
-    ({"dynamic_filtering": "true", "n": 4, "dynamic_filtering_range": "2,3", "rollout_batch_size": 6}, ["--dynamic_filtering", "kept 0 of 60 prompts", "2 or less"]),
+    ({"dynamic_filtering": "true", "n": 4, "dynamic_filtering_range": "2,3", "rollout_batch_size": 6},
+     ["--dynamic_filtering", "kept 0 of 60 prompts", "2 or less"]),
     ({"dynamic_filtering": "true", "n": 1}, ["--dynamic_filtering", "--n is 1"]),
     ({"dynamic_filtering_range": "1,0"}, ["--dynamic_filtering_range", "smaller one first"]),
     ({"overlong_buffer_len": 10}, ["--overlong_buffer_len 10", "--max_new_tokens 9"]),
@@ -465,11 +424,11 @@ def test_stop_strings_end_answers(tmp_path):
                       "    return [len(a) for a in answers]\n")
     options = {"model": model, "max_steps": 1, "max_new_tokens": 30, "save_rollouts": "true", "reward": reward}
     sample(tmp_path / "all", data, **options)
-    whole = [json.loads(line) for line in next((tmp_path / "all" / "rollouts").iterdir()).read_text().splitlines()]
+    whole = saved_answers(tmp_path / "all")
     (tmp_path / "answers").unlink()
     stop = ["a", "Q,"]  # of one token, and of two
     sample(tmp_path / "stop", data, "--stop", *stop, **options)
-    cut = [json.loads(line) for line in next((tmp_path / "stop" / "rollouts").iterdir()).read_text().splitlines()]
+    cut = saved_answers(tmp_path / "stop")
     seen = [ast.literal_eval(line) for line in (tmp_path / "answers").read_text().splitlines()]
     stopped = 0
     for a, b, text in zip(whole, cut, seen, strict=True):
@@ -483,18 +442,19 @@ def test_stop_strings_end_answers(tmp_path):
     line = first_step(tmp_path / "stop")
     assert line["clip_ratio"] == 0 and abs(line["ppo_kl"]) < 1e-6
     refused(words(tmp_path / "none", None, "--stop", "a", rollouts=None, data=data), "--stop reads text", "no tokenizer.json")
-    refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data), "belongs to pretrain, sft, generate, not to grpo")
+    refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data),
+            "belongs to pretrain, sft, generate, not to grpo")
 
 
-def test_prompts_without_a_right_answer(tmp_path, monkeypatch):
+def test_prompts_without_a_right_answer(own_cache, tmp_path):  # else the data may be there already, and no table is printed
     """They are enough for a reward that needs no label; exact_match names the first."""
-    monkeypatch.setitem(test_runs.ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path))  # else the data may be there already, and no table is printed
-    data = write(tmp_path / "prompts.jsonl", [{"prompt": "one two"}, {"prompt": "three"}, {"prompt": "four", "completion": " five"}])
+    data = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "one two"}, {"prompt": "three"}, {"prompt": "four", "completion": " five"}])
     reward = tmp_path / "reward.py"
     reward.write_text("def reward(prompts, answers, labels):\n"
                       "    assert {label.strip() for label in labels} <= {'', 'five'}, labels\n"
                       "    return [len(a) for a in answers]\n")
     options = {"model": DEMO, "rollouts": None, "data": data, "max_new_tokens": 9, "rollout_batch_size": 3}
-    result = call(words(tmp_path / "run", None, reward=reward, **options))
+    result = runs.call(words(tmp_path / "run", None, reward=reward, **options))
     assert result.returncode == 0 and "without an answer                              2" in result.stderr
-    refused(words(tmp_path / "none", None, **options), "prompt 1 of prompts.jsonl (prepared: ", "has no right answer, which --reward exact_match compares with")
+    refused(words(tmp_path / "none", None, **options), "prompt 1 of prompts.jsonl (prepared: ",
+            "has no right answer, which --reward exact_match compares with")

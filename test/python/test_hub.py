@@ -7,16 +7,16 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from runs import DEMO
 from test_front_door import CHATS, call
 from test_prepare_inputs import write
-from test_runs import DEMO
 
 COMMITS = {"main": "0123456789abcdef0123456789abcdef01234567", "v2": "76543210fedcba9876543210fedcba9876543210"}
 
 
 class Hub(BaseHTTPRequestHandler):
-    """GET /api/models/NAME/revision/REVISION names the commit, and .../tree/COMMIT its files; HEAD and GET /NAME/resolve/COMMIT/FILE give one of them.
-    Of a data set the paths begin with /api/datasets and /datasets."""
+    """GET /api/models/NAME/revision/REVISION names the commit, and .../tree/COMMIT its files; HEAD and GET /NAME/resolve/COMMIT/FILE give one
+    of them. Of a data set the paths begin with /api/datasets and /datasets."""
 
     def log_message(self, *_):
         pass
@@ -136,7 +136,8 @@ def test_a_server_that_fails_is_one_message(home, hub, tmp_path, status, body):
 
 def test_a_data_set_is_fetched(home, hub, tmp_path):
     """The samples equal a file's with the same records, and its split can be chosen."""
-    hub.files["someone/chats"] = {"train.jsonl": (home / "chats.jsonl").read_bytes(), "test.jsonl": (home / "chats.jsonl").read_bytes().splitlines(True)[0]}
+    hub.files["someone/chats"] = {"train.jsonl": (home / "chats.jsonl").read_bytes(),
+                                  "test.jsonl": (home / "chats.jsonl").read_bytes().splitlines(True)[0]}
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
     words = ("sft", "--model", "tiny", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out", "--data")
     for name, samples in (("someone/chats", 3), ("someone/chats[test]", 1)):

@@ -3,18 +3,16 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
-from test_runs import GOLDEN, call, command, first_step, log_lines, random_documents, read_tensors, refused, stable, train, write_data
+from runs import (
+    GOLDEN, OF_PAIRS, PAIRS, SMALL, call, command, expect_resumed, first_step, log_lines, merging, random_documents, read_tensors, refused, stable,
+    succeeds, train,
+    weights, write_data)
 
 MODEL, LORA = GOLDEN / "qwen3", {"lora_rank": 4, "learning_rate": 1e-2}
-PAIRS = {"data": GOLDEN / "pairs.safetensors", "max_len": 64, "row_tokens": 128, "train_batch_size": 10}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +22,13 @@ def trained(data, tmp_path_factory):
     return output
 
 
-def adapter_of(output):
-    return (output / "adapter_model.safetensors").read_bytes()
-
-
 def eval_loss(*flags, **options):
-    result = call(command("eval", *flags, **{"max_len": 64, **options}))
-    assert result.returncode == 0, result.stderr
-    return float(re.match(r"loss ([\d.]+)", result.stdout.splitlines()[-1])[1])
+    said = succeeds(command("eval", *flags, **{"max_len": 64, **options}))
+    return float(re.match(r"loss ([\d.]+)", said.splitlines()[-1])[1])
+
+
+def losses(output):
+    return [line["loss"] for line in stable(log_lines(output))]
 
 
 def test_an_adapter_is_written_as_peft_has_it(trained):
@@ -50,78 +47,73 @@ def test_a_loss_falls_and_the_adapter_keeps_it(data, trained):
 
 
 def test_a_merged_model_is_the_adapted_one(data, trained, tmp_path):
-    result = call(command("merge", adapter=trained, output_dir=tmp_path / "merged", threads=None, device=None))
-    assert result.returncode == 0, result.stderr
+    succeeds(merging(adapter=trained, output_dir=tmp_path / "merged"))
     assert abs(eval_loss(data=data, model=tmp_path / "merged") - eval_loss(data=data, adapter=trained)) < 2e-6
     before, after = read_tensors(MODEL / "model.safetensors"), read_tensors(tmp_path / "merged/model.safetensors")
     assert set(before) == set(after)
     assert {name.split(".", 3)[-1] for name in before if (before[name] != after[name]).any()} == {
-        f"{part}.weight" for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]}
+        f"{part}.weight" for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+                                      "mlp.down_proj"]}
 
 
 @pytest.mark.parametrize("dropout", [0, 0.3])
 def test_a_resumed_run_has_the_same_bits(data, tmp_path, dropout):
-    options = {"data": data, "max_steps": 8, "lora_dropout": dropout, **LORA}
-    train(tmp_path / "whole", save_steps=4, **options)
-    shutil.copytree(tmp_path / "whole/step_4", tmp_path / "part/step_4")
-    train(tmp_path / "part", resume="auto", **options)
-    assert adapter_of(tmp_path / "part") == adapter_of(tmp_path / "whole")
-    assert stable(log_lines(tmp_path / "part")) == stable(log_lines(tmp_path / "whole"))[4:]
+    _, stopped = expect_resumed(partial(train, data=data, max_steps=8, lora_dropout=dropout, **LORA), tmp_path, at=4)
+    refused(command("sft", data=data, output_dir=stopped, max_steps=9, resume="auto", lora_dropout=dropout, lora_rank=2, **SMALL),
+            "was made with --lora_rank 4")
 
 
-@pytest.mark.parametrize("more", [{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer"}, {"ranks": 4, "ring_attn_size": 2}])
-def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path, more):
-    options = {"data": data, "max_steps": 4, "lora_dropout": 0.2, **LORA}
+@pytest.mark.parametrize("load_in", [None, "4bit"])
+def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path, load_in):
+    options = {"data": data, "max_steps": 4, "lora_dropout": 0.2, "load_in": load_in, **LORA}
     train(tmp_path / "one", **options)
-    train(tmp_path / "many", row_tokens=128, **more, **options)
-    for one, many in zip(stable(log_lines(tmp_path / "one")), stable(log_lines(tmp_path / "many"))):
-        assert abs(one["loss"] - many["loss"]) < 2e-5 * one["loss"]
+    for number, mesh in enumerate([{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer", "zero_stage": 3},
+                                   {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}]):
+        train(tmp_path / str(number), row_tokens=128, **mesh, **options)
+        assert losses(tmp_path / str(number)) == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
 
 
 def test_training_goes_on_from_an_adapter(data, trained, tmp_path):
     train(tmp_path / "on", data=data, adapter=trained, max_steps=2)
     assert abs(first_step(tmp_path / "on")["loss"] - log_lines(trained)[-1]["loss"]) < 0.5
-    assert adapter_of(tmp_path / "on") != adapter_of(trained)
+    assert weights(tmp_path / "on") != weights(trained)
     assert json.loads((tmp_path / "on/adapter_config.json").read_text())["r"] == 4
 
 
 # ---- tasks --------------------------------------------------------------------------------------------------------------------------
 
 
-def losses(output):
-    return [line["loss"] for line in stable(log_lines(output))]
-
-
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_dpo_begins_with_a_margin_of_exactly_0(tmp_path, dtype):
-    train(tmp_path / "dpo", task="dpo", max_steps=4, dtype=dtype, **PAIRS, **LORA)
+    train(tmp_path / "dpo", task="dpo", max_steps=4, dtype=dtype, **OF_PAIRS, **LORA)
     first = first_step(tmp_path / "dpo")
     assert first["rewards/margins"] == 0 and first["rewards/chosen"] == 0
     assert losses(tmp_path / "dpo")[-1] < 0.6
 
 
 def test_the_base_is_the_reference_that_a_second_model_would_be(tmp_path):
-    train(tmp_path / "own", task="dpo", max_steps=4, **PAIRS, **LORA)
-    train(tmp_path / "second", task="dpo", max_steps=4, ref_model=MODEL, ref_mode="resident", **PAIRS, **LORA)
+    train(tmp_path / "own", task="dpo", max_steps=4, **OF_PAIRS, **LORA)
+    train(tmp_path / "second", task="dpo", max_steps=4, ref_model=MODEL, ref_mode="resident", **OF_PAIRS, **LORA)
     assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
-    plans = [call(command("dpo", "--plan", ref_mode="resident", max_len=64, **more)).stdout for more in ({"lora_rank": 4}, {"lora_rank": 4, "ref_model": MODEL})]
+    plans = [call(command("dpo", "--plan", ref_mode="resident", max_len=64, **more)).stdout for more in ({"lora_rank": 4},
+                                                                                                         {"lora_rank": 4, "ref_model": MODEL})]
     assert ["the reference model, resident" in plan for plan in plans] == [False, True]
 
 
 def test_dpo_from_an_adapter_compares_with_that_adapter(trained, tmp_path):
-    train(tmp_path / "dpo", task="dpo", max_steps=1, adapter=trained, ref_mode="resident", **PAIRS)
+    train(tmp_path / "dpo", task="dpo", max_steps=1, adapter=trained, ref_mode="resident", **OF_PAIRS)
     assert first_step(tmp_path / "dpo")["rewards/margins"] == 0
 
 
 def test_a_reward_model_keeps_its_head(tmp_path):
-    train(tmp_path / "rm", task="rm", max_steps=6, **PAIRS, **LORA)
+    train(tmp_path / "rm", task="rm", max_steps=6, **OF_PAIRS, **LORA)
     assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
     config = json.loads((tmp_path / "rm/adapter_config.json").read_text())
     assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
     assert read_tensors(tmp_path / "rm/adapter_model.safetensors")["base_model.model.score.weight"].shape == (1, 32)
-    adapted = eval_loss(data=PAIRS["data"], adapter=tmp_path / "rm", row_tokens=128)
-    call(command("merge", adapter=tmp_path / "rm", output_dir=tmp_path / "merged", threads=None, device=None))
-    assert abs(eval_loss(data=PAIRS["data"], model=tmp_path / "merged", row_tokens=128) - adapted) < 1e-5
+    adapted = eval_loss(data=PAIRS, adapter=tmp_path / "rm", row_tokens=128)
+    succeeds(merging(adapter=tmp_path / "rm", output_dir=tmp_path / "merged"))
+    assert abs(eval_loss(data=PAIRS, model=tmp_path / "merged", row_tokens=128) - adapted) < 1e-5
     refused(command("generate", adapter=tmp_path / "rm", prompt="a"), "belongs to a reward model")
 
 
@@ -147,24 +139,15 @@ def test_merging_with_a_quantised_base_keeps_its_values(data, quantised, tmp_pat
     merged = {}
     for load_in in ("4bit", None):
         merged[load_in] = tmp_path / f"merged_{load_in}"
-        call(command("merge", adapter=quantised, output_dir=merged[load_in], load_in=load_in, threads=None, device=None))
+        succeeds(merging(adapter=quantised, output_dir=merged[load_in], load_in=load_in))
     adapted = eval_loss(data=data, adapter=quantised, load_in="4bit")
     assert abs(eval_loss(data=data, model=merged["4bit"]) - adapted) < 2e-6
     assert abs(eval_loss(data=data, model=merged[None]) - adapted) > 1e-4
 
 
-@pytest.mark.parametrize("more", [{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "zero_stage": 3, "ring_attn_size": 2, "recompute": "layer"},
-                                  {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}])
-def test_ranks_share_a_quantised_base(data, tmp_path, more):
-    options = dict(data=data, max_steps=4, load_in="4bit", **LORA)
-    train(tmp_path / "one", **options)
-    train(tmp_path / "more", **options, **more)
-    assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
-
-
 @pytest.mark.parametrize("mode", ["precompute", "resident"])
 def test_a_reference_is_quantised_as_the_model_is(tmp_path, mode):
-    options = dict(task="dpo", max_steps=3, load_in="4bit", **PAIRS, **LORA)
+    options = dict(task="dpo", max_steps=3, load_in="4bit", **OF_PAIRS, **LORA)
     train(tmp_path / "own", **options)
     train(tmp_path / "second", ref_model=MODEL, ref_mode=mode, **options)
     assert first_step(tmp_path / "own")["rewards/margins"] == 0
@@ -172,12 +155,13 @@ def test_a_reference_is_quantised_as_the_model_is(tmp_path, mode):
 
 
 def test_rewards_by_a_quantised_model(tmp_path):
-    train(tmp_path / "rm", task="rm", max_steps=6, load_in="4bit", **PAIRS, **LORA)
+    train(tmp_path / "rm", task="rm", max_steps=6, load_in="4bit", **OF_PAIRS, **LORA)
     assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
-    call(command("merge", adapter=tmp_path / "rm", output_dir=tmp_path / "model", load_in="4bit", threads=None, device=None))
+    succeeds(merging(adapter=tmp_path / "rm", output_dir=tmp_path / "model", load_in="4bit"))
     answered = [(np.append(ids, [7]), np.append(0 * ids, [1])) for ids, _ in random_documents(8, longest=12)]
     prompts = write_data(tmp_path / "prompts.safetensors", answered)
-    options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, reward=tmp_path / "model", **LORA)
+    options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, reward=tmp_path / "model",
+                   **LORA)
     for load_in in ("4bit", None):
         train(tmp_path / f"grpo_{load_in}", task="grpo", load_in=load_in, **options)
         assert first_step(tmp_path / f"grpo_{load_in}")["reward"] != 0
@@ -215,14 +199,14 @@ def test_wrong_calls(data, tmp_path, options, part):
 
 
 def test_wrong_merges(trained, tmp_path):
-    refused(command("merge", output_dir=tmp_path, threads=None, device=None), "merge needs --adapter DIR")
+    refused(merging(output_dir=tmp_path), "merge needs --adapter DIR")
     model = shutil.copytree(MODEL, tmp_path / "model")
     for words in ([], ["--overwrite"]):
         for output in (model, tmp_path, f"{tmp_path}/", model / ".."):
-            refused(command("merge", *words, model=model, adapter=trained, output_dir=output, threads=None, device=None), "is not empty", "it holds")
-        refused(command("merge", *words, model=model, adapter=trained, output_dir=trained, threads=None, device=None), "is the directory of --adapter itself")
+            refused(merging(*words, model=model, adapter=trained, output_dir=output), "is not empty", "it holds")
+        refused(merging(*words, model=model, adapter=trained, output_dir=trained), "is the directory of --adapter itself")
     assert (model / "config.json").read_bytes() == (MODEL / "config.json").read_bytes()
-    refused(command("merge", adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out", threads=None, device=None), "so it belongs to another model than")
+    refused(merging(adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out"), "so it belongs to another model than")
 
 
 def test_a_merge_that_was_killed_begins_again(trained, tmp_path):
@@ -231,10 +215,5 @@ def test_a_merge_that_was_killed_begins_again(trained, tmp_path):
     (out / "new_model" / "config.json").write_text("{")
     (out / "run_files.json").write_text('{"written": ["new_model/"]}')
     for expected in (0, 1):  # the second time it finds a model
-        assert call(command("merge", adapter=trained, output_dir=out, threads=None, device=None)).returncode == expected
+        assert call(merging(adapter=trained, output_dir=out)).returncode == expected
     assert not (out / "new_model").exists() and json.loads((out / "config.json").read_text())
-
-
-def test_another_rank_is_no_resumed_run(data, tmp_path):
-    train(tmp_path / "run", data=data, max_steps=2, save_steps=1, **LORA)
-    refused(command("sft", data=data, output_dir=tmp_path / "run", max_len=64, train_batch_size=4, max_steps=3, resume="auto", lora_rank=2), "was made with --lora_rank 4")

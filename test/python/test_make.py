@@ -21,6 +21,12 @@ def make(*words, cwd=ROOT, **environment):
     return result.returncode, result.stdout, result.stderr
 
 
+def stand_in(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def probed():
     """Makes build/probe.mk, if need be, as its table would precede the output under test."""
@@ -45,7 +51,8 @@ def expect_refusal(result, target, what, fix):
 @pytest.mark.parametrize("target, variable, what, fix", [
     ("test", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "CLANG=", "clang++", "make deps"),
-    ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"', 'CHECKS="races sanitizers mutants fuzzers ptxas" or some of them'),
+    ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"',
+     'CHECKS="races sanitizers mutants fuzzers ptxas" or some of them'),
     ("train_llama_emu", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("compare", "LLMC_SOURCE=/nowhere", "train_gpt2.c in LLMC_SOURCE=/nowhere", "name a checkout of karpathy/llm.c"),
     ("test-gpu", "NVCC=", "nvcc", "install the CUDA toolkit"),
@@ -63,11 +70,10 @@ def test_packages_that_are_missing_without_root(tmp_path):
     stubs, tree = tmp_path / "bin", tmp_path / "tree"
     (tree / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "install_deps.sh", tree / "scripts")
-    stubs.mkdir()
     for name, does in (("dpkg-query", "exit 1"), ("apt-get", "touch called"), ("id", "echo 1000")):
-        (stubs / name).write_text(f"#!/bin/sh\n{does}\n")
-        (stubs / name).chmod(0o755)
-    result = subprocess.run(["bash", tree / "scripts" / "install_deps.sh"], env={"PATH": f"{stubs}:{os.environ['PATH']}"}, capture_output=True, text=True)
+        stand_in(stubs / name, does)
+    result = subprocess.run(["bash", tree / "scripts" / "install_deps.sh"], env={"PATH": f"{stubs}:{os.environ['PATH']}"}, capture_output=True,
+                            text=True)
     assert result.returncode == 1 and "\n  fix: sudo apt-get update && sudo apt-get install" in result.stderr, result.stderr
     assert os.listdir(tree) == ["scripts"]
 
@@ -76,24 +82,15 @@ def test_tests_that_are_left_out_are_named_first_and_last(tmp_path):
     stand_in(tmp_path / "tests", "echo '[ RUN      ] A.B'; echo '[       OK ] A.B (0 ms)'\n")
     command = [*BARE_PYTHON.split(), "scripts/run_tests.py", "--build", tmp_path, "--cpp", tmp_path / "tests", "--python", tmp_path, "--no_mpi"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    assert lines[1] == lines[-2] and re.match(r"left out: Python tests \(\S+ has no .*, pytest: make deps\); ranks over MPI \(no MPI: make deps\)", lines[1]), lines
-
-
-def copied(folder, *files):
-    for file in files:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, folder / file)
-
-
-def stand_in(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(0o755)
+    assert lines[1] == lines[-2] and re.match(r"left out: Python tests \(\S+ has no .*, pytest: make deps\); ranks over MPI \(no MPI: make deps\)",
+                                              lines[1]), lines
 
 
 @pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/demo.py", sys.executable)])
 def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_path):
-    copied(tmp_path, script, "scripts/smollm2_data.sh", "data/prepare.py")
+    for file in (script, "scripts/smollm2_data.sh", "data/prepare.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
     stand_in(tmp_path / "train_llama", "echo started")
     stand_in(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
     result = subprocess.run([interpreter, tmp_path / script], capture_output=True, text=True)

@@ -3,17 +3,15 @@
 import json
 import math
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
-from test_runs import GOLDEN, command, first_step, log_lines, random_documents, read_tensors, refused, stable, train, weights, write_data, write_tensors
+from runs import (
+    GOLDEN, OF_PAIRS, command, expect_resumed, first_step, log_lines, read_tensors, refused, refused_training, stable, train, write_data,
+    write_tensors)
 
 MODEL, SEED, ALPHA = GOLDEN / "llama2", 42, 5
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
 
 
 def philox(counter, seed):
@@ -54,42 +52,36 @@ def test_a_step_has_the_loss_of_the_model_whose_embeddings_have_the_noise(tmp_pa
         assert got[name] != pytest.approx(plain[name], rel=1e-3)
 
 
-@pytest.mark.parametrize("more", [{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer"}, {"ranks": 4, "ring_attn_size": 2},
-                                  {"ranks": 2, "zero_stage": 3}, {}])
-def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path, more):
+def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path):
     options = {"model": MODEL, "data": data, "max_steps": 4, "neftune_noise_alpha": ALPHA}
     train(tmp_path / "one", **options)
-    train(tmp_path / "many", row_tokens=128, **more, **options)
-    for one, many in zip(stable(log_lines(tmp_path / "one")), stable(log_lines(tmp_path / "many")), strict=True):
-        assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    want = [line["loss"] for line in stable(log_lines(tmp_path / "one"))]
+    for number, mesh in enumerate([{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer"},
+                                   {"ranks": 4, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 3}, {}]):
+        train(tmp_path / str(number), row_tokens=128, **mesh, **options)
+        assert [line["loss"] for line in stable(log_lines(tmp_path / str(number)))] == pytest.approx(want, rel=1e-5), mesh
 
 
 @pytest.mark.parametrize("more", [{}, {"lora_rank": 4, "lora_dropout": 0.2}, {"dtype": "bf16", "ranks": 2}], ids=["whole", "adapters", "ranks"])
 def test_a_resumed_run_has_the_same_bits(data, tmp_path, more):
-    options = {"model": MODEL, "data": data, "max_steps": 8, "neftune_noise_alpha": ALPHA, **more}
-    train(tmp_path / "whole", save_steps=4, **options)
-    shutil.copytree(tmp_path / "whole/step_4", tmp_path / "part/step_4")
-    train(tmp_path / "part", resume="auto", **options)
-    assert stable(log_lines(tmp_path / "part")) == stable(log_lines(tmp_path / "whole"))[4:]
-    if "lora_rank" not in more:
-        assert weights(tmp_path / "part") == weights(tmp_path / "whole")
-    refused(command("sft", **{**options, "neftune_noise_alpha": 6, "output_dir": tmp_path / "whole", "resume": "auto", "max_len": 64, "train_batch_size": 4}),
-            "neftune_noise_alpha")
+    options = {"model": MODEL, "max_steps": 8, "neftune_noise_alpha": ALPHA, **more}
+    _, stopped = expect_resumed(partial(train, data=data, **options), tmp_path, at=4)
+    refused_training(data, stopped, "neftune_noise_alpha", resume="auto", train_batch_size=4, **options | {"neftune_noise_alpha": 6})
 
 
 def test_evaluation_has_none(data, tmp_path):
     options = {"model": MODEL, "data": data, "max_steps": 1, "learning_rate": 1e-12, "eval_data": data, "eval_steps": 1}
     train(tmp_path / "plain", **options)
     train(tmp_path / "noisy", neftune_noise_alpha=ALPHA, **options)
-    of = {name: {key: line[key] for line in log_lines(tmp_path / name) for key in ("loss", "eval_loss") if key in line} for name in ("plain", "noisy")}
+    of = {name: {key: line[key] for line in log_lines(tmp_path / name) for key in ("loss", "eval_loss") if key in line} for name in ("plain",
+                                                                                                                                     "noisy")}
     assert of["plain"]["eval_loss"] == pytest.approx(of["noisy"]["eval_loss"], rel=1e-6)
     assert of["plain"]["loss"] != pytest.approx(of["noisy"]["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("more", [{}, {"ref_mode": "resident"}, {"lora_rank": 4}], ids=["precompute", "resident", "adapters"])
 def test_the_reference_of_dpo_has_none(tmp_path, more):
-    options = {"data": GOLDEN / "pairs.safetensors", "max_len": 64, "row_tokens": 128, "train_batch_size": 10, "max_steps": 1, "neftune_noise_alpha": ALPHA}
-    train(tmp_path / "dpo", task="dpo", **options, **more)
+    train(tmp_path / "dpo", task="dpo", max_steps=1, neftune_noise_alpha=ALPHA, **OF_PAIRS, **more)
     assert abs(first_step(tmp_path / "dpo")["rewards/chosen"]) > 1e-4  # the policy alone has noise
 
 

@@ -1,31 +1,23 @@
-"""Whole runs of ppo: on given rollouts what torch says of several steps of both models, whatever the mesh; on answers of its own, the critic foresees rewards
-and rewarded answers become likelier. Resuming, and every way to call it wrong."""
+"""Whole runs of ppo. On given rollouts: torch's steps of both models, whatever the mesh. On answers of its own: the critic foresees rewards, and
+rewarded answers become likelier. Resuming, and every way to call it wrong."""
 
-import json
+from functools import partial
 
 import pytest
-from test_grpo import MESHES, POLICY, near, prompts, rollouts, use_program, write  # noqa: F401, prompts is a fixture
+import test_grpo
+from runs import DEMO, GOLDEN, command, expect_resumed, first_step, log_lines, near, read_lines, refused, succeeds, weights, write_lines
+from test_grpo import MESHES, POLICY, rollouts, use_program
 from test_preference import reward_model
-from test_runs import DEMO, GOLDEN, call, command, first_step, log_lines, refused, weights
 
 MODELS = POLICY["models"]
 
 
-def words(output, file, *flags, name="qwen3", **options):
-    """Steps of all rollouts unless told otherwise."""
-    return command("ppo", *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 3, "max_epochs": 3,
-                                     "recompute": "cheap", **options})
-
-
-def run(output, file, *flags, **options):
-    result = call(words(output, file, *flags, **options))
-    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
-    return result.stdout
+words, run = (partial(call, task="ppo", max_steps=3, max_epochs=3) for call in (test_grpo.words, test_grpo.run))  # steps of all rollouts
 
 
 @pytest.fixture
 def file(tmp_path):
-    return write(tmp_path / "rollouts.jsonl", rollouts())
+    return write_lines(tmp_path / "rollouts.jsonl", rollouts())
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +40,7 @@ def expect_steps(lines, want):
 @pytest.mark.parametrize("program", ["", "_emu"])
 def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
     use_program(monkeypatch, name, program)
-    file, critic = write(tmp_path / "rollouts.jsonl", rollouts(name)), reward_model(tmp_path / "critic", name, MODELS[name]["score"])
+    file, critic = write_lines(tmp_path / "rollouts.jsonl", rollouts(name)), reward_model(tmp_path / "critic", name, MODELS[name]["score"])
     for number, (case, want) in enumerate(MODELS[name]["ppo"].items()):
         if program and number:
             continue
@@ -62,7 +54,8 @@ def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", ["gae", "frozen"])
 def test_no_mesh_and_no_packing_changes_the_steps(case, file, critic, tmp_path):
     want = MODELS["qwen3"]["ppo"][case]
-    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}, {"zero_stage": 0, "ranks": 2}, {"zero_stage": 3, "ranks": 4, "ring_attn_size": 2}]):
+    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}, {"zero_stage": 0, "ranks": 2},
+                                      {"zero_stage": 3, "ranks": 4, "ring_attn_size": 2}]):
         run(tmp_path / str(number), file, critic_model=critic, **options, **want["flags"])
         expect_steps(log_lines(tmp_path / str(number))[1:4], want["steps"])
 
@@ -106,16 +99,13 @@ def test_the_critic_is_saved_as_a_reward_model(file, critic, tmp_path):
     near(first_step(tmp_path / "two")["value"], log_lines(tmp_path / "longer")[4]["value"], 1e-5)
     assert abs(log_lines(tmp_path / "longer")[4]["value"] - log_lines(tmp_path / "longer")[1]["value"]) > 1e-3
     scores = tmp_path / "scores.jsonl"
-    result = call(command("eval", model=tmp_path / "one" / "critic", data=GOLDEN / "pairs.safetensors", max_len=128, scores=scores))
-    assert result.returncode == 0, result.stderr
-    assert all("score" in json.loads(line) for line in scores.read_text().splitlines())
+    succeeds(command("eval", model=tmp_path / "one" / "critic", data=GOLDEN / "pairs.safetensors", max_len=128, scores=scores))
+    assert all("score" in line for line in read_lines(scores))
 
 
 def test_the_plan_has_a_line_for_the_critic():
-    result = call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67))
-    assert result.returncode == 0, result.stderr
-    assert "the critic, resident and trained" in result.stdout
-    assert "reference" in call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67, kl_coef=0.1, data="x")).stdout
+    assert "the critic, resident and trained" in succeeds(command("ppo", "--plan", max_len=67))
+    assert "reference" in succeeds(command("ppo", "--plan", max_len=67, kl_coef=0.1, data="x"))
 
 
 # ---- answers of its own -----------------------------------------------------------------------------------------------------------
@@ -125,7 +115,7 @@ def sample(output, prompts, **options):
                                 "max_epochs": 1, "learning_rate": 1e-3, **options})
 
 
-def test_rewards_are_learnt(prompts, tmp_path):  # noqa: F811
+def test_rewards_are_learnt(prompts, tmp_path):
     """Where the answer is always the same, it is found by chance and then preferred, and the critic foresees it."""
     sample(tmp_path / "run", prompts, max_steps=60, n=32, max_new_tokens=1, learning_rate=2e-3, critic_learning_rate=2e-3,
            lr_scheduler="constant", eval_data=prompts, eval_steps=60)
@@ -136,16 +126,15 @@ def test_rewards_are_learnt(prompts, tmp_path):  # noqa: F811
     assert [line["eval_reward"] for line in log_lines(tmp_path / "run") if "eval_reward" in line] == [1.0]
 
 
-def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):  # noqa: F811
-    options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    sample(straight, prompts, **options)
-    sample(stopped, prompts, save_steps=4, **options)
-    sample(stopped, prompts, save_steps=4, resume=stopped / "step_6", **options)
-    assert weights(straight) == weights(stopped) and weights(straight / "critic") == weights(stopped / "critic")
+def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
+    """With the adaptive coefficient of the divergence, too."""
+    options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05, "kl_target": 1e-3, "kl_horizon": 120}
+    straight, stopped = expect_resumed(partial(sample, prompts=prompts, **options), tmp_path, at=6, save_steps=4)
+    assert weights(straight / "critic") == weights(stopped / "critic")
+    assert len({line["kl_coef"] for line in log_lines(straight)[1:]}) > 2
 
 
-def test_no_mesh_changes_the_answers(prompts, tmp_path):  # noqa: F811
+def test_no_mesh_changes_the_answers(prompts, tmp_path):
     sample(tmp_path / "one", prompts)
     want = log_lines(tmp_path / "one")[1:]
     for number, options in enumerate([*list(MESHES.values())[1:], {"max_sequences": 2}]):
@@ -156,7 +145,7 @@ def test_no_mesh_changes_the_answers(prompts, tmp_path):  # noqa: F811
             near(line["critic_grad_norm"], one["critic_grad_norm"], 1e-3)
 
 
-def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):  # noqa: F811
+def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):
     """24 answers a batch and a horizon of 120: a change by 4 % a batch, up where the divergence is above the target and down where it is below."""
     options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "train_batch_size": 24, "lr_scheduler": "constant"}
     sample(tmp_path / "down", prompts, kl_target=100, **options)
@@ -168,16 +157,6 @@ def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):  # noqa: F
 
 
 # ---- wrong inputs -----------------------------------------------------------------------------------------------------------------
-
-def test_resuming_goes_on_with_the_coefficient(prompts, tmp_path):  # noqa: F811
-    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "kl_target": 1e-3, "train_batch_size": 24}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    sample(straight, prompts, **options)
-    sample(stopped, prompts, save_steps=2, **options)
-    sample(stopped, prompts, save_steps=2, resume=stopped / "step_2", **options)
-    assert [line["kl_coef"] for line in log_lines(straight)[1:]] == [line["kl_coef"] for line in log_lines(stopped)[1:]]
-    assert weights(straight) == weights(stopped)
-
 
 @pytest.mark.parametrize("options, parts", [
     ({"critic_model": DEMO}, ["--critic_model", "vocabulary", "fix: "]),
@@ -203,5 +182,6 @@ def test_a_damaged_critic_is_named(file, tmp_path):
     raw = bytearray(path.read_bytes())
     raw[-5] ^= 1
     path.write_bytes(raw)
-    refused(words(tmp_path / "run", file, resume="auto", **options), "critic/optimizer-00000-of-00001.safetensors", "damaged", "fix: --resume", "step_2")
+    refused(words(tmp_path / "run", file, resume="auto", **options), "critic/optimizer-00000-of-00001.safetensors", "damaged", "fix: --resume",
+            "step_2")
     refused(words(tmp_path / "run", file, **{**options, "resume": tmp_path / "run" / "step_2", "value_clip": 0.1}), "--value_clip", "0.5")

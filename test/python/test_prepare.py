@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import (  # noqa: F401
-    BOTH_TURNS, CHAT, CHATML, CHATML_MARKED, DATA, LLAMA2, PLAIN, STRICT, Case, Documents, asked, bench, chain, chat, make_tokenizer, prepare,
-                       read_safetensors, said)
+from preparing import (
+    BOTH_TURNS, CHAT, CHATML, CHATML_MARKED, DATA, LLAMA2, PLAIN, STRICT, Case, Documents, asked, chain, chat, prepare,
+    read_safetensors)
 from tokenizer import Tokenizer, fnv1a
 
 QA = {"prompt": "Q", "completion": "A"}

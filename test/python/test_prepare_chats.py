@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from preparing import (  # noqa: F401
+from preparing import (
     BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, HEADLINES, LAST_MARKED, LLAMA2, PLAIN, THINKING, Case,
                        asked,
-    bench, chain, chat, gpt, said, turn)
+    chain, chat, gpt, said, turn)
 
 QUESTION, ANSWER = chat("Hi"), [said("Hello")]
 HELLO = ["Hello<|im_end|>"]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from preparing import CALLING, CHATML, bench, chat, gpt, turn  # noqa: F401
+from preparing import CALLING, CHATML, chat, gpt, turn
 
 Q, A, B = "Name a river in Peru.", "The Maranon.", "Bread."
 
@@ -40,16 +40,20 @@ LAYOUTS = [
     ("openai/gsm8k", {"question": "2+3?", "answer": "2+3=<<2+3=5>>5\n#### 5"}, "sft", [document("2+3?", "2+3=<<2+3=5>>5\n#### 5")]),
     ("Open-Orca/OpenOrca", {"id": "n", "system_prompt": "Be terse.", "question": Q, "response": A}, "sft", [document(Q, A, system="Be terse.")]),
     ("nvidia/HelpSteer2", {"prompt": Q, "response": A, "helpfulness": 3, "verbosity": 2}, "sft", ONE),
-    ("HuggingFaceH4/ultrachat_200k", {"prompt": Q, "prompt_id": "0", "messages": chat(Q, A, "Sure?", "Yes.")}, "sft", [document(Q, A, "Sure?", "Yes.", trained=(1, 3))]),
+    ("HuggingFaceH4/ultrachat_200k", {"prompt": Q, "prompt_id": "0", "messages": chat(Q, A, "Sure?", "Yes.")}, "sft",
+     [document(Q, A, "Sure?", "Yes.", trained=(1, 3))]),
     ("trl-lib/Capybara", {"source": "s", "messages": chat(Q, A), "num_turns": 1}, "sft", ONE),
     ("allenai/tulu-3-sft-mixture", {"id": "t", "messages": chat(Q, A), "source": "s"}, "sft", ONE),
     ("AI-MO/NuminaMath-CoT", {"source": "s", "problem": Q, "solution": A, "messages": chat(Q, A)}, "sft", ONE),
-    ("open-r1/OpenR1-Math-220k", {"problem": Q, "solution": A, "answer": "8", "generations": ["t"], "messages": chat(Q, f"<think>t</think>{A}")}, "sft",
+    ("open-r1/OpenR1-Math-220k", {"problem": Q, "solution": A, "answer": "8", "generations": ["t"], "messages": chat(Q, f"<think>t</think>{A}")},
+     "sft",
      [document(Q, f"<think>t</think>{A}")]),
-    ("open-thoughts/OpenThoughts-114k", {"system": "Think.", "conversations": chat(Q, A, keys=("from", "value"))}, "sft", [document(Q, A, system="Think.")]),
+    ("open-thoughts/OpenThoughts-114k", {"system": "Think.", "conversations": chat(Q, A, keys=("from", "value"))}, "sft",
+     [document(Q, A, system="Think.")]),
     ("BAAI/Infinity-Instruct", {"id": 0, "conversations": gpt(Q, A), "label": {"ability_en": ["x"]}, "reward": 3.1}, "sft", ONE),
     ("teknium/OpenHermes-2.5", {"conversations": [turn | {"weight": None} for turn in gpt(Q, A)], "system_prompt": None, "source": "s"}, "sft", ONE),
-    ("ShareGPT", {"id": "i", "conversations": gpt(Q, A, "And?")}, "sft", [(turn("user", Q) + turn("assistant", A) + turn("user", "And?"), [f"{A}<|im_end|>"])]),
+    ("ShareGPT", {"id": "i", "conversations": gpt(Q, A, "And?")}, "sft",
+     [(turn("user", Q) + turn("assistant", A) + turn("user", "And?"), [f"{A}<|im_end|>"])]),
     ("ShareGPT, the model first", {"conversations": gpt("", "Hello.", Q, A)[1:]}, "sft",
      [(turn("assistant", "Hello.") + turn("user", Q) + turn("assistant", A), ["Hello.<|im_end|>", f"{A}<|im_end|>"])]),
     ("ShareGPT, other models", {"conversations": [*gpt("Hi"), {"from": "chatgpt", "value": "Hello"}, *gpt(Q), {"from": "bard", "value": A}]}, "sft",
@@ -79,10 +83,12 @@ LAYOUTS = [
     ("Anthropic/hh-rlhf", {"chosen": f"\n\nHuman: {Q}\n\nAssistant: {A}", "rejected": f"\n\nHuman: {Q}\n\nAssistant: {B}"}, "pref",
      [plain(f"\n\nHuman: {Q}\n\nAssistant: ", answer) for answer in (A, B)]),
     ("Intel/orca_dpo_pairs", {"system": "", "question": Q, "chosen": A, "rejected": B}, "pref", PAIR),
-    ("argilla/distilabel-intel-orca-dpo-pairs", {"system": "Be brief.", "input": Q, "chosen": A, "rejected": B, "rating": [9, 3]}, "pref", pair(Q, system="Be brief.")),
+    ("argilla/distilabel-intel-orca-dpo-pairs", {"system": "Be brief.", "input": Q, "chosen": A, "rejected": B, "rating": [9, 3]}, "pref",
+     pair(Q, system="Be brief.")),
     ("argilla/distilabel-math-preference-dpo", {"instruction": Q, "chosen_response": A, "rejected_response": B, "chosen_rating": 9}, "pref", PAIR),
     ("LLaMA-Factory's pairs", {"conversations": gpt(Q), "chosen": gpt("", A)[1], "rejected": gpt("", B)[1]}, "pref", PAIR),
-    ("PKU-Alignment/PKU-SafeRLHF", {"prompt": Q, "response_0": B, "response_1": A, "is_response_0_safe": True, "better_response_id": 1}, "pref", PAIR),
+    ("PKU-Alignment/PKU-SafeRLHF", {"prompt": Q, "response_0": B, "response_1": A, "is_response_0_safe": True, "better_response_id": 1}, "pref",
+     PAIR),
     ("nvidia/HelpSteer3", {"context": chat(Q), "response1": A, "response2": B, "overall_preference": -2, "domain": "g"}, "pref", PAIR),
     ("nvidia/HelpSteer2, preferences", {"prompt": Q, "response_1": B, "response_2": A, "preference_strength": 3, "split": "train"}, "pref", PAIR),
     ("lmsys/chatbot_arena_conversations", {"conversation_a": chat(Q, B), "conversation_b": chat(Q, A), "winner": "model_b", "turn": 1}, "pref", PAIR),
@@ -98,7 +104,8 @@ LAYOUTS = [
     ("OpenRLHF's prompts with a label", {"context_messages": chat(Q), "label": A}, "rl", ONE),
     ("prompts alone", {"prompt": Q}, "rl", [document(Q)]), ("gsm8k", {"question": Q, "answer": A}, "rl", ONE),
     ("chats of several turns", {"messages": chat("Hi", "Hello", Q, A)}, "rl", [document("Hi", "Hello", Q, A)]),
-    ("text alone", {"text": Q}, "rl", "has fields text, none of which can be used"), ("kto-mix", {"prompt": Q, "completion": A, "label": True}, "rl", "is one answer with"),
+    ("text alone", {"text": Q}, "rl", "has fields text, none of which can be used"),
+    ("kto-mix", {"prompt": Q, "completion": A, "label": True}, "rl", "is one answer with"),
 ]
 JUDGES = {"better_response_id", "overall_preference", "preference_strength", "winner", "labels"}
 ELSEWHERE = {"reward_model", "role", "tools", "answers", "messages", "conversations", "context"}  # which are read, and look otherwise in the document

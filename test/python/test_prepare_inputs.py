@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from preparing import CHAT, CHATML, DATA, Case, Documents, bench, chat, gpt, prepare, read_safetensors  # noqa: F401
+from preparing import CHAT, CHATML, DATA, Case, Documents, chat, gpt, prepare, read_safetensors
 
 # ---- layouts of the same records
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from preparing import (  # noqa: F401
-    CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, bench, chain, chat, gpt, said)
+from preparing import (
+    CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, chain, chat, gpt, said)
 
 QUESTION = chat("Why?")
 ASKED = asked("Why?")

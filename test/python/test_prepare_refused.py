@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from preparing import CALLING, CHAT, CHATML, DATA, HEADLINES, LLAMA2, STRICT, THINKING, Case, bench, chat, gpt, prepare, said  # noqa: F401
+from preparing import CALLING, CHAT, CHATML, DATA, HEADLINES, STRICT, THINKING, Case, chat, gpt, said
 
 import limits  # noqa: E402, of data/
 

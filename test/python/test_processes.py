@@ -20,11 +20,11 @@ PROGRAM = ROOT / "build/test/processes/test_processes"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="make build/test/processes/test_processes")
 
 
-def over_mpi(np, what):
+def over_mpi(np, *what, program=PROGRAM):
     """Exit code, standard output, standard error."""
     if not shutil.which("mpirun"):
         pytest.skip("no mpirun")
-    result = subprocess.run(["bash", LAUNCH, "-np", str(np), PROGRAM, what], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(["bash", LAUNCH, "-np", str(np), program, *what], cwd=ROOT, capture_output=True, text=True, timeout=300)
     if "built without MPI" in result.stderr:
         pytest.skip("built without MPI")
     return result.returncode, result.stdout, result.stderr
@@ -63,23 +63,18 @@ def by_hand(np, what, address=None):
     return all_of(ends([start(what, rank, np, address) for rank in range(np)], 120))
 
 
+def expect_done(result, what):
+    code, out, err = result
+    assert code == 0 and f"{what} done" in out, out + err
+
+
 either = pytest.mark.parametrize("ranks", [over_mpi, by_hand])
 
 
 @either
-@pytest.mark.parametrize("np", [1, 2, 4])
-def test_every_call(ranks, np):
-    code, out, err = ranks(np, "calls")
-    assert code == 0, out + err
-    assert f"{np} ranks: calls done" in out
-
-
-@either
-def test_waiting_is_idle(ranks):
-    code, out, err = ranks(4, "idle")
-    assert code == 0, out + err
-    assert "4 ranks: idle done" in out
-    print(out)
+@pytest.mark.parametrize("np, what", [(1, "calls"), (2, "calls"), (4, "calls"), (4, "idle")])
+def test_every_call_and_waiting_without_work(ranks, np, what):
+    expect_done(ranks(np, what), f"{np} ranks: {what}")
 
 
 @either
@@ -105,8 +100,7 @@ def test_a_hung_run_ends_with_every_ranks_last_call(ranks):
 
 @pytest.mark.slow
 def test_a_slice_of_more_than_2_gib():
-    code, out, err = over_mpi(2, "large")
-    assert code == 0 and "2 ranks: large done" in out, err
+    expect_done(over_mpi(2, "large"), "2 ranks: large")
 
 
 def test_an_error_agreed_on_during_an_exchange():
@@ -128,8 +122,7 @@ def test_names_and_ipv6(host):
         port = free_address("::1").rsplit(":", 1)[1]
     except OSError:
         pytest.skip("no IPv6 here")
-    code, out, err = by_hand(3, "agreement", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    assert code == 0 and "3 ranks: agreement done" in out, err
+    expect_done(by_hand(3, "agreement", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), "3 ranks: agreement")
 
 
 def test_ranks_may_come_in_any_order():
@@ -138,8 +131,7 @@ def test_ranks_may_come_in_any_order():
     for rank in [2, 0, 1]:
         processes.append(start("agreement", rank, 3, address))
         time.sleep(0.3)
-    code, out, err = all_of(ends(processes))
-    assert code == 0 and "3 ranks: agreement done" in out, err
+    expect_done(all_of(ends(processes)), "3 ranks: agreement")
 
 
 @pytest.mark.parametrize("what, rank, times", [("kill", 3, 1), ("kill_first", 0, 3)])
@@ -175,28 +167,17 @@ def one(rank, world, address, *timeout, secret=""):
     return err
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["", "node1", "node1:", ":29500", "node1:0", "node1:65536", "node1:http", "node1:-1", "node1:99999999999", "::1:29500", "[::1]"],
-)
-def test_an_address_that_is_none(address):
-    assert f'--rendezvous "{address}" is not HOST:PORT' in one(1, 2, address)
+NO_ADDRESSES = ["", "node1", "node1:", ":29500", "node1:0", "node1:65536", "node1:http", "node1:-1", "node1:99999999999", "::1:29500", "[::1]"]
 
 
-@pytest.mark.parametrize(
-    "rank, world, said", [(2, 2, "--rank 2 is not a rank of --world_size 2"), (-1, 2, "--rank -1 is not"), (2**32, 2, "--rank 4294967296 is not"),
-                          (0, 0, "--world_size 0"), (0, 2**32 + 2, "--world_size 4294967298")]
-)
-def test_a_rank_outside_the_world(rank, world, said):
-    assert said in one(rank, world, free_address())
-
-
-def test_an_unknown_host():
-    assert 'there is no host "no.such.host.invalid"' in one(1, 2, "no.such.host.invalid:29500")
-
-
-def test_a_host_that_is_another_machine():
-    assert "cannot listen at 192.0.2.1:29500: Cannot assign requested address" in one(0, 2, "192.0.2.1:29500", secret=SECRET)
+@pytest.mark.parametrize("rank, world, address, said", [
+    *[(1, 2, address, f'--rendezvous "{address}" is not HOST:PORT') for address in NO_ADDRESSES],
+    (2, 2, None, "--rank 2 is not a rank of --world_size 2"), (-1, 2, None, "--rank -1 is not"), (2**32, 2, None, "--rank 4294967296 is not"),
+    (0, 0, None, "--world_size 0"), (0, 2**32 + 2, None, "--world_size 4294967298"),
+    (1, 2, "no.such.host.invalid:29500", 'there is no host "no.such.host.invalid"'),
+    (0, 2, "192.0.2.1:29500", "cannot listen at 192.0.2.1:29500: Cannot assign requested address")])
+def test_wrong_ranks_and_addresses(rank, world, address, said):
+    assert said in one(rank, world, free_address() if address is None else address, secret="0123456789abcdef")
 
 
 def test_not_all_ranks_come():
@@ -224,19 +205,10 @@ def listener(answer):
         thread.join()
 
 
-def test_a_port_in_use():
-    with listener(lambda connection: None) as address:
-        assert f"cannot listen at {address}: Address already in use" in one(0, 2, address)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
-        lambda connection: None,  # it closes
-        lambda connection: time.sleep(4),
-    ],
-)
+@pytest.mark.parametrize("answer", [
+    lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
+    lambda connection: None,  # it closes
+    lambda connection: time.sleep(4)])
 def test_something_else_answers(answer):
     with listener(answer) as address:
         assert f"another program answers at {address}, not rank 0" in one(1, 2, address, 3)
@@ -279,8 +251,7 @@ def application(secret, said, rank, world):
 
 def finds_the_run_whole(first, address, secret=SECRET):
     """Rank 0 waits for rank 1 alone, which comes now."""
-    code, out, err = all_of(ends([first, start("agreement", 1, 2, address, secret=secret)]))
-    assert code == 0 and "2 ranks: agreement done" in out, err
+    expect_done(all_of(ends([first, start("agreement", 1, 2, address, secret=secret)])), "2 ranks: agreement")
 
 
 STRANGERS = {
@@ -326,7 +297,8 @@ def test_hundreds_of_strangers_and_a_slow_one_do_not_stop_the_start():
         assert is_closed(slow) and is_closed(crowd[0]) and is_closed(crowd[-1])
 
 
-@pytest.mark.parametrize("frame", [b"\xff" * FRAME, struct.pack("=Iiiii4xQ", 0, 0, 0, 2, 1, 2**34) + bytes(128), struct.pack("=Iiiii4xQ", 0, 0, 0, 2, 2**30, 4) + bytes(128)])
+@pytest.mark.parametrize("frame", [b"\xff" * FRAME, *(struct.pack("=Iiiii4xQ", 0, 0, 0, 2, count, size) + bytes(128)
+                                                      for count, size in ((1, 2**34), (2**30, 4)))])
 def test_a_frame_that_no_rank_sends_ends_the_run(frame):
     """No length is believed, even of a process that knows the secret."""
     address = free_address()
@@ -387,8 +359,7 @@ def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
     assert f"another process is rank 1 at {address} already" in one(1, 3, address)
     assert f"rank 1 has --world_size 2, but rank 0 at {address} has 3" in one(1, 2, address)
     assert f"cannot listen at {address}: Address already in use" in one(0, 3, address)
-    code, out, err = all_of(ends([*right, start("agreement", 2, 3, address)]))
-    assert code == 0 and "3 ranks: agreement done" in out, err
+    expect_done(all_of(ends([*right, start("agreement", 2, 3, address)])), "3 ranks: agreement")
 
 
 def test_a_rank_may_be_started_again_before_all_have_come():
@@ -397,21 +368,16 @@ def test_a_rank_may_be_started_again_before_all_have_come():
     time.sleep(0.5)
     second.kill()
     second.communicate()
-    code, out, err = all_of(ends([first, *(start("agreement", rank, 3, address) for rank in [1, 2])]))
-    assert code == 0 and "3 ranks: agreement done" in out, err
+    expect_done(all_of(ends([first, *(start("agreement", rank, 3, address) for rank in [1, 2])])), "3 ranks: agreement")
 
 
 MATRIX = ROOT / "build/test/processes/test_ranks_mpi"
 
 
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
-@pytest.mark.parametrize("np, cases", [(2, 10), (3, 10), (4, 18), pytest.param(6, 26, marks=pytest.mark.slow), pytest.param(8, 26, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("np, cases", [(2, 10), (3, 10), (4, 18), pytest.param(6, 26, marks=pytest.mark.slow),
+                                       pytest.param(8, 26, marks=pytest.mark.slow)])
 def test_splits_equal_one_rank(np, cases):
-    result = subprocess.run(["bash", LAUNCH, "-np", str(np), MATRIX], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    if "built without MPI" in result.stderr:
-        pytest.skip("built without MPI")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{np} ranks: {cases} cases done" in result.stdout
+    expect_done(over_mpi(np, program=MATRIX), f"{np} ranks: {cases} cases")
 
 
 @pytest.mark.slow

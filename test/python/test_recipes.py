@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from test_runs import ENVIRONMENT, ROOT, call, command
+from runs import ENVIRONMENT, ROOT, call, command
 
 RECIPES = ROOT / "scripts" / "recipes"
 MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads, head size, positions
@@ -152,7 +152,7 @@ OLDER_OF = {
         --rejected_key rejected""",
 }
 LINES = {f"{kind} {task}": (task, text) for task in ("sft", "dpo", "rm") for kind, text in
-         {"page": LONG_CONTEXT[task], "all": f"{LONG_CONTEXT[task]} {REST} {REST_OF[task]}", "older": f"{OLDER} {OLDER_OF[task]}"}.items()}
+         {"all": f"{LONG_CONTEXT[task]} {REST} {REST_OF[task]}", "older": f"{OLDER} {OLDER_OF[task]}"}.items()}
 
 
 @pytest.mark.parametrize("name", LINES)

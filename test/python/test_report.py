@@ -1,24 +1,27 @@
-"""scripts/report.py: the numbers and curves of its page, which entries reach TensorBoard and W&B, and its refusals."""
+"""scripts/report.py and plot.py: the numbers and curves of a log, which entries reach TensorBoard, W&B and Trackio, and their refusals."""
 
 import importlib.util
 import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from runs import call, command, log_lines
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import plot  # noqa: E402
 import report  # noqa: E402
-import test_runs  # noqa: E402
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
          "device": "cpu", "threads": 2, "world": 4, "dp": 2, "sp": 2, "model": {"family": "llama", "parameters": 1673664, "dir": "a/model"},
          "data": {"path": "chats.safetensors"}, "steps": 4, "planned_peak_mem": 3 * 2**29}
+CUT = '{"step": 4, "lo'  # the last line of a run that was killed
 
 
 def step(n, **more):
@@ -26,8 +29,8 @@ def step(n, **more):
             "tok_s": 100.0, "step_s": 2.0, "mfu": None, "peak_mem": 2**20 * n, "skipped": 0, **more}
 
 
-def evaluation(n, loss, **more):
-    return {"step": n, "eval_loss": loss, **more}
+def evaluation(n, loss):
+    return {"step": n, "eval_loss": loss}
 
 
 def text_of(lines):
@@ -41,91 +44,110 @@ def write_log(folder, lines):
     return path
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, SCRIPTS / "report.py", *map(str, arguments)], capture_output=True, text=True)
+def run(script, *arguments):
+    return subprocess.run([sys.executable, SCRIPTS / script, *map(str, arguments)], capture_output=True, text=True)
 
 
-def page_of(*logs):
-    return report.page([report.read_run(log) for log in logs])
+def refused(script, *arguments):
+    done = run(script, *arguments)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith(f"{script}: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
+    return done.stderr
 
 
-def rows_of(page):
-    """{first cell: the others}, in order."""
-    rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.replace("\u202f", " "))
-    return {name: re.findall("<t[dh]>(.*?)</t[dh]>", cells) for name, cells in rows}
-
-
-# ---- the page -------------------------------------------------------------------------------------------------------------------------
+# ---- the page and the picture ---------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_of_the_page(tmp_path):
     log = write_log(tmp_path / "run", [
         ABOUT, step(1, tok_s=100.0, step_s=4000.0), evaluation(1, 2.5), step(2, loss=None, grad_norm=None, tok_s=200.0, skipped=1),
-        evaluation(2, 1.25), step(3, tok_s=400.0, skipped=1), evaluation(3, None), '{"step": 4, "lo'])
-    done = run(log)
+        evaluation(2, 1.25), step(3, tok_s=400.0, skipped=1), evaluation(3, None), CUT])
+    done = run("report.py", log)
     assert done.returncode == 0 and done.stdout == f"{tmp_path / 'run' / 'report.html'}\n", done.stderr
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    rows = rows_of(page)
-    assert {name: rows[name] for name in ("steps", "samples", "tokens", "target tokens", "skipped steps")} == {
-        "steps": ["3 of 4"], "samples": ["24"], "tokens": ["2 100"], "target tokens": ["900"], "skipped steps": ["1"]}
-    assert rows["time of the steps, h:mm:ss"] == ["1:06:44"]
-    assert rows["tokens per second, mean"] == ["100"]  # (100 * 4000 + 200 * 2 + 400 * 2) / 4004 = 100.2
-    assert rows["tokens per second, median"] == ["200"]
-    assert (rows["peak memory"], rows["planned"]) == (["3.0 MiB"], ["1.50 GiB"])
-    assert rows["loss, first and last"] == ["4, 1.333"]
-    assert rows["best evaluation"] == ["loss 1.25 at step 2"]
-    assert rows["loss spikes"] == ["none"]
-    assert (rows["seed"], rows["eval_data"]) == (["42"], ["more.jsonl"])
+    rows = {name: re.findall("<t[dh]>(.*?)</t[dh]>", cells) for name,
+            cells in re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.replace("\u202f", " "))}
+    assert {name: values[0] for name, values in rows.items()}.items() >= {
+        "steps": "3 of 4", "samples": "24", "tokens": "2 100", "target tokens": "900", "skipped steps": "1", "time of the steps, h:mm:ss": "1:06:44",
+        "tokens per second, mean": "100",  # (100 * 4000 + 200 * 2 + 400 * 2) / 4004 = 100.2
+        "tokens per second, median": "200", "peak memory": "3.0 MiB", "planned": "1.50 GiB", "loss, first and last": "4, 1.333",
+        "best evaluation": "loss 1.25 at step 2", "loss spikes": "none", "seed": "42", "eval_data": "more.jsonl"}.items()
     for text in ("<h1>run</h1>", "task sft; llama with 1\u202f673\u202f664 parameters, a/model; data chats.safetensors; ",
                  "on cpu, 2 threads a rank; world 4, dp 2, sp 2; log last written 20"):
         assert text in page
 
 
 def test_the_page_stands_alone(tmp_path):
-    page = page_of(write_log(tmp_path / "a<b>&_$c$", [ABOUT, step(1), step(2)]))
+    page = report.page([report.read_run(write_log(tmp_path / "a<b>&_$c$", [ABOUT, step(1), step(2)]))])
     assert set(re.findall(r"https?://[^\"<> ]*", page)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}  # names, not links
-    for outside in ("<script", "<link", "<img", "<!DOCTYPE svg", "@import", "src="):
-        assert outside not in page
+    assert not re.search("<script|<link|<img|<!DOCTYPE svg|@import|src=", page)
     assert "<h1>a&lt;b&gt;&amp;_$c$</h1>" in page and ">a&lt;b&gt;&amp;_$c$</text>" in page
     assert "color-scheme: light dark" in page and "currentColor" in page and report.INK not in page
 
 
-# ---- TensorBoard and W&B --------------------------------------------------------------------------------------------------------------
+def test_a_picture_of_two_runs(tmp_path):
+    lines = [ABOUT, step(1), step(2), evaluation(2, 2.5), {"step": 2, "sample": "It was"}, step(3), CUT]
+    logs = [write_log(tmp_path / name, lines) for name in ("a", "b")]
+    steps, evaluations = plot.read_log(logs[0])
+    assert plot.series(steps, "loss") == ([1, 2, 3], [4, 2, 4 / 3])
+    assert plot.series(evaluations, "eval_loss") == ([2], [2.5])
+    for _ in range(2):  # the second time the picture is replaced
+        done = run("plot.py", *logs, "--out", tmp_path / "both.png")
+        assert done.returncode == 0, done.stderr
+    header = (tmp_path / "both.png").read_bytes()[:24]
+    assert header.startswith(b"\x89PNG") and min(struct.unpack(">II", header[16:])) > 500
 
 
-@pytest.fixture
-def no_waiting(monkeypatch):
+def test_policies_have_panels_of_their_own(tmp_path):
+    steps = [step(n, reward=n / 5, response_length=7.5, kl=0.01 * n, entropy=0.5) for n in range(1, 6)]
+    log = write_log(tmp_path / "policy", [ABOUT, *steps, {"step": 5, "eval_loss": 0, "eval_reward": 0.9}])
+    figure = plot.figure_of({log: plot.read_log(log)}, plot.POLICY_PANELS)
+    assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == [title for _, title, _ in plot.POLICY_PANELS[:3]]
+    reward, evaluated = figure.axes[0].lines
+    assert list(reward.get_ydata()) == [0.2, 0.4, 0.6, 0.8, 1.0] and list(evaluated.get_ydata()) == [0.9]
+
+
+@pytest.mark.parametrize("name", ["attention_rows", "attention_tile", "ring"])
+def test_figures_of_the_docs_are_drawn(name, tmp_path):
+    import figures
+
+    getattr(figures, name)().savefig(tmp_path / "figure.png", dpi=20)
+
+
+# ---- TensorBoard and others -----------------------------------------------------------------------------------------------------------
+
+
+def test_follow_through_a_crash_and_a_resume(tmp_path, monkeypatch):
     polls = iter(range(20))  # a reader that misses the end fails
     monkeypatch.setattr(report.time, "sleep", lambda seconds: next(polls))
-
-
-def test_follow_through_a_crash_and_a_resume(tmp_path, no_waiting):
     log = write_log(tmp_path, [ABOUT])
     entries = report.entries_as_they_come(log, follow=True)
     before = [ABOUT, step(1), step(2), evaluation(2, 2.0)]
-    write_log(tmp_path, [*before, step(3), '{"step": 4, "lo'])
+    write_log(tmp_path, [*before, step(3), CUT])
     assert [next(entries) for _ in range(4)] == [*before[1:], step(3)]
-    # resumed at step 2; step 3 is done again; 4 is written while the reader looks, and the last evaluation takes a while
-    write_log(tmp_path, [*before, step(3, tok_s=99.0), json.dumps(step(4))[:20]])
-    with open(log, "a") as file:
-        file.write(json.dumps(step(4))[20:] + "\n")
-    assert next(entries) == step(4)
-    with open(log, "a") as file:
-        file.write(text_of([evaluation(4, 1.0)]))
-    assert next(entries) == evaluation(4, 1.0)
-    with open(log, "a") as file:
-        file.write(text_of([{"summary": {"steps": 4}}]))
-    assert next(entries, "ended") == "ended"
+    # Resumed at step 2: step 3 is done again, 4 is written while the reader looks, and the last evaluation takes a while.
+    fourth = text_of([step(4)])
+    write_log(tmp_path, [*before, step(3, tok_s=99.0), fourth[:20]])
+    for written, entry in ((fourth[20:], step(4)), (text_of([evaluation(4, 1.0)]), evaluation(4, 1.0)),
+                           (text_of([{"summary": {"steps": 4}}]), "ended")):
+        with open(log, "a") as file:
+            file.write(written)
+        assert next(entries, "ended") == entry
 
 
-def test_tensorboard_reads_it(tmp_path):
+@pytest.fixture
+def tensorboard():
+    """Reads the events of a folder."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    return lambda folder: accumulator.EventAccumulator(str(folder)).Reload()
+
+
+def test_tensorboard_reads_it(tensorboard, tmp_path):
     log = write_log(tmp_path / "a", [ABOUT, step(1), step(2, loss=None), evaluation(2, 1.5), step(3)])
     for _ in range(2):  # the second time in place of the first
-        done = run(log, "--tensorboard", tmp_path / "tb")
+        done = run("report.py", log, "--tensorboard", tmp_path / "tb")
         assert done.returncode == 0, done.stderr
-    events = accumulator.EventAccumulator(str(tmp_path / "tb" / "a"))
-    events.Reload()
+    events = tensorboard(tmp_path / "tb" / "a")
     assert set(events.Tags()["scalars"]) == step(1).keys() - {"step", "mfu"} | {"eval_loss"}
     assert [(e.step, e.value) for e in events.Scalars("samples")] == [(1, 8), (2, 16), (3, 24)]
     assert [e.step for e in events.Scalars("loss")] == [1, 3]
@@ -141,43 +163,39 @@ def test_a_tracker_is_given_every_number(monkeypatch, package):
     assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------------------------
+def reporting_run(data, output, to):
+    return call(command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=output, report_to=to))
 
 
-def refused(*arguments):
-    done = run(*arguments)
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("report.py: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
-    return done.stderr
-
-
-def test_refusals(tmp_path):
-    assert "missing.jsonl: no such file" in refused(tmp_path / "missing.jsonl")
-    good, empty = write_log(tmp_path / "good", [ABOUT, step(1)]), write_log(tmp_path / "empty", [])
-    assert "no steps" in refused(empty)
-    assert "no steps" in refused(empty, "--tensorboard", tmp_path / "tb")
-    assert "no steps" in refused(good, write_log(tmp_path / "begun", [ABOUT]))
-    assert "cannot write" in refused(good, "--html", tmp_path / "no" / "such" / "folder.html")
-    assert "exists, and is no earlier result" in refused(good, "--html", good)
-    assert "the same name: good, good" in refused(good, good)
-    assert "--follow is for" in refused(good, "--follow")
-    assert "--follow is for one log" in refused(good, empty, "--tensorboard", tmp_path / "tb", "--follow")
-
-
-def test_a_run_reports_by_itself(tmp_path):
+def test_a_run_reports_by_itself(data, tensorboard, tmp_path):
     """All steps are there when the run has ended."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    data = test_runs.write_data(tmp_path / "data.safetensors", test_runs.random_documents(16))
-    result = test_runs.call(test_runs.command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=tmp_path / "run", report_to="tensorboard"))
+    result = reporting_run(data, tmp_path / "run", "tensorboard")
     assert result.returncode == 0 and "note" not in result.stdout, result.stderr
-    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard" / "run"))
-    events.Reload()
-    assert [e.step for e in events.Scalars("loss")] == [1, 2, 3]
+    assert [e.step for e in tensorboard(tmp_path / "run" / "tensorboard" / "run").Scalars("loss")] == [1, 2, 3]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is there")
-def test_a_run_goes_on_without_the_package(tmp_path):
-    data = test_runs.write_data(tmp_path / "data.safetensors", test_runs.random_documents(16))
-    result = test_runs.call(test_runs.command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=tmp_path / "run", report_to="wandb"))
-    assert result.returncode == 0 and len(test_runs.log_lines(tmp_path / "run")) == 4
+def test_a_run_goes_on_without_the_package(data, tmp_path):
+    result = reporting_run(data, tmp_path / "run", "wandb")
+    assert result.returncode == 0 and len(log_lines(tmp_path / "run")) == 4
     assert "pip install wandb" in result.stderr and "note: the log was not handed on" in result.stdout
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_refusals(tmp_path):
+    good, empty, begun = (write_log(tmp_path / name, lines) for name, lines in (("good", [ABOUT, step(1)]), ("empty", []), ("begun", [ABOUT])))
+    text = write_log(tmp_path / "text", ["not a log\n"])
+    for script, arguments, message in [
+            *[(script, words, message) for script in ("report.py", "plot.py") for words, message in (
+                ([tmp_path / "missing.jsonl"], "missing.jsonl: no such file"), ([empty], "no steps"), ([good, begun], "no steps"))],
+            ("plot.py", [text], "no steps"), ("plot.py", [tmp_path], str(tmp_path)),
+        ("report.py", [empty, "--tensorboard", tmp_path / "tb"], "no steps"),
+            ("report.py", [good, "--html", tmp_path / "no" / "folder.html"], "cannot write"),
+        ("plot.py", [good, "--out", tmp_path / "no" / "a.png"], "cannot write"),
+            ("report.py", [good, "--html", good], "exists, and is no earlier result"),
+        ("plot.py", [good, "--out", good], "exists, and is no earlier result"),
+            ("report.py", [good, good], "the same name: good, good"), ("report.py", [good, "--follow"], "--follow is for"),
+            ("report.py", [good, empty, "--tensorboard", tmp_path / "tb", "--follow"], "--follow is for one log")]:
+        assert message in refused(script, *arguments), (script, arguments)

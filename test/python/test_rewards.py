@@ -1,4 +1,4 @@
-"""What judges the answers of grpo: functions in Python, servers, reward models, and several of them. What each of them can do wrong ends in one message."""
+"""What judges the answers of grpo: functions in Python, servers, reward models, and several of them. Each of their faults ends in one message."""
 
 import contextlib
 import json
@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,8 +18,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
-from test_grpo import sample, words
-from test_runs import DEMO, ENVIRONMENT, ROOT, call, command, first_step, log_lines, read_tensors, refused, train, weights, write_data, write_tensors
+from runs import (
+    DEMO, ROOT, call, change_json, command, first_step, log_lines, read_lines, read_tensors, refused, start, succeeds, train, wait_for, weights,
+    write_data, write_tensors)
+from test_grpo import sample, saved_answers, words
 
 PROMPTS = DEMO.parent / "train.safetensors"
 ITERATION = {"data": PROMPTS, "model": DEMO, "rollout_batch_size": 3, "n": 2, "max_new_tokens": 9}
@@ -32,6 +33,9 @@ def reward_file(tmp_path, text):
     path = tmp_path / "reward.py"
     path.write_text(text)
     return path
+
+
+OF_LENGTHS = "def reward(prompts, answers, labels):\n    return map(len, answers)\n"
 
 
 def judge(output, reward, **options):
@@ -67,7 +71,7 @@ def test_openrlhf_reward_func(tmp_path):
             "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
     judge(tmp_path / "theirs", reward_file(tmp_path, text))
     theirs = first_step(tmp_path / "theirs")["reward"]
-    judge(tmp_path / "ours", reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n"))
+    judge(tmp_path / "ours", reward_file(tmp_path, OF_LENGTHS))
     assert theirs == first_step(tmp_path / "ours")["reward"]
 
 
@@ -98,19 +102,15 @@ def test_killed_while_it_judges(victim, tmp_path):
     """A process of rewards is started anew and judges the same answers again; a run goes on from its checkpoint. Both end in the same bits."""
     options = {**ITERATION, "max_steps": 3, "save_steps": 1, "reward": reward_file(tmp_path, WAITS)}
     mark = tmp_path / "waits"
-    run = subprocess.Popen(words(tmp_path / "killed", None, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    end = time.monotonic() + 100
-    while not mark.exists():
-        assert run.poll() is None and time.monotonic() < end, run.communicate()
-        time.sleep(0.02)
+    run = start(words(tmp_path / "killed", None, **options))
+    wait_for(mark.exists, run)
     os.kill(int(mark.read_text()) if victim == "reward" else run.pid, signal.SIGKILL)
     _, error = run.communicate(timeout=100)
     assert run.returncode == (0 if victim == "reward" else -signal.SIGKILL), error
     if victim == "run":
         result = call(words(tmp_path / "killed", None, **options, resume="auto"))
         assert result.returncode == 0 and "step_1" in result.stdout, result.stdout + result.stderr
-    result = call(words(tmp_path / "straight", None, **options))
-    assert result.returncode == 0, result.stderr
+    assert call(words(tmp_path / "straight", None, **options)).returncode == 0
     assert weights(tmp_path / "straight") == weights(tmp_path / "killed")
 
 
@@ -174,7 +174,7 @@ def lengths(request):
 
 
 def test_rewards_by_a_server(tmp_path):
-    judge(tmp_path / "function", reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n"))
+    judge(tmp_path / "function", reward_file(tmp_path, OF_LENGTHS))
     with Server((200, lengths)) as server:
         judge(tmp_path / "server", server.address)
     assert first_step(tmp_path / "server")["reward"] == first_step(tmp_path / "function")["reward"]
@@ -205,15 +205,14 @@ def test_a_server_that_dies_in_mid_run(tmp_path):
     """The run ends with a message, and goes on from its checkpoint with the same bits when a server is there again."""
     options = {**ITERATION, "max_steps": 3, "save_steps": 1}
     with Server((200, lengths)) as server:
-        result = call(words(tmp_path / "straight", None, **options, reward=server.address))
-        assert result.returncode == 0, result.stderr
+        succeeds(words(tmp_path / "straight", None, **options, reward=server.address))
     port = server.http.server_port
     with Server((200, lengths), None, port=port) as server:
-        refused(words(tmp_path / "broken", None, **options, reward=server.address), server.address, "cannot be reached", "resumes from its last checkpoint")
+        refused(words(tmp_path / "broken", None, **options, reward=server.address), server.address, "cannot be reached",
+                "resumes from its last checkpoint")
     with Server((200, lengths), port=port) as server:
-        result = call(words(tmp_path / "broken", None, **options, reward=server.address, resume="auto"))
-        assert result.returncode == 0, result.stderr
-    assert (tmp_path / "straight" / "model.safetensors").read_bytes() == (tmp_path / "broken" / "model.safetensors").read_bytes()
+        succeeds(words(tmp_path / "broken", None, **options, reward=server.address, resume="auto"))
+    assert weights(tmp_path / "straight") == weights(tmp_path / "broken")
 
 
 # ---- reward models ----------------------------------------------------------------------------------------------------------------
@@ -229,27 +228,24 @@ def policy(tmp_path_factory):
 def head(directory, model, **config):
     """A reward model with the backbone of `model` and a random head."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("log*", "step_*", "best"))
-    own = json.loads((directory / "config.json").read_text())
-    own.update(architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}, **config)
-    (directory / "config.json").write_text(json.dumps(own))
+    change_json(directory / "config.json", architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}, **config)
     tensors = read_tensors(model / "model.safetensors")
-    score = np.random.default_rng(1).standard_normal((1, own["hidden_size"]), np.float32)
+    score = np.random.default_rng(1).standard_normal((1, tensors["model.norm.weight"].size), np.float32)
     write_tensors(directory / "model.safetensors", {**tensors, "score.weight": score})
     return directory
 
 
-def saved_answers(output):
-    path, = (output / "rollouts").iterdir()
-    return [json.loads(line) for line in path.read_text().splitlines()]
+@pytest.fixture(scope="module")
+def reward_model(policy, tmp_path_factory):
+    return head(tmp_path_factory.mktemp("rm") / "rm", policy)
 
 
 def scores(tmp_path, model, answers):
     """Of prompts with their answers, by the task eval."""
     sequences = [np.array(a["prompt_ids"] + a["completion_ids"]) for a in answers]
     data = write_data(tmp_path / "sequences.safetensors", [(s, np.arange(len(s)) > 0) for s in sequences], vocab=260)
-    result = call(command("eval", model=model, data=data, scores=tmp_path / "scores.jsonl", max_len=128))
-    assert result.returncode == 0, result.stderr
-    return [json.loads(line)["score"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    succeeds(command("eval", model=model, data=data, scores=tmp_path / "scores.jsonl", max_len=128))
+    return [line["score"] for line in read_lines(tmp_path / "scores.jsonl")]
 
 
 def judge_by(output, policy, reward, *flags, **options):
@@ -259,10 +255,9 @@ def judge_by(output, policy, reward, *flags, **options):
 
 
 @pytest.mark.parametrize("mesh", [{}, {"ranks": 2}, {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}])
-def test_rewards_by_a_model(mesh, policy, tmp_path):
-    model = head(tmp_path / "rm", policy)
-    answers = judge_by(tmp_path / "run", policy, model, **mesh)
-    want = scores(tmp_path, model, answers)
+def test_rewards_by_a_model(mesh, policy, reward_model, tmp_path):
+    answers = judge_by(tmp_path / "run", policy, reward_model, **mesh)
+    want = scores(tmp_path, reward_model, answers)
     assert [a["reward"] for a in answers] == pytest.approx(want, abs=1e-5) and np.std(want) > 0.1
 
 
@@ -272,10 +267,9 @@ def test_scores_are_normalised(policy, tmp_path):
     assert [2 * a["reward"] + 0.5 for a in answers] == pytest.approx(scores(tmp_path, model, answers), abs=1e-5)
 
 
-def test_a_model_with_another_tokenizer_reads_the_text(policy, tmp_path):
+def test_a_model_with_another_tokenizer_reads_the_text(policy, reward_model, tmp_path):
     """The same model with its vocabulary in another order gives the same scores."""
-    model = head(tmp_path / "rm", policy)
-    other = shutil.copytree(model, tmp_path / "other")
+    other = shutil.copytree(reward_model, tmp_path / "other")
     order = np.arange(260)
     order[:256] = np.random.default_rng(2).permutation(256)  # the new id of each token
     tensors = read_tensors(other / "model.safetensors")
@@ -285,13 +279,13 @@ def test_a_model_with_another_tokenizer_reads_the_text(policy, tmp_path):
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"] = {token: int(order[i]) for token, i in tokenizer["model"]["vocab"].items()}
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    one, two = (judge_by(tmp_path / name, policy, path) for name, path in (("one", model), ("two", other)))
+    one, two = (judge_by(tmp_path / name, policy, path) for name, path in (("one", reward_model), ("two", other)))
     assert [a["completion_ids"] for a in one] == [a["completion_ids"] for a in two]
     assert [a["reward"] for a in two] == pytest.approx([a["reward"] for a in one], abs=1e-5)
 
 
-def test_several_rewards(policy, tmp_path):
-    model, function = head(tmp_path / "rm", policy), reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n")
+def test_several_rewards(policy, reward_model, tmp_path):
+    model, function = reward_model, reward_file(tmp_path, OF_LENGTHS)
     answers = judge_by(tmp_path / "run", policy, f"{model},{function},exact_match", reward_weights="2,0.5,1")
     by_model = scores(tmp_path, model, answers)
     line = first_step(tmp_path / "run")
@@ -299,10 +293,9 @@ def test_several_rewards(policy, tmp_path):
     assert np.mean([a["reward"] for a in answers]) == pytest.approx(2 * line[f"reward/{model}"] + 0.5 * line[f"reward/{function}"], abs=1e-6)
 
 
-def test_the_plan_counts_reward_models(policy, tmp_path):
-    model = head(tmp_path / "rm", policy)
-    one, two = (call(command("grpo", "--plan", model=policy, reward=reward, **more)).stdout
-                for reward, more in ((model, {}), (f"{model},{model}", {"kl_coef": 0.1})))
+def test_the_plan_counts_reward_models(policy, reward_model):
+    one, two = (succeeds(command("grpo", "--plan", model=policy, reward=reward, **more))
+                for reward, more in ((reward_model, {}), (f"{reward_model},{reward_model}", {"kl_coef": 0.1})))
     assert one.count("a reward model, resident") == 1 and two.count("a reward model, resident") == 2
     assert "the reference model, resident" in two and "the reference model" not in one
 
@@ -333,17 +326,12 @@ SERVE = [sys.executable, ROOT / "scripts" / "serve_rm.py", "--port", "0"]
 @contextlib.contextmanager
 def serving(model):
     """The server of a reward model, and its address."""
-    process = subprocess.Popen([*SERVE, "--model", model, "--threads", "1", "--row_tokens", "256"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = start([*SERVE, "--model", model, "--threads", "1", "--row_tokens", "256"])
     try:
         yield process, process.stdout.readline().split()[-1]
     finally:
         process.terminate()
         process.communicate(timeout=20)
-
-
-@pytest.fixture(scope="module")
-def reward_model(policy, tmp_path_factory):
-    return head(tmp_path_factory.mktemp("rm") / "rm", policy)
 
 
 @pytest.fixture(scope="module")
@@ -391,15 +379,8 @@ def test_200_clients_at_once_get_their_rewards(served):
 
 
 @pytest.mark.parametrize("body, parts", [
-    (b"hello", ['a request is {"query"']),
-    (b"", ['a request is {"query"']),
-    (b"\xff\xfe", ['a request is {"query"']),
-    (b"[" * 100_000, ['a request is {"query"']),
-    (b"[1]", ['a request is {"query"']),
-    (b'{"queries": []}', ['a request is {"query"']),
-    (b'{"query": "text"}', ['a request is {"query"']),
-    (b'{"query": ["a", null]}', ['a request is {"query"']),
-    (b'{"query": ["\\ud800"]}', ['a request is {"query"']),
+    *[(body, ['a request is {"query"']) for body in (b"hello", b"", b"\xff\xfe", b"[" * 100_000, b"[1]", b'{"queries": []}', b'{"query": "text"}',
+                                                   b'{"query": ["a", null]}', b'{"query": ["\\ud800"]}')],
     (b'{"query": ["a", ""]}', ["sequence 1", "0 tokens", "1 to 256"]),
     (json.dumps({"query": ["a" * 300]}).encode(), ["sequence 0", "300 tokens", "1 to 256"]),
 ])
@@ -470,13 +451,13 @@ def test_a_signal_ends_the_server_and_its_model(number, reward_model):
 
 
 def test_only_a_reward_model_is_served(policy):
-    result = subprocess.run([*SERVE, "--model", policy], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    result = call([*SERVE, "--model", policy])
     assert result.returncode == 1 and "takes a reward model" in result.stderr and "serve_rm.py: train_llama has ended" in result.stderr
-    result = subprocess.run([*SERVE, "--model", "none"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    result = call([*SERVE, "--model", "none"])
     assert result.returncode == 1 and result.stderr.startswith("serve_rm.py: --model none: there is no such directory\n  fix: "), result.stderr
 
 
 @pytest.mark.parametrize("flags", [["--host", "192.0.2.1"], ["--port", "70000"], ["--host", "no.such.host.invalid"]])
 def test_a_place_that_cannot_be_listened_at_is_named(flags, reward_model):
-    result = subprocess.run([*SERVE, "--model", reward_model, *flags], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    result = call([*SERVE, "--model", reward_model, *flags])
     assert result.returncode == 1 and result.stderr.startswith("serve_rm.py: cannot listen at ") and result.stderr.count("fix: ") == 1, result.stderr

@@ -4,15 +4,10 @@ import json
 import shutil
 
 import pytest
-from test_runs import (DEMO, GOLDEN, call, command, log_lines, python_for_data, random_documents, refused, stable,  # noqa: F401
-                       train, weights, write_data)
+from runs import (
+    DEMO, GOLDEN, call, change_json, command, log_lines, random_documents, refused, stable, succeeds, train, weights, write_data, write_lines)
 
 SAMPLING = {"sample_every": 2, "max_new_tokens": 40, "temperature": 1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(40))
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +17,9 @@ def model(tmp_path_factory):
 
 
 def with_tokenizer(directory, **fields):
-    for file in (GOLDEN / "qwen3" / "model.safetensors", DEMO / "tokenizer.json", DEMO / "tokenizer_config.json"):
+    for file in (GOLDEN / "qwen3" / "config.json", GOLDEN / "qwen3" / "model.safetensors", DEMO / "tokenizer.json", DEMO / "tokenizer_config.json"):
         shutil.copy(file, directory)
-    config = json.loads((GOLDEN / "qwen3" / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "eos_token_id": 2, **fields}))
+    change_json(directory / "config.json", **{"eos_token_id": 2, **fields})
     return directory
 
 
@@ -38,7 +32,7 @@ def without_samples(output):
 
 
 def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
-    said = train(tmp_path / "a", data=data, model=model, max_steps=5, seed=43, **SAMPLING)  # with an incomplete character
+    said = train(tmp_path / "a", data=data, model=model, max_steps=5, seed=41, **SAMPLING)  # with an incomplete character
     texts = samples(tmp_path / "a")
     assert list(texts) == [2, 4, 5]  # and at the end
     assert len(set(texts.values())) == 3 and any("\ufffd" in text for text in texts.values())
@@ -65,11 +59,11 @@ def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tm
     assert samples(tmp_path / "again") == samples(tmp_path / "with") and list(samples(tmp_path / "with")) == [2, 4, 5]
 
 
-@pytest.mark.parametrize("options", [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"ring_attn_size": 2}])
-def test_ranks_write_what_one_writes(options, data, model, tmp_path):
+def test_ranks_write_what_one_writes(data, model, tmp_path):
     train(tmp_path / "one", data=data, model=model, max_steps=4, **SAMPLING)
-    train(tmp_path / "two", data=data, model=model, max_steps=4, ranks=2, **SAMPLING, **options)
-    assert samples(tmp_path / "two") == samples(tmp_path / "one")
+    for number, options in enumerate([{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"ring_attn_size": 2}]):
+        train(tmp_path / str(number), data=data, model=model, max_steps=4, ranks=2, **SAMPLING, **options)
+        assert samples(tmp_path / str(number)) == samples(tmp_path / "one"), options
 
 
 def test_the_seed_decides(data, model, tmp_path):
@@ -93,13 +87,11 @@ def test_samples_after_resuming_are_those_of_the_whole_run(options, data, model,
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_last_sample_is_what_generate_says_of_the_saved_model(ranks, tmp_path, python_for_data):  # noqa: F811
+def test_the_last_sample_is_what_generate_says_of_the_saved_model(ranks, tmp_path, python_for_data):
     data = write_data(tmp_path / "data.safetensors", random_documents(20), vocab=260)
     said = {"prompt": "reverse tamilo", "max_new_tokens": 12}
     train(tmp_path / "a", data=data, model=DEMO, max_steps=2, sample_every=1, ranks=ranks, max_len=64, **said)
-    result = call(command("generate", model=tmp_path / "a", **said))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == samples(tmp_path / "a")[2] + "\n"
+    assert succeeds(command("generate", model=tmp_path / "a", **said)) == samples(tmp_path / "a")[2] + "\n"
 
 
 def test_the_plan_has_the_caches(data, model, tmp_path):
@@ -109,8 +101,7 @@ def test_the_plan_has_the_caches(data, model, tmp_path):
     caches = 2 * 41 * 2 * 2 * 16 * 4  # layers * (a token to begin with, 40 new ones) * keys and values * heads * head size * float
     assert plans[1] >= plans[0] + caches
     for options in ({}, SAMPLING):
-        result = call(command("sft", "--plan", model=model, max_len=64, **options))
-        assert result.returncode == 0 and ("cache" in result.stdout) == bool(options), result.stdout + result.stderr
+        assert ("cache" in succeeds(command("sft", "--plan", model=model, max_len=64, **options))) == bool(options)
 
 
 def test_refusals(data, model, tmp_path):
@@ -134,8 +125,7 @@ def test_refusals(data, model, tmp_path):
 
 
 def test_generate_stops_at_texts(model, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f", "gh")))
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": text} for text in ("ab", "cde", "f", "gh")])
     options = {"model": model, "prompts": prompts, "n": 4, "temperature": 1, "max_new_tokens": 40}
 
     def said(*flags):

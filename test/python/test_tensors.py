@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
+from runs import GOLDEN, PAIRS, change_json, command, merging, read_tensors, refused, succeeds, train, weights, write_tensors
 from test_lora import eval_loss
-from test_runs import GOLDEN, call, command, read_tensors, refused, train, write_tensors
 
 LORA = GOLDEN / "lora_qwen3"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -38,21 +38,21 @@ def test_another_head_unties_the_model(name, tmp_path):
     """As in transformers 5, and as if config.json said so."""
     head = {HEAD: lambda t: t[EMBEDDING][::-1]}
     model, untied = model_with(tmp_path / "model", name, **head), model_with(tmp_path / "untied", name, **head)
-    config = json.loads((untied / "config.json").read_text())
-    (untied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    change_json(untied / "config.json", tie_word_embeddings=False)
     assert eval_loss(data=data_of(name), model=model, max_len=128) == eval_loss(data=data_of(name), model=untied, max_len=128)
-    assert f"note: {model} has a lm_head.weight that is not its embedding: " in train(tmp_path / "out", data=data_of(name), model=model, max_steps=1, max_len=128)
+    assert f"note: {model} has a lm_head.weight that is not its embedding: " in train(tmp_path / "out", data=data_of(name), model=model, max_steps=1,
+                                                                                      max_len=128)
     train(tmp_path / "same", data=data_of(name), model=untied, max_steps=1, max_len=128)
-    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "same/model.safetensors").read_bytes()
+    assert weights(tmp_path / "out") == weights(tmp_path / "same")
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
-    totals = [re.findall(r"^embedding.*|^head.*", call(command("sft", "--plan", model=directory, max_len=64)).stdout, re.M) for directory in (model, untied)]
+    totals = [re.findall(r"^embedding.*|^head.*", succeeds(command("sft", "--plan", model=directory, max_len=64)), re.M) for directory in (model,
+                                                                                                                                           untied)]
     assert totals[0] == totals[1]
 
 
 def test_merging_keeps_an_untied_head(tmp_path):
     model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING][::-1]})
-    result = call(command("merge", model=model, adapter=LORA, output_dir=tmp_path / "merged", threads=None, device=None))
-    assert result.returncode == 0, result.stderr
+    succeeds(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"))
     assert json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"] is False
     assert (read_tensors(tmp_path / "merged/model.safetensors")[HEAD] == read_tensors(model / "model.safetensors")[HEAD]).all()
 
@@ -74,12 +74,12 @@ def test_other_tensors_of_a_model(name, value, part, tmp_path):
         assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
     else:
         refused(command("eval", data=data_of(), model=model, max_len=64), name, part)
-        refused(command("merge", model=model, adapter=LORA, output_dir=tmp_path / "merged", threads=None, device=None), name, part)
+        refused(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"), name, part)
 
 
 def test_a_reward_model_has_no_language_model_s_head(tmp_path):
     model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING][::-1]})
-    said = train(tmp_path / "rm", task="rm", model=model, data=GOLDEN / "pairs.safetensors", max_steps=1, row_tokens=128)
+    said = train(tmp_path / "rm", task="rm", model=model, data=PAIRS, max_steps=1, row_tokens=128)
     assert f"note: lm_head.weight of {model} is left out: a reward model has none" in said
 
 
@@ -94,10 +94,10 @@ def test_a_reward_model_has_no_language_model_s_head(tmp_path):
 def test_other_tensors_of_an_adapter(name, change, part, tmp_path):
     embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
     adapter = model_with(tmp_path / "adapter", "lora_qwen3", "adapter_model.safetensors", **{f"base_model.model.{name}": lambda _: change(embedding)})
-    merge = command("merge", adapter=adapter, output_dir=tmp_path / "merged", threads=None, device=None)
+    merge = merging(adapter=adapter, output_dir=tmp_path / "merged")
     if part is None:
         assert eval_loss(data=data_of(), adapter=adapter, max_len=128) == eval_loss(data=data_of(), adapter=LORA, max_len=128)
-        assert call(merge).returncode == 0
+        succeeds(merge)
     else:
         refused(command("eval", data=data_of(), adapter=adapter, max_len=64), name, part)
         refused(merge, name, part)

@@ -1,0 +1,60 @@
+"""Fixtures of several files."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from runs import ENVIRONMENT, ROOT, random_documents, write_data
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory):
+    """Prompts whose right answer is always the same token."""
+    random, documents = np.random.default_rng(3), []
+    for _ in range(12):
+        prompt = random.integers(4, 90, random.integers(1, 30))
+        documents.append((np.append(prompt, [7]), np.append(0 * prompt, [1])))
+    return write_data(tmp_path_factory.mktemp("prompts") / "prompts.safetensors", documents)
+
+
+@pytest.fixture(scope="session")
+def python_for_data():
+    python = ROOT / ".venv" / "bin" / "python3"
+    probe = [str(python) if python.exists() else "python3", "-c", "import transformers, datasets"]
+    if subprocess.run(probe, env=ENVIRONMENT, capture_output=True).returncode:
+        pytest.skip("raw data needs transformers and datasets in .venv or in python3's path: make deps")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of prepared data and references that no other test fills."""
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "train_llama"
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+    from preparing import Bench  # loads transformers, which takes a while
+
+    return Bench(tmp_path, capsys)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 4 MiB, and mount(options) to change it."""
+    path = tmp_path / "disk"
+    path.mkdir()
+
+    def mount(options):
+        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True).returncode == 0
+
+    if not shutil.which("mount") or not mount("size=4m"):
+        pytest.skip("no file system may be mounted here")
+    yield path, mount
+    subprocess.run(["umount", "-l", str(path)], check=True)

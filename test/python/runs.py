@@ -1,0 +1,310 @@
+"""Whole runs of train_llama and train_gpt2 under test: their data, calls, logs and files."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "data"))
+
+from token_file import TokenFile  # noqa: E402
+
+PROGRAM = ROOT / "train_llama"
+GOLDEN = ROOT / "test" / "golden"
+FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json") if not path.parent.name.startswith(("gpt2", "lora_")))
+DEMO = ROOT / "data" / "demo" / "model"
+PAIRS = GOLDEN / "pairs.safetensors"
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # the python3 that runs data/prepare.py
+OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # of a checkpoint that one rank wrote
+VARYING = ("tok_s", "step_s", "peak_mem", "peak_mem_min", "mfu", "compute_s", "comm_s", "optimizer_s", "generation_s",
+           "generation_tok_s")  # of a log line: time and memory
+SMALL = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}  # a run on random_documents
+OF_PAIRS = {"data": PAIRS, "max_len": 64, "row_tokens": 128, "train_batch_size": 10}
+needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in PROGRAM.read_bytes() or not shutil.which("mpirun"),
+                               reason="built without MPI, or no mpirun")
+
+
+# ---- data -------------------------------------------------------------------------------------------------------------------------
+
+def write_data(path, documents, kind="sft", vocab=96):
+    """documents: (ids, mask) each."""
+    file = TokenFile(str(path), vocab)
+    ids, masks = zip(*documents)
+    file.append(np.concatenate(ids), np.concatenate(masks), np.array([len(d) for d in ids]))
+    file.write({"kind": kind, "vocab_size": str(vocab)})
+    file.close()
+    return path
+
+
+def random_documents(count, seed=0, longest=60):
+    """Documents with a pattern to learn; a few have no target, one has a single token."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for i in range(count):
+        n = 1 if i == 3 else int(rng.integers(2, longest + 1))
+        ids = (rng.integers(4, 96) + np.cumsum(rng.integers(0, 3, n))) % 92 + 4
+        mask = np.zeros(n, np.uint8) if i % 7 == 5 else (rng.random(n) < 0.7).astype(np.uint8)
+        mask[0] = 0
+        if i % 7 != 5 and n > 1:
+            mask[-1] = 1
+        documents.append((ids, mask))
+    return documents
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---- calls ------------------------------------------------------------------------------------------------------------------------
+
+def command(task, *flags, model=GOLDEN / "qwen3", program=None, **options):
+    """Flags as keywords. --threads 1 unless given: on matrices this small a second thread only waits. On the CPU, also where a GPU is."""
+    options = {"model": model, "threads": 1, "device": "cpu", **options}
+    words = [str(program or PROGRAM), task, *flags]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    return words
+
+
+def merging(*flags, **options):
+    return command("merge", *flags, threads=None, device=None, **options)
+
+
+def processes(ranks, words):
+    """The command with ranks that are processes."""
+    return ["bash", str(ROOT / "scripts" / "launch.sh"), "-np", str(ranks), *words]
+
+
+def call(words, **more):
+    """Its output as text; generated text need not be UTF-8."""
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", **{"env": ENVIRONMENT, "timeout": 120, **more})
+
+
+def start(words, **more):
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=ENVIRONMENT, **more)
+
+
+def wait_for(what, process):
+    while process.poll() is None and not what():
+        time.sleep(0.001)
+
+
+def succeeds(words, **more):
+    """The standard output of a call that ends well and has nothing to complain about."""
+    result = call(words, **more)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def train(output, *flags, task="sft", **options):
+    return succeeds(command(task, *flags, **{**SMALL, "output_dir": output, **options}))
+
+
+def refused(words, *parts, **more):
+    """One message, with a cause and a fix, and exit code 1."""
+    result = call(words, **more)
+    assert result.returncode == 1, (result.returncode, result.stdout, result.stderr)
+    expect_one_message(result.stderr, *parts)
+    return result
+
+
+def expect_one_message(error, *parts):
+    assert error.startswith("train_llama: ") and error.count("train_llama: ") == error.count("fix: ") == 1, error
+    for part in parts:
+        assert part in error, (part, error)
+
+
+def refused_training(data, output, *parts, words=(), **options):
+    return refused(command("sft", *words, **{"data": data, "output_dir": output, "max_len": 64, **options}), *parts)
+
+
+# ---- what a run has written -------------------------------------------------------------------------------------------------------
+
+def weights(directory):
+    """Of a model in one file, or of an adapter."""
+    [file] = directory.glob("*model.safetensors")
+    return file.read_bytes()
+
+
+def near_weights(output, other):
+    """Within a tenth of what one step of AdamW may change."""
+    got, want = (read_tensors(directory / "model.safetensors") for directory in (output, other))
+    for tensor in want:
+        assert np.abs(got[tensor] - want[tensor]).max() <= 1e-4, tensor
+
+
+def log_lines(output):
+    """Without the last, the summary."""
+    return [line for line in read_lines(output / "log.jsonl") if "summary" not in line]
+
+
+def summary(output):
+    return read_lines(output / "log.jsonl")[-1]["summary"]
+
+
+def stable(lines):
+    return [{key: value for key, value in line.items() if key not in VARYING} for line in lines if "step" in line]
+
+
+def first_step(output):
+    return log_lines(output)[1]
+
+
+def steps_logged(log):
+    return log.read_bytes().count(b"\n") - 1 if log.exists() else -1
+
+
+def checkpoints(output):
+    """Their steps. Leftovers of a crash are none."""
+    return sorted(int(path.name[5:]) for path in output.glob("step_*") if path.name[5:].isdigit())
+
+
+def same_run(run, straight):
+    assert weights(run) == weights(straight)
+    assert stable(log_lines(run)) == stable(log_lines(straight))
+
+
+def expect_resumed(run, folder, at, save_steps=None):
+    """run(output, **more) trains. With checkpoints, and resumed from that of step `at`, it ends in the same bits. Returns both directories."""
+    straight, stopped, saves = folder / "straight", folder / "stopped", {"save_steps": save_steps or at}
+    run(straight)
+    run(stopped, **saves)
+    same_run(stopped, straight)
+    assert f"at step {at}" in run(stopped, resume=stopped / f"step_{at}", **saves)
+    same_run(stopped, straight)
+    return straight, stopped
+
+
+def near(got, want, relative, absolute=0.0):
+    assert math.isclose(got, want, rel_tol=relative, abs_tol=absolute), (got, want)
+
+
+def evaluate(model, data, tmp_path, **options):
+    """What eval logs."""
+    log = tmp_path / "eval.jsonl"
+    result = call(command("eval", model=model, data=data, log=log, **{"max_len": 128, **options}))
+    assert result.returncode == 0, result.stderr
+    return read_lines(log)[-1]
+
+
+def expect_as_transformers(name, line):
+    """The evaluation of a golden model on its documents."""
+    golden = json.loads((GOLDEN / name / "golden.json").read_text())
+    assert abs(line["eval_loss"] - golden["loss"]) < 1e-5
+    assert abs(line["eval_entropy"] - golden["entropy"]) < 1e-5
+    assert line["eval_target_tokens"] == golden["targets"]
+
+
+# ---- ranks ------------------------------------------------------------------------------------------------------------------------
+
+SAME = ("samples", "tokens", "target_tokens", "lr", "epoch", "skipped")  # of a log line: exact, whatever the split
+
+
+def trained(words):
+    """The standard output of a run that ends well, in which only rank 0 has spoken."""
+    result = call(words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    noise = [line for line in result.stderr.splitlines() if not line.startswith("OMP_NUM_THREADS=")]  # launch.sh's own line
+    assert noise == [], result.stderr
+    for once in ("parameters, ", "saved ", "ZeRO stage", "resumed from"):
+        assert result.stdout.count(once) <= 1, result.stdout
+    assert result.stdout.count("saved ") == 1
+    return result.stdout
+
+
+def compare_logs(got, want, first=1e-6, later=1e-5):
+    """Steps and evaluations: loss and norm of the first step within `first`, of the others within `later`."""
+    got, want = stable(log_lines(got)), {(line["step"], "loss" in line): line for line in stable(log_lines(want))}
+    assert got
+    for number, line in enumerate(got):
+        other = want[line["step"], "loss" in line]
+        if "eval_loss" in line:
+            near(line["eval_loss"], other["eval_loss"], 1e-6)
+            assert line["eval_target_tokens"] == other["eval_target_tokens"]
+            continue
+        for key in ("loss", "grad_norm"):
+            near(line[key], other[key], first if number == 0 else later)
+        assert {key: line[key] for key in SAME} == {key: other[key] for key in SAME}
+    return len(got)
+
+
+# ---- models -----------------------------------------------------------------------------------------------------------------------
+
+def header_of(path):
+    """The header of a .safetensors file, and where its arrays begin."""
+    raw = path.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8:begin]), begin
+
+
+def read_tensors(path):
+    header, begin = header_of(path)
+    header.pop("__metadata__", None)
+    raw = path.read_bytes()[begin:]
+    dtypes = {"F32": "<f4", "I32": "<i4", "U16": "<u2", "U8": "u1", "I64": "<i8"}
+    return {name: np.frombuffer(raw[slice(*info["data_offsets"])], dtypes[info["dtype"]]).reshape(info["shape"]).copy() for name,
+            info in header.items()}
+
+
+def write_tensors(path, tensors):
+    header, at = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(v.tobytes() for v in tensors.values()))
+
+
+def change_json(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def model_with(directory, model="qwen3", tensor=None, change=None, **config):
+    """A copy of a golden model with other fields of config.json, and change(array) applied to one tensor."""
+    shutil.copytree(GOLDEN / model, directory)
+    change_json(directory / "config.json", **config)
+    if tensor:
+        tensors = read_tensors(directory / "model.safetensors")
+        change(tensors[tensor])
+        write_tensors(directory / "model.safetensors", tensors)
+    return directory
+
+
+def overflow(w):
+    """Makes products with these weights leave the range of float."""
+    w *= np.float32(3e38) / np.abs(w).max()
+
+
+# ---- faults -----------------------------------------------------------------------------------------------------------------------
+
+def start_training(output, **options):
+    return start(command("sft", output_dir=output, **{**SMALL, **options}))
+
+
+def ends_with_one_message(process, *parts):
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1, error
+    expect_one_message(error, *parts)
+
+
+def preloaded(directory, source):
+    """The environment of programs whose calls of the system go to these functions."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    (directory / "shim.cpp").write_text(source)
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", directory / "shim.so", directory / "shim.cpp", "-ldl"], check=True)
+    return {**ENVIRONMENT, "LD_PRELOAD": str(directory / "shim.so")}
