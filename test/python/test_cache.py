@@ -6,11 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from preparing import CHAT, CHATML, PLAIN, prepare
-from runs import (
-    DEMO, ENVIRONMENT, SMALL, call, command, random_documents, refused, refused_training, start, summary, train, write_data, write_lines)
+from runs import DEMO, ENVIRONMENT, call, command, refused, refused_training, start, summary, write_lines
 
 
 class Keys:
@@ -242,22 +240,3 @@ def test_a_cache_that_cannot_be(cache, tmp_path, monkeypatch):
         own.symlink_to(tmp_path)
         assert f"there is no HOME for the cache, and {own} is no directory of this user alone\n  fix: set HOME or XDG" in call(words).stderr
         own.unlink()
-
-
-def test_data_whose_middle_has_changed_is_not_resumed(tmp_path):
-    """4 MB of it: neither its size nor its beginning and end tell."""
-    documents = random_documents(20000, longest=128)
-    path = write_data(tmp_path / "data.safetensors", documents)
-    train(tmp_path / "a", data=path, max_len=128, max_steps=2, save_steps=1)
-    resumed = {**SMALL, "max_len": 128, "max_steps": 3, "resume": "auto"}
-    damaged = bytearray(path.read_bytes())
-    assert len(damaged) > 3 << 20
-    damaged[len(damaged) // 3] ^= 1
-    path.write_bytes(damaged)
-    refused_training(path, tmp_path / "a", "are damaged, or were changed after the file was written: the checksum of its bytes",
-                     "fix: copy the file again", **resumed)
-    ids, mask = documents[10000]
-    documents[10000] = (np.where(ids == ids[0], 5 + (ids[0] == 5), ids), mask)
-    changed = write_data(tmp_path / "data.safetensors", documents)
-    assert changed.stat().st_size == len(damaged)
-    refused_training(path, tmp_path / "a", "was made with data", "fix: the same data", **resumed)

@@ -1,6 +1,7 @@
 """The text of ids equals the package tokenizers', for every section "decoder". `generate` shows the text of its prompts, which are ids here."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -53,6 +54,7 @@ def test_texts_equal_those_of_tokenizers(name, tmp_path):
     bytes_only = [i for i, token in enumerate(tokens) if token.startswith("<0x")] or list(range(size))
     ids = [random.choice(bytes_only if i % 2 else size, random.integers(1, 12)).astype(np.int32) for i in range(400)]
     file = write_data(tmp_path / "prompts.safetensors", [(document, np.zeros(len(document), np.uint8)) for document in ids], kind="prompts")
-    said = call(command("generate", model=model, prompts=file, max_new_tokens=1)).stdout
-    for document, line in zip(ids, said.splitlines(), strict=True):
+    result = call(command("generate", model=model, prompts=file, max_new_tokens=1))
+    assert result.returncode == 0 and re.fullmatch(r"\d+ tokens in [\d.]+ s, \d+ tokens/s\n", result.stderr), result.stderr
+    for document, line in zip(ids, result.stdout.splitlines(), strict=True):
         assert json.loads(line)["prompt"] == tokenizer.decode(document.tolist()), [tokenizer.id_to_token(i) for i in document]

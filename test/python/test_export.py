@@ -77,16 +77,6 @@ def test_a_model_stops_where_its_answers_did(trained, tmp_path):
     assert answer(model=trained, output=tmp_path / "a") == ("user\nHi\nassistant\n", "Yes.", "stop")
 
 
-def test_other_fields_of_generation_stay(base, chats, tmp_path):
-    for number, (given, expected) in enumerate([({"temperature": 0.6, "eos_token_id": EOS}, [END, EOS]),
-                                                ({"eos_token_id": [EOS, END, 7]}, [EOS, END, 7]),
-                                                ({"top_k": 3}, [END, EOS])]):
-        model = shutil.copytree(base, tmp_path / f"model{number}")
-        (model / "generation_config.json").write_text(json.dumps(given))
-        out = train(tmp_path / f"out{number}", model=model, data=chats, max_steps=1)
-        assert generation(out) == {**given, "eos_token_id": expected}
-
-
 @pytest.mark.parametrize("template", [None, PLAIN, CHATML])
 def test_the_template_that_was_trained_is_saved(template, chats, tmp_path):
     model = make_base(tmp_path / "model", template)

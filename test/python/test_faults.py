@@ -69,7 +69,6 @@ def test_killed_again_and_again(kills, data, tmp_path):
             assert int((run / "latest").read_text()[5:]) in (landed[-1], landed[-1] - 1)
         if (run / "best").exists():
             assert files(run / "best").keys() == files(straight / "best").keys()
-    print(f"\n  killed {kills} times, {inside} of them inside a save, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
     assert inside >= kills // 4
     train(run, resume="auto", **options)
     finished()

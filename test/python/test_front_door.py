@@ -105,19 +105,11 @@ MIXTRAL = """sft --data.max_len 2048 --data.dataset Open-Orca/OpenOrca --data.in
     --ckpt.output_dir ./checkpoint/mixtral-sft-lora --ckpt.save_steps -1 --logger.logging_steps 1 --eval.steps -1 --ds.zero_stage 3
     --train.max_epochs 1 --ds.param_dtype bf16 --model.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2
     --adam.lr 5e-6 --ds.lora.rank 64 --ds.lora.alpha 64 --ds.packing_samples --model.aux_loss_coef 0.001"""
-SFT_TP = """sft --max_len 2048 --dataset Open-Orca/OpenOrca --input_key question --output_key response --train_batch_size 256
-    --micro_train_batch_size 2 --max_samples 500000 --pretrain meta-llama/Meta-Llama-3-8B --save_path ./checkpoint/llama3-8b-sft
-    --save_steps -1 --logging_steps 1 --eval_steps -1 --zero_stage 2 --max_epochs 1 --bf16 --flash_attn --learning_rate 5e-6
-    --gradient_checkpointing --packing_samples --ds_tensor_parallel_size 2"""
 DPO_RING = """dpo --save_path ./checkpoint/llama3-8b-dpo --save_steps -1 --logging_steps 1 --eval_steps -1 --train_batch_size 256
     --micro_train_batch_size 1 --pretrain OpenRLHF/Llama-3-8b-sft-mixture --bf16 --max_epochs 1 --max_len 8192 --zero_stage 3
     --learning_rate 5e-7 --beta 0.1 --dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --apply_chat_template
     --chosen_key chosen --rejected_key rejected --flash_attn --load_checkpoint --gradient_checkpointing --packing_samples
     --ring_attn_size 2 --ring_head_stride 1 --eval_dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku"""
-CONTINUED = """sft --max_len 4096 --dataset Open-Orca/OpenOrca --input_key question --output_key response --train_batch_size 256
-    --micro_train_batch_size 2 --pretrain meta-llama/Meta-Llama-3-8B --save_path ./checkpoint --save_steps -1 --logging_steps 1
-    --eval_steps -1 --zero_stage 2 --max_epochs 1 --bf16 --flash_attn --learning_rate 5e-6 --gradient_checkpointing
-    --packing_samples --pretrain_mode --not_a_flag_of_anyone"""
 TEMPLATE = "User: {}\nAssistant: "
 
 
@@ -143,17 +135,6 @@ def test_openrlhf_mixtral(home):
     refused, command = problems(home, words(MIXTRAL))
     assert refused == {"model.aux_loss_coef"}
     first_step(home, command)
-
-
-@pytest.mark.parametrize("line, parts", [
-    (SFT_TP, ['train_llama: --ds_tensor_parallel_size "2" has no meaning here\n  fix: there is no tensor parallelism: '
-              "--ring_attn_size shares sequences, --zero_stage the optimizer\nWhat was understood, "]),
-    (CONTINUED, ["2 problems:\n", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out\n",
-                 "unknown flag --not_a_flag_of_anyone\n  fix: ./train_llama sft --help lists the flags of sft\n"])],
-                         ids=["tensor parallel", "continued"])
-def test_openrlhf_flags_that_are_not_here(home, line, parts):
-    error = call(home, words(line)).stderr
-    assert all(part in error for part in parts), error
 
 
 # ---- TRL ----------------------------------------------------------------------------------------------------------------------------

@@ -55,14 +55,6 @@ def test_the_bundled_run(tmp_path):
 
 # ---- models in and out ----------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("preset, parameters", [("d12", 124439808), ("d24", 354823168), ("d36", 774030080), ("d48", 1557611200)])
-def test_parameters_of_presets(preset, parameters):
-    result = call(command("pretrain", "--plan", model=None, preset=preset, max_len=1024, gpu=80))
-    assert result.returncode == 0 and result.stderr == ""
-    assert result.stdout.startswith(f"{parameters} parameters; rows of 1024 tokens, ")
-    assert "longest sample that fits: 1024 tokens (n_positions)\n" in result.stdout
-
-
 def test_the_first_loss_of_random_weights(tmp_path):
     """Logits are normal, with the variance of a product of 768 normed channels and weights of 0.02."""
     V, variance = 50257, 768 * 0.02**2

@@ -205,7 +205,6 @@ def test_planned_memory_is_that_of_the_process(long_data, tmp_path):
         first, step = log_lines(output)[:2]
         planned[ranks] = first["planned_peak_mem"], first["plan_bytes"]
         assert ", planned " in text
-        print(f"\n  {ranks} ranks: peak {step['peak_mem'] >> 20} MiB, planned {planned[ranks][0] >> 20}, a plan {planned[ranks][1] >> 20}")
         assert abs(step["peak_mem"] - planned[ranks][0]) < 0.1 * planned[ranks][0]
     process = {ranks: all_ranks - ranks * each for ranks, (all_ranks, each) in planned.items()}
     assert 0 < process[4] < process[1] + (32 << 20)

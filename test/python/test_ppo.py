@@ -10,8 +10,6 @@ from test_grpo import MESHES, POLICY, rollouts, use_program
 from test_preference import reward_model
 
 MODELS = POLICY["models"]
-
-
 words, run = (partial(call, task="ppo", max_steps=3, max_epochs=3) for call in (test_grpo.words, test_grpo.run))  # steps of all rollouts
 
 

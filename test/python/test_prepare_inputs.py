@@ -167,7 +167,6 @@ def test_memory_does_not_grow_with_the_data(bench):
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) << 10
 
     few, many = peak(2000), peak(10000)  # both fill the queues between the processes
-    print(f"peaks: {few >> 20} and {many >> 20} MiB")
     assert many - few < len(lines(records)) * 8000 / 2  # in memory, text and tokens would be several times that
 
 

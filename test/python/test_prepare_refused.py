@@ -104,7 +104,6 @@ def test_records_of_other_tasks(bench, task, template, record, message):
     assert error.startswith("record 2 (line 2) of in.jsonl: " + message)
 
 
-
 @pytest.mark.parametrize("flags, record, message", [
     ([], {"chosen": "a"}, "has no field 'rejected', so it is no pair of answers; it has chosen\n  fix: name the fields with --"),
     ([], {"messages": CHAT}, "has no field 'chosen', so it is no pair of answers; it has messages"),

@@ -385,7 +385,6 @@ def test_two_hosts():
     result = subprocess.run(["bash", ROOT / "test/two_hosts.sh"], capture_output=True, text=True, timeout=300)
     if result.returncode == 77:
         pytest.skip(result.stdout.strip())
-    print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
