@@ -197,45 +197,14 @@ def test_trl(home, line, expected):
 
 # ---- Axolotl ------------------------------------------------------------------------------------------------------------------------
 
-LORA_1B = """
-base_model: NousResearch/Llama-3.2-1B
-datasets:
-  - path: teknium/GPT4-LLM-Cleaned
-    type: alpaca
-val_set_size: 0.4
-output_dir: ./outputs/lora-out
-adapter: lora
-lora_model_dir:
-sequence_len: 2048
-sample_packing: true
-eval_sample_packing: true
-lora_r: 16
-lora_alpha: 32
-lora_target_modules:
-  - gate_proj
-  - down_proj
-wandb_project:
-gradient_accumulation_steps: 2
-micro_batch_size: 2
-num_epochs: 1
-optimizer: adamw_8bit
-lr_scheduler: cosine
-learning_rate: 0.0002
-bf16: auto
-tf32: false
-gradient_checkpointing: true
-resume_from_checkpoint:
-logging_steps: 1
-attn_implementation: flash_attention_2
-loss_watchdog_threshold: 5.0
-loss_watchdog_patience: 3
-warmup_ratio: 0.1
-evals_per_epoch: 4
-saves_per_epoch: 1
-weight_decay: 0.0
-special_tokens:
-  pad_token: "<|end_of_text|>"
-"""
+LORA_1B = {
+    "base_model": "NousResearch/Llama-3.2-1B", "datasets": [{"path": "teknium/GPT4-LLM-Cleaned", "type": "alpaca"}], "val_set_size": 0.4,
+    "output_dir": "./outputs/lora-out", "adapter": "lora", "lora_model_dir": None, "sequence_len": 2048, "sample_packing": True,
+    "eval_sample_packing": True, "lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["gate_proj", "down_proj"], "wandb_project": None,
+    "gradient_accumulation_steps": 2, "micro_batch_size": 2, "num_epochs": 1, "optimizer": "adamw_8bit", "lr_scheduler": "cosine",
+    "learning_rate": 0.0002, "bf16": "auto", "tf32": False, "gradient_checkpointing": True, "resume_from_checkpoint": None, "logging_steps": 1,
+    "attn_implementation": "flash_attention_2", "loss_watchdog_threshold": 5.0, "loss_watchdog_patience": 3, "warmup_ratio": 0.1,
+    "evals_per_epoch": 4, "saves_per_epoch": 1, "weight_decay": 0.0, "special_tokens": {"pad_token": "<|end_of_text|>"}}
 SEQUENCE_PARALLEL = """
 base_model: Qwen/Qwen3-8B
 datasets:
@@ -271,7 +240,7 @@ def test_axolotl_sequence_parallel(home):
 
 
 def test_axolotl_lora(home):
-    (home / "lora.yaml").write_text(LORA_1B)
+    (home / "lora.yaml").write_text(json.dumps(LORA_1B))  # JSON is YAML
     first_step(home, ["axolotl", "train", "lora.yaml"])
 
 
