@@ -67,8 +67,10 @@ PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARR
 PTX_TESTS_RUN   := -*Slow*:CudaGraphs*
 PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
 # ptxas reports the registers of the ladders; nothing runs its machine code.
-PTX_CODE        := compute_90
+PTX_ARCH        := 90
+PTX_CODE        = compute_$(PTX_ARCH)
 $(PTX_LADDERS:=.o): private PTX_CODE := [compute_90,sm_90]
+$(BUILD)/ptx/test/ptx/kernels/test_hopper.o: private PTX_ARCH := 90a
 $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)
 
@@ -76,7 +78,7 @@ define compile_for_ptx
 $(BUILD)/ptx/%.o: %$(1) $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo 'compile $$< with its PTX'
-	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode 'arch=compute_90,code=$$(PTX_CODE)' -Xptxas -v --no-compress -MMD -MP -x cu -c $$< -o $$@ \
+	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode 'arch=compute_$$(PTX_ARCH),code=$$(PTX_CODE)' -Xptxas -v --no-compress -MMD -MP -x cu -c $$< -o $$@ \
 	    2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_ptx,$(type))))

@@ -33,6 +33,9 @@ constexpr const char *prologue = R"(
     mul.wide.u32 %rd3, %r4, 4;  add.s64 %rd3, %rd1, %rd3;
 )";
 
+ptx::Counts last;  // of run()
+std::array<ptx::Count, ptx::pipes> by_pipe;
+
 void run(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
     std::string head = prologue;
     head.replace(head.find("CLUSTER"), 7, cluster > 1 ? format(".reqnctapercluster %u, 1, 1", cluster) : "");
@@ -42,7 +45,8 @@ void run(const std::string &body, unsigned threads = 128, unsigned blocks = 1, u
     ptx::TensorMap *const pm = maps;
     ptx::DeviceMemory memory;
     memory.add(px, sizeof x), memory.add(py, sizeof y), memory.add(pm, sizeof maps);
-    ptx::run(module.kernel("kernel"), {{blocks}, {threads}, 64 * 1024, true}, {&px, &py, &pm}, memory);
+    last = ptx::run(module.kernel("kernel"), {{blocks}, {threads}, 64 * 1024, true}, {&px, &py, &pm}, memory);
+    by_pipe = last.by_pipe(module.kernel("kernel"));
 }
 std::string error_of(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
     try {
@@ -408,6 +412,17 @@ TEST(PtxHopper, WgmmaOfEveryTypeAndLayout) {
                         run(parts(p, false).all());
                         EXPECT_EQ(differences(p.K), 0) << kind.types << " " << a << turned_a << " " << b << turned_b;
                     }
+}
+
+TEST(PtxHopper, CountsOfTmaAndWgmma) {
+    const Product p{kinds[0], {3, false}, {3, false}, 64};
+    run(parts(p, false).all());
+    EXPECT_EQ(by_pipe[size_t(ptx::Pipe::tensor)].flop, 2u * 64 * 64 * 64);
+    EXPECT_EQ(by_pipe[size_t(ptx::Pipe::tensor)].wavefronts,
+              4u * (2048 + 2048) / 128);  // A and B are read once for the four warps
+    EXPECT_EQ(by_pipe[size_t(ptx::Pipe::copy)].requests, 2u);
+    EXPECT_EQ(by_pipe[size_t(ptx::Pipe::copy)].sectors, 2u * 64 * 128 / 32);
+    EXPECT_EQ(last.traffic.read, 2u * 64 * 128);
 }
 
 TEST(PtxHopper, WgmmaWithRegisters) {

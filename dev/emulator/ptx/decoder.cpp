@@ -216,6 +216,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     const Form &form = found->second;
     i.run = flushed ? form.flushed : form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
     i.machine = machine_instructions(name.find(".approx") == std::string::npos ? full : name);  // with .ftz these need no scaling
+    if (form.pipe == Pipe::tensor) i.flop = 2 * 16 * 8 * 16;                                    // mma.m16n8k16
     if (form.bytes) i.bytes = form.bytes;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
     for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);
@@ -233,6 +234,7 @@ void Decoder::product(Instruction &i, const std::string &name, Texts arguments) 
     arguments.erase(arguments.begin());
     compute(i, name.substr(0, shape) + name.substr(k) + (arguments.at(0)[0] == '{' ? " registers" : ""), arguments);
     i.work = mma_share * float(n) / 8;
+    i.flop = uint32_t(2 * 16 * n * std::stoul(name.substr(k + 1)));
     kernel_.uses_wgmma = true;
 }
 

@@ -50,6 +50,7 @@ struct Count {
     uint64_t requests = 0, sectors = 0;  // of global memory: by warps, of 32 bytes
     uint64_t wavefronts = 0,
              least_wavefronts = 0;  // of shared memory: as its banks allow, and if no two words of a warp met in a bank
+    uint64_t flop = 0;              // of tensor cores, in sums over instructions
     void operator+=(const Count &other);
 };
 

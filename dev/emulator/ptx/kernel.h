@@ -55,6 +55,7 @@ struct Instruction {
     int line = 0;                      // in the module's text
     std::vector<int> accumulators;     // slots, of wgmma
     float work = 1;                    // of the tensor cores: in the time of an mma.m16n8k16
+    uint32_t flop = 0;                 // of the tensor cores, by a warp
 };
 
 struct Parameter {

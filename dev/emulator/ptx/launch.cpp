@@ -17,6 +17,7 @@ void Count::operator+=(const Count &other) {
     executed += other.executed, threads += other.threads;
     requests += other.requests, sectors += other.sectors;
     wavefronts += other.wavefronts, least_wavefronts += other.least_wavefronts;
+    flop += other.flop;
 }
 Count Counts::total() const {
     Count sum;
@@ -26,7 +27,11 @@ Count Counts::total() const {
 
 std::array<Count, pipes> Counts::by_pipe(const Kernel &kernel) const {
     std::array<Count, pipes> sums;
-    for (size_t n = 0; n < instructions.size(); n++) sums[size_t(kernel.code[n].pipe)] += instructions[n];
+    for (size_t n = 0; n < instructions.size(); n++) {
+        Count &sum = sums[size_t(kernel.code[n].pipe)];
+        sum += instructions[n];
+        sum.flop += instructions[n].executed * kernel.code[n].flop;
+    }
     return sums;
 }
 

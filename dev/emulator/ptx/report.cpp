@@ -50,7 +50,7 @@ void print_counts(const std::string &what, const std::vector<Launches> &launched
         const auto whole = [&](uint64_t count) { return format("%.0f", per_launch(count)); };
         const auto found = code.find(l.mangled);
         const bool known = found != code.end();
-        const double flops = per_launch(l.by_pipe[size_t(Pipe::tensor)].executed) * 2 * 16 * 8 * 16;
+        const double flops = per_launch(l.by_pipe[size_t(Pipe::tensor)].flop);
         std::string in_pipes;
         for (size_t p = 0; p < pipes; p++)
             if (l.by_pipe[p].executed) in_pipes += format(" %s %.0f", pipe_names[p], per_launch(l.by_pipe[p].executed));
