@@ -35,6 +35,7 @@ struct Arguments {
     std::vector<size_t> versions;
     std::optional<Sizes> shape;
     bool emulate = false, count = false, csv = false;
+    size_t sample = 0;
 };
 
 static size_t number(const std::string &text) {  // 0 if it is none
@@ -53,8 +54,12 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
     CLI::App app(about_program(about), about.name);
     app.add_option("version", version, format("1 to %zu, all, or shipped: the last", about.ideas.size()))->capture_default_str();
     app.add_option("--shape", shape, shapes);
-    if (the_interpreter) app.add_flag("--count", out.count, "count the work of each launch, and predict its least time on GPUs");
-    else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
+    if (the_interpreter) {
+        const auto count = app.add_flag("--count", out.count, "count the work of each launch, and predict its time on GPUs");
+        app.add_option("--sample", out.sample, "run only so many blocks of each launch, evenly spaced, and multiply their counts")
+            ->needs(count)
+            ->check(CLI::PositiveNumber);
+    } else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
     app.add_flag("--csv", out.csv, "print a table for programs; verdicts go to stderr");
     try {
         app.parse(argc, argv);
@@ -158,7 +163,7 @@ static void count_all(const AnyLadder &ladder, const Arguments &args) {
     for (size_t version : args.versions)
         if (op->runs(version))
             the_interpreter->count(
-                format("%s %zu", ladder.about.name, version), [&] { op->run(version); }, args.csv);
+                format("%s %zu", ladder.about.name, version), [&] { op->run(version); }, args.sample, args.csv);
 }
 
 // ---- timings -------------------------------------------------------------------------------------------------------------------

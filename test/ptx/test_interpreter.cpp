@@ -736,7 +736,7 @@ TEST(PtxCounts, WavefrontsOfSharedMemory) {
 
 // Without .ftz, machine code scales arguments and results that may be subnormal.
 TEST(PtxCounts, MachineInstructionsOfApproximateFunctions) {
-    const auto issued = [](const std::string &body) { return run(body).counts.demands[0][size_t(ptx::Unit::issue)]; };
+    const auto issued = [](const std::string &body) { return run(body).counts.blocks[0].demand[size_t(ptx::Unit::issue)]; };
     EXPECT_EQ(issued("ex2.approx.f32 %f5, %f6;") - issued("ex2.approx.ftz.f32 %f5, %f6;"), 3);
     EXPECT_EQ(issued("div.rn.ftz.f32 %f5, %f6, %f7;"), issued("div.rn.f32 %f5, %f6, %f7;"));
 }
@@ -758,26 +758,88 @@ TEST(PtxCounts, TrafficOfL2AndMemory) {
     EXPECT_EQ(traffic(add, 1).written, 128u);
 }
 
-// A block with only `n` float additions for each of its warps, in the model's units.
+// Cycles of a block that has its multiprocessor to itself.
+double latency(const std::string &body, unsigned threads = 32) { return run(body, threads).counts.blocks[0].latency; }
+
+TEST(PtxTiming, AnInstructionWaitsForItsOperands) {
+    const std::string chain = "add.f32 %f5, %f5, %f6;\n", other = "add.f32 %f7, %f6, %f6;\n", end = "$L: bra $M;\n$M:\n";
+    const auto times = [](const std::string &line, size_t n) {
+        std::string all;
+        for (size_t i = 0; i < n; i++) all += line;
+        return all;
+    };
+    EXPECT_DOUBLE_EQ(latency(times(chain, 40) + end) - latency(times(chain, 20) + end), 20 * 4.5);
+    EXPECT_LT(latency(times(other, 40) + end), latency(times(chain, 20) + end))
+        << "independent instructions are issued each cycle";
+    EXPECT_DOUBLE_EQ(latency(times(other, 40) + chain + end), latency(chain + times(other, 40) + end))
+        << "ptxas orders a basic block";
+}
+
+// The data of a first read are in device memory, of a second one in L1.
+TEST(PtxTiming, LoadsAndCopiesWaitForMemory) {
+    const std::string load = "ld.global.f32 %f5, [%rd2];\n", use = "setp.lt.f32 %p1, %f5, %f6;\n@%p1 bra $L;\n$L:\n",
+                      again = "ld.global.f32 %f7, [%rd2];\nsetp.lt.f32 %p1, %f7, %f6;\n@%p1 bra $M;\n$M:\n";
+    const double once = latency(load + use);
+    EXPECT_GT(once, 600);
+    EXPECT_LT(once, 700);
+    EXPECT_NEAR(latency(load + use + again) - once, 50, 20);
+
+    const std::string copy = "cp.async.ca.shared.global [%r3], [%rd2], 4, 4;\ncp.async.commit_group;\n",
+                      next = "cp.async.ca.shared.global [%r3+256], [%rd2+4096], 4, 4;\ncp.async.commit_group;\n",
+                      wait = "cp.async.wait_group 0;\nbra.uni $W;\n$W:\n", last = "cp.async.wait_group 0;\nbra.uni $X;\n$X:\n";
+    EXPECT_NEAR(latency(copy + wait + next + last), 2 * latency(copy + next + wait), 100) << "two stages hide a copy";
+}
+
+TEST(PtxTiming, ABarrierWaitsForTheLastWarp) {
+    const std::string slow =
+                          "setp.gt.u32 %p1, %r0, 31;\n@%p1 bra $B;\nld.global.f32 %f5, [%rd2];\nsetp.lt.f32 %p2, %f5, %f6;\n"
+                          "@%p2 bra $B;\n$B:\n",
+                      barrier = "bar.sync 0;\n";
+    EXPECT_GT(latency(slow + barrier, 64), 600);
+}
+
+// A part of the grid stands for all of it, and reads no more than there is.
+TEST(PtxCounts, ASampleIsMultiplied) {
+    const std::string body = "ld.global.u32 %r5, [%rd2];\n";
+    const auto whole = run(body, 32, 12).counts,
+               part = launch(body, {.grid = {12}, .threads = {32}, .count_memory = true, .sample = 3}).counts;
+    EXPECT_EQ(part.blocks.size(), 3u);
+    EXPECT_EQ(part.total().executed, whole.total().executed);
+    EXPECT_EQ(part.traffic.l2, whole.traffic.l2);
+}
+
+// A launch whose blocks have these demands and latencies, on a grid of as many blocks or more.
 TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
     const ptx::Gpu &gpu = ptx::gpus[0];
-    const auto demand = [](double fp32, double special) {
-        ptx::Demand d{};
-        d[size_t(ptx::Unit::fp32)] = fp32, d[size_t(ptx::Unit::special)] = special, d[size_t(ptx::Unit::issue)] = fp32 + special;
-        return d;
+    const auto block = [](double fp32, double special, double latency = 0) {
+        ptx::BlockWork b{{}, latency};
+        b.demand[size_t(ptx::Unit::fp32)] = fp32, b.demand[size_t(ptx::Unit::special)] = special;
+        b.demand[size_t(ptx::Unit::issue)] = fp32 + special;
+        return b;
     };
-    const auto seconds = [&](double cycles) { return cycles / gpu.clock; };
+    const auto predict = [&](const ptx::BlockWork &b, size_t blocks = 1, const ptx::Traffic &traffic = {}) {
+        return ptx::predict({{.grid = {unsigned(blocks)}, .threads = {128}}, 32, {b}, traffic}, gpu);
+    };
+    const double launch = predict(block(0, 0)).seconds;
+    const auto seconds = [&](double cycles) { return launch + cycles / gpu.clock; };
     const size_t sms = size_t(gpu.multiprocessors);
-    ptx::Prediction p = ptx::predict({demand(4000, 0)}, {}, gpu);
-    EXPECT_DOUBLE_EQ(p.seconds, seconds(1000));
-    p = ptx::predict({demand(4000, 1000)}, {}, gpu);
-    EXPECT_DOUBLE_EQ(p.seconds, seconds(2000));
-    EXPECT_STREQ(p.bound, "special");
-    EXPECT_DOUBLE_EQ(ptx::predict(std::vector<ptx::Demand>(sms, demand(4000, 0)), {}, gpu).seconds, seconds(1000));
-    EXPECT_DOUBLE_EQ(ptx::predict(std::vector<ptx::Demand>(sms + 1, demand(4000, 0)), {}, gpu).seconds, seconds(2000));
-    p = ptx::predict({demand(4000, 0)}, {.read = 3'350'000, .written = 3'350'000, .l2 = 0}, gpu);
-    EXPECT_DOUBLE_EQ(p.seconds, 2e-6);
-    EXPECT_STREQ(p.bound, "DRAM");
+    EXPECT_DOUBLE_EQ(predict(block(4000, 0)).seconds, seconds(1000));
+    EXPECT_DOUBLE_EQ(predict(block(4000, 1000)).seconds, seconds(2000));
+    EXPECT_STREQ(predict(block(4000, 1000)).bound, "special");
+    EXPECT_DOUBLE_EQ(predict(block(4000, 0), sms).seconds, seconds(1000));
+    EXPECT_DOUBLE_EQ(predict(block(4000, 0), sms + 1).seconds, seconds(2000));
+    const auto copied = predict(block(4000, 0), 1, {.read = size_t(gpu.dram), .written = size_t(gpu.dram), .l2 = 0});
+    EXPECT_DOUBLE_EQ(copied.seconds, launch + 2);
+    EXPECT_STREQ(copied.bound, "DRAM");
+
+    // 16 blocks of 128 threads are resident. Waiting costs less than as much again where there is other work.
+    EXPECT_DOUBLE_EQ(predict(block(0, 0, 5000), 16 * sms).seconds, seconds(5000));
+    EXPECT_DOUBLE_EQ(predict(block(0, 0, 5000), 16 * sms + 1).seconds, seconds(10000));
+    EXPECT_STREQ(predict(block(4000, 0, 5000)).bound, "latency");
+    EXPECT_GT(predict(block(4000, 0, 1000)).seconds, seconds(1000));
+    EXPECT_LT(predict(block(4000, 0, 1000)).seconds, seconds(2000));
+    EXPECT_STREQ(ptx::predict({{.grid = {1}, .threads = {128}, .shared = 200 * 1024}, 32, {block(1, 0)}, {}}, ptx::gpus[3]).bound,
+                 "does not fit");
 }
 
 // 128 threads of 128 registers: 4 warps of 4096 registers, of which 65536 hold 16. 100 KB leave room for two blocks of an H100.

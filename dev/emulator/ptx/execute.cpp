@@ -93,9 +93,10 @@ void arrive(Warp &w, const Instruction &i) {
     if (id < 0 || id > 15 || expected <= 0 || expected % lanes || expected > all)
         w.fail(0, format("barrier %d for %d threads of %d", id, expected, all));
     Barrier &barrier = block.barriers[id];
-    if (!barrier.arrived) barrier = {0, expected, View(), 0, 0};
+    if (!barrier.arrived) barrier = {0, expected, View(), 0, 0, 0};
     if (barrier.expected != expected) w.fail(0, format("barrier %d for %d threads and for %d", id, barrier.expected, expected));
     barrier.view.join(w.view);
+    barrier.time = std::max(barrier.time, w.timing.begin);
     w.sync_lanes();
     block.cluster->events++;
     barrier.arrived += lanes;
@@ -110,6 +111,7 @@ void arrive(Warp &w, const Instruction &i) {
             other.waits_at = -1;
             write_reduction(other, barrier);
             other.view.join(barrier.view);
+            other.timing.begin = other.timing.issued = barrier.time + barrier_cycles;
         }
 }
 
@@ -117,6 +119,7 @@ void arrive(Warp &w, const Instruction &i) {
 bool run_warp(Warp &w) {
     const Kernel &kernel = *w.block->running->kernel;
     Count *const counts = w.block->running->counts->instructions.data();
+    const bool timed = w.block->running->launch->count_memory;
     bool ran = false;
     while (!w.paths.empty() && w.waits_at < 0) {
         Path &path = w.paths.back();
@@ -129,12 +132,15 @@ bool run_warp(Warp &w) {
         w.active = path.mask;
         if (i.guard >= 0) w.active &= i.guard_negated ? ~w.predicate(i.guard) : w.predicate(i.guard);
         if (kernel.uses_wgmma && i.control == Control::none && w.active) note_registers(w, i);
+        Count &count = counts[path.at];
+        const Count before = count;
         if (i.control == Control::none && w.active) {
             i.run(w, i);
             if (std::exchange(w.stalled, false)) return ran;
         }
         ran = true;
-        Count &count = counts[path.at];
+        if (timed && w.active) time_instruction(w, i, before);
+        if (timed && i.control != Control::none) w.timing.end_basic_block();
         count.executed++, count.threads += uint64_t(std::popcount(i.control == Control::branch ? path.mask : w.active));
         if (i.control == Control::branch) {
             branch(w, i, w.active);

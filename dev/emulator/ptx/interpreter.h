@@ -42,12 +42,13 @@ struct Launch {
     size_t shared = 0;           // dynamic
     bool count_memory = false;   // sectors and wavefronts, too
     Extent cluster = {0, 0, 0};  // blocks of a cluster; 0: as the kernel says
+    size_t sample = 0;           // clusters that are run, evenly spaced, and whose counts are multiplied; 0: all
 };
 
 // Of one instruction, or of a launch.
 struct Count {
-    uint64_t executed = 0, threads = 0;  // warps and threads that executed it
-    uint64_t requests = 0, sectors = 0;  // of global memory: by warps, of 32 bytes
+    uint64_t executed = 0, threads = 0;             // warps and threads that executed it
+    uint64_t requests = 0, sectors = 0, lines = 0;  // of global memory: by warps, of 32 and of 128 bytes
     uint64_t wavefronts = 0,
              least_wavefronts = 0;  // of shared memory: as its banks allow, and if no two words of a warp met in a bank
     uint64_t flop = 0;              // of tensor cores, in sums over instructions
@@ -60,6 +61,12 @@ enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor
 constexpr size_t units = 8;
 using Demand = std::array<double, units>;
 
+// What a block asks of a multiprocessor; `latency`: cycles that it would take alone (timing.h).
+struct BlockWork {
+    Demand demand{};
+    double latency = 0;
+};
+
 // Bytes in sectors. Device memory is read or written once for each sector that a launch touches, as if L2 held everything; L2 answers all but
 // what L1 has: of a sector that a block has read before.
 struct Traffic {
@@ -70,10 +77,11 @@ struct Traffic {
 struct Counts {
     std::vector<Count> instructions;  // as in Kernel::code
     uint64_t barriers = 0, divergent_branches = 0;
-    double seconds = 0;           // that the interpreter took
-    std::vector<Demand> demands;  // of each block, if memory is counted
+    double seconds = 0;             // that the interpreter took
+    std::vector<BlockWork> blocks;  // of each block that was run, if memory is counted
     Traffic traffic;
 
+    void multiply(double factor);
     Count total() const;
     std::array<Count, pipes> by_pipe(const Kernel &kernel) const;
     Demand demand(const Kernel &kernel) const;  // of all blocks so far

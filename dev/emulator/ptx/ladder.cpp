@@ -21,14 +21,14 @@ struct ThisInterpreter : Interpreter {
     }
     size_t kernels() const override { return program_kernels().size(); }
 
-    void count(const std::string &what, const std::function<void()> &run, bool csv) const override {
+    void count(const std::string &what, const std::function<void()> &run, size_t clusters, bool csv) const override {
         static const auto code = read_ptxas(std::filesystem::read_symlink("/proc/self/exe").string() + ".ptxas");
         static const bool first = (print_counts_header(csv), true);
         (void)first;
         forget_launches();
-        counting = true;
+        counting = true, sample = clusters;
         run();
-        counting = false;
+        counting = false, sample = 0;
         print_counts(what, launched(), code, csv);
     }
 };

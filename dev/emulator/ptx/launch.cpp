@@ -1,6 +1,7 @@
 // Launches: clusters of blocks one after the other, and the sums of what they did.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "execute.h"
 
@@ -15,9 +16,14 @@ DeviceMemory::Allocation DeviceMemory::at_or_before(uintptr_t address) const {
 
 void Count::operator+=(const Count &other) {
     executed += other.executed, threads += other.threads;
-    requests += other.requests, sectors += other.sectors;
+    requests += other.requests, sectors += other.sectors, lines += other.lines;
     wavefronts += other.wavefronts, least_wavefronts += other.least_wavefronts;
     flop += other.flop;
+}
+void Counts::multiply(double factor) {
+    const auto grow = [&](auto &...numbers) { ((numbers = uint64_t(std::llround(double(numbers) * factor))), ...); };
+    for (Count &c : instructions) grow(c.executed, c.threads, c.requests, c.sectors, c.lines, c.wavefronts, c.least_wavefronts);
+    grow(barriers, divergent_branches, traffic.l2);
 }
 Count Counts::total() const {
     Count sum;
@@ -49,7 +55,7 @@ Demand Counts::demand(const Kernel &kernel) const {
         add(Unit::issue, all);
         if (i.pipe == Pipe::special) add(Unit::special, double(c.executed)), add(Unit::fp32, all - double(c.executed));
         else if (unit_of[size_t(i.pipe)] != Unit::issue) add(unit_of[size_t(i.pipe)], all * double(i.work));
-        add(Unit::shared, double(c.wavefronts) + double(c.sectors) / 4);
+        add(Unit::shared, double(c.wavefronts) + double(c.lines));
     }
     return demand;
 }
@@ -112,6 +118,7 @@ void start_warp(Block &block, int number) {
     w.live = w.exist = threads == lanes ? ~0u : (1u << threads) - 1;
     w.paths = {{w.live, 0, int(kernel.code.size())}};
     for (const Preset &p : kernel.presets) preset(w, p);
+    if (launch.count_memory) w.timing.ready.resize(size_t(kernel.slots));
 }
 
 void start_block(Block &block) {
@@ -221,18 +228,33 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     std::mt19937 random(1);
     Demand before{};
     Extent first{0, 0, 0};
+    const size_t clusters = launch.grid.count() / cluster.shape.count();
+    const size_t sample = launch.sample ? std::min(launch.sample, clusters) : clusters;
+    size_t number = 0;
     for (; first.z < launch.grid.z; first.z += cluster.shape.z)
         for (first.y = 0; first.y < launch.grid.y; first.y += cluster.shape.y)
             for (first.x = 0; first.x < launch.grid.x; first.x += cluster.shape.x) {
+                const bool skipped = number > 0 && number * sample / clusters == (number - 1) * sample / clusters;
+                number++;
+                if (skipped) continue;
                 start_cluster(cluster, first);
                 run_cluster(cluster, random);
                 if (!launch.count_memory) continue;
                 const Demand now = counts.demand(kernel);
-                Demand of_block;
-                for (size_t n = 0; n < units; n++) of_block[n] = (now[n] - before[n]) / double(cluster.blocks.size());
-                counts.demands.insert(counts.demands.end(), cluster.blocks.size(), of_block);
+                for (const Block &block : cluster.blocks) {
+                    BlockWork &work = counts.blocks.emplace_back();
+                    for (size_t n = 0; n < units; n++) work.demand[n] = (now[n] - before[n]) / double(cluster.blocks.size());
+                    for (const Warp &w : block.warps) work.latency = std::max(work.latency, double(w.timing.begin));
+                }
                 before = now;
             }
+    const double clusters_of_one = double(clusters) / double(sample);
+    counts.multiply(clusters_of_one);
+    for (const auto &[begin, touched] : running.touched.all()) {  // blocks that are left out may touch the same sectors
+        const double most = double(touched.sectors.size()) * 32;
+        counts.traffic.read += uint64_t(std::min(double(touched.read) * clusters_of_one, most));
+        counts.traffic.written += uint64_t(std::min(double(touched.written) * clusters_of_one, most));
+    }
     counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return counts;
 }

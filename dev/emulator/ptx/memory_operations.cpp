@@ -47,18 +47,18 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
     Running &r = *w.block->running;
     if (!r.last.holds(sector * bytes, 1) && !r.last.holds(sector * bytes + bytes - 1, 1))
         r.last = r.memory->at_or_before(sector * bytes + bytes - 1);
-    TouchedSectors::Sector &touched = r.touched.at(r.last, sector);
-    Traffic &traffic = r.counts->traffic;
-    if (way == Way::write || way == Way::update) {
-        if (way == Way::update && !touched.read && !touched.written) traffic.read += bytes;
-        if (!touched.written) traffic.written += bytes;
-        touched.written = true, traffic.l2 += bytes;
-    } else {
-        if (!touched.read && !touched.written) traffic.read += bytes;
-        touched.read = true;
-        if (way == Way::read_past_l1 || touched.block != w.block->number) traffic.l2 += bytes;
-        if (way == Way::read) touched.block = w.block->number;
+    TouchedSectors::Touched &of_allocation = r.touched.in(r.last);
+    TouchedSectors::Sector &touched = of_allocation.sectors[sector - r.last.begin / bytes];
+    const bool writes = way == Way::write || way == Way::update, in_l2 = touched.read || touched.written,
+               in_l1 = way == Way::read && touched.block == w.block->number;
+    if (way != Way::write) {
+        if (!in_l2) of_allocation.read += bytes;
+        w.timing.level = std::max(w.timing.level, in_l1 ? Level::l1 : in_l2 ? Level::l2 : Level::dram);
     }
+    if (writes && !touched.written) of_allocation.written += bytes;
+    if (!in_l1) r.counts->traffic.l2 += bytes;
+    if (way == Way::read) touched.block = w.block->number;
+    (writes ? touched.written : touched.read) = true;
 }
 
 void count_request(Warp &w, uint64_t *sectors, size_t n, Way way) {
@@ -67,6 +67,7 @@ void count_request(Warp &w, uint64_t *sectors, size_t n, Way way) {
     Count &count = w.count();
     count.requests++;
     count.sectors += n;
+    for (size_t s = 0; s < n; s++) count.lines += s == 0 || sectors[s] / 4 != sectors[s - 1] / 4;
     for (size_t s = 0; s < n; s++) count_traffic(w, sectors[s], way);
 }
 void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
@@ -85,7 +86,7 @@ void count_local(Warp &w, const uint64_t *addresses, uint32_t mask, uint32_t byt
     std::sort(sectors.begin(), sectors.end());
     const size_t n = size_t(std::unique(sectors.begin(), sectors.end()) - sectors.begin());
     Count &count = w.count();
-    count.requests++, count.sectors += n;
+    count.requests++, count.sectors += n, count.lines += ceil_div(n, size_t(4));
     if (way != Way::read) w.block->running->counts->traffic.l2 += 32 * n;
 }
 
@@ -310,9 +311,11 @@ void copy_async(Warp &w, const Instruction &i) {
 }
 void commit_copies(Warp &w, const Instruction &) {
     Warp::each_lane(w.active, [&](int l) { w.committed[l]++; });
+    w.timing.commit();
 }
 void wait_for_copies(Warp &w,
                      const Instruction &i) {  // until at most this number of the most recent groups is in flight
+    w.timing.wait(size_t(i.offsets[0]));
     std::erase_if(w.copies, [&](const Copy &copy) {
         const bool lands = w.active >> copy.lane & 1 && int64_t(copy.group) < int64_t(w.committed[copy.lane]) - i.offsets[0];
         if (lands) {

@@ -1,4 +1,4 @@
-// From the counts of a launch to its least time on a GPU. The model, its sources and its limits: docs/gpu_model.md.
+// From the counts of a launch to its time on a GPU. The model, its sources and how far it is off: docs/gpu_model.md.
 #pragma once
 #include "interpreter.h"
 
@@ -10,17 +10,25 @@ struct Gpu {
     int multiprocessors;
     double clock;                    // Hz
     double dram, l2;                 // bytes a second, of the GPU
-    std::array<double, units> rate;  // warp instructions, in the order of Unit
+    std::array<double, units> rate;  // PTX instructions of a warp, in the order of Unit
     int warps, blocks;               // that a multiprocessor holds at most
     size_t shared;                   // bytes of a multiprocessor that can be shared memory
 };
-extern const std::array<Gpu, 3> gpus;
+extern const std::array<Gpu, 4> gpus;
+
+// A launch as it was counted. Of a grid that was not run as a whole, `blocks` are a sample, evenly spaced.
+struct LaunchWork {
+    Launch launch;  // with static shared memory
+    int registers;  // of a thread; 0: not known
+    std::vector<BlockWork> blocks;
+    Traffic traffic;
+};
 
 struct Prediction {
     double seconds;
-    const char *bound;  // "DRAM", "L2", "issue", ...: what takes so long
+    const char *bound;  // "DRAM", "L2", "issue", ..., "latency": what takes so long
 };
-Prediction predict(const std::vector<Demand> &demands, const Traffic &traffic, const Gpu &gpu);
+Prediction predict(const LaunchWork &work, const Gpu &gpu);
 
 // Whether the GPU's multiprocessors have the shared memory of a block, with the 1 KB that the system takes.
 bool holds(const Gpu &gpu, const Launch &launch);
@@ -32,6 +40,7 @@ struct MachineCode {
 };
 std::map<std::string, MachineCode> read_ptxas(const std::string &path);  // by mangled name; empty if there is no such file
 
-// Occupancy: resident warps of a multiprocessor, as a share of its limit.
+// Blocks that a multiprocessor holds at a time, and the share of its warps that are then resident: the occupancy.
+int resident_blocks(const Launch &launch, int registers, const Gpu &gpu);
 double occupancy(const Launch &launch, int registers, const Gpu &gpu);
 }  // namespace ptx

@@ -13,12 +13,16 @@ const Column columns[] = {{"what", 22},       {"kernel", 44},   {"launches", 8},
                           {"kB written", 10}, {"kB L2", 9},     {"wavefronts", 10}, {"conflicts", 9}, {"barriers", 8},
                           {"pipes", 0}};
 
-std::vector<Demand> mean(std::vector<Demand> sums, double launches) {
-    for (Demand &d : sums)
-        for (double &x : d) x /= launches;
-    return sums;
+// A launch of several with the same shape.
+LaunchWork mean_launch(const Launches &l, int registers) {
+    LaunchWork out{l.launch, registers, l.blocks, l.traffic};
+    for (BlockWork &block : out.blocks) {
+        for (double &x : block.demand) x /= double(l.launches);
+        block.latency /= double(l.launches);
+    }
+    out.traffic = {l.traffic.read / l.launches, l.traffic.written / l.launches, l.traffic.l2 / l.launches};
+    return out;
 }
-Traffic mean(const Traffic &sum, uint64_t launches) { return {sum.read / launches, sum.written / launches, sum.l2 / launches}; }
 
 std::string quoted(const std::string &s) { return s.find(',') == s.npos ? s : '"' + s + '"'; }
 
@@ -77,9 +81,8 @@ void print_counts(const std::string &what, const std::vector<Launches> &launched
             whole(l.barriers)};
         if (csv) cells.push_back(in_pipes.substr(1));
         for (const Gpu &gpu : gpus) {
-            const Prediction p = predict(mean(l.demands, double(l.launches)), mean(l.traffic, l.launches), gpu);
-            const bool fits = holds(gpu, l.launch);
-            cells.push_back(fits ? format("%.2f", p.seconds * 1e6) : "-"), cells.push_back(fits ? p.bound : "too large");
+            const Prediction p = predict(mean_launch(l, known ? found->second.registers : 0), gpu);
+            cells.push_back(std::isinf(p.seconds) ? "-" : format("%.2f", p.seconds * 1e6)), cells.push_back(p.bound);
         }
         print_cells(cells, csv);
         if (!csv) printf("   %s\n", in_pipes.c_str());

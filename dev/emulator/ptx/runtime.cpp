@@ -84,9 +84,11 @@ void remember(State &s, const Kernel &kernel, const Launch &launch, int carveout
     all.launches++, all.barriers += counts.barriers, all.divergent_branches += counts.divergent_branches,
         all.seconds += counts.seconds;
     all.traffic += counts.traffic;
-    all.demands.resize(counts.demands.size());
-    for (size_t b = 0; b < counts.demands.size(); b++)
-        for (size_t n = 0; n < units; n++) all.demands[b][n] += counts.demands[b][n];
+    all.blocks.resize(counts.blocks.size());
+    for (size_t b = 0; b < counts.blocks.size(); b++) {
+        for (size_t n = 0; n < units; n++) all.blocks[b].demand[n] += counts.blocks[b].demand[n];
+        all.blocks[b].latency += counts.blocks[b].latency;
+    }
 }
 
 cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **arguments, size_t shared,
@@ -97,7 +99,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
     const size_t most = registered.most_shared > max_static_shared ? kernel.max_shared : max_static_shared;
     if (shared > registered.most_shared || shared + kernel.static_shared > most) return cudaErrorInvalidValue;
-    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster};
+    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, sample, cluster};
     remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;
@@ -105,6 +107,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
 }  // namespace
 
 bool counting = getenv("PTX_COUNT") != nullptr;
+size_t sample = 0;
 
 Count Launches::total() const {
     Count sum;

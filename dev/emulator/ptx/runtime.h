@@ -17,7 +17,7 @@ struct Launches {
     uint64_t launches = 0, barriers = 0, divergent_branches = 0;
     std::array<Count, pipes> by_pipe;
     double seconds = 0;
-    std::vector<Demand> demands;  // of each block, over all launches; if memory was counted
+    std::vector<BlockWork> blocks;  // sums over all launches, of each block that was run; if memory was counted
     Traffic traffic;
 
     Count total() const;
@@ -26,6 +26,7 @@ std::vector<Launches> launched();
 void forget_launches();
 std::vector<std::string> program_kernels();  // mangled: of all that is linked
 extern bool counting;                        // also counts memory; initially set by PTX_COUNT in the environment
+extern size_t sample;                        // Launch::sample of the launches from now on
 
 // A product asked of cuBLASLt. The library's rules are checked at every product; a violation ends the call with the rule.
 struct Product {

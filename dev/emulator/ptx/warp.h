@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "interpreter.h"
+#include "timing.h"
 
 namespace ptx {
 
@@ -105,6 +106,8 @@ struct Warp {
     uint64_t cluster_arrivals = 0, cluster_waits = 0;  // at the cluster's barrier
     uint32_t registers_of_thread = 0;                  // by setmaxnreg; 0: as it started
 
+    WarpTiming timing;  // if memory is counted
+
     template <class T> T *values(int slot) { return reinterpret_cast<T *>(registers + size_t(slot) * slot_bytes); }
     uint32_t &predicate(int slot) { return *values<uint32_t>(slot); }
     template <class T> void write(int slot, const T *from) {
@@ -136,28 +139,34 @@ struct Warp {
 struct Barrier {
     int arrived = 0, expected = 0;  // threads
     View view;                      // joined views of the arrived warps
+    float time = 0;                 // the cycle in which the last of them arrived (timing.h)
     int voters = 0, votes = 0;      // of bar.red: threads, and those whose predicate holds
 };
 
-// Which sectors of device memory a launch has touched.
+// Which sectors of device memory a launch has touched, by allocation.
 class TouchedSectors {
   public:
     struct Sector {
         uint32_t block = 0;  // that read it last, counted from 1
         bool read = false, written = false;
     };
-    Sector &at(const DeviceMemory::Allocation &allocation, uint64_t sector) {
-        if (allocation.begin != begin_ || !sectors_) {
-            begin_ = allocation.begin, sectors_ = &all_[begin_];
-            sectors_->resize(allocation.bytes / 32 + 2);
+    struct Touched {
+        std::vector<Sector> sectors;     // from the one on in which the allocation begins
+        uint64_t read = 0, written = 0;  // bytes
+    };
+    Touched &in(const DeviceMemory::Allocation &allocation) {
+        if (allocation.begin != begin_ || !touched_) {
+            begin_ = allocation.begin, touched_ = &all_[begin_];
+            touched_->sectors.resize(allocation.bytes / 32 + 2);
         }
-        return (*sectors_)[sector - begin_ / 32];
+        return *touched_;
     }
+    const std::map<uintptr_t, Touched> &all() const { return all_; }
 
   private:
-    std::map<uintptr_t, std::vector<Sector>> all_;
+    std::map<uintptr_t, Touched> all_;
     uintptr_t begin_ = 0;
-    std::vector<Sector> *sectors_ = nullptr;
+    Touched *touched_ = nullptr;
 };
 
 struct Running {  // a launch
