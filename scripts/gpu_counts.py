@@ -1,7 +1,8 @@
 """Counts instructions and memory accesses of the shipped kernels in the PTX interpreter, and writes docs/gpu_counts.md, or checks that no count grew.
 
-    scripts/gpu_counts.py --nvcc NVCC PROGRAM...            as `make count` does; the programs are build/ptx/dev/cuda/*
-    scripts/gpu_counts.py --nvcc NVCC --check PROGRAM...    the last line is "N passed, M failed", with a test per kernel and shape
+    scripts/gpu_counts.py --nvcc NVCC PROGRAM...               as `make count` does; the programs are build/ptx/dev/cuda/*
+    scripts/gpu_counts.py --nvcc NVCC --check PROGRAM...       the last line is "N passed, M failed", with a test per kernel and shape
+    scripts/gpu_counts.py --nvcc NVCC --measured PROGRAM...    writes the table of docs/gpu_model.md: the times of docs/benchmarks.md beside predictions
 
 Worse are more sectors per request, more bank conflicts, more spilled bytes, or a longer predicted time on one of the GPUs. The counts are exact
 and the same on every machine, but another nvcc may make another kernel: then nothing is checked.
@@ -9,12 +10,17 @@ and the same on every machine, but another nvcc may make another kernel: then no
 
 import argparse
 import csv
+import itertools
+import math
 import os
 import re
 import subprocess
 import sys
 
 PAGE = "docs/gpu_counts.md"
+MODEL, BENCHMARKS = "docs/gpu_model.md", "docs/benchmarks.md"
+MEASURED_ON = "H200 us"  # by the table "The workshop" of the benchmarks
+SAMPLE, PATIENCE = "16", 120  # blocks of a launch; seconds for a version
 # In addition to each ladder's own shape: attention of Qwen2.5-0.5B and of Llama-3-8B, half a head group of it; weights in 8 bits.
 SHAPES = {
     "attention_forward": ["2048x1x1x2048x14x2x64", "2048x2x1x2048x14x2x64"],
@@ -23,7 +29,7 @@ SHAPES = {
 }
 COLUMNS = ["what", "kernel", "blocks", "registers", "spilled", "occupancy", "warp inst.", "active", "Mflop", "requests", "per req.", "kB read",
            "kB written", "kB L2", "wavefronts", "conflicts", "barriers"]
-GPUS = ["H100 us", "A100 us", "RTX 4090 us"]
+GPUS = ["H100 us", "H200 us", "A100 us", "RTX 4090 us"]
 WORSE = ["spilled", "per req.", "conflicts", *GPUS]  # if it grows
 
 
@@ -45,13 +51,64 @@ def rows_of(program):
             yield {column: row[column] for column in COLUMNS + GPUS}
 
 
+def measured():
+    """By op: the shape, and the microseconds of each version."""
+    for op, shape, times in re.findall(r"^\| (\w+) \| (\w+)[^|]* \| ([0-9 ,*]+) \|", open(BENCHMARKS).read(), re.MULTILINE):
+        yield op, shape, [float(t.replace(" ", "").strip("*")) for t in times.split(", ")]
+
+
+def predicted(program, version, shape):
+    """The predicted time of a version, and what bounds its longest launch; None if the interpreter takes too long."""
+    command = [program, str(version), "--count", "--csv", "--sample", SAMPLE, "--shape", shape]
+    try:
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE).stdout
+    except subprocess.TimeoutExpired:
+        return None
+    header, *lines = csv.reader(output.splitlines())
+    at, launches = header.index(MEASURED_ON), header.index("launches")
+    times = [(float(line[at]) * int(line[launches]), line[at + 1]) for line in lines]
+    return sum(us for us, _ in times), max(times)[1]
+
+
+def comparison(programs):
+    """The table of measured and predicted times, and what it says in a sentence."""
+    table = "| op, shape | version | measured us | predicted us | ratio | bound |\n|---|---|---|---|---|---|\n"
+    ratios, right, wrong, left_out = [], 0, 0, []
+    for op, shape, times in measured():
+        program = next((p for p in programs if os.path.basename(p) == op), None)
+        known = []
+        for version, us in enumerate(times, 1) if program else []:
+            found = predicted(program, version, shape)
+            if not found:
+                left_out.append(f"{op} {version}")
+                continue
+            ratios.append(found[0] / us)
+            print(f"{op} {version}: {us:.0f} us measured, {found[0]:.0f} predicted, {found[1]}", file=sys.stderr, flush=True)
+            known.append((us, found[0]))
+            table += f"| {op}, {shape} | {version} | {us:.0f} | {found[0]:.0f} | {ratios[-1]:.2f} | {found[1]} |\n"
+        for (us, by_model), (other, other_by_model) in itertools.combinations(known, 2):
+            right += (us < other) == (by_model < other_by_model)
+            wrong += (us < other) != (by_model < other_by_model)
+    near = sum(abs(math.log(r)) < math.log(1.25) for r in ratios)
+    spread = math.exp(math.sqrt(sum(math.log(r) ** 2 for r in ratios) / len(ratios)))
+    return (f"Of {len(ratios)} versions {near} are within 1.25 either way, half of them within {math.exp(sorted(abs(math.log(r)) for r in ratios)[len(ratios) // 2]):.2f}; the "
+            f"root mean square factor is {spread:.2f}. Of {right + wrong} pairs of versions of one op {wrong} are ranked wrongly."
+            + (f" Too slow to interpret: {', '.join(left_out)}." if left_out else "") + "\n\n" + table)
+
+
+def write_comparison(programs):
+    new = "<!-- measured -->\n" + comparison(programs) + "<!-- end -->"
+    text = re.sub("<!-- measured -->.*<!-- end -->", lambda _: new, open(MODEL).read(), flags=re.DOTALL)
+    open(MODEL, "w").write(text)
+
+
 def page(rows, version):
     text = f"""# What the shipped kernels do
 
 After this page you can look up the instructions and bytes of each shipped kernel's launch, and its predicted time on a GPU.
 
 `make count` wrote it, with nvcc {version}: the PTX interpreter ran the last version of each ladder, in bf16 where there is one. **No time was measured**:
-times are predictions by the model of [gpu_model.md](gpu_model.md), each with the unit that it is the time of; [a GPU took longer](gpu_model.md#beside-a-gpu). Registers, spilled bytes and
+times are predictions by the model of [gpu_model.md](gpu_model.md), each with the unit that it is the time of; [how near they are](gpu_model.md#beside-a-gpu). Registers, spilled bytes and
 occupancy are ptxas's for sm_90. `make test-all` fails if sectors per request, conflicts, spilled bytes or a predicted time grow.
 
 """
@@ -91,8 +148,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--nvcc", required=True)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--measured", action="store_true")
     parser.add_argument("programs", nargs="+")
     args = parser.parse_args()
+    if args.measured:
+        return write_comparison(args.programs)
     version = nvcc_version(args.nvcc)
     if args.check:
         written, known = read_page()

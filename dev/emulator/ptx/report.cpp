@@ -24,7 +24,7 @@ LaunchWork mean_launch(const Launches &l, int registers) {
     return out;
 }
 
-std::string quoted(const std::string &s) { return s.find(',') == s.npos ? s : '"' + s + '"'; }
+std::string quoted(const std::string &s) { return s.find(',') == s.npos ? s : format("\"%s\"", s.c_str()); }
 
 void print_cells(std::vector<std::string> cells, bool csv) {
     std::string line;

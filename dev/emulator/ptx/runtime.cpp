@@ -99,7 +99,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
     const size_t most = registered.most_shared > max_static_shared ? kernel.max_shared : max_static_shared;
     if (shared > registered.most_shared || shared + kernel.static_shared > most) return cudaErrorInvalidValue;
-    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, sample, cluster};
+    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster, sample};
     remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;
