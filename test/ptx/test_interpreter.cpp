@@ -734,6 +734,29 @@ TEST(PtxCounts, WavefrontsOfSharedMemory) {
     EXPECT_EQ(run(strided(128) + four).counts.total().least_wavefronts, 4u);
 }
 
+// ptxas makes one load of 16 bytes of four, if it knows the address to be aligned, and if no store is between them.
+TEST(PtxCounts, LoadsOfNeighbouringWordsAreJoined) {
+    const std::string fill =
+        "mad.lo.u32 %r9, %r0, 16, %r2;\nst.shared.v4.f32 [%r9], {%f5, %f5, %f5, %f5};\nbar.sync 0;\n"
+        "setp.eq.u32 %p1, %r0, 31;\n@%p1 st.shared.f32 [%r9+16], %f5;\nbar.sync 0;\n";
+    const auto work = [&](ptx::Unit unit, const std::string &body) {
+        const auto of = [&](const std::string &all) { return run(all).counts.blocks[0].demand[size_t(unit)]; };
+        return of(fill + body) - of(fill);
+    };
+    const auto issued = [&](const std::string &body) { return work(ptx::Unit::issue, body); };
+    const auto wavefronts = [&](const std::string &body) { return work(ptx::Unit::shared, body); };
+    const auto load = [](int at) { return format("ld.shared.f32 %%f%d, [%%r9+%d];\n", 10 + at, at); };
+    const std::string four = load(8) + load(0) + load(12) + load(4), vector = "ld.shared.v4.f32 {%f1, %f2, %f3, %f4}, [%r9];\n",
+                      store = "st.shared.f32 [%r2+4096], %f5;\n";
+    EXPECT_EQ(issued(four), issued(vector));
+    EXPECT_EQ(wavefronts(four), wavefronts(vector));
+    EXPECT_EQ(issued(load(0) + load(4)), 1);
+    EXPECT_EQ(issued(load(4) + load(8)), 2) << "not aligned";
+    EXPECT_EQ(issued(load(0) + store + load(4)), 3);
+    const std::string odd = "add.u32 %r9, %r9, 4;\n";
+    EXPECT_EQ(wavefronts(odd + four), 4 * wavefronts(odd + load(0))) << "a lane's address is not aligned";
+}
+
 // Without .ftz, machine code scales arguments and results that may be subnormal.
 TEST(PtxCounts, MachineInstructionsOfApproximateFunctions) {
     const auto issued = [](const std::string &body) { return run(body).counts.blocks[0].demand[size_t(ptx::Unit::issue)]; };

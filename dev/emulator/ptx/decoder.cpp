@@ -44,6 +44,7 @@ void Decoder::kernel(size_t begin) {
     for (const size_t n : dynamic_presets_) kernel_.presets[n].bits += shared_base + kernel_.static_shared;
     const std::vector<int> join = joins(kernel_.code);
     for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
+    join_loads(kernel_.code);
 }
 
 // Statements end with ';', labels with ':'; a bracket where a statement could start opens or closes a scope.

@@ -1,4 +1,6 @@
 // Where the paths of a branch join again: the nearest post-dominator. (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".)
+#include <map>
+#include <set>
 #include <utility>
 
 #include "kernel.h"
@@ -69,5 +71,53 @@ std::vector<int> joins(const std::vector<Instruction> &code) {
     }
     join.pop_back();
     return join;
+}
+
+namespace {
+
+bool is_word_load(const Instruction &i) {
+    return i.pipe == Pipe::shared && i.move && i.writes == 1 && i.bytes == 4 && i.vector == 1 && i.guard < 0;
+}
+
+// Loads by one address register: joins those whose offsets fill an aligned group of words.
+void join_group(std::vector<Instruction> &code, std::map<int64_t, size_t> &by_offset) {
+    for (int words : {4, 2})
+        for (auto first = by_offset.begin(); first != by_offset.end(); ++first) {
+            const int64_t offset = first->first;
+            const auto there = [&](int w) {
+                const auto found = by_offset.find(offset + 4 * w);
+                return found != by_offset.end() && code[found->second].joined == 1;
+            };
+            bool all = offset % (4 * words) == 0;
+            for (int w = 0; w < words; w++) all = all && there(w);
+            for (int w = 1; all && w < words; w++) {
+                Instruction &other = code[by_offset[offset + 4 * w]];
+                other.joined = other.machine = 0;
+            }
+            if (all) code[first->second].joined = uint8_t(words);
+        }
+    by_offset.clear();
+}
+}  // namespace
+
+void join_loads(std::vector<Instruction> &code) {
+    std::set<int> targets;
+    for (const Instruction &i : code)
+        if (i.control == Control::branch) targets.insert(i.target);
+    std::map<int, std::map<int64_t, size_t>>
+        loads;  // since the last store or end of a basic block: by address register and offset
+    const auto join_all = [&] {
+        for (auto &[slot, by_offset] : loads) join_group(code, by_offset);
+        loads.clear();
+    };
+    for (size_t n = 0; n < code.size(); n++) {
+        const Instruction &i = code[n];
+        if (targets.contains(int(n))) join_all();
+        if (is_word_load(i)) loads[i.operands[1]].emplace(i.offsets[0], n);
+        else if (i.control != Control::none || (i.writes == 0 && i.pipe != Pipe::integer)) join_all();
+        for (int w = 0; w < i.writes; w++)
+            if (const auto found = loads.find(i.operands[w]); found != loads.end()) join_group(code, found->second);
+    }
+    join_all();
 }
 }  // namespace ptx

@@ -47,6 +47,7 @@ struct Instruction {
     uint8_t writes = 0, reads = 0;  // operands of each kind
     uint8_t bytes = 0, vector = 1;  // of a load, store or copy: bytes of an element, elements
     uint8_t machine = 1;            // instructions that the machine code has for it
+    uint8_t joined = 1;  // loads of neighbouring words of shared memory that it stands for; 0: another one stands for it
     bool guard_negated = false;
     int guard = -1;                    // the predicate's slot
     int operands[most_operands] = {};  // slots: first the outputs, then the inputs
@@ -121,6 +122,9 @@ class Module {
 
 // For each instruction the first one that all ways from it to the end pass, its nearest post-dominator; the end is code.size().
 std::vector<int> joins(const std::vector<Instruction> &code);
+
+// ptxas makes one load of 16 or 8 bytes of four or two loads of neighbouring words of shared memory in a basic block. This counts them so.
+void join_loads(std::vector<Instruction> &code);
 
 // An instruction's handler and the widths of its operands in bytes, where 0 is a predicate. Addresses count as operands.
 struct Form {

@@ -122,7 +122,16 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
     if (in_shared) {
         alignas(64) uint32_t offset[lanes];
         for (int l = 0; l < lanes; l++) offset[l] = uint32_t(address[l]);
-        count_wavefronts(w, offset, in_shared, bytes);
+        // Joined loads are one access if its lanes' addresses are aligned, as ptxas must know them to be.
+        const uint32_t joined = bytes * i.joined;
+        const auto aligned = [&](uint32_t at) { return at % joined == 0; };
+        bool one = i.joined > 0;
+        Warp::each_lane(in_shared, [&](int l) { one = one && aligned(offset[l]); });
+        if (one) count_wavefronts(w, offset, in_shared, joined);
+        for (int n = 0; !one && n < i.joined; n++) {
+            count_wavefronts(w, offset, in_shared, bytes);
+            for (uint32_t &at : offset) at += bytes;
+        }
     }
     if constexpr (!shared) {
         if (in_local) count_local(w, address, in_local, bytes, way);

@@ -24,13 +24,13 @@ LaunchWork mean_launch(const Launches &l, int registers) {
     return out;
 }
 
-std::string quoted(const std::string &s) { return s.find(',') == s.npos ? s : format("\"%s\"", s.c_str()); }
+std::string quoted(const std::string &s) { return s.find(',') == s.npos ? s : '"' + s + '"'; }
 
 void print_cells(std::vector<std::string> cells, bool csv) {
     std::string line;
     for (size_t n = 0; n < cells.size(); n++) {
         const int width = n < std::size(columns) ? columns[n].width : 0;
-        if (csv) line += (n ? "," : "") + quoted(cells[n]);
+        if (csv) line += format("%s%s", n ? "," : "", quoted(cells[n]).c_str());
         else line += format(n < 2 ? "%-*s  " : "%*s  ", width, cells[n].substr(0, width ? size_t(width) : cells[n].npos).c_str());
     }
     printf("%s\n", line.c_str());

@@ -27,7 +27,7 @@ void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     if (i.guard >= 0) needs(i.guard);
     for (int n = i.writes; n < i.writes + i.reads; n++) needs(i.operands[n]);
     const float wavefronts = float(now.wavefronts - before.wavefronts) + float(now.lines - before.lines);
-    float latency = latency_of[pipe] + 4 * float(i.machine - 1);
+    float latency = latency_of[pipe] + 4 * float(std::max(int(i.machine) - 1, 0));
     if (i.pipe == Pipe::global || i.pipe == Pipe::copy) latency += latency_of_level[size_t(t.level)];
     latency += std::max(0.0f, wavefronts - 1);
     if (i.pipe != Pipe::move) {
