@@ -230,13 +230,15 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     Extent first{0, 0, 0};
     const size_t clusters = launch.grid.count() / cluster.shape.count();
     const size_t sample = launch.sample ? std::min(launch.sample, clusters) : clusters;
-    size_t number = 0;
+    size_t number = 0, ran = 0;  // clusters
+    const auto first_of = [&](size_t part) { return part * clusters / sample; };
+    const auto drawn = [&](size_t part) { return first_of(part) + random() % (first_of(part + 1) - first_of(part)); };
+    size_t next = drawn(0);
     for (; first.z < launch.grid.z; first.z += cluster.shape.z)
         for (first.y = 0; first.y < launch.grid.y; first.y += cluster.shape.y)
             for (first.x = 0; first.x < launch.grid.x; first.x += cluster.shape.x) {
-                const bool skipped = number > 0 && number * sample / clusters == (number - 1) * sample / clusters;
-                number++;
-                if (skipped) continue;
+                if (number++ != next) continue;
+                if (++ran < sample) next = drawn(ran);
                 start_cluster(cluster, first);
                 run_cluster(cluster, random);
                 if (!launch.count_memory) continue;

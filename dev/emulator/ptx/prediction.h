@@ -16,7 +16,7 @@ struct Gpu {
 };
 extern const std::array<Gpu, 4> gpus;
 
-// A launch as it was counted. Of a grid that was not run as a whole, `blocks` are a sample, evenly spaced.
+// A launch as it was counted. Of a grid that was not run as a whole, `blocks` are a sample.
 struct LaunchWork {
     Launch launch;  // with static shared memory
     int registers;  // of a thread; 0: not known
