@@ -862,7 +862,7 @@ TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
     EXPECT_GT(predict(block(4000, 0, 1000)).seconds, seconds(1000));
     EXPECT_LT(predict(block(4000, 0, 1000)).seconds, seconds(2000));
     EXPECT_STREQ(ptx::predict({{.grid = {1}, .threads = {128}, .shared = 200 * 1024}, 32, {block(1, 0)}, {}}, ptx::gpus[3]).bound,
-                 "does not fit");
+                 "too large");
 }
 
 // 128 threads of 128 registers: 4 warps of 4096 registers, of which 65536 hold 16. 100 KB leave room for two blocks of an H100.
@@ -872,7 +872,7 @@ TEST(PtxPrediction, OccupancyByRegistersSharedMemoryAndBlocks) {
     EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {128}, .shared = 100 * 1024}, 32, gpu), 2 * 4 / 64.0);
     EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {32}}, 16, gpu), 32.0 / 64);
     EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = {1024}}, 32, gpu), 1.0);
-    EXPECT_TRUE(holds(gpu, {.shared = 227 * 1024}));
-    EXPECT_FALSE(holds(ptx::gpus[1], {.shared = 164 * 1024}));  // of which the system takes 1 KB
-    EXPECT_FALSE(holds(ptx::gpus[2], {.shared = 100 * 1024}));
+    EXPECT_EQ(ptx::resident_blocks({.shared = 227 * 1024}, 32, gpu), 1);
+    EXPECT_EQ(ptx::resident_blocks({.shared = 164 * 1024}, 32, ptx::gpus[2]), 0);  // of which the system takes 1 KB
+    EXPECT_EQ(ptx::resident_blocks({.shared = 100 * 1024}, 32, ptx::gpus[3]), 0);
 }

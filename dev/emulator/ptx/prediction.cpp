@@ -54,7 +54,7 @@ Prediction predict(const LaunchWork &work, const Gpu &gpu) {
     const auto busiest = [](const Demand &d) { return size_t(std::max_element(d.begin(), d.end()) - d.begin()); };
     const size_t grid = work.launch.grid.count(), n = size_t(gpu.multiprocessors);
     const int resident = resident_blocks(work.launch, work.registers, gpu);
-    if (resident < 1) return {INFINITY, "does not fit"};
+    if (resident < 1) return {INFINITY, "too large"};
     std::vector<Demand> cycles(n, Demand{});  // of each unit
     std::vector<double> waited(n * size_t(resident), 0.0);
     Places multiprocessors(n), residents(waited.size());

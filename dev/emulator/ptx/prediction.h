@@ -30,9 +30,6 @@ struct Prediction {
 };
 Prediction predict(const LaunchWork &work, const Gpu &gpu);
 
-// Whether the GPU's multiprocessors have the shared memory of a block, with the 1 KB that the system takes.
-bool holds(const Gpu &gpu, const Launch &launch);
-
 // What ptxas said of a kernel.
 struct MachineCode {
     int registers = 0;

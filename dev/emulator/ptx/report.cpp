@@ -1,5 +1,7 @@
 #include "report.h"
 
+#include <cmath>
+
 namespace ptx {
 namespace {
 
