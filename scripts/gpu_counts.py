@@ -73,7 +73,7 @@ def predicted(program, version, shape):
 def comparison(programs):
     """The table of measured and predicted times, and what it says in a sentence."""
     table = "| op, shape | version | measured us | predicted us | ratio | bound |\n|---|---|---|---|---|---|\n"
-    ratios, right, wrong, left_out = [], 0, 0, []
+    ratios, last, right, wrong, left_out = [], [], 0, 0, []
     for op, shape, times in measured():
         program = next((p for p in programs if os.path.basename(p) == op), None)
         known = []
@@ -86,13 +86,15 @@ def comparison(programs):
             print(f"{op} {version}: {us:.0f} us measured, {found[0]:.0f} predicted, {found[1]}", file=sys.stderr, flush=True)
             known.append((us, found[0]))
             table += f"| {op}, {shape} | {version} | {us:.0f} | {found[0]:.0f} | {ratios[-1]:.2f} | {found[1]} |\n"
+        last += ratios[-1:] if known else []
         for (us, by_model), (other, other_by_model) in itertools.combinations(known, 2):
             right += (us < other) == (by_model < other_by_model)
             wrong += (us < other) != (by_model < other_by_model)
-    near = sum(abs(math.log(r)) < math.log(1.25) for r in ratios)
-    spread = math.exp(math.sqrt(sum(math.log(r) ** 2 for r in ratios) / len(ratios)))
-    return (f"Of {len(ratios)} versions {near} are within 1.25 either way, half of them within {math.exp(sorted(abs(math.log(r)) for r in ratios)[len(ratios) // 2]):.2f}; the "
-            f"root mean square factor is {spread:.2f}. Of {right + wrong} pairs of versions of one op {wrong} are ranked wrongly."
+    def near(ratios, factor):
+        return sum(abs(math.log(r)) < math.log(factor) for r in ratios)
+
+    return (f"Of {len(ratios)} versions {near(ratios, 1.25)} are within a factor of 1.25, {near(ratios, 1.5)} within 1.5; of the last of each op {near(last, 1.25)} of "
+            f"{len(last)} within 1.25. Of {right + wrong} pairs of versions of one op {wrong} are ranked wrongly."
             + (f" Too slow to interpret, or cuBLASLt: {', '.join(left_out)}." if left_out else "") + "\n\n" + table)
 
 
