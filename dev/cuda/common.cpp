@@ -56,7 +56,8 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
     app.add_option("--shape", shape, shapes);
     if (the_interpreter) {
         const auto count = app.add_flag("--count", out.count, "count the work of each launch, and predict its time on GPUs");
-        app.add_option("--sample", out.sample, "run only so many blocks of each launch, spread over the grid, and multiply their counts")
+        app.add_option("--sample", out.sample,
+                       "run only so many blocks of each launch, spread over the grid, and multiply their counts")
             ->needs(count)
             ->check(CLI::PositiveNumber);
     } else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
