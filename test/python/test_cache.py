@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from preparing import CHAT, CHATML, PLAIN, prepare
-from runs import DEMO, ENVIRONMENT, call, command, refused, refused_training, start, summary, write_lines
+from runs import DEMO, ENVIRONMENT, call, command, random_documents, refused, refused_training, start, summary, write_data, write_lines
 
 
 class Keys:
@@ -193,16 +193,8 @@ def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
     assert os.stat(file).st_ino == before and list(cache.glob("*.safetensors")) == [file]
 
 
-def test_slices_in_the_words_of_others(cache, tmp_path):
-    source, yaml = tmp_path / "in.jsonl", tmp_path / "ax.yaml"
-    assert trained(tmp_path / "trl", source, dataset_train_split="train[:2]") == 2
-    fields = {"input_key": "prompt", "output_key": "completion"}
-    assert trained(tmp_path / "openrlhf", source, dataset_split="train[:1]+train[-50%:]", **fields) == 4
-    columns = {"field_instruction": "prompt", "field_output": "completion", "format": "{instruction}"}
-    for entry in ({"path": str(source)}, {"path": "json", "data_files": [str(source)]}):
-        yaml.write_text(json.dumps({"base_model": str(DEMO), "datasets": [{**entry, "split": "train[4:]", "type": columns}]}))
-        assert trained(tmp_path / "axolotl", None, model=None, config=yaml, overwrite="true") == 2
-    prepared = next(cache.glob("*.safetensors"))
+def test_splits_that_are_not_there(cache, tmp_path):
+    source, prepared = tmp_path / "in.jsonl", write_data(tmp_path / "data.safetensors", random_documents(4))
     for given, options, message in (
             (source, {"dataset_train_split": "test"}, f"{source}[test]: has no split 'test'; it has train\n  fix: --data {source}[SPLIT]"),
             (source, {"dataset_config": "fr"}, f"{source} is one file, which has no subset"),
