@@ -222,6 +222,7 @@ def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
     (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer_len 256"),
     (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
     (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
+    (f"sft {OPENRLHF} --model.aux_loss_coef 0.001", '--model.aux_loss_coef "0.001" has no meaning here\n  fix: there are no mixtures of experts'),
     (f"sft {OPENRLHF} --pretrain_mode", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out"),
     (f"sft {OPENRLHF} --ds.param_dtype fp16", '--ds.param_dtype "fp16" has no meaning here\n  fix: --dtype bf16 or f32'),
     (f"sft {OPENRLHF} --critic.model_name_or_path C", "belongs to ppo, not to sft"),  # is not the model

@@ -17,6 +17,7 @@ from runs import (
     OPTIMIZER, ROOT, SMALL, call, checkpoints, command, ends_with_one_message, expect_one_message, log_lines, preloaded, random_documents,
     read_tensors, refused, same_run, start, start_training, steps_logged, succeeds, summary, train, wait_for, weights, write_data)
 
+
 def files(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 

@@ -14,7 +14,7 @@ from test_prepare_inputs import hub as hub_data
 from test_prepare_inputs import write
 from test_recipes import LONG_CONTEXT
 
-MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen2-0.5B",
+MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "Qwen/Qwen2-0.5B",
           "NousResearch/Llama-3.2-1B", "Qwen/Qwen3-8B")
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 WORDS = ("tami", "lo", "pa")
@@ -100,11 +100,6 @@ README_RM = """rm --ckpt.output_dir ./checkpoint/llama3-8b-rm --ckpt.save_steps 
     --train.max_epochs 1 --data.max_len 8192 --ds.zero_stage 3 --adam.lr 9e-6
     --data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template --chosen_key chosen
     --rejected_key rejected --ds.packing_samples --actor.gradient_checkpointing_enable --value_prefix_head score"""
-MIXTRAL = """sft --data.max_len 2048 --data.dataset Open-Orca/OpenOrca --data.input_key question --data.output_key response
-    --train.batch_size 128 --train.micro_batch_size 4 --data.max_samples 500000 --model.model_name_or_path mistralai/Mixtral-8x7B-v0.1
-    --ckpt.output_dir ./checkpoint/mixtral-sft-lora --ckpt.save_steps -1 --logger.logging_steps 1 --eval.steps -1 --ds.zero_stage 3
-    --train.max_epochs 1 --ds.param_dtype bf16 --model.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2
-    --adam.lr 5e-6 --ds.lora.rank 64 --ds.lora.alpha 64 --ds.packing_samples --model.aux_loss_coef 0.001"""
 DPO_RING = """dpo --save_path ./checkpoint/llama3-8b-dpo --save_steps -1 --logging_steps 1 --eval_steps -1 --train_batch_size 256
     --micro_train_batch_size 1 --pretrain OpenRLHF/Llama-3-8b-sft-mixture --bf16 --max_epochs 1 --max_len 8192 --zero_stage 3
     --learning_rate 5e-7 --beta 0.1 --dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --apply_chat_template
@@ -129,12 +124,6 @@ def test_openrlhf_readme(home, line):
 
 def test_openrlhf_dpo_ring_evaluates_on_the_split_test(home):
     assert "note: eval.dataset is read from its split test, as in OpenRLHF\n" in first_step(home, words(DPO_RING), ranks=2)
-
-
-def test_openrlhf_mixtral(home):
-    refused, command = problems(home, words(MIXTRAL))
-    assert refused == {"model.aux_loss_coef"}
-    first_step(home, command)
 
 
 # ---- TRL ----------------------------------------------------------------------------------------------------------------------------
