@@ -78,9 +78,9 @@ def test_compare_runs(tmp_path, losses, weights, first, flags, code, said):
 # ---- counts of kernels
 
 HEADER = ("what,kernel,launches,blocks,threads,shared,registers,spilled,occupancy,warp inst.,active,Mflop,requests,per req.,kB read,kB written,kB L2,"
-          "wavefronts,conflicts,barriers,pipes,H100 us,bound,A100 us,bound,RTX 4090 us,bound")
+          "wavefronts,conflicts,barriers,pipes,H100 us,bound,H200 us,bound,A100 us,bound,RTX 4090 us,bound")
 ROW = ('some 2,"some_kernel2<bf16, 8>",1,4,128,0,30,{spilled},100 %,1000,32.0,0.00,96,{per_request},3.1,1.0,4.1,0,{conflicts},0,fp32 9,{h100},DRAM,'
-       "2.00,DRAM,3.00,DRAM")
+       "1.00,DRAM,2.00,DRAM,3.00,DRAM")
 
 
 def gpu_counts(folder, *options, **changes):
