@@ -1,21 +1,15 @@
 // The file in which --autotune remembers algorithms.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
-
-#include "../llmc/core/common.h"
-#include "../llmc/core/file.h"
 #include "../llmc/ops/algorithm_choices.h"
+
+#include "../llmc/core/file.h"
+#include "errors.h"
 
 namespace {
 const AlgorithmChoices::Algorithm one = {1, 0xffffffffffffffff, 3, 4, 5, 6, 7, 8}, other = {9};
 
-struct Choices : testing::Test {
-    const std::string cache = testing::TempDir() + format("choices-%d", int(getpid()));
-    void SetUp() override { setenv("XDG_CACHE_HOME", cache.c_str(), 1); }
-    void TearDown() override { unsetenv("XDG_CACHE_HOME"), std::filesystem::remove_all(cache); }
+struct Choices : TemporaryDirectory {
+    Choices() { setenv("XDG_CACHE_HOME", dir.c_str(), 1); }
+    ~Choices() override { unsetenv("XDG_CACHE_HOME"); }
 };
 }  // namespace
 
@@ -38,8 +32,8 @@ TEST_F(Choices, TheFirstRankDecides) {
 
 TEST_F(Choices, NeedACacheThatCanBeWritten) {
     EXPECT_TRUE(cache_is_writable());
-    write_file(cache + "/file", "");
-    setenv("XDG_CACHE_HOME", (cache + "/file").c_str(), 1);
+    put("file", "");
+    setenv("XDG_CACHE_HOME", (dir + "/file").c_str(), 1);
     EXPECT_FALSE(cache_is_writable());
 }
 
@@ -49,13 +43,9 @@ TEST_F(Choices, ADamagedLineIsNamed) {
     for (const char *line :
          {"a product", "a product: 1 2 3 4 5 6 7", "a product: 1 2 3 4 5 6 7 x", "a product: 1 2 3 4 5 6 7 8 9"}) {
         std::ofstream(choices.path()) << "a product: 1 2 3 4 5 6 7 8\n" << line << "\n";
-        try {
-            AlgorithmChoices again("a GPU");
-            FAIL() << line;
-        } catch (const Error &error) {
-            EXPECT_EQ(error.what(), choices.path() +
-                                        ": line 2 is not a product and its algorithm\n"
-                                        "  fix: remove the file; --autotune writes a new one");
-        }
+        EXPECT_EQ(
+            error_of([] { AlgorithmChoices("a GPU"); }),
+            choices.path() + ": line 2 is not a product and its algorithm\n  fix: remove the file; --autotune writes a new one")
+            << line;
     }
 }

@@ -1,10 +1,8 @@
 // A run's choice of device, and its messages without a device or with a plan that exceeds it: with made-up answers of the driver.
 #include "../llmc/core/gpu.h"
 
-#include <gtest/gtest.h>
-
 #include "../llmc/train/open_model.h"
-#include "prepared.h"
+#include "errors.h"
 
 namespace {
 

@@ -1,12 +1,9 @@
 // The log file: the lines that a resumed run keeps.
-#include <gtest/gtest.h>
-
 #include <cmath>
-#include <fstream>
 #include <sstream>
 
 #include "../llmc/train/logger.h"
-#include "prepared.h"
+#include "errors.h"
 
 static std::string text_of(const std::string &path) {
     std::ostringstream out;

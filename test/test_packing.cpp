@@ -3,7 +3,7 @@
 
 #include "../llmc/core/rng.h"
 #include "../llmc/data/packing.h"
-#include "prepared.h"
+#include "errors.h"
 
 using Rows = std::vector<std::vector<size_t>>;
 

@@ -1,13 +1,11 @@
 // Preference losses: closed forms, TRL's values, symmetries, derivatives, extremes.
 #include "../llmc/train/preference.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 
 #include "../llmc/core/json.h"
 #include "check.h"
-#include "prepared.h"
+#include "errors.h"
 
 namespace {
 

@@ -1,18 +1,13 @@
 // Arrays that leave for a file and come back.
-#include <gtest/gtest.h>
-
 #include <fcntl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "../llmc/core/common.h"
 #include "../llmc/core/rng.h"
 #include "../llmc/core/store.h"
-#include "prepared.h"
+#include "errors.h"
 
 namespace fs = std::filesystem;
 

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "../llmc/data/tokenizer.h"
-#include "prepared.h"
+#include "errors.h"
 
 using json = nlohmann::json;
 

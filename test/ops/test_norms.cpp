@@ -66,7 +66,8 @@ static void expect_added_twice(const char *what, const std::vector<float> &got, 
 template <class Dev> struct RmsNormOp {
     using Device = Dev;
     using X = typename Dev::X;
-    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens; rows above 48 KB.
+    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens;
+    // rows above 48 KB.
     static constexpr Rows sizes[] = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}, {2, 24600}};
     static constexpr double means[] = {0};
 
