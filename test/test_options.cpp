@@ -1,16 +1,10 @@
 // The command line: every flag is in --help, in the run log and in --config; every user error is refused with a message.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <fstream>
 #include <iterator>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "../llmc/app/command_line.h"
-#include "../llmc/core/common.h"
+#include "errors.h"
 
 using nlohmann::ordered_json;
 
@@ -34,54 +28,39 @@ static std::string help_of(Task task, const std::vector<std::string> &more = {})
 
 static Options options(const std::string &line) { return parse(words(line)).options; }
 
-static std::string message(const std::vector<std::string> &arguments) {  // of the error that parse() ends with
-    try {
-        parse(arguments);
-    } catch (const Error &e) {
-        return e.what();
-    }
-    return "no error";
+static std::string message(const std::vector<std::string> &arguments) {
+    return error_of([&] { parse(arguments); });
 }
 
 static void expect_error(const std::string &line, const std::string &part) {
-    const std::string got = message(words(line));
-    EXPECT_NE(got.find(part), got.npos) << line << "\n  said: " << got;
+    SCOPED_TRACE(line);
+    expect_contains(message(words(line)), {part});
 }
 
-struct ConfigFile {
-    const std::string path = testing::TempDir() + "test_options_" + std::to_string(getpid()) + ".json";
-    explicit ConfigFile(const std::string &text) { std::ofstream(path) << text; }
-    ~ConfigFile() { remove(path.c_str()); }
+struct ConfigFile : TemporaryFile {
+    explicit ConfigFile(const std::string &text) : TemporaryFile("options.json") { write(text); }
 };
 
 TEST(Options, DefaultsDependOnTheTask) {
-    EXPECT_EQ(parse({}).task, DEMO);
-    EXPECT_EQ(parse({}).options.train_batch_size, 64u);
-    EXPECT_TRUE(parse({}).options.overwrite);
-    EXPECT_FALSE(parse({"--output_dir", "mine"}).options.overwrite);
-    EXPECT_EQ(parse(words(sft)).task, SFT);
-    EXPECT_EQ(options(sft).learning_rate, 5e-6);
-    EXPECT_EQ(options(sft).truncation, "drop");
-    EXPECT_EQ(options("pretrain --preset tiny --data D --output_dir O").learning_rate, 3e-4);
-    EXPECT_EQ(options("pretrain --preset tiny --data D --output_dir O").truncation, "split");
-    EXPECT_EQ(options(sft).train_batch_size, 128u);
-    EXPECT_EQ(options(sft).row_tokens, 2048u);
-    EXPECT_EQ(options(sft).max_len, 2048u);
-    for (const std::string &pairs : {dpo, rm}) {
-        EXPECT_EQ(options(pairs).max_len, 512u);
-        EXPECT_EQ(options(pairs).row_tokens, 1024u);  // a pair
-        EXPECT_EQ(options(pairs).train_batch_size, 128u);
-        EXPECT_EQ(options(pairs).truncation, "drop");
-        EXPECT_EQ(options(pairs).loss_type, Names{"sigmoid"});
-        EXPECT_TRUE(parse(words(pairs)).notes.empty());
+    const std::string pair =
+        R"("max_len": 512, "row_tokens": 1024, "train_batch_size": 128, "truncation": "drop", "loss_type": ["sigmoid"])";
+    const std::pair<std::string, std::string> defaults[] = {
+        {"", R"({"train_batch_size": 64, "overwrite": true})"},
+        {"--output_dir mine", R"({"overwrite": false})"},
+        {sft, R"({"learning_rate": 5e-6, "truncation": "drop", "train_batch_size": 128, "row_tokens": 2048, "max_len": 2048})"},
+        {"pretrain --preset tiny --data D --output_dir O", R"({"learning_rate": 3e-4, "truncation": "split"})"},
+        {dpo, R"({"learning_rate": 1e-6, "beta": 0.1, "ref_mode": "precompute", "loss_weights": [], )" + pair + "}"},
+        {rm, R"({"learning_rate": 9e-6, )" + pair + "}"},
+        {"generate --model M --prompt Hi", R"({"max_new_tokens": 128})"},
+    };
+    for (const auto &[line, options] : defaults) {
+        const Parsed parsed = parse(words(line));
+        const ordered_json got = to_json(parsed.options, parsed.task), want = ordered_json::parse(options);
+        for (const auto &[name, value] : want.items()) EXPECT_EQ(got.at(name), value) << name << " of " << line;
+        EXPECT_TRUE(parsed.notes.empty()) << line;
     }
-    EXPECT_EQ(options(dpo).learning_rate, 1e-6);
-    EXPECT_EQ(options(rm).learning_rate, 9e-6);
-    EXPECT_EQ(options(dpo).beta, 0.1);
-    EXPECT_EQ(options(dpo).ref_mode, "precompute");
-    EXPECT_TRUE(options(dpo).loss_weights.empty());
-    EXPECT_EQ(options("generate --model M --prompt Hi").max_new_tokens, 128u);
-    EXPECT_TRUE(parse(words(sft)).notes.empty());
+    EXPECT_EQ(parse({}).task, DEMO);
+    EXPECT_EQ(parse(words(sft)).task, SFT);
 }
 
 TEST(Options, TheDefaultMaxLenIsNoMoreThanARowHolds) {
