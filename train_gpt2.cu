@@ -330,15 +330,21 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
 
 // ---- main -----------------------------------------------------------------------------------------------------------------------------
 
-// This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA (or by g++ again, with the emulator in
-// place of the GPU: dev/emulator/README.md). Both halves are linked into one program.
-#ifndef LLMC_NO_MAIN  // tests include this file and bring their own
+// This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++ for the
+// rehearsals of the memory plan (llmc/core/rehearsal.h), at the same time; and by nvcc for CUDA (or by g++, with the emulator in
+// place of the GPU: dev/emulator/README.md).
+#ifndef LLMC_NO_MAIN  // tests include this file, and are one unit
 #ifdef CUDA_HALF
 #include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device
 Device cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
     return make_cuda_device<Gpt2>(options, cpu, host, own_gpu, gpu_comm);
 }
+#elif defined LLMC_REHEARSALS
+template void Decoder<CpuF32>::rehearse_as<Gpt2>(Touches &, const Calls &);
+template void Decoder<CpuBf16>::rehearse_as<Gpt2>(Touches &, const Calls &);
 #else
+extern template void Decoder<CpuF32>::rehearse_as<Gpt2>(Touches &, const Calls &);
+extern template void Decoder<CpuBf16>::rehearse_as<Gpt2>(Touches &, const Calls &);
 // Without a task the program trains a small GPT-2 on a novel (data/text/README.md).
 int main(int argc, char **argv) {
     const auto text = [](const char *name) { return program_file(std::string("data/text/") + name); };

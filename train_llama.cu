@@ -445,15 +445,21 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
 
 // ---- main -----------------------------------------------------------------------------------------------------------------------------
 
-// This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA (or by g++ again, with the emulator in
-// place of the GPU: dev/emulator/README.md). Both halves are linked into one program.
-#ifndef LLMC_NO_MAIN  // tests include this file and bring their own
+// This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++ for the
+// rehearsals of the memory plan (llmc/core/rehearsal.h), at the same time; and by nvcc for CUDA (or by g++, with the emulator in
+// place of the GPU: dev/emulator/README.md).
+#ifndef LLMC_NO_MAIN  // tests include this file, and are one unit
 #ifdef CUDA_HALF
 #include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device
 Device cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
     return make_cuda_device<Llama>(options, cpu, host, own_gpu, gpu_comm);
 }
+#elif defined LLMC_REHEARSALS
+template void Decoder<CpuF32>::rehearse_as<Llama>(Touches &, const Calls &);
+template void Decoder<CpuBf16>::rehearse_as<Llama>(Touches &, const Calls &);
 #else
+extern template void Decoder<CpuF32>::rehearse_as<Llama>(Touches &, const Calls &);
+extern template void Decoder<CpuBf16>::rehearse_as<Llama>(Touches &, const Calls &);
 int main(int argc, char **argv) { return run_program<Llama>("train_llama", argc, argv); }
 #endif
 #endif
