@@ -1,11 +1,11 @@
-# make help          what there is to make
+# make help          lists the targets
 #
 # Needs g++ 12 or newer, or clang 16 or newer, and the headers of CLI11, nlohmann/json and xxHash. Optional libraries are detected by compiling and
 # linking a few lines (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
 #   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    build without that library although it is installed
 #   CXX=clang++-16                 another compiler; scripts/compilers.sh tests all that it finds
 #   CPU=znver4                     code for that CPU (a name of the compiler's -march) instead of this one; for every CPU: make plain
-#   GPU_ARCHS="80 90"              kernels for compute capabilities 8.0 and 9.0 instead of those of this machine's GPUs
+#   GPU_ARCHS="80 90"              kernels for compute capabilities 8.0 and 9.0 instead of the GPUs of this machine
 #   STRICT=0                       nvcc's warnings are not errors: for versions of nvcc and g++ that nobody has tried
 # The builds that check (sanitizers, races, mutants, fuzzers, PTX) are in checks.mk.
 
@@ -45,7 +45,7 @@ MAKEFLAGS += -j$(shell nproc 2> /dev/null || sysctl -n hw.ncpu)
 .PHONY: all plain probe deps demo demo-rl test bench compare format tidy help clean FORCE
 .DELETE_ON_ERROR:
 
-# ---- what is on this machine ------------------------------------------------------------------------------------------------------
+# ---- this machine ----------------------------------------------------------------------------------------------------------------
 
 COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
 RUN_PROBE = COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(PROBE_FLAGS)" bash scripts/probe.sh $(PROBE)
@@ -95,7 +95,7 @@ NVCCFLAGS   += -DLLMC_NCCL $(NCCL_HEADERS)
 NCCL_LIBS   := $(NCCL_LIBRARIES)
 endif
 
-# $(call needs,TARGETS,a shell command that succeeds if it is there,its name,how to get it): ends make before anything is built
+# $(call needs,TARGETS,a shell command that succeeds if it is installed,its name,how to get it): ends make before anything is built
 define NEWLINE
 
 
@@ -122,7 +122,7 @@ $(LIBRARY): $(BUILD)/llmc/%.o: $(BUILD)/llmc/%.cpp $(BUILD)/flags
 	@echo 'compile $(TREE)llmc/$*/*.cpp'
 	@$(CXX) $(CXXFLAGS) $(FLAGS_OF_FILE) -iquote . -MMD -MP -c $< -o $@
 
-# Every other file is a unit. One with kernels is compiled by g++ for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program that has kernels, too; and
+# Every other file is a unit. One with kernels is compiled by g++ for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program for GPUs; and
 # for the emulator (dev/emulator/simt.h), which runs the kernels on the CPU.
 EMULATE := -DLLMC_EMULATE -include $(TREE)dev/emulator/simt.h -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
 define compile_cpu
@@ -136,7 +136,7 @@ $(foreach type,.cpp .cu,$(eval $(call compile_cpu,,$(type))) \
                         $(eval $(call compile_cpu,with_cuda/,$(type),-DLLMC_CUDA)) \
                         $(eval $(call compile_cpu,emulated/,$(type),$$(EMULATE))))
 
-# For GPUs. ptxas's report on the kernels is kept beside each object.
+# For GPUs. ptxas's report on the kernels is kept next to each object.
 define compile_gpu
 $(GPU)/%.o: %$(1) $(GPU)/flags
 	@mkdir -p $$(@D)
@@ -218,7 +218,7 @@ plain: all                                   ## also NAME.plain for every CPU wi
 	@$(MAKE) --no-print-directory CPU=x86-64-v3 BUILD=build/plain PLACE=build/plain/ all
 	@for t in $(TRAINERS); do cp build/plain/$$t $$t.plain || exit 1; done
 
-deps:                                        ## install what is missing (Debian packages, .venv); fill build/deps
+deps:                                        ## install missing packages (Debian packages, .venv); fill build/deps
 	@bash scripts/install_deps.sh
 	@rm -f build/probe.mk
 
@@ -248,7 +248,7 @@ help:                                        ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile checks.mk | sort | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 	@echo '  make               the programs, train_gpt2 and train_llama; make train_llama: that one'
 
-clean:                                       ## remove what was built, but for build/deps
+clean:                                       ## remove all built files except build/deps
 	rm -rf $(foreach t,$(TRAINERS),$(t) $(t)_emu $(t).plain) $(filter-out build/deps,$(wildcard build/*))
 
 include checks.mk

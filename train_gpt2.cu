@@ -37,7 +37,7 @@ template <class S> struct Gpt2Weights {
     S *norm, *norm_bias;  // (C)
 };
 
-// The arrays of one layer, called activations, beside those of attention: qkv (T, 3*C), att (T, C) and datt. The arrays of the
+// The arrays of one layer, called activations, in addition to attention's: qkv (T, 3*C), att (T, C) and datt. The arrays of the
 // feed-forward hold a tile of the row's tokens, or all of them.
 template <class X> struct Gpt2Acts : AttentionActs<X> {
     X *ln1;                // (T, C)     norm of the layer's input
@@ -221,10 +221,10 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
 
-// One row per tensor of the Hugging Face files, in the order in which they lie in memory, and the member that will point at it.
+// One row per tensor of the Hugging Face files, in the order of memory, and the member that will point at it.
 // The files hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. The initial values of
 // projections into the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums. Tensors
-// whose gradients are finished together are a unit. Within a layer those that decay come first.
+// whose gradients are finished together are a unit. Within a layer the tensors with weight decay come first.
 template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, TensorList<S> &t) {
     const size_t C = c.C, V = c.V, F = c.F;
     const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;

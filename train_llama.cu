@@ -41,7 +41,7 @@ template <class S> struct LlamaWeights {
     S *norm;  // (C)
 };
 
-// The arrays of one layer, called activations, beside those of attention: qkv (T, (H+2*KV)*D), att (T, H*D) and datt. Queries and
+// The arrays of one layer, called activations, in addition to attention's: qkv (T, (H+2*KV)*D), att (T, H*D) and datt. Queries and
 // keys are normed and rotated in place. The arrays of the feed-forward hold a tile of the row's tokens, or all of them.
 template <class X> struct LlamaActs : AttentionActs<X> {
     X *ln1;          // (T, C)             norm of the layer's input
@@ -184,7 +184,7 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t
     if (Base::runs(ACT, l, pass)) swiglu_forward(dev, a.act, a.gate_up, n, F);
 }
 
-// Norms each token's queries as one vector, and its keys. They lie beside each other and the values, so they are copied out and
+// Norms each token's queries as one vector, and its keys. Queries, keys and values share the rows of one array, so queries and keys are copied out and
 // back.
 template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a) {
     const size_t T = row.T, Q = config.H * config.D, K = config.KV * config.D, stride = Q + 2 * K;
@@ -305,7 +305,7 @@ template <class Dev> void Llama<Dev>::input_backward() {
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
 
-// One row per tensor of the Hugging Face files, in the order in which they lie in memory, and the member that will point at it. A
+// One row per tensor of the Hugging Face files, in the order of memory, and the member that will point at it. A
 // tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up. In the
 // files of Phi-3 these matrices are stored whole. Tensors whose gradients are finished together are a unit. Within a layer those
 // that decay come first.

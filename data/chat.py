@@ -253,7 +253,7 @@ class ChatTemplate:
 
     def _usual_turn(self, kind):
         """Returns the texts before and after the content of an answer, found with one short chat: the generation prompt and the end of
-        turn. The generation prompt is "" if there is none; the end of turn is None if the answer is not between the two."""
+        turn. The generation prompt is "" if there is none; the end of turn is None if the answer is not between them."""
         question, variables = [{"role": "user", "content": "Hi"}], json.loads(kind)
         try:
             asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))

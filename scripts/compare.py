@@ -161,7 +161,7 @@ def write_data(path, V, T, documents):
 def train(program, task, out, learning_rate, *flags):
     """Trains into the directory `out`, and returns the log's steps and the program's output. It uses no cache of an earlier run."""
     command = [ROOT / program, task, "--output_dir", out, "--overwrite", "--threads", CORES, "--learning_rate", learning_rate,
-               "--lr_scheduler", "constant", "--lr_warmup_ratio", 0, "--weight_decay", WEIGHT_DECAY,
+               "--lr_scheduler", "constant", "--lr_warmup", 0, "--weight_decay", WEIGHT_DECAY,
                "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM, *flags]
     with tempfile.TemporaryDirectory() as cache:
         result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

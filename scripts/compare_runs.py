@@ -38,7 +38,7 @@ def first_difference(a, b):
 
 
 def largest_difference(a, b):
-    """Of the losses, relative to them."""
+    """Relative to the losses."""
     losses = [[line["loss"] for line in lines(out) if "loss" in line] for out in (a, b)]
     if not losses[0] or len(losses[0]) != len(losses[1]):
         sys.exit(f"{a} has logged {len(losses[0])} losses, {b} {len(losses[1])}")

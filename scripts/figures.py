@@ -13,6 +13,14 @@ walks over the keys of one block of queries at head width 64.
 ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. The script deals the pieces as
 llmc/parallel/split.h does, and lets them travel as its KeyTravel does.
 
+ring_backward.png: which rank computes with which keys when, in the backward pass of a ring of four, and the ways of the keys and of their gradients, as
+each_block() and VisitingGradients of llmc/parallel/ring.h send them.
+
+banks.png: the rows that the lanes of an ldmatrix name, and the banks of shared memory in which these rows are, without and with the swizzle of
+llmc/ops/attention_tile.cuh, whose formula is read from there.
+
+lifetimes.png: when the arrays of a layer are alive, as a rehearsed step found it, by ./train_llama --plan --timeline.
+
 timeline.png: predicted computation, communication, copies and memory over time, by ./train_llama --plan --timeline.
 
 longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the seconds of a step of it, by ./train_llama --plan --fit,
@@ -31,6 +39,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Patch, Rectangle
+from PIL import Image
 
 QUERIES, KEYS, STRIP, LANES = 96, 192, 6, 16
 DOCUMENTS = [420, 60, 250, 40, 310, 72]  # the last is the padding
@@ -293,6 +302,78 @@ def ring():
     return figure
 
 
+def ring_backward():
+    """Time goes down. A block of keys moves one rank on a hop, the sums of its gradients follow one hop later, and the last rank sends them home."""
+    figure, axis = plt.subplots(figsize=(9, 5.2), layout="constrained")
+    width, across = 2.4, 4
+    for hop in range(RANKS):
+        for rank in range(RANKS):
+            home, x, y = (rank - hop) % RANKS, rank * across, 2 * hop
+            axis.add_patch(Rectangle((x, y), width, 1, facecolor=SHADES[home], linewidth=0))
+            axis.text(x + width / 2, y + 0.5, f"dq{rank}, dk{home}, dv{home}\nfrom keys of rank {home}", ha="center", va="center", fontsize=8)
+            to = (rank + 1) % RANKS
+            if hop + 1 < RANKS:  # the keys go on while this hop computes; those of the last rank go to the first
+                style = {"arrowstyle": "->", "color": "#777777", "linewidth": 0.9, "linestyle": ":"}
+                end = (to * across + 0.3, y + 1.95) if to else (x + width + 1.2, y + 1.3)
+                axis.annotate("", end, (x + width, y + 0.5), arrowprops=style)
+            if 0 < hop < RANKS - 1:  # the sums follow, when this rank has added its part
+                end = (to * across + width / 2, y + 1.95) if to else (x + width + 1.2, y + 1.75)
+                axis.annotate("", end, (x + width / 2, y + 1), arrowprops={"arrowstyle": "-|>", "color": SHADES[home], "linewidth": 2.2})
+            if hop == RANKS - 1:
+                axis.annotate("", (x + width / 2, y + 1.6), (x + width / 2, y + 1), arrowprops={"arrowstyle": "-|>", "color": SHADES[home], "linewidth": 2.2})
+                axis.text(x + width / 2, y + 1.9, f"home, to rank {home}", ha="center", va="center", fontsize=8)
+        axis.text(-0.4, 2 * hop + 0.5, "own keys" if hop == 0 else f"hop {hop}", ha="right", va="center", fontsize=9)
+    for rank in range(RANKS):
+        axis.text(rank * across + width / 2, -0.2, f"rank {rank}", ha="center", va="bottom", fontsize=10)
+    axis.set(xlim=(-2, RANKS * across), ylim=(2 * RANKS + 0.9, -0.8))
+    axis.axis("off")
+    axis.plot([], [], ":", color="#777777", label="keys and values, while the rank computes")
+    axis.plot([], [], color="#999999", linewidth=2.2, label="float sums of their gradients, to which the next rank adds")
+    axis.legend(loc="lower right", fontsize=8, frameon=False, ncols=2)
+    return figure
+
+
+# ---- banks of shared memory
+
+def swizzle():
+    """Returns the function (row, chunk) -> chunk of attention_tile.cuh for rows of 64 channels."""
+    source = Path(__file__).resolve().parent.parent.joinpath("llmc/ops/attention_tile.cuh").read_text()
+    formula = re.search(r"bf16 \*chunk\(int r, int c\) .*\(c \^ \(group == 8 \? (.*?) : .*\)\) \* 8;", source)[1]
+    return lambda r, c: c ^ eval(formula, {"r": r})
+
+
+def draw_banks(axis, place, title):
+    """Draws eight rows of 128 bytes, in chunks of 16 bytes, and marks the chunks of one 8 x 8 matrix: logical chunk 2 of each row."""
+    for row in range(8):
+        for chunk in range(8):
+            axis.add_patch(Rectangle((chunk, row), 1, 1, facecolor="#f4f4f4", edgecolor="white"))
+        x = place(row, 2)
+        axis.add_patch(Rectangle((x, row), 1, 1, facecolor=SHADES[row % len(SHADES)] if row < 7 else "#8da0cb", edgecolor="white"))
+        axis.text(x + 0.5, row + 0.5, f"row {row}", ha="center", va="center", fontsize=8)
+    used = len({place(row, 2) for row in range(8)})
+    axis.set(xlim=(0, 8), ylim=(8, 0), xticks=np.arange(8) + 0.5, xticklabels=[f"{4 * c}-{4 * c + 3}" for c in range(8)], yticks=[],
+             xlabel="banks of shared memory, of 4 bytes")
+    axis.set_title(f"{title}: {4 * used} of 32 banks, {8 // used} pass{'es' if used < 8 else ''}", fontsize=10)
+    axis.tick_params(labelsize=8, length=0)
+    axis.spines[:].set_visible(False)
+
+
+def banks():
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained", width_ratios=(1, 1.3, 1.3))
+    for lane in range(32):
+        matrix, row = lane // 8, lane % 8
+        x, y = matrix // 2, matrix % 2 * 8 + row
+        axes[0].add_patch(Rectangle((x, y), 1, 1, facecolor=SHADES[matrix], edgecolor="white"))
+        axes[0].text(x + 0.5, y + 0.5, f"lane {lane}: row {row} of matrix {matrix}", ha="center", va="center", fontsize=6.5)
+    axes[0].set(xlim=(0, 2), ylim=(16, 0), xticks=[0.5, 1.5], xticklabels=["channels 0-7", "8-15"], yticks=[4, 12], yticklabels=["rows 0-7", "8-15"])
+    axes[0].set_title("ldmatrix.x4: the row that each lane names", fontsize=10)
+    axes[0].tick_params(labelsize=8, length=0)
+    axes[0].spines[:].set_visible(False)
+    draw_banks(axes[1], lambda r, c: c, "One matrix, rows as they are")
+    draw_banks(axes[2], swizzle(), "The same, swizzled")
+    return figure
+
+
 # ---- the plan -----------------------------------------------------------------------------------------------------------------------
 
 def plan(*flags):
@@ -360,6 +441,35 @@ def timeline():
     return figure
 
 
+LAYER = 1  # whose arrays are drawn
+
+
+def lifetimes():
+    with tempfile.TemporaryDirectory() as folder:
+        plan(*"--preset llama3.2-1b --max_len 1024 --dtype bf16 --gpu h100 --recompute cheap --timeline".split(), f"{folder}/step.json")
+        step = json.loads(Path(folder, "step.json").read_text())
+    names = {op["time"]: op["name"] for op in step["ops"]}
+    arrays = [a for a in step["arrays"] if a["name"].startswith(f"act.{LAYER}.") and a["bytes"]]
+    arrays.sort(key=lambda a: (a["first"], a["last"]))
+    times = sorted({t for a in arrays for t in (a["first"], a["last"])} | {t for t, name in names.items() if f"layer {LAYER}," in name})
+    place = {time: i for i, time in enumerate(times)}
+    back = min(time for time in times if not names[time].startswith("forward"))  # where the layer's backward pass begins
+    figure, axis = plt.subplots(figsize=(10, 0.21 * len(arrays) + 2.2), layout="constrained")
+    for y, a in enumerate(arrays):
+        kept = a["first"] < back <= a["last"]
+        axis.barh(y, place[a["last"]] - place[a["first"]] + 1, 0.75, left=place[a["first"]], color="#3b8f5a" if kept else "#7aa6d1")
+    axis.set(yticks=range(len(arrays)), yticklabels=[a["name"].split(".", 2)[2] for a in arrays], ylim=(len(arrays) - 0.4, -0.6), xlim=(0, len(times)),
+             xticks=np.arange(len(times)) + 0.5)
+    axis.axvline(place[back], color="#d02020", linewidth=1.4)
+    axis.set_xticklabels([names[time].replace(f", layer {LAYER}", "") for time in times], rotation=90)
+    axis.tick_params(labelsize=7)
+    axis.grid(axis="x", alpha=0.2)
+    axis.legend(handles=[Patch(color="#3b8f5a", label="kept for the backward pass"), Patch(color="#7aa6d1", label="alive within a pass")], fontsize=8,
+                loc="lower left")
+    axis.set_title(f"The arrays of layer {LAYER}, and the ops of the layer in the order of a step (--recompute cheap). Red: the layers behind it run", fontsize=10)
+    return figure
+
+
 TRL = {8: (1048576, 380), 16: (2097152, 696), 32: (4194304, 1346)}  # H100: tokens and seconds of Qwen3-8B, pull requests 6845 and 6846
 
 
@@ -393,9 +503,10 @@ def longest_sample():
 
 def main():
     docs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "docs"
-    for draw_figure in attention_rows, attention_tile, ring, timeline, longest_sample:
+    for draw_figure in attention_rows, attention_tile, ring, ring_backward, banks, lifetimes, timeline, longest_sample:
         out = docs / f"{draw_figure.__name__}.png"
         draw_figure().savefig(out, dpi=100)
+        Image.open(out).convert("RGB").quantize(64).save(out, optimize=True)  # a third of the bytes
         print(out)
 
 

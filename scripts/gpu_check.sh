@@ -145,7 +145,7 @@ runs() {
     # Compares the first steps on both devices. Sums in another order make differences that grow with the steps.
     run cpu demo --device cpu --dtype f32 --max_steps 10
     for dtype in bf16 f32; do run gpu-$dtype demo --device cuda --dtype $dtype --max_steps 10; done
-    run gpu-tf32 demo --device cuda --dtype f32 --tf32 --max_steps 10
+    run gpu-tf32 demo --device cuda --dtype tf32 --max_steps 10
     same cpu-against-gpu-f32 cpu gpu-f32 --loss 1e-4
     same cpu-against-gpu-tf32 cpu gpu-tf32 --loss 1e-2
     same cpu-against-gpu-bf16 cpu gpu-bf16 --loss 2e-2
@@ -174,7 +174,7 @@ ranks() {
 gpt2() {
     local trainer=train_gpt2 golden=test/golden/gpt2
     gpt2_runs golden --model $golden --data $golden/golden.safetensors --train_batch_size 3 --max_steps 10 --learning_rate 1e-3
-    gpt2_runs d12 --preset d12 --data data/demo/train.safetensors --train_batch_size 16 --max_steps 3 --learning_rate 1e-4 --lr_warmup_ratio 0
+    gpt2_runs d12 --preset d12 --data data/demo/train.safetensors --train_batch_size 16 --max_steps 3 --learning_rate 1e-4 --lr_warmup 0
 }
 
 gpt2_runs() {

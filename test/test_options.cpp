@@ -107,7 +107,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
 #include "../llmc/train/options.def"
         EXPECT_EQ(json.size(), count);
         EXPECT_LE(std::count(common.begin(), common.end(), '\n'), 54) << common;
-        EXPECT_LE(count, 125) << task_name(task);
+        EXPECT_LE(count, 117) << task_name(task);
     }
     EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge"), std::string::npos);
     for (const auto &[task, line] : {std::pair{SFT, "\n  --learning_rate 5e-06 "},
@@ -253,7 +253,7 @@ TEST(Options, ValuesAreChecked) {
     expect_error(sft + "--eval_fraction 1", "--eval_fraction is 1.0");
     expect_error(sft + "--eval_data E --eval_fraction 0.5", "were both given");
     expect_error(sft + "--truncation split", "fix: one of drop,keep");
-    expect_error(sft + "--dtype fp8", "fix: one of auto,f32,bf16");
+    expect_error(sft + "--dtype fp8", "fix: one of auto,f32,tf32,bf16");
     expect_error(sft + "--preset tiny", "--model and --preset were both given");
     expect_error(sft + "--overwrite --resume auto", "were both given");
     expect_error(dpo + "--max_len 100 --row_tokens 99", "the longest sample would not fit");

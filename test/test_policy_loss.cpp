@@ -440,7 +440,7 @@ TEST(Shaping, AnswersThatAreCutOffKeepAShare) {
 
 TEST(Shaping, ValuesWithoutMeaningAreRefused) {
     const auto refused = [](const ShapingOptions &o, const char *words) { expect_error([&] { check_options(o); }, {words}); };
-    refused({.longest = 8, .overlong_buffer = 9}, "--overlong_buffer_len 9");
+    refused({.longest = 8, .overlong_buffer = 9}, "--overlong_buffer 9");
     refused({.longest = 8, .stop_coef = 1.5}, "--stop_properly_coef 1.5");
-    refused({.longest = 8, .overlong_factor = -1}, "--overlong_penalty_factor -1");
+    refused({.longest = 8, .overlong_factor = -1}, "--overlong_buffer 0,-1");
 }

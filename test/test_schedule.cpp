@@ -1,5 +1,7 @@
 #include "../llmc/train/schedule.h"
 
+#include "../llmc/train/options.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
@@ -32,7 +34,7 @@ static const std::map<std::string, std::vector<double>> transformers = {
 TEST(Schedule, EqualsTransformersStepByStep) {
     for (const auto &[type, rates] : transformers)
         for (size_t step = 0; step < rates.size(); step++)
-            EXPECT_NEAR(learning_rate_at({type, 2e-4, warmup_steps(0.2, 12), 0.1, 12, 0.3}, step), rates[step], 2e-4 * 0x1p-51)
+            EXPECT_NEAR(learning_rate_at({type, 2e-4, Steps(0.2).of(12), 0.1, 12, 0.3}, step), rates[step], 2e-4 * 0x1p-51)
                 << type << ", step " << step;
 }
 
@@ -41,15 +43,15 @@ TEST(Schedule, WithoutWarmupAndAllWarmup) {  // transformers' values again
     const std::vector<double> all = {0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0};
     for (size_t step = 0; step < 4; step++) {
         EXPECT_NEAR(learning_rate_at({"cosine_with_min_lr", 2e-4, 0, 0.1, 3, 0}, step), none[step], 2e-4 * 0x1p-51) << step;
-        EXPECT_NEAR(learning_rate_at({"linear", 2e-4, warmup_steps(1, 3), 0.1, 3, 0}, step), all[step], 2e-4 * 0x1p-51) << step;
+        EXPECT_NEAR(learning_rate_at({"linear", 2e-4, 3, 0.1, 3, 0}, step), all[step], 2e-4 * 0x1p-51) << step;
     }
 }
 
 TEST(Schedule, WarmupStepsAreRoundedUpAsPythonDoes) {
-    EXPECT_EQ(warmup_steps(0.03, 100), 3u);
-    EXPECT_EQ(warmup_steps(0.07, 100), 8u);  // 100 * 0.07 is 7.000000000000001
-    EXPECT_EQ(warmup_steps(0.03, 1), 1u);
-    EXPECT_EQ(warmup_steps(0, 100), 0u);
+    EXPECT_EQ(Steps(0.03).of(100), 3u);
+    EXPECT_EQ(Steps(0.07).of(100), 8u);  // 100 * 0.07 is 7.000000000000001
+    EXPECT_EQ(Steps(0.03).of(1), 1u);
+    EXPECT_EQ(Steps(0).of(100), 0u);
 }
 
 TEST(Schedule, UnknownNameIsRefused) { EXPECT_THROW(learning_rate_at({"polynomial", 1, 0, 0, 10, 0}, 0), Error); }

@@ -68,8 +68,8 @@ void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 2: a block per query head -----------------------------------------------------------------------------------------
 //
-// Four warps take every fourth key each. Their results are merged through shared memory, in order: the largest maximum counts, and what was
-// summed under a smaller one shrinks (join_channel, of the shipped kernel).
+// Four warps take every fourth key each. Their results are merged through shared memory, in order: the largest maximum counts, and sums under a
+// smaller maximum shrink (join_channel, of the shipped kernel).
 
 __device__ void put_warp(float *sums, float *out, const WarpHead &head,
                          size_t D) {  // of this warp among (warps, 2) and (warps, D)

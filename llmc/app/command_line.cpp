@@ -215,12 +215,13 @@ static void check_values(const Options &o, Task task, Problems &problems) {
         if (!contains(choices, value))
             problems.push_back(format("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices));
     };
+    const auto one_or_two = [](const Numbers &x) { return x.size() == 1 || x.size() == 2; };
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     const auto steps = [](double x) { return (x > 0 && x < 1) || (x >= 1 && x == std::floor(x) && x < 0x1p53); };
     one_of(o.add_bos, "add_bos", "auto,never,always");
     one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
     one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,warmup_stable_decay,constant");
-    one_of(o.dtype, "dtype", "auto,f32,bf16");
+    one_of(o.dtype, "dtype", "auto,f32,tf32,bf16");
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
     one_of(o.device, "device", "auto,cpu,cuda");
     one_of(o.gpu_check, "gpu_check", "always,once,never");
@@ -231,7 +232,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.moments, "moments", "f32,bf16,8bit");
     one_of(o.grad_dtype, "grad_dtype", "f32,bf16");
     for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer,weights");
-    must(o.rope_theta == 0 || o.rope_theta > 1, "rope_theta", "above 1, or 0 for that of config.json");
+    must(o.rope_theta == 0 || o.rope_theta > 1, "rope_theta", "above 1, or 0 to keep config.json's");
     must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
     must(o.lora_alpha > 0, "lora_alpha", "above 0");
     must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
@@ -241,7 +242,6 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.max_len >= 2 && o.max_len <= size_t(INT32_MAX), "max_len",
          "at least 2 and less than 2^31: a token is predicted from the one before");
     must(o.row_tokens <= size_t(INT32_MAX), "row_tokens", "less than 2^31");
-    must(o.tile_tokens <= size_t(INT32_MAX), "tile_tokens", "less than 2^31");
     if (o.row_tokens < o.max_len)
         die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: --row_tokens %zu, or a smaller --max_len",
             o.row_tokens, o.max_len, o.max_len);
@@ -250,14 +250,12 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.num_episodes > 0, "num_episodes", "at least 1");
     must(o.async_steps <= 1, "async_steps",
          "0 or 1: while a batch of answers is trained on, one is written, and more of them would only be older");
-    must(o.dynamic_filtering_range[0] < o.dynamic_filtering_range[1], "dynamic_filtering_range",
-         "two numbers, the smaller one first");
+    must(o.dynamic_filtering.empty() || (o.dynamic_filtering.size() == 2 && o.dynamic_filtering[0] < o.dynamic_filtering[1]),
+         "dynamic_filtering", "two numbers, the smaller one first, such as 0,1");
     must(o.learning_rate > 0, "learning_rate", "above 0");
     must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
     must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");
-    must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
-    must(o.lr_warmup_steps == -1 || o.lr_warmup_steps == 0 || steps(o.lr_warmup_steps), "lr_warmup_steps",
-         "-1 (as lr_warmup_ratio says), 0, a whole number, or a share of all steps below 1");
+    must(o.lr_warmup == 0 || steps(o.lr_warmup), "lr_warmup", "0 (none), a whole number, or a share of all steps below 1");
     for (const std::string &name : o.report_to) one_of(name, "report_to", "tensorboard,wandb,trackio,none");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
     must(share(o.lr_decay_ratio), "lr_decay_ratio", "between 0 and 1");
@@ -283,8 +281,11 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
     must(o.n > 0, "n", "at least 1");
     must(o.max_sequences > 0 && o.max_sequences <= 65536, "max_sequences", "between 1 and 65536");
-    must(o.kl_target >= 0, "kl_target", "0 (fixed) or more");
-    must(o.kl_horizon > 0, "kl_horizon", "above 0");
+    must(one_or_two(o.kl_target) && o.kl_target[0] >= 0 && o.kl_target.back() >= 0, "kl_target",
+         "0 (fixed) or more, and perhaps a number of answers: 6,10000");
+    must(one_or_two(o.eps_clip), "eps_clip", "one number, or a lower and an upper one: 0.2,0.28");
+    must(one_or_two(o.overlong_buffer) && o.overlong_buffer[0] >= 0 && o.overlong_buffer[0] == std::floor(o.overlong_buffer[0]),
+         "overlong_buffer", "a number of tokens, and perhaps a penalty: 4096,1");
     must(o.temperature >= 0, "temperature", "0 (greedy) or more");
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
     must(o.min_p >= 0 && o.min_p <= 1, "min_p", "0 (all) to 1");
@@ -312,14 +313,15 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
-    both(o.dynamic_filtering && !o.rollouts.empty(), "dynamic_filtering", "rollouts", "answers that are given are not replaced");
-    both(o.kl_target > 0 && !o.rollouts.empty(), "kl_target", "rollouts",
+    both(!o.dynamic_filtering.empty() && !o.rollouts.empty(), "dynamic_filtering", "rollouts",
+         "answers that are given are not replaced");
+    both(o.kl_target[0] > 0 && !o.rollouts.empty(), "kl_target", "rollouts",
          "the coefficient adapts after each batch of answers, and these are one");
     both(o.async_steps && !o.rollouts.empty(), "async_steps", "rollouts", "answers that are given are not written");
     both(!o.is_correction.empty() && !o.rollouts.empty(), "is_correction", "rollouts",
          "ratios of given answers refer to the policy that sampled them");
     both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they are in a file already");
-    if (o.dynamic_filtering && o.n < 2)
+    if (!o.dynamic_filtering.empty() && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
     if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
         die("--reward_weights has %zu numbers for %zu rewards\n  fix: one for each of --reward", o.reward_weights.size(),
@@ -406,7 +408,7 @@ static ordered_json run_port(const ordered_json &question, const std::string &wh
     if (!std::filesystem::exists(program_file(script)))
         die("%s, and %s, which knows the names of other trainers, does not exist\n  fix: leave the program in the tree that it was built in, and call it there or by a link",
             why.c_str(), program_file(script).c_str());
-    return ordered_json::parse(run_python(why + ": to look among those of other trainers", script, {question.dump()}));
+    return ordered_json::parse(run_python(why + ": to look it up among the names of other trainers", script, {question.dump()}));
 }
 
 // Asks scripts/port what words mean that are not all this program's own.

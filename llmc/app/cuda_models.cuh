@@ -23,7 +23,8 @@ struct CudaHalf {
     CudaStream stream;
     std::unique_ptr<CudaContext> ctx;
 
-    explicit CudaHalf(const Options &options) : ctx(make_cuda_context(int(options.threads), options.tf32, options.autotune)) {}
+    explicit CudaHalf(const Options &options)
+        : ctx(make_cuda_context(int(options.threads), options.dtype == "tf32", options.autotune)) {}
 };
 
 // Each rank checks its own GPU, once for each kind of model that it makes; one rank says so.
@@ -50,11 +51,10 @@ Device make_cuda_device(const Options &options, const ModelFactory &cpu, Comm &h
     const ModelFactory check = [make, cpu, options, main = host.rank == 0, checked = std::make_shared<std::set<std::string>>()](
                                    const ModelConfig &config, const ModelLimits &limits) {
         auto model = make(config, limits);
-        const std::string key =
-            name_of_gpu(model->memory()) + ", " + options.dtype + (options.tf32 ? ", TF32, " : ", ") + kernels_of(config, limits);
+        const std::string key = name_of_gpu(model->memory()) + ", " + options.dtype + ", " + kernels_of(config, limits);
         if (limits.concurrent || !checked->insert(key).second || !gpu_check_is_due(options.gpu_check, key)) return model;
         const auto begin = std::chrono::steady_clock::now();
-        const size_t ops = check_gpu(make, cpu, config, limits, options.tf32 || options.dtype == "bf16");
+        const size_t ops = check_gpu(make, cpu, config, limits, options.dtype != "f32");
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         if (main) printf("GPU check: %zu ops of a step agree with the CPU (%.1f s)\n", ops, seconds);
         if (options.gpu_check == "once") remember_gpu_check(key);

@@ -16,7 +16,7 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
 // The kernels that a model of this configuration launches depend on what this text names.
 std::string kernels_of(const ModelConfig &config, const ModelLimits &limits);
 
-// Whether the option gpu_check (always | once | never) asks for a check. `once` remembers in the user's cache what has passed: `key` names the GPU,
+// Whether the option gpu_check (always | once | never) asks for a check. `once` keeps the passed checks in the user's cache: `key` names the GPU,
 // the driver and the kind of model, and the program is added here.
 bool gpu_check_is_due(const std::string &option, const std::string &key);
 void remember_gpu_check(const std::string &key);

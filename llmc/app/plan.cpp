@@ -56,7 +56,8 @@ static std::map<std::string, size_t> most_alive(const Plan &plan, size_t first, 
     return most;
 }
 
-// For --timeline: writes when a rank computes, sends and copies in a step of one row, and the live arrays, in the Trace Event Format of Chrome.
+// For --timeline: writes when a rank computes, sends and copies in a step of one row, and the live arrays, in the Trace Event Format of Chrome; and
+// the time of each op and the lifetime of each array, counted in ops.
 static void write_timeline(const Run &run, Model &model, const ModelLimits &limits) {
     const Options &o = run.options;
     const auto rates = gpu_rates(o.gpu);
@@ -82,7 +83,12 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
                               {"ts", begin},
                               {"args", most_alive(model.plan(), first->second, last->second)}});
     }
-    write_json(o.timeline, {{"traceEvents", events}, {"displayTimeUnit", "ms"}});
+    nlohmann::json ops = nlohmann::json::array(), arrays = nlohmann::json::array();  // for scripts/figures.py
+    for (const auto &[op, time] : times) ops.push_back({{"time", time}, {"name", model.trace().describe(op)}});
+    for (const Segment &s : model.plan().segments())
+        if (s.last != Plan::always)
+            arrays.push_back({{"name", s.name}, {"bytes", s.bytes}, {"first", s.first}, {"last", s.last}});
+    write_json(o.timeline, {{"traceEvents", events}, {"displayTimeUnit", "ms"}, {"ops", ops}, {"arrays", arrays}});
     printf("the predicted time line is in %s\n", o.timeline.c_str());
 }
 

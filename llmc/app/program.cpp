@@ -34,8 +34,11 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     if (!note.empty() && is_main_rank) printf("note: %s\n", note.c_str());
     o.device = gpu ? "cuda" : "cpu";
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
-    if (o.tf32 && (!gpu || o.dtype != "f32") && is_main_rank)
-        printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
+    if (o.dtype == "tf32" && !gpu) {
+        o.dtype = "f32";
+        if (is_main_rank)
+            printf("note: --dtype tf32 is for a GPU's tensor cores; a CPU multiplies floats in full precision, as with f32\n");
+    }
     if (o.autotune && gpu && !o.plan && !cache_is_writable()) {
         o.autotune = false;  // the choices would be others in the next run, and with them the bits
         if (is_main_rank)
@@ -47,8 +50,7 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
         die("--offload on a CPU needs a disk for what leaves the memory\n  fix: --offload_dir DIR, on a local disk");
     if (for_gpu && !o.offload_dir.empty())
-        die("--offload_dir %s: what is offloaded from a GPU lies in the host's memory\n  fix: leave --offload_dir out",
-            o.offload_dir.c_str());
+        die("--offload_dir %s: a GPU offloads to the host's memory\n  fix: leave --offload_dir out", o.offload_dir.c_str());
     return gpu;
 }
 

@@ -57,7 +57,7 @@ static void open_model_config(Run &run) {
         check_lora(run.model.config, run.model.dir);
         if (o.rope_theta != 0 || !o.rope_scaling.empty())
             run.say(
-                "note: an adapter does not hold --rope_theta and --rope_scaling: they stand in config.json of what merge writes, if it is given them, and of the model");
+                "note: an adapter does not hold --rope_theta and --rope_scaling: give them to merge, which writes them to config.json, or set them in the model's");
     }
 }
 

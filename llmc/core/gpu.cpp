@@ -126,7 +126,7 @@ double attention_share(size_t D, size_t keys) {
 }
 
 std::optional<GpuRates> gpu_rates(const std::string &name) {
-    // Shares of the data sheet's peaks: those of products, attention and memory fit what one H200 measured (docs/benchmarks.md, "GPUs"), the link's is that of
+    // Shares of the data sheet's peaks: products, attention and memory reach these on one H200 (docs/benchmarks.md, "GPUs"), the link's share is from
     // NCCL's collectives, which others published. Other GPUs were not measured.
     constexpr double products = 0.66, attention = 0.534, attention_backward = 0.357, memory = 0.9, link = 0.82, network = 0.95;
     for (const KnownGpu &gpu : known_gpus) {

@@ -47,5 +47,5 @@ struct GpuRates {
 // Returns the share of GpuRates::attention that heads of D and documents in which a query sees up to `keys` keys reach.
 double attention_share(size_t D, size_t keys);
 
-// Returns the rates of a GPU. `name` is that of --gpu. Nothing is returned for a number of GiB, and where the rate of our kernels cannot be guessed.
+// Returns the rates of a GPU. `name` is a value of --gpu. Nothing is returned for a number of GiB, and where the rate of our kernels cannot be guessed.
 std::optional<GpuRates> gpu_rates(const std::string &name);

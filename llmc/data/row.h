@@ -39,7 +39,7 @@ Row pad_row(Row row, size_t ranks);
 
 // Returns one rank's part of a padded row, whose tokens are those at `positions` of the row: the tokens, their positions in documents, its predictors
 // and their targets. The target of a token may belong to another rank. T, `predictors` and the order of tokens are local; doc_begin, doc_offsets and
-// documents stay those of the whole row, which attention needs.
+// documents describe the whole row, which attention needs.
 Row local_row(const Row &row, std::span<const size_t> positions);
 
 // Returns, for each predictor of local_row(), its number among the predictors of the whole row.

@@ -1,8 +1,8 @@
 // A Hugging Face tokenizer.json is read here for two purposes: to turn ids into text, and to tell whether data and model use the same
 // tokens. data/prepare.py turns text into ids.
 //
-// A text is decoded as the package tokenizers does, by the section "decoder": the one of byte-level encodings (GPT-2, Llama 3, Qwen, SmolLM2), where each
-// character of a token stands for one byte, or the one of SentencePiece (Llama 2, Mistral), where U+2581 stands for a space and <0xNN> for a byte.
+// A text is decoded as the package tokenizers does, by the section "decoder": byte-level encodings (GPT-2, Llama 3, Qwen, SmolLM2), where each
+// character of a token stands for one byte, or SentencePiece (Llama 2, Mistral), where U+2581 stands for a space and <0xNN> for a byte.
 #pragma once
 #include <cstddef>
 #include <cstdint>

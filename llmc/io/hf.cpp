@@ -56,7 +56,7 @@ void HfWeights::open_shards(const std::string &dir) {
     }
 }
 
-// Other names of tensors: those of Yi's first upload, and those of InternLM2, whose queries, keys and values are one tensor (read_group_rows).
+// Other names of tensors: of Yi's first upload, and of InternLM2, whose queries, keys and values are one tensor (read_group_rows).
 static constexpr std::pair<const char *, const char *> spellings[] = {
     {".input_layernorm.", ".ln1."},
     {".post_attention_layernorm.", ".ln2."},

@@ -14,7 +14,7 @@ struct WeightFiles {
 inline constexpr WeightFiles model_files = {"model.safetensors", "model.safetensors.index.json", ""};
 inline constexpr WeightFiles adapter_files = {"adapter_model.safetensors", "", "base_model.model."};  // of PEFT; it has no shards
 
-// The weights of a directory, in one file or in shards. A tensor "transformer.X" may be called X there, as in the files of GPT-2 itself.
+// The weights of a directory, in one file or in shards. A tensor "transformer.X" may have the name X, as in GPT-2's own files.
 class HfWeights {
   public:
     static bool present(const std::string &dir);  // false if there is only config.json: training then starts from random weights

@@ -59,8 +59,8 @@ struct ModelLimits {
     Ranks ranks;
 };
 
-// What the documents of a row of next_logits() are, and where in the paged cache (attention_decode.h) their keys and values lie. The caller decides
-// which page belongs to which sequence.
+// Describes the documents of a row of next_logits(), and the pages of the cache (attention_decode.h) that hold their keys and values. The caller
+// assigns pages to sequences.
 struct CacheStep {
     bool
         prompts;  // whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache

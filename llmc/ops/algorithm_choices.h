@@ -1,5 +1,5 @@
-// Which algorithm was the fastest for each product (--autotune), remembered in the user's cache: later runs, and other ranks on such a GPU, take
-// the same and have the same bits. The file has one line for each product, to which ranks append.
+// The fastest algorithm of each product (--autotune), kept in a file of the user's cache, so that later runs, and other ranks on an equal GPU, use the
+// same algorithms and get the same bits. Ranks append to the file, which has one line per product.
 #pragma once
 #include <array>
 #include <map>
@@ -7,14 +7,14 @@
 
 class AlgorithmChoices {
   public:
-    using Algorithm = std::array<uint64_t, 8>;  // cuBLASLt's own form, which only the version that made it understands
+    using Algorithm = std::array<uint64_t, 8>;  // an opaque value, valid for one version of cuBLASLt
 
-    // `chooser` names all that a choice depends on but the product: GPU, version of cuBLASLt, type of the sums. Each chooser has a file of its own.
+    // `chooser` names everything except the product on which a choice depends: GPU, version of cuBLASLt, type of the sums. There is a file per chooser.
     // Dies if the file is damaged.
     explicit AlgorithmChoices(const std::string &chooser);
 
     const Algorithm *find(const std::string &product) const;  // nullptr: none yet
-    // Remembers a choice and returns it; or, if another rank has chosen for this product since the file was read, that one's.
+    // Stores a choice and returns it. If another rank has stored one for this product since the file was read, returns that choice instead.
     const Algorithm &keep(const std::string &product, const Algorithm &algorithm);
     const std::string &path() const { return path_; }
 

@@ -6,7 +6,7 @@
 //                    out[b, h] = sum_p w_p v_p / sum_p w_p,  w_p = exp(scale * q[b, h] . k_p),  over the positions first_key[b] <= p < length[b]
 //
 //   cache       (rows, 2*KV*D) X    keys of all KV heads, then their values. A page is cache_page rows, one after the other
-//   table       (B, pages) int32    position p of sequence b lies in page table[b, p / cache_page], in its row p % cache_page
+//   table       (B, pages) int32    position p of sequence b is in page table[b, p / cache_page], in its row p % cache_page
 //   first_key, length (B) int32     0 <= first_key < length <= pages * cache_page. Pages before first_key are not read, nor those behind length
 //   q           (B, H, D) X         heads as in attention.h; k, v (T, KV, D)          out (B, H*D) X
 //   scratch     attention_decode_scratch(dev, B, pages, H, D) floats

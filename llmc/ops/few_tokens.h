@@ -9,7 +9,7 @@
 // layers lie one after the other, so the end of a matrix prefetches the beginning of the next. On one core of an EPYC (Zen 4), 64 bytes of weights
 // take 3.1 to 4.7 ns for 8 tokens; they took 5.5 to 7.2 ns with prefetches of 16 rows into the first cache, which is too small for more.
 //
-// The bits of a token's outputs depend on no other token. The number of tokens only selects one of the two variants.
+// The bits of a token's outputs depend on no other token. The number of tokens only selects a variant.
 #pragma once
 #ifdef __AVX512BF16__
 #include <algorithm>

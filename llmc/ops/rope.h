@@ -36,7 +36,7 @@ struct RopeConfig {
     std::vector<double> short_factor = {}, long_factor = {};
 
     size_t channels(size_t D) const { return size_t(double(D) * rotated); }  // R
-    // Whether documents of up to so many positions need two tables, one behind the other, of which longer documents use the second.
+    // Whether documents of this many positions need two tables, one behind the other, of which longer documents use the second.
     bool by_length(size_t positions) const { return type == "longrope" && positions > original_max_position; }
     size_t rows(size_t positions) const { return by_length(positions) ? 2 * positions : positions; }
 };

@@ -14,8 +14,8 @@ struct SampleShared {
     uint32_t found;
 };
 
-// Returns the first id of [0, n), in the order of ids, up to which the weight of all is above `target`; 0 if there is none. Each warp adds up a run of
-// ids, and the warp of the run that has the id walks along it.
+// Returns the first id of [0, n) whose cumulative weight, in the order of ids, exceeds `target`; 0 if there is none. Each warp sums a run of ids, and
+// the warp of the run with the result scans it.
 template <class Weight> __device__ uint32_t locate(SampleShared &s, uint32_t n, uint64_t target, Weight weight) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, run = (n + sample_warps - 1) / sample_warps;
     const uint32_t begin = min(n, warp * run), end = min(n, begin + run);
@@ -51,7 +51,7 @@ __device__ void cut(SampleShared &s, Kept &kept, const float *l, uint32_t n, uin
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t prefix = 0, mask = 0;
     for (int shift = 28; shift >= 0; shift -= 4) {
-        uint64_t sums[digits - 1] = {};  // of the digits up to each
+        uint64_t sums[digits - 1] = {};  // cumulative, by digit
         for (uint32_t v = threadIdx.x; v < n; v += sample_threads) {
             const uint32_t rank = rank_of(l[v]);
             if ((rank & mask) != prefix || !kept.has(rank, v)) continue;
@@ -84,14 +84,14 @@ __device__ void cut(SampleShared &s, Kept &kept, const float *l, uint32_t n, uin
     kept.last_rank = prefix, kept.last_id = last;
 }
 
-// The largest of n floats, to every thread.
+// Returns the largest of n floats to every thread.
 __device__ inline float largest(SampleShared &s, const float *l, size_t n) {
     float max = -INFINITY;
     for (size_t v = threadIdx.x; v < n; v += sample_threads) max = fmaxf(max, l[v]);
     return block_max(max, s.floats);
 }
 
-// A block has a row, which it reads from the second-level cache as often as the filters ask for: twice without any.
+// A block samples one row, which it reads from the L2 cache once per filter, and twice without filters.
 template <class X>
 __global__ void __launch_bounds__(sample_threads)
     sample_kernel1(int32_t *tokens, float *logps, float *logits, Draws draws, Rule rule, uint32_t n, size_t V, size_t ld) {

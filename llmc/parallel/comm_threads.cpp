@@ -117,7 +117,7 @@ class ThreadsTransport final : public Transport {
         return std::find_if(pending_.begin(), pending_.end(), [&](const Pending &p) { return p.id == id; });
     }
 
-    // Copies the first message that has come for any of this rank's requests, because the sender may wait for that one first.
+    // Copies the first message that has arrived for any of this rank's requests, in any order, because its sender may be waiting.
     bool receive_something(std::unique_lock<std::mutex> &lock) {
         std::vector<Box> waiting;  // requests of one box are served in order
         for (Pending &p : pending_) {

@@ -9,7 +9,7 @@
 #include "policy_loss.h"
 #include "run.h"
 
-// Returns the model of --critic_model, by default that of --model with a new head. Dies if its tokenizer differs from the policy's.
+// Returns the model of --critic_model, by default --model with a new head. Dies if its tokenizer differs from the policy's.
 ModelSpec critic_spec(const Run &run);
 
 class Critic {

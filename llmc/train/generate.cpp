@@ -39,7 +39,7 @@ std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     return data;
 }
 
-// Continues the prompts with a model, which is opened for it.
+// Opens the model and continues the prompts.
 std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, const std::vector<Ids> &prompts,
                                      const GenerationSettings &settings) {
     size_t longest = 0, most = spec.config.max_positions, end = spec.config.growing_positions();
@@ -113,8 +113,8 @@ int generate(Run &run) {
     return 0;
 }
 
-// The targets of a document are the answer to the tokens before them. Returns the share of samples whose answer greedy decoding gives token by
-// token; for a pair either answer counts. Shows the first few.
+// Returns the share of samples whose answer greedy decoding reproduces token by token; for a pair either answer counts. The answer of a document is
+// its targets, and the prompt the tokens before them. The first few are printed.
 double exact_match(const Run &run, const std::string &model_dir, const Samples &data, size_t show) {
     std::vector<Ids> prompts, answers;  // of samples; of documents
     size_t longest = 1;
@@ -180,7 +180,7 @@ GenerationSettings Continuation::settings(size_t step) const {
     return s;
 }
 
-// Even in a ring, one rank alone computes it, though its arrays only have room for its part of a row.
+// One rank computes the sample alone, even in a ring, where its arrays hold only its part of a row.
 void Continuation::use(ModelLimits &limits) const {
     ModelLimits own = limits;
     generation_limits_.use(own);

@@ -29,7 +29,7 @@ std::string while_others_wait(const Run &run, bool chosen, const std::function<s
 void find_model(const Run &run, std::string &name) {
     if (run.comm.all(!is_hub_name(name))) return;
     const auto hosts =
-        run.comm.gather(host_name());  // the first rank of each downloads, the others then find the model in the cache
+        run.comm.gather(host_name());  // the first rank of each host downloads, and the others find the model in the cache
     const bool first = size_t(std::find(hosts.begin(), hosts.end(), host_name()) - hosts.begin()) == size_t(run.comm.rank);
     const std::string asked = name;
     while_others_wait(run, first, [&] { return model_directory(asked, !run.options.plan); });
@@ -50,7 +50,7 @@ const char *embedding_name(const ModelConfig &config) {
     return config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight";
 }
 
-// A file with a head that is not the embedding is of a model that is not tied, whatever its config.json says, as in transformers 5.
+// A head in the file that differs from the embedding means untied weights, even if config.json says tied, as in transformers 5.
 static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
     if (!config.tied || (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index))) return;
     const HfWeights weights(dir);
@@ -110,7 +110,8 @@ ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) 
         if (out.config.V != trained.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !trained.tokenizer_hash.empty() && out.tokenizer_hash != trained.tokenizer_hash)
             refuse("tokenizer");
-        out.ranks = ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);  // its numbers of heads may differ
+        out.ranks =
+            ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);  // because it may have other numbers of heads
     });
     return out;
 }

@@ -1,5 +1,5 @@
-// Opens what a directory says of a model: its configuration and its tokenizer, as a ModelSpec. All ranks call these functions together, unless one
-// says otherwise.
+// Reads a model directory's configuration and tokenizer into a ModelSpec. These functions are collective over all ranks, unless a comment says
+// otherwise.
 #pragma once
 #include <functional>
 #include <string>
@@ -7,22 +7,22 @@
 
 #include "run.h"
 
-// Returns what `work` returns on the ranks that are `chosen`, and nothing on the others, which are told that it goes on: it may take longer than
-// --comm_timeout.
+// Runs `work` on the `chosen` ranks and returns its result there, and "" on the others. The chosen ranks report progress, so that the work may take
+// longer than --comm_timeout.
 std::string while_others_wait(const Run &run, bool chosen, const std::function<std::string()> &work);
 
 // Turns the name of a model on the hub into the directory that one rank of each host fetches it to (../data/hub.h); other names stay as they are.
 void find_model(const Run &run, std::string &name);
 
-// These concern the calling rank alone.
-void expect_own_family(const Run &run, const ModelConfig &config, const std::string &name);  // dies if another program trains it
-size_t weight_bits(const Options &o);                           // of --load_in; 0: in the type of the run
+// These functions are local to the calling rank.
+void expect_own_family(const Run &run, const ModelConfig &config,
+                       const std::string &name);                // dies if the model belongs to the other trainer
+size_t weight_bits(const Options &o);                           // by --load_in; 0: the run's dtype
 ModelSpec open_config(const Run &run, const std::string &dir);  // without ranks
-// Returns ranks as the flags say, with `sp` of them in a ring. Dies if the model's heads do not suit them.
+// Returns the division into ranks that the flags ask for, with rings of `sp`. Dies if it does not divide the model's heads.
 Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t sp);
 
-// Returns another model that reads the same tokens as run.model, of directory `dir`, or run.model itself if that is empty. Dies if their tokenizers
-// differ; `flag` is the one that names the directory.
+// Returns the model in `dir`, or run.model if `dir` is empty. Dies if its tokenizer differs from run.model's; the message names `flag`.
 ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag);
 
 inline constexpr const char *head_name = "lm_head.weight";

@@ -20,7 +20,6 @@ ModelLimits flag_limits(const Options &o) {
     limits.moments = o.moments == "bf16" ? Moments::bf16 : o.moments == "8bit" ? Moments::blockwise : Moments::f32;
     limits.muon = o.optimizer == "muon";
     limits.bf16_gradients = o.grad_dtype == "bf16";
-    limits.tile_tokens = o.tile_tokens;
     limits.offload.dir = o.offload_dir, limits.offload.patience = o.comm_timeout;
     set_offload(limits, o.offload);
     return limits;
@@ -141,7 +140,7 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits) {
     const std::string cause =
         format("the plan needs %s but only %s of memory are free (%s)", human_bytes(planned.plan().bytes()).c_str(),
                human_bytes(memory).c_str(), planned.memory().device().c_str());
-    const std::string smaller = run.options.dtype == "f32" ? "--dtype bf16, or a smaller model" : "a smaller model";
+    const std::string smaller = run.options.dtype != "bf16" ? "--dtype bf16, or a smaller model" : "a smaller model";
     const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
     const size_t documents = documents_of_sample(run), fits = limits.mode == Mode::generate
                                                                   ? 0

@@ -1,5 +1,5 @@
-// Plans and opens models: what fits into memory, then weights from a directory or random ones. `model` is the one that is planned; the device, the
-// flags and the ranks that share the memory are the run's.
+// Plans and opens models: first the memory plan, then weights from a directory or random ones. `model` is the planned model; the run has
+// the device, the flags and the ranks that share the memory.
 #pragma once
 #include <memory>
 #include <string>
@@ -17,12 +17,12 @@ ModelLimits flag_limits(const Options &o);
 void set_offload(ModelLimits &limits, const Names &offload);   // as --offload
 size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
-// Returns the limits of a model beside one with these limits, without room for the cache of generation. One that generates has no ranks.
+// Returns the limits of a second model in memory, without a generation cache. A model that generates has no ranks.
 ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
 
 // ---- plans
 
-// Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
+// Returns the bytes available to the plans of this machine's ranks: the free memory without the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
 size_t available_memory(
     const Run &run);  // bytes that a rank may take: the least of any rank, before one of them takes any. All ranks call it
@@ -32,7 +32,7 @@ std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, const 
                                   size_t memory);
 // Returns one of model.co_residents, whose plan is placed.
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits);
-// Return the bytes that a rank needs, in memory and in stores: those of the plan, and those of model.co_residents.
+// Return the bytes that a rank needs, in memory and in stores, for the plan and for model.co_residents.
 size_t rank_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
 size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
 
@@ -54,7 +54,7 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits);
 // Opens a model on all ranks together: chooses --recompute auto, allocates, loads or initialises. profile: --profile measures it
 std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelLimits limits, bool profile = false);
 
-// Die if a directory has a tensor that is not read and says something else than what is computed; if the adapter belongs to another model.
+// Die if the model would compute something else than the directory's unread tensors say, or if the adapter belongs to another model.
 void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &opened, const class HfWeights &weights);
 void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &weights, const HfWeights &adapter);
 void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, const std::string &name,

@@ -75,7 +75,7 @@ PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
     return {loss.loss / size_.pairs, loss.d_chosen / size_.pairs, loss.d_rejected / size_.pairs};
 }
 
-// Returns log p of a row's documents by the reference, or 0 for each if there is none. The model's own values must be computed after it.
+// Returns the reference's log p of a row's documents, or zeros without a reference. It is called before the model evaluates the row.
 std::vector<double> Pairs::reference_logps(Model &model, const Row &row) const {
     if (reference_) return reference_->logps(*data_, row);
     if (!preference_ || !preference_->needs_reference()) return std::vector<double>(row.documents.size());

@@ -112,8 +112,8 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
         batch.advantages = std::move(estimated.advantages), batch.returns = std::move(estimated.returns);
     });
     const Options &o = run_.options;
-    if (o.kl_target > 0)
-        next_kl_coef_ = adapted_kl_coef(next_kl_coef_, kl_of(batch), o.kl_target, double(rollouts.size()), o.kl_horizon);
+    if (o.kl_target[0] > 0)
+        next_kl_coef_ = adapted_kl_coef(next_kl_coef_, kl_of(batch), o.kl_target[0], double(rollouts.size()), kl_horizon(o));
 }
 
 // Returns the divergence from the reference: the mean over the answers of the mean over their tokens.
@@ -226,7 +226,8 @@ Measured Policy::take_sums(Model &model, const Batch &batch, const std::string &
         out.metrics.update({{prefix + "sampler_kl", sums.stale / n},
                             {prefix + "is_weight", sums.weights / n},
                             {prefix + "is_cut", sums.cut / n}});
-    if (run_.options.kl_target > 0) out.metrics[prefix + "kl_coef"] = std::max(options_.loss.kl_coef, options_.advantage.kl_coef);
+    if (run_.options.kl_target[0] > 0)
+        out.metrics[prefix + "kl_coef"] = std::max(options_.loss.kl_coef, options_.advantage.kl_coef);
     if (!batch.reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
     if (critic_) out.metrics.update(critic_->take(prefix));

@@ -21,11 +21,10 @@ void check_options(const PolicyLossOptions &o) {
     if (o.kl_coef > 0 && o.kl == "k1")
         die("k1 as a loss has a gradient that says nothing about the reference\n  fix: --kl_estimator k2 or k3, or k1 without --kl_use_loss");
     if (o.type == "cispo" && o.clip_high < 1)
-        die("with cispo the upper bound applies to the ratio itself, but %g is below 1\n  fix: --eps_clip_low_high 0,5",
-            o.clip_high);
+        die("with cispo the upper bound applies to the ratio itself, but %g is below 1\n  fix: --eps_clip 0,5", o.clip_high);
     if (!(o.clip_low >= 0 && o.clip_low <= 1 && o.clip_high >= 0))
-        die("ratios cannot be clipped to 1 - %g and 1 + %g\n  fix: --eps_clip 0.2, or --eps_clip_low_high 0.2,0.28", o.clip_low,
-            o.clip_high);
+        die("ratios cannot be clipped to 1 - %g and 1 + %g\n  fix: --eps_clip 0.2, or a lower and an upper bound: 0.2,0.28",
+            o.clip_low, o.clip_high);
     if (o.dual_clip != 0 && !(o.dual_clip > 1)) die("--dual_clip %g must be above 1\n  fix: --dual_clip 3", o.dual_clip);
     if (o.correction.empty()) return;
     if (o.correction != "tis" && o.correction != "icepop" && o.correction != "seq-mask-tis")

@@ -3,17 +3,18 @@
 #include "../core/common.h"
 
 static void check_kl_target(const Options &o) {
-    if (o.kl_target == 0) return;
+    const double target = o.kl_target[0], horizon = kl_horizon(o);
+    if (target == 0) return;
     if (o.kl_coef == 0)
-        die("--kl_target %g adapts a coefficient that begins with --kl_coef 0\n  fix: --kl_coef 0.01, say", o.kl_target);
-    if (double(o.rollout_batch_size * o.n) >= 5 * o.kl_horizon)
-        die("--kl_horizon %g is a fifth or less of the %zu answers of a batch, after which the coefficient could be negative\n  fix: --kl_horizon 10000, say",
-            o.kl_horizon, o.rollout_batch_size * o.n);
+        die("--kl_target %g adapts a coefficient that begins with --kl_coef 0\n  fix: --kl_coef 0.01, say", target);
+    if (double(o.rollout_batch_size * o.n) >= 5 * horizon)
+        die("--kl_target %g,%g: %g answers are a fifth or less of the %zu answers of a batch, after which the coefficient could be negative\n  fix: --kl_target %g,10000, say",
+            target, horizon, horizon, o.rollout_batch_size * o.n, target);
 }
 
 PolicyOptions policy_options(const Options &o, Task task) {
     if (!(o.temperature > 0))
-        die("--temperature %g: what was sampled greedily has no probability to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
+        die("--temperature %g: greedy answers have no probabilities to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
     PolicyOptions out{};
     out.advantage = {o.advantage_estimator,         o.gamma,       o.gae_lambda, o.no_std_norm, o.reward_clip_range,
@@ -23,26 +24,16 @@ PolicyOptions policy_options(const Options &o, Task task) {
     if ((task == PPO) != (o.advantage_estimator == "gae"))
         die("--advantage_estimator %s is not for %s\n  fix: the task ppo for gae, which has a critic; grpo for the others, which have none",
             o.advantage_estimator.c_str(), task_name(task));
-    out.loss = {o.policy_loss_type,
-                o.loss_aggregation,
-                o.eps_clip,
-                o.eps_clip,
-                o.dual_clip,
-                o.kl_use_loss ? o.kl_coef : 0,
-                o.kl_estimator,
-                o.is_correction,
-                o.is_correction_range[0],
+    out.loss = {o.policy_loss_type,      o.loss_aggregation, o.eps_clip.front(),
+                o.eps_clip.back(),       o.dual_clip,        o.kl_use_loss ? o.kl_coef : 0,
+                o.kl_estimator,          o.is_correction,    o.is_correction_range[0],
                 o.is_correction_range[1]};
-    if (!o.eps_clip_low_high.empty()) {
-        if (o.eps_clip_low_high.size() != 2)
-            die("--eps_clip_low_high has %zu numbers\n  fix: two, such as 0.2,0.28", o.eps_clip_low_high.size());
-        out.loss.clip_low = o.eps_clip_low_high[0], out.loss.clip_high = o.eps_clip_low_high[1];
-    }
     check_options(out.loss);
-    out.shaping = {o.max_new_tokens, o.overlong_buffer_len, o.overlong_penalty_factor, o.stop_properly_coef};
+    out.shaping = {o.max_new_tokens, size_t(o.overlong_buffer[0]), o.overlong_buffer.size() > 1 ? o.overlong_buffer[1] : 1,
+                   o.stop_properly_coef};
     check_options(out.shaping);
     if (o.mask_truncated && o.entropy_coef != 0)
-        die("--entropy_coef %g rewards the entropy of all answers, and --mask_truncated leaves some out\n  fix: one of the two",
+        die("--entropy_coef %g rewards the entropy of all answers, and --mask_truncated leaves some out\n  fix: leave one of them out",
             o.entropy_coef);
     return out;
 }

@@ -11,4 +11,5 @@ struct PolicyOptions {
     PolicyLossOptions loss;
 };
 
+inline double kl_horizon(const Options &o) { return o.kl_target.size() > 1 ? o.kl_target[1] : 10000; }  // answers
 PolicyOptions policy_options(const Options &o, Task task);  // dies if a value has no meaning, or two contradict each other

@@ -49,7 +49,7 @@ class OfTexts final : public Reward {
           name_(name),
           tokenizer_(tokenizer),
           stop_(tokenizer, run.options.stop),
-          worker_(name, "data/reward_worker.py", {name}, run.options.reward_timeout) {}
+          worker_(name, "data/reward_worker.py", {name}, run.options.comm_timeout) {}
 
     std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
         const size_t n = answers.size() / asked.prompts.size();
@@ -101,7 +101,7 @@ class ByModel final : public Reward {
             if (!tokenizer || spec_.tokenizer_hash.empty())
                 die("%s and %s do not have the same tokenizer, and one of them has no tokenizer.json\n  fix: models with their tokenizers",
                     dir.c_str(), run.model.dir.c_str());
-            encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.reward_timeout);
+            encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.comm_timeout);
         } else if (c.V < run.model.config.V) {
             die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
                 dir.c_str(), c.V, run.model.dir.c_str(), run.model.config.V);

@@ -148,11 +148,10 @@ ordered_json RolloutSource::means_of_parts(const std::string &prefix, const std:
 // Keeps the answers to all prompts, or only to prompts whose mean reward is within the range.
 void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
                          std::vector<Rollout> &rollouts) const {
-    const auto [low, high] = o_.dynamic_filtering_range;
     const auto &prompts = asked.questions.prompts;
     for (size_t p = 0; p < prompts.size(); p++) {
         const double mean = mean_of(rewards.subspan(p * o_.n, o_.n));
-        if (o_.dynamic_filtering && !(low < mean && mean < high)) continue;
+        if (const Numbers &bounds = o_.dynamic_filtering; !bounds.empty() && !(bounds[0] < mean && mean < bounds[1])) continue;
         for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
             rollouts.push_back(
                 {prompts[p], answers[i].tokens, answers[i].logp, rewards[i], int64_t(asked.begin + p), !answers[i].ended});
@@ -182,12 +181,12 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
     double tokens = 0, seconds = 0;
     std::vector<std::vector<double>> parts;  // each of --reward, of all answers
     constexpr size_t most = 10;
-    for (size_t times = 0; times == 0 || (o_.dynamic_filtering && rollouts.size() < o_.rollout_batch_size * o_.n); times++) {
+    for (size_t times = 0; times == 0 || (!o_.dynamic_filtering.empty() && rollouts.size() < o_.rollout_batch_size * o_.n);
+         times++) {
         if (times == most)
             die("--dynamic_filtering has kept %zu of %zu prompts, and a step needs --rollout_batch_size %zu: the answers to the others have a mean reward of %g or less, or of %g or more\n"
                 "  fix: prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
-                rollouts.size() / o_.n, asked_prompts, o_.rollout_batch_size, o_.dynamic_filtering_range[0],
-                o_.dynamic_filtering_range[1]);
+                rollouts.size() / o_.n, asked_prompts, o_.rollout_batch_size, o_.dynamic_filtering[0], o_.dynamic_filtering[1]);
         const auto began = std::chrono::steady_clock::now();
         PendingBatch asked = first ? *std::exchange(first, std::nullopt) : ask(prompts.next());
         const auto answers = await(policy, asked);
@@ -201,7 +200,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
     }
     batch.log = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
     batch.log.update(means_of_parts("reward/", parts));
-    if (o_.dynamic_filtering) batch.log["filtered"] = 1 - double(rollouts.size() / o_.n) / double(asked_prompts);
+    if (!o_.dynamic_filtering.empty()) batch.log["filtered"] = 1 - double(rollouts.size() / o_.n) / double(asked_prompts);
     if (o_.save_rollouts)
         agree(run_.comm, [&] {
             if (!run_.is_main_rank()) return;

@@ -1,4 +1,4 @@
-// What the tasks of a run share.
+// The types and functions that all tasks of a run share.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -15,7 +15,7 @@ using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, c
 
 struct Device {
     ModelFactory make_model;
-    // Returns the memory that its models lie in, so that name and size can be asked without a model. A plan for another device does not call it.
+    // Returns the memory of its models, whose name and size are known without a model. A plan for another device does not call it.
     std::function<std::unique_ptr<Memory>()> make_memory;
 };
 
@@ -26,12 +26,12 @@ struct CoResidentModel {
     Mode mode;
 };
 
-// A model of a run: what it computes, where its weights and its tokenizer come from, and how ranks share its work.
+// A model of a run: its configuration, the source of its weights and of its tokenizer, and its division among ranks.
 struct ModelSpec {
     ModelConfig config = {};
     std::string dir = {};             // empty with --preset
     std::string adapter = {};         // the directory that config.lora is read from; empty if adapters are new
-    std::string tokenizer_dir = {};   // dir, or that of the adapter if it has the tokenizer, too
+    std::string tokenizer_dir = {};   // the adapter's directory if it has a tokenizer, else dir
     std::string tokenizer_hash = {};  // the hash of dir's tokenizer; empty if there is none
     Ranks ranks = {};
     bool new_head = false;                           // the head of a reward model starts from random values if dir has none
@@ -45,9 +45,9 @@ struct Run {
     Comm &comm;
     size_t sharing;  // number of ranks that share the device's memory, including this one
     Device device;
-    ModelSpec model = {};   // the model of the task; its ranks are those of the run
-    ChatFormat chat = {};   // of the data that is trained on
-    size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
+    ModelSpec model = {};   // the task's model, on all ranks of the run
+    ChatFormat chat = {};   // of the training data
+    size_t in_process = 1;  // number of ranks that are threads of this process, including this one
     std::shared_ptr<Mesh> mesh = nullptr;
 
     bool is_main_rank() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files

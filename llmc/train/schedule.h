@@ -28,8 +28,6 @@ inline double warmup_stable_decay(const Schedule &schedule, size_t step) {
     return share * (1 - schedule.min_lr_ratio) + schedule.min_lr_ratio;
 }
 
-inline size_t warmup_steps(double ratio, size_t steps) { return size_t(std::ceil(double(steps) * ratio)); }
-
 // The rate of the update number `step`, counted from 0: with a warmup the first update has rate 0, as in transformers.
 inline double learning_rate_at(const Schedule &schedule, size_t step) {
     const size_t warmup = schedule.warmup;

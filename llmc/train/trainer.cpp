@@ -127,7 +127,7 @@ Measured Trainer::compute_gradients(const Step &step) {
 double Trainer::schedule(size_t frozen) const {
     if (state_.step - state_.totals.skipped < frozen) return 0;
     const size_t all = state_.steps - std::min(frozen, state_.steps);
-    const size_t warmup = o_.lr_warmup_steps >= 0 ? o_.lr_warmup_steps.of(all) : warmup_steps(o_.lr_warmup_ratio, all);
+    const size_t warmup = o_.lr_warmup.of(all);
     return learning_rate_at({o_.lr_scheduler, 1, warmup, o_.min_lr_ratio, all, o_.lr_decay_ratio}, state_.step - frozen);
 }
 

@@ -61,7 +61,7 @@ bool Worker::call(const std::string &line, std::string &reply) {
         const int ready = left.count() > 0 ? poll(&wait, 1, int(left.count())) : 0;
         if (ready < 0 && errno == EINTR) continue;
         if (ready <= 0)
-            die("%s took longer than %g s for a batch of rewards\n  fix: a larger --reward_timeout, or a smaller --rollout_batch_size",
+            die("%s took longer than %g s for a batch of rewards\n  fix: a larger --comm_timeout, or a smaller --rollout_batch_size",
                 name_.c_str(), timeout_);
         const ssize_t n = recv(socket_, buffer, sizeof(buffer), 0);
         if (n < 0 && errno == EINTR) continue;
@@ -85,7 +85,8 @@ json Worker::ask(const json &request, const char *wanted, size_t n) {
     }
     const json answer = json::parse(reply, nullptr, false);
     if (!answer.is_object())
-        die("%s: the answer of its process is not JSON\n  fix: leave its standard output alone", name_.c_str());
+        die("%s: its process has answered something else than JSON\n  fix: print to standard error there, not to standard output",
+            name_.c_str());
     if (answer.contains("error")) die("%s: %s", name_.c_str(), answer["error"].get<std::string>().c_str());
     const json &list = answer.at(wanted);
     if (list.size() != n)

@@ -99,7 +99,7 @@ ROWS = [
     Same("max_epochs", "num_iterations"),
     Together("generation_batch_size", "divided by num_generations: --rollout_batch_size, which counts prompts", "generation_batch_size"),
     Same("eps_clip", "epsilon"),
-    Together("epsilon_high", "beside epsilon: --eps_clip_low_high EPSILON,EPSILON_HIGH", "epsilon_high"),
+    Together("epsilon_high", "beside epsilon: --eps_clip EPSILON,EPSILON_HIGH", "epsilon_high"),
     Note("a ratio for each token is the default", "importance_sampling_level", "token"),
     Sets("policy_loss_type gspo", "importance_sampling_level", "sequence"),
     Sets("advantage_estimator group_norm", "scale_rewards", "group, true"),
@@ -310,8 +310,8 @@ def complete(t):
         if t.flag("lr_scheduler") == "cosine":
             t.set("lr_scheduler", "cosine_with_min_lr", where)
         t.set("min_lr_ratio", t.get("min_lr_ratio"), where)
-    if not {"lr_warmup_ratio", "lr_warmup_steps"} & t.given:
-        t.note("", "Axolotl's default warm-up, 3 % of the steps, has at most 100 of them: --lr_warmup_steps N")
+    if "lr_warmup" not in t.given:
+        t.note("", "Axolotl's default warm-up, 3 % of the steps, has at most 100 of them: --lr_warmup N")
     complete_steps(t)
     if t.has("plugins"):
         for plugin in t.together["plugins"].values:

@@ -14,6 +14,12 @@ SAID = {"lora_rank": "lora_r", "lora_targets": "lora_target_modules", "lora_alph
 
 def name_of(peer, flag, value):
     """Returns their name and value for a flag of ours, or None."""
+    if flag == "eps_clip" and "," in value:
+        return ("actor.eps_clip_low_high", value) if peer is OPENRLHF else None
+    if flag == "lr_warmup" and peer is not OPENRLHF:
+        return "warmup_steps", value
+    if flag == "lr_warmup" and float(value) >= 1:
+        return None
     for rows in (peer.rows, *(base.rows for base in peer.bases)):
         for row in rows:
             if row.kind == "same" and flag in row.text.split(","):
@@ -39,8 +45,12 @@ def command_as(run):
     theirs, missing, flags = [], [], dict(run["settings"])
     batch = int(flags["train_batch_size"]) if "train_batch_size" in flags and peer is not OPENRLHF else 0
     for flag, value in run["settings"]:
+        parts = {row.text: row.names[0] for rows in (peer.rows, *(base.rows for base in peer.bases)) for row in rows if row.kind == "part"}
+        numbers = [(parts[f"{flag} {i}"], number) for i, number in enumerate(value.split(",")) if f"{flag} {i}" in parts]
         found = name_of(peer, flag, value)
-        if found:
+        if numbers:
+            theirs += numbers
+        elif found:
             theirs.append(found)
         elif flag == "ranks" and peer is TRL:
             theirs.append(("num_processes", value))

@@ -1,6 +1,6 @@
 """OpenRLHF 0.11, and names of 0.6 and 0.9."""
 
-from .table import Note, Peer, Refused, Same, Sets, Together
+from .table import Note, Part, Peer, Refused, Same, Sets, Together
 
 ROWS = [
     # names of the same thing
@@ -24,7 +24,8 @@ ROWS = [
     Same("seed", "train.seed"),
     Same("learning_rate", "adam.lr, actor.adam.lr, actor_learning_rate"),
     Same("lr_scheduler", "actor.lr_scheduler"),
-    Same("lr_warmup_ratio", "actor.lr_warmup_ratio"),
+    Refused("--lr_warmup N, in steps", "lr_warmup_ratio", "1, 1.0"),
+    Same("lr_warmup", "actor.lr_warmup_ratio, lr_warmup_ratio"),
     Same("min_lr_ratio", "actor.min_lr_ratio"),
     Same("adam_betas", "adam.betas, actor.adam.betas"),
     Same("adam_eps", "adam.eps, actor.adam.eps"),
@@ -42,11 +43,12 @@ ROWS = [
     Same("margin_loss_enable", "model.margin_loss_enable, margin_loss"),
     Same("reward", "reward.remote_url, reward.model_name_or_path, remote_rm_url, reward_pretrain"),
     Same("normalize_reward", "reward.normalize_enable"),
-    Same("overlong_buffer_len", "reward.overlong_buffer_len"),
-    Same("overlong_penalty_factor", "reward.overlong_penalty_factor"),
+    Part("overlong_buffer 0", "reward.overlong_buffer_len, overlong_buffer_len"),
+    Part("overlong_buffer 1", "reward.overlong_penalty_factor, overlong_penalty_factor"),
     Same("stop_properly_coef", "reward.stop_properly_penalty_coef, stop_properly_penalty_coef"),
-    Same("dynamic_filtering", "algo.dynamic_filtering_enable"),
-    Same("dynamic_filtering_range", "algo.dynamic_filtering_range"),
+    Together("filters", "with dynamic_filtering_range, which is 0,1 by default: --dynamic_filtering LOW,HIGH", "algo.dynamic_filtering_enable, dynamic_filtering"),
+    Together("filter_range", "where dynamic_filtering_enable is given: --dynamic_filtering LOW,HIGH",
+      "algo.dynamic_filtering_range, dynamic_filtering_reward_range"),
     Same("rollout_batch_size", "rollout.batch_size"),
     Same("num_episodes", "train.num_episodes"),
     Same("advantage_estimator", "algo.advantage.estimator"),
@@ -55,12 +57,11 @@ ROWS = [
     Same("reward_clip_range", "reward.clip_range"),
     Same("kl_coef", "algo.kl.init_coef, init_kl_coef"),
     Same("kl_use_loss", "algo.kl.use_loss, use_kl_loss"),
-    Same("kl_target", "algo.kl.target"),
-    Same("kl_horizon", "algo.kl.horizon"),
+    Part("kl_target 0", "algo.kl.target"),
+    Part("kl_target 1", "algo.kl.horizon, kl_horizon"),
     Same("kl_estimator", "algo.kl.estimator"),
     Same("policy_loss_type", "actor.policy_loss_type"),
-    Same("eps_clip", "actor.eps_clip"),
-    Same("eps_clip_low_high", "actor.eps_clip_low_high"),
+    Same("eps_clip", "actor.eps_clip, actor.eps_clip_low_high, eps_clip_low_high"),
     Same("dual_clip", "actor.dual_clip"),
     Same("is_correction_range", "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
     Same("entropy_coef", "actor.entropy_coef"),
@@ -187,7 +188,6 @@ ROWS = [
     Same("train_batch_size", "batch_size"),
     Together("prompt_max_len", "--max_len, and with generate_max_len --row_tokens", "prompt_max_len"),
     Together("generate_max_len", "--max_new_tokens, and with prompt_max_len --row_tokens", "generate_max_len"),
-    Same("dynamic_filtering_range", "dynamic_filtering_reward_range"),
     Same("freezing_steps", "freezing_actor_steps"),
     Same("entropy_coef", "entropy_loss_coef"),
     Note("answers are sampled by this program, from the weights that it trains",
@@ -233,6 +233,8 @@ def complete(t):
         t.set("input_key", "input", "data.input_key (OpenRLHF's default)", by_default=True)
     if t.task in ("sft", "grpo", "ppo") and t.flag("apply_chat_template", "false") != "true":  # no chat is made of strings
         t.set("input_template", "openrlhf" if t.task == "sft" else "{}", "data.input_template (OpenRLHF's default)", by_default=True)
+    if t.has("filters"):
+        t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
     if t.has("corrects"):
         t.set("is_correction", t.get("correction", "tis"), t.together["corrects"].where)
     if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):

@@ -31,8 +31,9 @@ ROWS = [
     Same("seed", "seed"),
     # optimizer
     Same("lr_scheduler", "lr_scheduler_type"),
-    Same("lr_warmup_ratio", "warmup_ratio"),
-    Same("lr_warmup_steps", "warmup_steps"),
+    Together("warmup_steps", "unless it is 0, before warmup_ratio: --lr_warmup", "warmup_steps"),
+    Refused("--lr_warmup N, in steps", "warmup_ratio", "1, 1.0"),
+    Same("lr_warmup", "warmup_ratio"),
     Same("max_norm", "max_grad_norm"),
     Part("adam_betas 0", "adam_beta1"),
     Part("adam_betas 1", "adam_beta2"),
@@ -51,7 +52,7 @@ ROWS = [
     Sets("dtype auto", "bf16", "auto"),
     Refused("--dtype bf16 or f32: there is no fp16", "fp16, fp16_full_eval"),
     Note("sums, norms and losses are in float, weights in --dtype", "bf16_full_eval"),
-    Same("tf32", "tf32"),
+    Together("tf32", "of a run in floats, --dtype tf32; in bf16 there are no products of floats", "tf32"),
     Note("it belongs to PyTorch; nothing here needs it",
       "torch_compile, torch_compile_backend, torch_compile_mode, use_liger_kernel, liger_kernel_config, torch_empty_cache_steps, "
       "skip_memory_metrics, enable_jit_checkpoint, ddp_backend, ddp_broadcast_buffers, ddp_bucket_cap_mb, ddp_find_unused_parameters, "
@@ -115,6 +116,13 @@ def stage_of(value):
 def complete(t, keeps_strings=True):
     """What all of them compute from several names: the schedule, the stage of ZeRO, and what rewards have."""
     t.scheduler()
+    if t.has("warmup_steps") and (t.get("warmup_steps") not in ("0", "0.0") or "lr_warmup" not in t.flags):
+        t.set("lr_warmup", t.get("warmup_steps"), t.together["warmup_steps"].where, by_default="default)" in t.together["warmup_steps"].where)
+    if t.has("tf32") and t.get("tf32").lower() == "true":
+        if t.flag("dtype") == "f32":
+            t.set("dtype", "tf32", t.together["tf32"].where)
+        else:
+            t.note(t.together["tf32"].where, "--dtype tf32 is for runs in floats; bf16 has tensor cores of its own")
     if t.has("deepspeed"):
         where, stage = t.together["deepspeed"].where, stage_of(t.get("deepspeed"))
         if stage is None:

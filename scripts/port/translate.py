@@ -117,9 +117,9 @@ class Translation:
             self.take_own(Setting(flag, setting.values, setting.where), by_default)
         elif row.kind == "part":
             flag, part = row.text.split()
-            values = list(self.flags[flag].values) if flag in self.flags else ["0.9", "0.95"]
-            values = values if len(values) == 2 else values[0].split(",")
-            values[int(part)] = value
+            values = self.flags[flag].values if flag in self.flags else map(str, self.own["defaults"][self.task][flag])
+            values = [number for text in values for number in text.split(",")]
+            values[int(part):int(part) + 1] = [value]
             self.set(flag, values, setting.where, by_default)
         elif row.kind == "together":
             if not off and not (by_default and row.key in self.together):
@@ -140,7 +140,7 @@ class Translation:
             self.refuse(f"{where}{shown} has no meaning here\n  fix: {row.text}")
 
     VALUES = {("dtype", "bfloat16"): "bf16", ("dtype", "float32"): "f32", ("max_steps", "-1"): None, ("truncation", "truncate"): "keep",
-              ("tf32", "auto"): "false", ("device", "cuda:0"): "cuda", ("dual_clip", "none"): None}
+              ("device", "cuda:0"): "cuda", ("dual_clip", "none"): None}
 
     def take_own(self, setting, by_default=False):
         flag, values = setting.name, list(setting.values)
@@ -266,7 +266,7 @@ class Translation:
         if self.has("kl_coef") and self.flag("kl_coef") and float(self.flag("kl_coef")) > 0:
             self.set("kl_use_loss", "true", self.together["kl_coef"].where)
         if self.has("epsilon_high"):
-            self.set("eps_clip_low_high", [self.flag("eps_clip", "0.2"), self.get("epsilon_high")], self.together["epsilon_high"].where)
+            self.set("eps_clip", [self.flag("eps_clip", "0.2"), self.get("epsilon_high")], self.together["epsilon_high"].where)
 
     def lora(self, rank, alpha=None, dropout=None, targets=None):
         """Sets the flags of an adapter, from the keys lora_r, lora_alpha, lora_dropout, lora_targets, where they are not given, from the arguments."""

@@ -70,7 +70,7 @@ ROWS = [
     Together("generation_batch_size", "divided by num_generations: --rollout_batch_size, which counts prompts", "generation_batch_size"),
     Together("steps_per_generation", "times per_device_train_batch_size and the ranks it is generation_batch_size", "steps_per_generation"),
     Same("eps_clip", "epsilon"),
-    Together("epsilon_high", "beside epsilon: --eps_clip_low_high EPSILON,EPSILON_HIGH", "epsilon_high"),
+    Together("epsilon_high", "beside epsilon: --eps_clip EPSILON,EPSILON_HIGH", "epsilon_high"),
     Same("dual_clip", "delta"),
     Note("a ratio for each token is the default", "importance_sampling_level", "token"),
     Sets("policy_loss_type gspo", "importance_sampling_level", "sequence"),
@@ -208,7 +208,7 @@ def set_rewards(t):
     known = [v for v in values if (REWARDS / f"{v}.py").is_file()]
     named = [v for v in values if v not in known and "/" not in v and not v.endswith(".py")]
     if "get_soft_overlong_punishment" in named:
-        t.refuse(f'{where} "get_soft_overlong_punishment" is no reward of its own here\n  fix: --overlong_buffer_len 256 --overlong_penalty_factor 1, which '
+        t.refuse(f'{where} "get_soft_overlong_punishment" is no reward of its own here\n  fix: --overlong_buffer 256, which '
                  "count from --max_new_tokens, beside --reward")
     elif named:
         t.refuse(f'{where} "{named[0]}" is a function, which is not read here\n  fix: --reward FILE.py, with reward(prompts, answers, labels)')

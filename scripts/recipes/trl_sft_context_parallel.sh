@@ -3,7 +3,7 @@
 # shared by all GPUs.
 #   --ring_attn_size       parallelism_config_cp_size; it needs no pad_to_multiple_of
 #   --train_batch_tokens   a packed row is a sample there, and a step is one row; here a sample is a document, and sees only itself
-#   --max_epochs, --learning_rate, --lr_scheduler, --lr_warmup_ratio, --adam_betas: the defaults there
+#   --max_epochs, --learning_rate, --lr_scheduler, --lr_warmup, --adam_betas: the defaults there
 #   --truncation keep      cuts samples that are too long, as there; the default leaves them out
 # Of chats the assistant's messages alone are trained, as with assistant_only_loss. Not needed, as these are the defaults: packing,
 # mixed_precision (bf16 on a GPU), fsdp_activation_checkpointing (--recompute auto), use_liger_kernel (logits never exist as a whole).
@@ -18,5 +18,5 @@ OUT=${OUT:-out/qwen3-4b-context-parallel}
 
 exec scripts/launch.sh -np "$RANKS" ./train_llama sft --model "$MODEL" --data "$DATA" --output_dir "$OUT" \
     --max_len 16384 --truncation keep --train_batch_tokens 16384 --max_epochs 3 \
-    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup_ratio 0 --adam_betas 0.9,0.999 \
+    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup 0 --adam_betas 0.9,0.999 \
     --zero_stage 3 --ring_attn_size "$RANKS" "$@"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # TRL's SFT by `accelerate launch --config_file multi_gpu.yaml`: every GPU has samples of its own.
 #   --train_batch_size 32  per_device_train_batch_size x devices x gradient_accumulation_steps: a step is the same on any number of GPUs
-#   --max_len, --max_epochs, --learning_rate, --lr_scheduler, --lr_warmup_ratio, --adam_betas: the defaults there
+#   --max_len, --max_epochs, --learning_rate, --lr_scheduler, --lr_warmup, --adam_betas: the defaults there
 #   --truncation keep      cuts samples that are too long, as there; the default leaves them out
 # Of chats the assistant's messages alone are trained, as with assistant_only_loss. Samples are packed; optimizer states are sharded.
 set -euo pipefail
@@ -14,4 +14,4 @@ OUT=${OUT:-out/qwen2-0.5b-multi-gpu}
 
 exec scripts/launch.sh -np "$RANKS" ./train_llama sft --model "$MODEL" --data "$DATA" --output_dir "$OUT" \
     --max_len 1024 --truncation keep --train_batch_size 32 --max_epochs 3 \
-    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup_ratio 0 --adam_betas 0.9,0.999 "$@"
+    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup 0 --adam_betas 0.9,0.999 "$@"

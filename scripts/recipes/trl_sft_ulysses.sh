@@ -5,7 +5,7 @@
 #   --train_batch_tokens   per_device_train_batch_size 8, the default there, on 4 GPUs over sp_size 2: 16 rows of 4096 tokens
 #   --truncation keep      packing_strategy wrapped cuts all samples, joined, every 4096 tokens, and what shares a row sees each other;
 #                          here a sample is cut at 4096 tokens, and sees only itself
-#   --lr_scheduler, --lr_warmup_ratio, --adam_betas: the defaults there
+#   --lr_scheduler, --lr_warmup, --adam_betas: the defaults there
 # Of chats the assistant's messages alone are trained, as with assistant_only_loss. Not needed, as these are the defaults: packing,
 # torch_dtype (bf16 on a GPU), attn_implementation, report_to (the log is OUT/log.jsonl).
 set -euo pipefail
@@ -18,5 +18,5 @@ OUT=${OUT:-out/qwen2-0.5b-ulysses}
 
 exec scripts/launch.sh -np "$RANKS" ./train_llama sft --model "$MODEL" --data "$DATA" --output_dir "$OUT" \
     --max_len 4096 --truncation keep --train_batch_tokens 65536 --max_steps 100 --logging_steps 10 \
-    --learning_rate 2e-4 --lr_scheduler linear --lr_warmup_ratio 0 --adam_betas 0.9,0.999 \
+    --learning_rate 2e-4 --lr_scheduler linear --lr_warmup 0 --adam_betas 0.9,0.999 \
     --zero_stage 3 --ring_attn_size 2 --sp_mode ulysses "$@"

@@ -16,4 +16,4 @@ OUT=${OUT:-out/qwen2-0.5b-two-nodes}
 
 exec scripts/launch.sh -np "$RANKS" --host "$HOSTS" ./train_llama sft --model "$MODEL" --data "$DATA" --output_dir "$OUT" \
     --max_len 1024 --truncation keep --train_batch_size 128 --max_epochs 3 \
-    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup_ratio 0 --adam_betas 0.9,0.999 "$@"
+    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup 0 --adam_betas 0.9,0.999 "$@"

@@ -13,4 +13,4 @@ OUT=${OUT:-out/qwen2-0.5b-slurm}
 exec sbatch --nodes=2 --gpus-per-node=8 --job-name=sft_multi scripts/slurm.sbatch \
     sft --model "$MODEL" --data "$DATA" --output_dir "$OUT" --save_steps 500 \
     --max_len 1024 --truncation keep --train_batch_size 128 --max_epochs 3 \
-    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup_ratio 0 --adam_betas 0.9,0.999 "$@"
+    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup 0 --adam_betas 0.9,0.999 "$@"

@@ -25,9 +25,9 @@ NAMES = ["llama2", "qwen3", "phi3", "gpt2"]
 GROUPS = [(5, (7, 2, 12)), (1, (1, 9)), (21, (30, 3, 17, 8)), (9, (25, 25)), (3, (4, 6, 5))]  # tokens of a prompt; of its answers
 CASES = {
     "ppo": dict(),
-    "clip": dict(eps_clip_low_high="0.1,0.3", dual_clip=1.5),
+    "clip": dict(eps_clip="0.1,0.3", dual_clip=1.5),
     "gspo": dict(policy_loss_type="gspo", eps_clip=0.05),
-    "cispo": dict(policy_loss_type="cispo", eps_clip_low_high="0,1.2"),
+    "cispo": dict(policy_loss_type="cispo", eps_clip="0,1.2"),
     "rloo": dict(advantage_estimator="rloo", loss_aggregation="sequence_mean"),
     "dr_grpo": dict(advantage_estimator="dr_grpo", loss_aggregation="constant", max_new_tokens=40),
     "kl_in_loss": dict(kl_coef=0.2, kl_use_loss="true", kl_estimator="k3"),
@@ -89,7 +89,7 @@ def make_advantages(rollouts, old, reference, advantage_estimator="group_norm", 
 
 def make_loss(model, rollouts, old, reference, **flags):
     kind, N = flags.get("policy_loss_type", "ppo"), sum(len(r["completion_ids"]) for r in rollouts)
-    low, high = map(float, flags.get("eps_clip_low_high", "{0},{0}".format(flags.get("eps_clip", 0.2))).split(","))
+    low, high = map(float, (str(flags.get("eps_clip", 0.2)) + "," + str(flags.get("eps_clip", 0.2))).split(","))
     aggregation = flags.get("loss_aggregation", "sequence_mean" if kind == "gspo" else "token_mean")
     advantages = make_advantages(rollouts, old, reference, **flags)
     policy = extra = 0

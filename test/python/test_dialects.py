@@ -89,7 +89,7 @@ def test_tasks_that_are_not_here(tmp_path, words, fix):
 # ---- what names become --------------------------------------------------------------------------------------------------------------
 
 SAME = [  # (words, flags that they become)
-    (f"sft {TRL} --num_train_epochs 2.0 --warmup_ratio 0.1 --learning_rate 2.0e-4", {"max_epochs": "2", "lr_warmup_ratio": "0.1", "learning_rate": "2.0e-4"}),
+    (f"sft {TRL} --num_train_epochs 2.0 --warmup_ratio 0.1 --learning_rate 2.0e-4", {"max_epochs": "2", "lr_warmup": "0.1", "learning_rate": "2.0e-4"}),
     (f"sft {TRL} --adam_beta2 0.99 --adam_epsilon 1e-6 --max_grad_norm 0.5", {"adam_betas": "0.9,0.99", "adam_eps": "1e-6", "max_norm": "0.5"}),
     (f"sft {TRL} --ranks 4 --sp_size 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 8", {"train_batch_size": "32", "ring_attn_size": "2"}),
     (f"sft {TRL} --packing --per_device_train_batch_size 2 --max_length 512", {"train_batch_tokens": "1024"}),
@@ -107,7 +107,7 @@ SAME = [  # (words, flags that they become)
     (f"sft {TRL} --max_steps -1 --torch_dtype bfloat16", {"dtype": "bf16"}),
     (f"dpo {TRL} --loss_type ipo --beta 0.2 --no_remove_unused_columns", {"loss_type": "ipo_mean", "beta": "0.2"}),
     (f"grpo {TRL} --beta 0.04 --epsilon 3e-4 --epsilon_high 4e-4 --num_generations 4 --loss_type dr_grpo",
-     {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip_low_high": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
+     {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
       "max_new_tokens": "512"}),
     (f"grpo {TRL} --reward_funcs accuracy_reward think_format_reward",
      {"reward": ",".join(f"{ROOT}/scripts/rewards/{name}.py" for name in ("accuracy_reward", "think_format_reward")), "input_template": "{}"}),
@@ -120,8 +120,8 @@ SAME = [  # (words, flags that they become)
     (f"dpo {OPENRLHF} --eval.dataset a/b", {"eval_data": "a/b[test]"}),
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF}", {"n": None, "kl_coef": "0.01", "kl_estimator": "k1", "max_new_tokens": "2048", "row_tokens": "4096"}),
     ("openrlhf.cli.train_ppo_ray --pretrain M --prompt_data D --save_path O --prompt_max_len 512 --generate_max_len 256 --actor_learning_rate 5e-7 "
-     "--advantage_estimator reinforce --enforce_eager --dynamic_filtering_reward_range 0.1 0.9",
-     {"max_len": "512", "max_new_tokens": "256", "row_tokens": "768", "learning_rate": "5e-7", "n": "1", "dynamic_filtering_range": "0.1,0.9"}),
+     "--advantage_estimator reinforce --n_samples_per_prompt 8 --enforce_eager --dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9",
+     {"max_len": "512", "max_new_tokens": "256", "row_tokens": "768", "learning_rate": "5e-7", "n": "8", "dynamic_filtering": "0.1,0.9"}),
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator rloo --critic.adam.lr 9e-6", {"critic_learning_rate": None, "learning_rate": None}),
     ("swift sft --model M --dataset 'a/b#500' --output_dir O --tuner_type full", {"data": "a/b[train[:500]]", "learning_rate": "1e-5", "weight_decay": "0.1",
                                                                                   "train_batch_size": "16", "lora_rank": None}),
@@ -185,7 +185,7 @@ def test_a_file_of_llama_factory(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
     _, found, notes = converted("", tmp_path, FACTORY | {"dataset": "chats"})
-    assert found == {"learning_rate": "5e-5", "max_epochs": "3", "lr_scheduler": "linear", "lr_warmup_ratio": "0", "adam_betas": "0.9,0.999", "truncation": "keep",
+    assert found == {"learning_rate": "5e-5", "max_epochs": "3", "lr_scheduler": "linear", "lr_warmup": "0", "adam_betas": "0.9,0.999", "truncation": "keep",
                      "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "input_key": "talk", "data": "data/c.json", "train_batch_size": "8"}, found
     assert "LLaMA-Factory trains adapters unless finetuning_type says full" in notes
     assert "holds pictures or sounds" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
@@ -219,7 +219,7 @@ def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
     (f"sft {TRL} --epsilon_high 4", "--epsilon_high belongs to grpo, ppo, not to sft"),
     (f"grpo {TRL} --num_generations 7", "is no multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
     (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which is not read here\n  fix: --reward FILE.py'),
-    (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer_len 256"),
+    (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer 256"),
     (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
     (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
     (f"sft {OPENRLHF} --model.aux_loss_coef 0.001", '--model.aux_loss_coef "0.001" has no meaning here\n  fix: there are no mixtures of experts'),
@@ -249,7 +249,7 @@ def test_all_problems_come_in_one_message(tmp_path):
     said = call("sft --base_model M --dataset_name 'D;x' --output_dir O --warmup_steps 2.5 --use_dora --learning_rate x --max_grad_norm -1 --frobnicate", tmp_path).stderr
     assert said.startswith("train_llama: 5 problems:\n"), said
     for part in ("--use_dora has no meaning here\n", '--learning_rate "x" is not a number\n', "unknown flag --frobnicate\n", "--max_norm is -1.0 but must be 0",
-                 "--lr_warmup_steps is 2.5 but must be -1"):
+                 "--lr_warmup is 2.5 but must be 0"):
         assert part in said
     assert re.search(r"\nWhat was understood, in the names of this program:\n  \./train_llama sft .*--data 'D;x' --output_dir O .*--max_norm -1", said)
 
@@ -258,7 +258,7 @@ def test_what_changes_is_said(tmp_path):
     notes = converted(f"sft {TRL} --packing_strategy wrapped --push_to_hub --eos_token E", tmp_path)[2]
     for part in ("--packing_strategy: rows are packed by best fit", "--push_to_hub: no model is uploaded", "--eos_token: it must be the tokenizer's own",
                  "in chats TRL trains on all tokens unless assistant_only_loss is set", "TRL's defaults, which differ from those of this program: learning_rate 2e-5, "
-                 "max_epochs 3, lr_scheduler linear, lr_warmup_ratio 0, adam_betas 0.9,0.999, max_len 1024, truncation keep"):
+                 "max_epochs 3, lr_scheduler linear, lr_warmup 0, adam_betas 0.9,0.999, max_len 1024, truncation keep"):
         assert part in notes, part
     notes = converted(f"sft {TRL} --learning_rate 1e-5 --num_train_epochs 1 --lr_scheduler_type cosine --warmup_ratio 0.1 --adam_beta2 0.95 --max_length 64 "
                       "--assistant_only_loss --truncation_mode keep_start", tmp_path)[2]

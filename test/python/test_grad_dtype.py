@@ -10,7 +10,7 @@ CASES = {  # of at most three micro-steps a step
     "sft": {"task": "sft", "max_len": 64, "train_batch_size": 4, "row_tokens": 128, "moments": "8bit", "max_norm": 0.1},
     "lora": {"task": "sft", "max_len": 64, "train_batch_size": 4, "lora_rank": 4, "lora_dropout": 0.1, "ranks": 2, "zero_stage": 2},
     "dpo": {"task": "dpo", **OF_PAIRS, "ranks": 2, "zero_stage": 1},
-    "rm": {"task": "rm", **OF_PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer", "tile_tokens": 1},
+    "rm": {"task": "rm", **OF_PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "grpo": {"task": "grpo", "max_len": 67, "recompute": "cheap", "ranks": 2, "zero_stage": 3, "max_epochs": 4},
     "ppo": {"task": "ppo", "max_len": 67, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
 }

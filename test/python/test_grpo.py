@@ -148,7 +148,7 @@ def test_bad_files_are_named(tmp_path):
     ({"policy_loss_type": "trpo"}, ["trpo", "gspo"]),
     ({"temperature": 0}, ["--temperature 0", "greedily"]),
     ({"kl_coef": 0.1, "kl_use_loss": "true", "kl_estimator": "k1"}, ["k1", "k3"]),
-    ({"eps_clip_low_high": "0.1"}, ["--eps_clip_low_high", "two"]),
+    ({"eps_clip": "0.1,0.2,0.3"}, ["--eps_clip", "a lower and an upper one"]),
     ({"is_correction": "tis"}, ["--is_correction", "--rollouts"]),
     ({"async_steps": 1}, ["--async_steps", "--rollouts"]),
     ({"max_len": 20}, ["rollouts.jsonl", "tokens", "--row_tokens"]),
@@ -251,14 +251,14 @@ def test_rewards_are_learnt_also_from_answers_written_ahead(prompts, tmp_path):
     assert max(half) - half[0] <= 12, half
 
 
-FILTERED = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true", "train_batch_size": 2000, "num_episodes": 20,
+FILTERED = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "0,1", "train_batch_size": 2000, "num_episodes": 20,
             "max_steps": 4}
 
 
 def test_writing_ahead_gives_the_same_bits_and_resumes_with_them(prompts, tmp_path):
     """Batches of several steps, filtered ones, a critic, a reference, meshes: twice, and after a checkpoint with answers under way."""
     several = {"n": 32, "max_new_tokens": 1, "train_batch_size": 64, "max_epochs": 2, "num_episodes": 4, "max_steps": 18, "is_correction": "icepop"}
-    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": 0.05, "kl_horizon": 1000}, 6), (FILTERED, 2),
+    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": "0.05,1000"}, 6), (FILTERED, 2),
              ({**several, **MESHES["ring"], "task": "ppo", "advantage_estimator": "gae"}, 6)]
     for number, (options, at) in enumerate(cases):
         options = {"async_steps": 1, "lora_rank": 4 if number == 1 else 0, **options}
@@ -331,7 +331,7 @@ def test_saved_answers_are_answers_to_learn_from(prompts, tmp_path):
 def test_lengths_shape_rewards(prompts, tmp_path):
     """No answer is right, so the logged reward is the length penalty."""
     rewards = []
-    for number, options in enumerate([{}, {"stop_properly_coef": -0.5}, {"overlong_buffer_len": 9}]):
+    for number, options in enumerate([{}, {"stop_properly_coef": -0.5}, {"overlong_buffer": 9}]):
         sample(tmp_path / str(number), prompts, save_rollouts="true", max_steps=1, **options)
         rewards.append(log_lines(tmp_path / str(number))[1]["reward"])
     answers = saved_answers(tmp_path / "0")
@@ -370,7 +370,7 @@ def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
 
 def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
     """With 128 answers of one token, some prompts have a right one among them and others have none."""
-    sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="true", save_rollouts="true",
+    sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="0,1", save_rollouts="true",
            num_episodes=20)
     lines = log_lines(tmp_path / "run")[1:]
     assert len(lines) == 3 and any(line["filtered"] > 0 for line in lines)
@@ -386,11 +386,11 @@ def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
 
 
 @pytest.mark.parametrize("options, parts", [
-    ({"dynamic_filtering": "true", "n": 4, "dynamic_filtering_range": "2,3", "rollout_batch_size": 6},
+    ({"n": 4, "dynamic_filtering": "2,3", "rollout_batch_size": 6},
      ["--dynamic_filtering", "kept 0 of 60 prompts", "2 or less"]),
-    ({"dynamic_filtering": "true", "n": 1}, ["--dynamic_filtering", "--n is 1"]),
-    ({"dynamic_filtering_range": "1,0"}, ["--dynamic_filtering_range", "smaller one first"]),
-    ({"overlong_buffer_len": 10}, ["--overlong_buffer_len 10", "--max_new_tokens 9"]),
+    ({"dynamic_filtering": "0,1", "n": 1}, ["--dynamic_filtering", "--n is 1"]),
+    ({"dynamic_filtering": "1,0"}, ["--dynamic_filtering", "smaller one first"]),
+    ({"overlong_buffer": 10}, ["--overlong_buffer 10", "--max_new_tokens 9"]),
     ({"stop_properly_coef": 2}, ["--stop_properly_coef 2", "at most 1"]),
     ({"async_steps": 2}, ["--async_steps is 2", "0 or 1"]),
     ({"is_correction": "vtrace"}, ["--is_correction vtrace", "icepop"]),

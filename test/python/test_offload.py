@@ -240,7 +240,7 @@ def test_what_is_refused(data, tmp_path):
     refused_training(data, tmp_path / "out", f"{tmp_path}/none: cannot create a file for --offload: No such file or directory",
                      offload=ALL, offload_dir=tmp_path / "none")
     refused(command("sft", "--plan", gpu="h100", preset="llama3.2-1b", model=None, device=None, threads=None, offload=ALL,
-                    offload_dir=tmp_path), "what is offloaded from a GPU lies in the host's memory", "leave --offload_dir out")
+                    offload_dir=tmp_path), "a GPU offloads to the host's memory", "leave --offload_dir out")
 
 
 def test_the_plan_shows_what_leaves(tmp_path):

@@ -126,7 +126,7 @@ def test_rewards_are_learnt(prompts, tmp_path):
 
 def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
     """With the adaptive coefficient of the divergence, too."""
-    options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05, "kl_target": 1e-3, "kl_horizon": 120}
+    options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05, "kl_target": "1e-3,120"}
     straight, stopped = expect_resumed(partial(sample, prompts=prompts, **options), tmp_path, at=6, save_steps=4)
     assert weights(straight / "critic") == weights(stopped / "critic")
     assert len({line["kl_coef"] for line in log_lines(straight)[1:]}) > 2
@@ -145,10 +145,10 @@ def test_no_mesh_changes_the_answers(prompts, tmp_path):
 
 def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):
     """24 answers a batch and a horizon of 120: a change by 4 % a batch, up where the divergence is above the target and down where it is below."""
-    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "train_batch_size": 24, "lr_scheduler": "constant"}
-    sample(tmp_path / "down", prompts, kl_target=100, **options)
+    options = {"kl_coef": 0.1, "max_steps": 4, "train_batch_size": 24, "lr_scheduler": "constant"}
+    sample(tmp_path / "down", prompts, kl_target="100,120", **options)
     assert [line["kl_coef"] for line in log_lines(tmp_path / "down")[1:]] == pytest.approx([0.1 * 0.96**i for i in range(4)])
-    sample(tmp_path / "up", prompts, kl_target=1e-9, kl_use_loss="true", **options)
+    sample(tmp_path / "up", prompts, kl_target="1e-9,120", kl_use_loss="true", **options)
     lines = log_lines(tmp_path / "up")[1:]
     assert [line["kl_coef"] for line in lines] == pytest.approx([0.1, 0.096, 0.096 * 1.04, 0.096 * 1.04**2])  # at first it is 0
     assert lines[2]["kl_loss"] / lines[2]["kl"] == pytest.approx(lines[2]["kl_coef"])
@@ -166,7 +166,7 @@ def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):
     ({"critic_learning_rate": 0}, ["--critic_learning_rate", "above 0"]),
     ({"kl_target": 1}, ["--kl_target", "--rollouts"]),
     ({"rollouts": None, "data": "x", "kl_target": 1}, ["--kl_target 1", "--kl_coef 0.01"]),
-    ({"rollouts": None, "data": "x", "kl_target": 1, "kl_coef": 1, "kl_horizon": 100}, ["--kl_horizon 100", "1024 answers"]),
+    ({"rollouts": None, "data": "x", "kl_target": "1,100", "kl_coef": 1}, ["--kl_target 1,100", "1024 answers"]),
     ({"advantage_estimator": "group_norm"}, ["--advantage_estimator group_norm", "grpo"]),
 ])
 def test_wrong_flags_are_named(options, parts, file, tmp_path):

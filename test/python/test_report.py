@@ -107,7 +107,7 @@ def test_policies_have_panels_of_their_own(tmp_path):
     assert list(reward.get_ydata()) == [0.2, 0.4, 0.6, 0.8, 1.0] and list(evaluated.get_ydata()) == [0.9]
 
 
-@pytest.mark.parametrize("name", ["attention_rows", "attention_tile", "ring"])
+@pytest.mark.parametrize("name", ["attention_rows", "attention_tile", "ring", "ring_backward", "banks", "lifetimes"])
 def test_figures_of_the_docs_are_drawn(name, tmp_path):
     import figures
 

@@ -123,12 +123,12 @@ def test_killed_while_it_judges(victim, tmp_path):
     ("def reword(prompts, answers, labels):\n    return []\n", ["reward.py", "defines neither"]),
     ("import nothing_of_that_name\n", ["nothing_of_that_name"]),
     ("import os\ndef reward(prompts, answers, labels):\n    os._exit(1)\n", ["ended without an answer, twice"]),
-    ("import time\ndef reward(prompts, answers, labels):\n    time.sleep(60)\n", ["longer than 2 s", "--reward_timeout"]),
+    ("import time\ndef reward(prompts, answers, labels):\n    time.sleep(60)\n", ["longer than 2 s", "--comm_timeout"]),
     (None, ["none.py", "no such file"]),
 ])
 def test_bad_reward_functions_are_named(text, parts, tmp_path):
     file = reward_file(tmp_path, text) if text else tmp_path / "none.py"
-    refused(words(tmp_path / "run", None, **ITERATION, reward=file, reward_timeout=2), *parts)
+    refused(words(tmp_path / "run", None, **ITERATION, reward=file, comm_timeout=2), *parts)
 
 
 # ---- servers ----------------------------------------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def test_the_log(data, tmp_path):
     assert last["hours"] * 3600 > seconds
 
 
-BECOMES_TOO_LARGE = {"eval_steps": 2, "learning_rate": 1, "lr_scheduler": "linear", "lr_warmup_ratio": 0.9, "save_steps": 2,
+BECOMES_TOO_LARGE = {"eval_steps": 2, "learning_rate": 1, "lr_scheduler": "linear", "lr_warmup": 0.9, "save_steps": 2,
                      "max_num": 99}  # the rate
 
 
@@ -272,7 +272,7 @@ def test_logging_steps_and_another_log_file(data, tmp_path):
 def test_steps_as_a_share_of_a_run_of_unknown_length(data, tmp_path):
     """A share of all steps is rounded up, as in transformers, and is the number of steps that it stands for."""
     options, runs = {"data": data, "eval_data": data, "max_epochs": 3, "max_num": 99}, [tmp_path / "shares", tmp_path / "numbers"]
-    shares = {"save_steps": 0.3, "eval_steps": 0.4, "logging_steps": 0.15, "lr_warmup_steps": 0.25}
+    shares = {"save_steps": 0.3, "eval_steps": 0.4, "logging_steps": 0.15, "lr_warmup": 0.25}
     train(runs[0], **shares, **options)
     counts = {name: math.ceil(share * summary(runs[0])["steps"]) for name, share in shares.items()}
     assert len(set(counts.values())) > 2
@@ -310,7 +310,7 @@ def test_random_weights_depend_on_the_seed_alone(data, tmp_path):
     blank.mkdir()
     shutil.copy(GOLDEN / "qwen3" / "config.json", blank)
     for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
-        train(tmp_path / name, data=data, model=blank, max_steps=1, seed=seed, lr_warmup_ratio=1)  # the first rate is 0
+        train(tmp_path / name, data=data, model=blank, max_steps=1, seed=seed, lr_warmup=1)  # the first rate is 0
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
 
 
