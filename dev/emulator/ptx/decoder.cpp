@@ -282,7 +282,8 @@ std::string Decoder::form_name(const std::string &name, const Texts &arguments) 
 // ---- operands ---------------------------------------------------------------------------------------------------------------------
 
 int Decoder::slot(const std::string &s, int width) {
-    if (s == "_") return sink_ < 0 ? sink_ = new_slot(8) : sink_;  // never read
+    if (s == "_") return sink_ < 0 ? sink_ = new_slot(8) : sink_;                     // never read
+    if (s == "%globaltimer" || s.rfind("%clock", 0) == 0) return constant(0, width);  // time stands still
     if (s[0] == '%' || s == "WARP_SZ" || register_type(s)) return register_slot(s, width);
     if (s[0] == '0' && (s[1] == 'f' || s[1] == 'd')) return constant(std::stoull(s.substr(2), nullptr, 16), s[1] == 'f' ? 4 : 8);
     if ((isdigit(s[0]) || s[0] == '-') && s.find('.') != std::string::npos)

@@ -99,7 +99,10 @@ int line_of_user(const Warp &w, int slot) {  // of an operation on its way that 
 void need_fence(Warp &w, int slot) {
     if (w.fences == 0) w.fail(0, "no wgmma.fence precedes the first wgmma");
     if (w.uses[size_t(slot)].fences >= w.fences && !w.uses[size_t(slot)].constant)
-        w.fail(0, "uses a register that another instruction has accessed since the last wgmma.fence");
+        w.fail(
+            0,
+            "uses a register that another instruction has accessed since the last wgmma.fence\n  fix: a fence behind the access; in "
+            "C++, asm volatile(\"\" : \"+r\"(x) :: \"memory\") in front of the fence, so that the compiler moves no access behind it");
 }
 void use_registers(Warp &w, const Instruction &i, bool from_registers, int change) {
     const auto add = [change](uint16_t &count) { count = uint16_t(count + change); };
