@@ -239,6 +239,7 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
             for (first.x = 0; first.x < launch.grid.x; first.x += cluster.shape.x) {
                 if (number++ != next) continue;
                 if (++ran < sample) next = drawn(ran);
+                running.scale = double(clusters) / double(launch.sample ? ran : clusters);
                 start_cluster(cluster, first);
                 run_cluster(cluster, random);
                 if (!launch.count_memory) continue;

@@ -53,7 +53,11 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
                in_l1 = way == Way::read && touched.block == w.block->number;
     if (way != Way::write) {
         if (!in_l2) of_allocation.read += bytes;
-        w.timing.level = std::max(w.timing.level, in_l1 ? Level::l1 : in_l2 ? Level::l2 : Level::dram);
+        // Other blocks may have brought it to L2, of which a sample only knows how often a byte is read.
+        const double bytes_there = double(of_allocation.sectors.size() * bytes);
+        const float share = float(std::min(1.0, bytes_there / (double(of_allocation.read) * r.scale)));
+        const float dram = l2_cycles + share * (dram_cycles - l2_cycles);
+        w.timing.memory = std::max(w.timing.memory, in_l1 ? l1_cycles : in_l2 ? l2_cycles : dram);
     }
     if (writes && !touched.written) of_allocation.written += bytes;
     if (!in_l1) r.counts->traffic.l2 += bytes;

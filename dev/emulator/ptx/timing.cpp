@@ -10,7 +10,6 @@ constexpr float latency_of[pipes] = {
     /* control */ 2, /* integer */ 4.5, /* fp32 */ 4.5, /* fp64 */ 16,  /* special */ 18, /* tensor */ 33,
     /* convert */ 8, /* move */ 0,      /* warp */ 23,  /* global */ 0, /* local */ 42,   /* shared */ 29,
     /* copy */ 4};
-constexpr float latency_of_level[] = {4, 42, 280, 600};
 
 // Cycles for which a warp instruction keeps a unit of a quarter of a multiprocessor busy.
 constexpr float cycles_of[pipes] = {1, 2, 1, 2, 8, 4 / 0.62f, 2, 0, 2, 1, 1, 1, 1};
@@ -28,7 +27,7 @@ void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     for (int n = i.writes; n < i.writes + i.reads; n++) needs(i.operands[n]);
     const float wavefronts = float(now.wavefronts - before.wavefronts) + float(now.lines - before.lines);
     float latency = latency_of[pipe] + 4 * float(std::max(int(i.machine) - 1, 0));
-    if (i.pipe == Pipe::global || i.pipe == Pipe::copy) latency += latency_of_level[size_t(t.level)];
+    if (i.pipe == Pipe::global || i.pipe == Pipe::copy) latency += std::max(t.memory, 4.0f);
     latency += std::max(0.0f, wavefronts - 1);
     if (i.pipe != Pipe::move) {
         t.issued = std::max(t.issued, at);
@@ -38,6 +37,6 @@ void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     }
     for (int n = 0; n < i.writes; n++) t.ready[size_t(i.operands[n])] = at + latency;
     if (i.pipe == Pipe::copy && i.bytes) t.copied = std::max(t.copied, at + latency);
-    t.level = Level::none;
+    t.memory = 0;
 }
 }  // namespace ptx

@@ -10,8 +10,8 @@
 
 namespace ptx {
 
-// Where the data of an access to global memory were.
-enum class Level : unsigned char { none, l1, l2, dram };
+// Cycles until the data of an access are there, by where they were.
+constexpr float l1_cycles = 42, l2_cycles = 280, dram_cycles = 600;
 
 constexpr float barrier_cycles = 20;  // from the last arrival to the first instruction behind it
 
@@ -20,7 +20,7 @@ struct WarpTiming {
     float begin = 0;                 // the cycle in which the basic block begins
     float issued = 0;                // the last cycle in which an instruction was issued
     std::array<float, 8> work = {};  // cycles of each unit (Unit) since then
-    Level level = Level::none;       // of the instruction that runs: where the farthest of its data were
+    float memory = 0;                // of the instruction that runs: the cycles of its farthest data
     float copied = 0;                // when the cp.async of the group that is not committed yet have landed
     std::vector<float> groups;       // when those of committed groups have
 

@@ -175,6 +175,7 @@ struct Running {  // a launch
     DeviceMemory *memory;
     const std::vector<uint8_t> *parameters;
     Counts *counts;
+    double scale = 1;                    // clusters of the grid for each that has been run
     DeviceMemory::Allocation last = {};  // that an access was found in
     TouchedSectors touched = {};
 };
