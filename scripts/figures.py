@@ -312,7 +312,7 @@ def ring_backward():
             axis.add_patch(Rectangle((x, y), width, 1, facecolor=SHADES[home], linewidth=0))
             axis.text(x + width / 2, y + 0.5, f"dq{rank}, dk{home}, dv{home}\nfrom keys of rank {home}", ha="center", va="center", fontsize=8)
             to = (rank + 1) % RANKS
-            if hop + 1 < RANKS:  # the keys go on while this hop computes; those of the last rank go to the first
+            if hop + 1 < RANKS:  # the keys go on while this hop computes; the last rank's go to the first
                 style = {"arrowstyle": "->", "color": "#777777", "linewidth": 0.9, "linestyle": ":"}
                 end = (to * across + 0.3, y + 1.95) if to else (x + width + 1.2, y + 1.3)
                 axis.annotate("", end, (x + width, y + 0.5), arrowprops=style)

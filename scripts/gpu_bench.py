@@ -257,7 +257,7 @@ class TorchAttention:
         return tensors, lambda: [varlen_attn(*tensors, self.offsets, self.offsets, longest, longest, **causal)]
 
     def seconds(self, tensors, forward):
-        """Of the forward and of the backward pass."""
+        """Returns the seconds of the forward and of the backward pass."""
         with self.torch.no_grad():
             forward_s = self.time(forward)
         outs = forward()

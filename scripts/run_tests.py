@@ -138,7 +138,7 @@ def unless_slow(binary, args):
 
 
 def suites(args):
-    """Of each suite the jobs, which are functions."""
+    """The jobs of each suite, which are functions."""
     jobs = {}
     jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, as its last test sums up the coverage
     if args.python:

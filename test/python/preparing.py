@@ -56,7 +56,7 @@ PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% 
 
 
 def chat(*texts, roles=("user", "assistant"), keys=("role", "content")):
-    """Messages of the two roles in turn."""
+    """Messages of user and assistant in turn."""
     return [{keys[0]: roles[i % 2], keys[1]: text} for i, text in enumerate(texts)]
 
 
@@ -159,7 +159,7 @@ class Documents:
 
 
 class Case(NamedTuple):
-    """A call of prepare.py, and what comes of it."""
+    """A call of prepare.py, and its results."""
 
     source: list  # of records, or a value of --input
     trained: list = None  # per document the text of each run of targets
@@ -213,7 +213,7 @@ class Bench:
         return Documents(self.out, tokenizer)
 
     def run_in(self, processes, *arguments):
-        """The bytes of the file that so many processes make."""
+        """The bytes of the file by this number of processes."""
         arguments = self.arguments(*arguments)
         prepare.prepare(arguments[0], prepare.build_parser().parse_args(arguments), processes)
         return self.out.read_bytes()

@@ -135,7 +135,7 @@ def refused_training(data, output, *parts, words=(), **options):
 # ---- what a run has written -------------------------------------------------------------------------------------------------------
 
 def weights(directory):
-    """Of a model in one file, or of an adapter."""
+    """The weights of a model in one file, or of an adapter."""
     [file] = directory.glob("*model.safetensors")
     return file.read_bytes()
 
@@ -179,7 +179,7 @@ def same_run(run, straight):
 
 
 def expect_resumed(run, folder, at, save_steps=None):
-    """run(output, **more) trains. With checkpoints, and resumed from that of step `at`, it ends in the same bits. Returns both directories."""
+    """run(output, **more) trains. With checkpoints, and resumed from the checkpoint of step `at`, it ends in the same bits. Returns both directories."""
     straight, stopped, saves = folder / "straight", folder / "stopped", {"save_steps": save_steps or at}
     run(straight)
     run(stopped, **saves)

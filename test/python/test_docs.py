@@ -17,7 +17,7 @@ def without_code(text):
 
 
 def anchors(page):
-    """Of each heading, as GitHub makes them: lower case, no punctuation, hyphens for spaces."""
+    """The anchors of the headings, as GitHub makes them: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ +(.*)$", without_code(page.read_text()), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

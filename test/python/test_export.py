@@ -65,7 +65,7 @@ def generation(directory):
 
 
 def templates(directory):
-    """Of the three places that readers look at."""
+    """Returns the chat template from each place in which readers look for it."""
     config = json.loads((directory / "tokenizer_config.json").read_text())
     file = directory / "chat_template.jinja"
     return file.read_text() if file.exists() else None, config.get("chat_template")

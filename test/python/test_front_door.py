@@ -1,5 +1,5 @@
 """Command lines and files of OpenRLHF, TRL, accelerate and Axolotl as their pages have them. Each comes to a first step on small data and
-models, which lie in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step."""
+models, which are in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step."""
 
 import json
 import re

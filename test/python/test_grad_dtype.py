@@ -1,4 +1,4 @@
-"""--grad_dtype bf16 in whole runs of every task: the first step's loss is that of float gradients, its norm as near as rounding allows."""
+"""--grad_dtype bf16 in whole runs of every task: the first step's loss equals the loss with float gradients, its norm as near as rounding allows."""
 
 import pytest
 from runs import OF_PAIRS, command, first_step, log_lines, stable, succeeds, weights, write_lines

@@ -167,7 +167,7 @@ def sample(output, prompts, *flags, **options):
 
 
 def saved_answers(output):
-    """Of the first iteration, by save_rollouts."""
+    """The answers of the first iteration, by save_rollouts."""
     return read_lines(output / "rollouts" / "00000000.jsonl")
 
 

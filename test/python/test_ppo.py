@@ -125,7 +125,7 @@ def test_rewards_are_learnt(prompts, tmp_path):
 
 
 def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
-    """With the adaptive coefficient of the divergence, too."""
+    """Also with the adaptive coefficient of the divergence."""
     options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05, "kl_target": "1e-3,120"}
     straight, stopped = expect_resumed(partial(sample, prompts=prompts, **options), tmp_path, at=6, save_steps=4)
     assert weights(straight / "critic") == weights(stopped / "critic")

@@ -320,7 +320,7 @@ def test_broken_tokenizers(bench, name, break_it):
 
 
 def test_arguments_and_files_in_another_encoding(bench):
-    """Of a shell in Latin-1."""
+    """The locale of a shell in Latin-1."""
     latin = bench.path / os.fsdecode(b"caf\xe9.jsonl")
     latin.write_text('{"text": "a"}\n')
     tokenizer = bench.tokenizer(CHATML)

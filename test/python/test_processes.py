@@ -43,7 +43,7 @@ def start(what, rank, world, address, *timeout, secret=""):
 
 
 def ends(processes, timeout=60):
-    """Of each process exit code, standard output and standard error; none is left behind."""
+    """Exit code, standard output and standard error of each process; none is left behind."""
     try:
         said = [p.communicate(timeout=timeout) for p in processes]
         return [(p.returncode, *texts) for p, texts in zip(processes, said)]
