@@ -31,7 +31,6 @@ template <class S> struct Gpt2Layer {
 };
 
 template <class S> struct Gpt2Weights {
-    S *embed;      // (V, C)
     S *positions;  // (P, C)
     std::vector<Gpt2Layer<S>> layer;
     S *norm, *norm_bias;  // (C)
@@ -93,7 +92,7 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
 // x = embed[token] + positions[position in the document]
 template <class Dev> void Gpt2<Dev>::input_forward() {
     begin_op(Pass::forward, EMBED);
-    embedding_forward(dev, acts.x[0], weights.embed, row.tokens, weights.positions, row.doc_pos, row.T, config.C);
+    embedding_forward(dev, acts.x[0], Base::embed_w, row.tokens, weights.positions, row.doc_pos, row.T, config.C);
 }
 
 // A layer:     mid = x + attention(norm(x))     next = mid + feed_forward(norm(mid))
@@ -198,7 +197,7 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
     begin_op(Pass::backward, ATTENTION, l);
     Base::attention_backward(l, a);
     begin_op(Pass::backward, QKV, l);
-    X *dln1 = l == 0 && Base::adapts() ? nullptr : a.ln1;  // nothing in front of the first adapters is trained
+    X *dln1 = l == 0 && !Base::trains_input() ? nullptr : a.ln1;  // nothing in front of the first adapters is trained
     linear_backward(l, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv, 0, T);
     if (!dln1) return;
     begin_op(Pass::backward, LN1, l);
@@ -210,12 +209,13 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
 template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_unit, true, [&](size_t, size_t) {
+        if (!gradients.positions) return;  // frozen
         begin_op(Pass::backward, EMBED);
         embedding_backward(dev, gradients.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Pass::backward, EMBED);
-        embedding_backward(dev, gradients.embed, acts.dx, row.tokens, T, C, first / C, n / C);
+        embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, T, C, first / C, n / C);
     });
 }
 
@@ -233,7 +233,7 @@ template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Ten
     // clang-format off
     //    exists  Hugging Face name             member             shape                  init      decay  transposed
     t.begin_unit("", C);
-    t.add(true,   "transformer.wte.weight",     &w.embed,          {V, C},                normal,   true);
+    t.add(true,   "transformer.wte.weight",     &t.embed,          {V, C},                normal,   true);
     for (size_t l = 0; l < c.L; l++) {
         Gpt2Layer<S> &y = w.layer[l];
         t.begin_unit(format("transformer.h.%zu.", l));
@@ -252,7 +252,7 @@ template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Ten
     }
     t.table.positions = t.begin_unit();
     t.add(true,   "transformer.wpe.weight",     &w.positions,      {c.max_positions, C},  normal,   true);
-    t.add_head(c, w.embed);
+    t.add_head(c);
     t.begin_unit();
     t.add(true,   "transformer.ln_f.weight",    &w.norm,           {C},                   ones,     false);
     t.add(true,   "transformer.ln_f.bias",      &w.norm_bias,      {C},                   zeros,    false);

@@ -36,7 +36,6 @@ template <class S> struct LlamaLayer {
 };
 
 template <class S> struct LlamaWeights {
-    S *embed;  // (V, C)
     std::vector<LlamaLayer<S>> layer;
     S *norm;  // (C)
 };
@@ -94,6 +93,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     // What the forward pass does not keep is computed once more before a layer's backward pass (Pass::recompute), and may then
     // have another address.
     const LlamaActs<X> &arrays(size_t l, Pass pass) const { return pass == Pass::forward ? fwd[l] : bwd[l]; }
+    // A layer that is not rotated, but normed, has all tokens at position 0, whose rotation changes no bit.
+    const int32_t *positions_of(size_t l) const { return config.rotates(l) ? row.doc_pos : first_position; }
     // The feed-forward's input.
     X *hidden_input(const LlamaActs<X> &a) const { return config.norm_after ? a.mid : a.ln2; }
 
@@ -103,6 +104,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     float *rstdf;                        // (T)
     float *norm_scratch;                 // rmsnorm_scratch
     float *rope;                         // (positions, R/2, 2)  R of a head's channels are rotated
+    int32_t *first_position = nullptr;   // (T) of zeros, with norms of queries and keys in layers that are not rotated
     X *dbranch;  // (T, C)             with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
     X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
 };
@@ -111,7 +113,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 
 template <class Dev> void Llama<Dev>::input_forward() {
     begin_op(Pass::forward, EMBED);
-    embedding_forward(dev, acts.x[0], weights.embed, row.tokens, row.T, config.C);
+    embedding_forward(dev, acts.x[0], Base::embed_w, row.tokens, row.T, config.C);
     scale(acts.x[0], acts.x[0], config.embedding_multiplier, row.T);
 }
 
@@ -128,10 +130,10 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
 
     if (!config.norm_after && runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, w.ln1, T, C, config.eps);
     if (runs(QKV)) linear_forward(l, Linear::qkv, a.qkv, config.norm_after ? x : a.ln1, w.qkv, 0, T);
-    if (runs(ROPE) && config.rotates(l)) {
+    if (runs(ROPE) && (config.rotates(l) || config.qk_norm)) {
         if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
         const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope, row.doc_pos, T, H, KV, D,
+        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope, positions_of(l), T, H, KV, D,
                              config.rope.channels(D), config.eps);
     }
     if (runs(ATTENTION)) Base::attention_forward(l, a);
@@ -268,13 +270,13 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     Base::attention_backward(l, a);
     begin_op(Pass::backward, ROPE, l);
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-    if (config.rotates(l))
+    if (config.rotates(l) || config.qk_norm)
         qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope,
-                              row.doc_pos, T, H, KV, D, config.rope.channels(D));
+                              positions_of(l), T, H, KV, D, config.rope.channels(D));
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
     begin_op(Pass::backward, QKV, l);
     X *input = config.norm_after ? acts.x[l] : a.ln1;
-    X *dinput = l == 0 && Base::adapts() ? nullptr : input;  // nothing in front of the first adapters is trained
+    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // nothing in front of the first adapters is trained
     linear_backward(l, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv, 0, T);
     if (!dinput) return;
     if (config.norm_after) return residual_forward(dev, dx, dx, dinput, T * C);
@@ -299,7 +301,7 @@ template <class Dev> void Llama<Dev>::input_backward() {
     scale(acts.dx, acts.dx, config.embedding_multiplier, row.T);
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Pass::backward, EMBED);
-        embedding_backward(dev, gradients.embed, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
+        embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
     });
 }
 
@@ -319,7 +321,7 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
     // clang-format off
     //    exists        Hugging Face name                member           shape                            init    decay
     t.begin_unit("", C);
-    t.add(true,          "model.embed_tokens.weight",    &w.embed,        {V, C},                          normal, true);
+    t.add(true,          "model.embed_tokens.weight",    &t.embed,        {V, C},                          normal, true);
     for (size_t l = 0; l < c.L; l++) {
         LlamaLayer<S> &y = w.layer[l];
         t.begin_unit(format("model.layers.%zu.", l));
@@ -348,7 +350,7 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         t.add(true,       norm1,                          &y.ln1,          {C},                             ones,   false);
         t.add(true,       norm2,                          &y.ln2,          {C},                             ones,   false);
     }
-    t.add_head(c, w.embed);
+    t.add_head(c);
     t.begin_unit();
     t.add(true,          "model.norm.weight",            &w.norm,         {C},                             ones,   false);
     // clang-format on
@@ -369,6 +371,7 @@ template <class Dev> void Llama<Dev>::point_weights(TensorList<X> &params, Tenso
     std::vector<float> angles(config.rope.rows(positions) * config.rope.channels(config.D));
     rope_table(angles.data(), config.rope, positions, config.D);
     write(this->memory(), rope, angles);
+    if (first_position) write(this->memory(), first_position, std::vector<int32_t>(Base::T_max));
 }
 
 // ---- arrays ---------------------------------------------------------------------------------------------------------------------------
@@ -383,6 +386,7 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
     const size_t widest = std::max(C, config.wide_qk_norm ? Q : 2 * config.D);
     if (Base::trains()) plan.transient(&norm_scratch, "norm scratch", {rmsnorm_scratch(dev, widest)});
     plan.add(&rope, "rope table", {config.rope.rows(limits.positions), config.rope.channels(config.D) / 2, 2});
+    if (config.qk_norm && std::ranges::count(config.unrotated, true)) plan.add(&first_position, "first position", {T});
     if (config.wide_qk_norm) plan.transient(&qk_normed, "qk norm", {T, Q});
     if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {T, C});
 }

@@ -220,6 +220,17 @@ TEST(Config, Windows) {
     expect_refused(with(tiny("mistral"), R"({"sliding_window": 0})"), "sliding_window is 0");
 }
 
+TEST(Config, WindowsAndRotationOfExaone4) {
+    const auto exaone4 = [](const char *more) { return parse(with(tiny("exaone4"), more)); };
+    EXPECT_EQ(exaone4(R"({"sliding_window": 8})").window, (std::vector<size_t>{8, 8, 8, 0}));
+    EXPECT_EQ(exaone4(R"({"sliding_window": 8, "sliding_window_pattern": 2})").unrotated, std::vector<bool>({0, 1, 0, 1}));
+    EXPECT_EQ(exaone4(R"({"sliding_window": null})").unrotated, std::vector<bool>({0, 0, 0, 0}));
+    EXPECT_EQ(exaone4(R"({"sliding_window": 8, "sliding_window_pattern": "LLLG",
+                          "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]})")
+                  .unrotated,
+              std::vector<bool>({1, 0, 1, 1}));
+}
+
 // The counts are those that transformers has of these configurations.
 TEST(Config, ParametersOfRelatives) {
     struct Model {
@@ -234,6 +245,8 @@ TEST(Config, ParametersOfRelatives) {
         {"ministral", 131072, 4096, 36, 32, 8, 128, 12288, R"({"sliding_window": 32768})", 8019808256},
         {"granite", 49155, 4096, 40, 32, 8, 128, 12800,
          R"({"tie_word_embeddings": true, "logits_scaling": 16, "residual_multiplier": 0.22})", 8170848256},
+        {"exaone4", 102400, 2048, 30, 32, 8, 64, 4096, R"({"tie_word_embeddings": true, "sliding_window": null})", 1279391488},
+        {"exaone4", 102400, 5120, 64, 40, 8, 128, 27392, R"({"sliding_window": 4096})", 32003216384},
         {"phi3", 32064, 3072, 32, 32, 32, 96, 8192, "{}", 3821079552},
         {"phi3", 200064, 3072, 32, 24, 8, 128, 8192, R"({"tie_word_embeddings": true, "partial_rotary_factor": 0.75})",
          3836021760},
@@ -333,7 +346,7 @@ TEST(Config, Refusals) {
     const auto refused = [](const std::string &more, const std::string &words) { expect_refused(with(tiny(), more), words); };
     refused(
         R"({"model_type": "gemma3"})",
-        "model_type is \"gemma3\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, seed_oss, smollm3, gpt2; it has norms of 1 + weight");
+        "model_type is \"gemma3\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gpt2; it has norms of 1 + weight");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :

@@ -310,6 +310,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
     both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
     both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
+    if (!o.lora_modules_to_save.empty() && o.lora_rank == 0)
+        problems.push_back(
+            "--lora_modules_to_save names what is trained beside new adapters, and there are none\n  fix: --lora_rank 16, say; --adapter has modules of its own");
     both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");

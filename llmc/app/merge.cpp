@@ -67,23 +67,21 @@ int merge(Run &run) {
     for (const auto &[flag, path] : inputs_of(run)) output.refuse_input(flag, path);
     if (!o.overwrite && output.holds_run())
         die("%s already holds a run or a model\n  fix: --overwrite to replace it, or another --output_dir", o.output_dir.c_str());
-    const HfWeights weights(run.model.dir), adapter(o.adapter, adapter_files);
+    const HfWeights weights = weights_of(run.model), adapter(o.adapter, adapter_files);
     const auto model = run.device.make_model(config, {});
-    expect_known_tensors(run, run.model, *model, weights), expect_known_adapter(run.model, *model, weights, adapter);
+    expect_known_tensors(run, run.model, *model, weights), expect_known_adapter(run.model, *model, adapter);
     const auto products = read_products(run.model, adapter);
     const auto quantised = quantised_names(config);
-    const bool head =
-        config.reward && adapter.find("score.weight");  // the adapter has a head, which takes the place of any other
     std::vector<TensorSpec> specs;
     std::string type = "F32";  // of the config
-    for (TensorSpec spec : weights.tensors()) {
-        if (config.reward && spec.name == "lm_head.weight") continue;
-        if (head && spec.name == "score.weight") continue;
-        spec.dtype = o.export_dtype == "bf16" || (o.export_dtype == "auto" && spec.dtype == "BF16") ? "BF16" : "F32";
-        type = spec.dtype;
+    for (const Tensor &t : model->frozen_tensors()) {
+        TensorSpec spec{t.name, t.shape, "F32"};
+        if (t.transposed) std::swap(spec.shape[0], spec.shape[1]);
+        const TensorInfo *stored = weights.find(t.name);
+        if (o.export_dtype == "bf16" || (o.export_dtype == "auto" && stored && stored->dtype == "BF16")) spec.dtype = "BF16";
+        if (stored) type = spec.dtype;
         specs.push_back(spec);
     }
-    if (head) specs.push_back({"score.weight", {1, config.C}, type});
     output.remove_leftovers();
     output.claim({std::string(model_name) + "/"});
     SelfComm alone;
@@ -91,13 +89,12 @@ int merge(Run &run) {
         HfWriter writer(dir, specs);
         HostMemory host;
         for (const TensorSpec &spec : specs) {
-            const HfWeights &from = head && spec.name == "score.weight" ? adapter : weights;
-            // GPT-2's files hold matrices as (in, out), and OpenAI's own files omit the prefix "transformer." of names.
-            const std::string name = config.gpt2() && spec.name.starts_with("h.") ? "transformer." + spec.name : spec.name;
-            const auto product = products.find(name);
+            const HfWeights &from = adapter.find(spec.name) ? adapter : weights;  // what is trained in full
+            const auto product = products.find(spec.name);
             const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
                          rows = spec.shape.empty() ? 1 : spec.shape[0];
-            const bool rounds = quantised.contains(name), adds = product != products.end();
+            const bool rounds = quantised.contains(spec.name), adds = product != products.end();
+            // GPT-2's files hold matrices as (in, out).
             const bool turns = config.gpt2() && (rounds || adds), whole = rounds || turns;  // blocks do not end with rows
             const size_t OC = turns ? columns : rows, IC = turns ? rows : columns;
             in_parts(

@@ -9,6 +9,7 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../data/tokenizer.h"
+#include "../io/hf.h"
 #include "../model/lora.h"
 #include "../train/continuation.h"
 #include "../train/objective.h"
@@ -18,27 +19,53 @@
 #include "../train/reward.h"
 #include "plan.h"
 
+// PEFT saves the embedding and the head beside adapters, too, if it has seen them resized: they are then trained with the adapters.
+static void add_saved_modules(Run &run) {
+    ModelConfig &config = run.model.config;
+    LoraConfig lora = config.lora;
+    if (HfWeights::present(run.model.dir) && std::filesystem::exists(run.model.adapter + "/" + adapter_files.single)) {
+        const HfWeights weights(run.model.dir), adapter(run.model.adapter, adapter_files);
+        const char *const embedding = embedding_name(config);
+        const auto adds = [&](const char *name, bool &trained) {
+            const TensorInfo *found = adapter.find(name);
+            if (!found) return;
+            if (!found->shape.empty()) grow_vocabulary(run, run.model, found->shape[0], "the adapter " + run.model.adapter);
+            const std::string own = weights.find(name) ? name : embedding;
+            trained = trained || (weights.find(own) && !adapter.same(name, weights, own));
+        };
+        adds(embedding, lora.embedding);
+        if (!config.reward) adds(head_name, lora.head);
+    }
+    set_lora(config, lora);
+}
+
 // Reads the configuration of --adapter, which may make a language model a reward model, and its description of answers: end tokens and chat template.
 static void open_adapter(Run &run) {
     const std::string &dir = run.options.adapter;
     bool reward = false;
-    run.model.config.lora = read_lora(dir, run.model.config, reward);
+    const LoraConfig lora = read_lora(dir, run.model.config, reward);
     if (reward && !(run.task & (RM | EVAL | MERGE)))
         die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: an adapter of a language model; or the task rm or eval",
             dir.c_str(), task_name(run.task));
     if (reward && !run.model.config.reward) make_reward(run.model.config);
     read_generation_config(run.model.config, dir);
-    const std::string tokenizer = dir + "/tokenizer.json";
-    if (std::filesystem::exists(tokenizer) && tokenizer_hash(tokenizer) == run.model.tokenizer_hash)
-        run.model.tokenizer_dir = dir;
     run.model.adapter = dir;
+    if (const std::string tokenizer = dir + "/tokenizer.json"; std::filesystem::exists(tokenizer)) {
+        size_t tokens = 0, own = 0;
+        const bool same = tokenizer_hash(tokenizer, &tokens) == run.model.tokenizer_hash;
+        if (!run.model.tokenizer_dir.empty()) tokenizer_hash(run.model.tokenizer_dir + "/tokenizer.json", &own);
+        if (same || tokens > own) use_tokenizer(run, run.model, dir);
+    }
+    run.model.config.lora = lora;
+    add_saved_modules(run);
 }
 
 // Returns the configuration to train or to use.
-static void open_model_config(Run &run) {
+static void open_model_config(Run &run, const std::string &tokenizer) {
     const Options &o = run.options;
     if (o.preset.empty()) {
         run.model = open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
+        if (!tokenizer.empty()) use_tokenizer(run, run.model, tokenizer);
     } else {
         run.model.config = preset(o.preset);
         if (o.rope_theta != 0 || !o.rope_scaling.empty()) set_rope(run.model.config, o.rope_theta, o.rope_scaling);
@@ -52,8 +79,16 @@ static void open_model_config(Run &run) {
     if (run.model.new_head && !run.model.config.reward) make_reward(run.model.config);
     if (!o.adapter.empty()) open_adapter(run);
     if (o.lora_rank) {
-        run.model.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
-                                 without_expressions(run.model.config, o.lora_targets)};
+        LoraConfig lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
+                           without_expressions(run.model.config, o.lora_targets)};
+        if (const std::string name = read_modules(lora, o.lora_modules_to_save); !name.empty())
+            die("--lora_modules_to_save has \"%s\", but only the embedding and the head are trained in full beside adapters\n  fix: embed_tokens, lm_head, or both",
+                name.c_str());
+        if (lora.head && run.model.config.reward)
+            die("--lora_modules_to_save has lm_head, but a reward model has none\n  fix: leave it out; its own head, score, is always trained");
+        if (run.model.grown && !(lora.embedding && (lora.head || run.model.config.reward)))
+            run.say("note: adapters leave the new rows as they are: --lora_modules_to_save embed_tokens,lm_head trains them");
+        set_lora(run.model.config, lora);
         check_lora(run.model.config, run.model.dir);
         if (o.rope_theta != 0 || !o.rope_scaling.empty())
             run.say(
@@ -88,6 +123,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
     for (std::string &name : run.options.reward)
         if (is_model_reward(name)) find_model(run, name);
+    const std::string tokenizer = tokenizer_with_tokens(run, run.options.model);
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
@@ -95,7 +131,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
                              : o.plan ? planned
                                       : size_t(comm.size),
                      demo = world % 2 ? 1 : 2;
-        open_model_config(run);
+        open_model_config(run, tokenizer);
         if (run.is_main_rank()) check_results(run);
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.model.config.max_positions);
         run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);

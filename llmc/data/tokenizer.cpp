@@ -232,9 +232,29 @@ std::string special_token(const std::string &dir, const char *name) {
     return token.is_string() ? token.get<std::string>() : "";
 }
 
-std::string tokenizer_hash(const std::string &path) {
+void add_tokens(const std::string &path, const std::vector<std::string> &tokens, const std::string &to) {
+    const Vocabulary vocabulary = read_vocabulary(read_json(path), path);
+    std::ifstream file(path);
+    auto tokenizer = nlohmann::ordered_json::parse(file);  // in its order
+    auto &added = tokenizer["added_tokens"];
+    size_t next = vocabulary.rbegin()->first + 1;
+    for (const std::string &token : tokens)
+        if (std::ranges::none_of(vocabulary, [&](const auto &entry) { return entry.second.text == token; }))
+            added.push_back({{"id", next++},
+                             {"content", token},
+                             {"single_word", false},
+                             {"lstrip", false},
+                             {"rstrip", false},
+                             {"normalized", false},
+                             {"special", false}});
+    write_file(to, tokenizer.dump(1));
+}
+
+std::string tokenizer_hash(const std::string &path, size_t *size) {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (const auto &[id, entry] : read_vocabulary(read_json(path), path))
+    const Vocabulary vocabulary = read_vocabulary(read_json(path), path);
+    if (size) *size = vocabulary.rbegin()->first + 1;
+    for (const auto &[id, entry] : vocabulary)
         for (char c : std::to_string(id) + "\t" + entry.text + (entry.special ? "\t1\n" : "\t0\n"))
             hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
     return format("%016llx", (unsigned long long)(hash));

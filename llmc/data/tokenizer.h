@@ -47,4 +47,8 @@ std::string special_token(const std::string &dir, const char *name);
 
 // Returns FNV-1a (64 bit, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace tokens of the
 // vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, however they are laid out.
-std::string tokenizer_hash(const std::string &path);
+// size: set to the largest id + 1
+std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
+
+// Writes a tokenizer.json with further tokens, whose ids follow the largest one. Those that it has already stay as they are.
+void add_tokens(const std::string &path, const std::vector<std::string> &tokens, const std::string &to);

@@ -80,6 +80,7 @@ HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &n
     for (const auto &[ours, theirs] : spellings)
         if (const size_t at = name.find(ours); at != name.npos)
             if (const auto it = where_.find(std::string(name).replace(at, strlen(ours), theirs)); it != where_.end()) return it;
+    if (const auto other = others_.find(name); other != others_.end()) return entry_of(other->second);
     return where_.end();
 }
 
@@ -106,6 +107,27 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
     return it == where_.end() ? nullptr : &it->second->at(it->first);
 }
 
+void HfWeights::extend(const std::string &name, size_t rows) {
+    const auto it = entry_of(name);
+    if (it == where_.end()) return;
+    const Shape &shape = it->second->at(it->first).shape;
+    if (shape.size() != 2 || shape[0] == 0 || shape[0] >= rows) return;
+    const size_t columns = shape[1];
+    std::vector<double> sums(columns);
+    HostMemory host;
+    in_parts(
+        shape[0],
+        [&](size_t first, size_t n) {
+            std::vector<float> part(n * columns);
+            read_part(name, shape, first * columns, part.size(), part.data(), host);
+            for (size_t i = 0; i < part.size(); i++) sums[i % columns] += part[i];
+        },
+        std::max<size_t>(1, (size_t(1) << 20) / columns));
+    std::vector<float> mean(columns);
+    for (size_t i = 0; i < columns; i++) mean[i] = float(sums[i] / double(shape[0]));
+    means_[it->first] = mean;
+}
+
 template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
     const auto it = entry_of(name);
@@ -114,7 +136,9 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
             *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
     const bool grouped = it->first.find(".attention.wqkv.") != name.npos;
-    if (!grouped) file.expect_shape(it->first, shape);
+    const auto mean = means_.find(it->first);
+    const size_t in_file = mean == means_.end() ? SIZE_MAX : elements(file.at(it->first).shape);
+    if (!grouped && mean == means_.end()) file.expect_shape(it->first, shape);
     const json config = grouped ? read_json(fs::path(listing_).parent_path().string() + "/config.json") : json();
     std::vector<X> host;
     in_parts(count, [&](size_t done, size_t n) {
@@ -126,7 +150,11 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
                                file.read_part(it->first, from, run, to);
                                to += run;
                            });
-        } else file.read_part(it->first, first + done, n, host.data());
+        } else {
+            const size_t begin = first + done, stored = std::min(n, in_file - std::min(in_file, begin));
+            if (stored) file.read_part(it->first, begin, stored, host.data());
+            for (size_t i = stored; i < n; i++) host[i] = X(mean->second[(begin + i) % mean->second.size()]);
+        }
         bool finite = true;
         for (X x : host) finite = finite && std::isfinite(float(x));
         if (!finite)

@@ -28,6 +28,10 @@ class HfWeights {
     // The same for elements [first, first + count) of the tensor in row-major order.
     template <class X>
     void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
+    // Reads a tensor that the files do not have as another one: the head of a tied model.
+    void read_as(const std::string &name, const std::string &other) { others_[name] = other; }
+    // Reads a matrix as if it had so many rows: those that the files do not have are the mean of theirs.
+    void extend(const std::string &name, size_t rows);
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
     // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;
@@ -43,9 +47,11 @@ class HfWeights {
     bool is_causal_mask(const std::string &name) const;
 
     const WeightFiles kind_;
-    std::string listing_;                           // the index, or the only file
-    std::map<std::string, SafetensorsFile> files_;  // by file name
-    FileOfTensor where_;                            // by tensor
+    std::string listing_;                              // the index, or the only file
+    std::map<std::string, SafetensorsFile> files_;     // by file name
+    FileOfTensor where_;                               // by tensor
+    std::map<std::string, std::string> others_;        // of read_as()
+    std::map<std::string, std::vector<float>> means_;  // of extend(), by the name in the file
 };
 
 // Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`. Adapters are saved in one file.

@@ -36,6 +36,7 @@ static const Family families[] = {
     {"phi3", "Phi3", 0, 0, 4096, 1e-5},
     {"olmo2", "Olmo2", 0, 0, 2048, 1e-5},
     {"granite", "Granite", 0, 0, 2048, 1e-6},
+    {"exaone4", "Exaone4", 32, 0, 2048, 1e-5},
     {"seed_oss", "SeedOss", 8, 128, 524288, 1e-6, 10000, false, true},
     {"smollm3", "SmolLM3", 4, 0, 32768, 1e-6, 2e6, true},
     {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
@@ -47,7 +48,6 @@ static const std::pair<const char *, const char *> others[] = {
     {"gemma", "norms of 1 + weight, another activation and embeddings that are scaled"},
     {"cohere", "both halves of a layer beside each other, and norms that subtract the mean"},
     {"glm", "interleaved rotation of a part of each head, and norms after each half of a layer"},
-    {"exaone4", "norms after each half of a layer, and of queries and keys"},
     {"exaone", "other names of its fields and tensors"},
     {"apertus", "another activation"},
     {"arcee", "another activation, without a gate"},
@@ -205,20 +205,24 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
 
 // Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
 // say, and in Phi-3, if the file has one. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. In Ministral
-// layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the layers without rotation have it. Llama has none.
+// layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the layers without rotation have it. In EXAONE-4 layer_types decides,
+// or else all layers but every fourth have it. Llama has none.
 static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, const std::vector<bool> &unrotated) {
     const size_t L = unrotated.size();
     std::vector<size_t> window(L, 0);
-    const bool qwen = family == "qwen2" || family == "qwen3", ministral = family == "ministral", smollm3 = family == "smollm3";
+    const bool qwen = family == "qwen2" || family == "qwen3", ministral = family == "ministral", smollm3 = family == "smollm3",
+               exaone4 = family == "exaone4";
     const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
     const bool used = qwen || smollm3 ? fields.boolean("use_sliding_window", false)
-                                      : family == "mistral" || ministral || (family == "phi3" && !absent);
+                                      : family == "mistral" || ministral || exaone4 || (family == "phi3" && !absent);
     const size_t size = used && ((absent && !smollm3) || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
     const double first = qwen ? fields.number("max_window_layers", 28) : 0;
     for (size_t l = 0; l < L; l++)
         if (double(l) >= first && (!smollm3 || unrotated[l])) window[l] = size;
 
     const json *types = fields.find("layer_types");
+    for (size_t l = 0; exaone4 && !types && size && l < L; l++)
+        if ((l + 1) % fields.count("sliding_window_pattern", 4) == 0) window[l] = 0;
     if (!types) return window;
     if (!types->is_array() || types->size() != L)
         fields.refuse("layer_types", format("must be a list of %zu, one for each layer", L));
@@ -229,7 +233,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
                                                 (*types)[l].dump().c_str()));
         if (sliding && size == 0)
             fields.refuse("layer_types", format("of layer %zu is sliding_attention, but no sliding_window is in use", l));
-        if (!qwen && !ministral && !smollm3 && !sliding && size != 0)
+        if (!qwen && !ministral && !smollm3 && !exaone4 && !sliding && size != 0)
             fields.refuse("layer_types",
                           format("of layer %zu is full_attention, but transformers gives each %s layer the sliding_window", l,
                                  family.c_str()));
@@ -248,6 +252,10 @@ template <class Number> static Number parameters(const ModelConfig &c) {  // wit
     const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
     const Number head = c.reward ? C : c.tied ? 0 : V * C;
     return V * C + positions + L * (attention + mlp + 2 * norm) + norm + head;
+}
+
+const char *embedding_name(const ModelConfig &config) {
+    return config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight";
 }
 
 size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config); }
@@ -317,7 +325,8 @@ size_t ModelConfig::growing_positions() const {
 static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
     const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3",
                seed = c.family == "seed_oss";
-    const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite";
+    const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite",
+               exaone4 = c.family == "exaone4";
     const std::string act = fields.text("hidden_act", "silu");
     if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
     c.V = fields.count("vocab_size");
@@ -338,8 +347,9 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
         qwen2 || ((llama || qwen3 || seed || smollm3 || granite || olmo2) && fields.boolean("attention_bias", family.biased));
     c.o_bias = seed ? fields.boolean("attention_out_bias", false) : c.qkv_bias && !qwen2;
     c.mlp_bias = (llama || seed || smollm3 || granite) && fields.boolean("mlp_bias", false);
-    c.qk_norm = qwen3 || olmo2;
-    c.norm_after = c.wide_qk_norm = olmo2;
+    c.qk_norm = qwen3 || olmo2 || exaone4;
+    c.norm_after = olmo2 || exaone4;
+    c.wide_qk_norm = olmo2;
     c.fused = c.family == "phi3";
     if (granite)
         for (const auto &[name, factor] : {std::pair("embedding_multiplier", &c.embedding_multiplier),
@@ -435,6 +445,9 @@ ModelConfig parse_config(const json &as_found, const std::string &where, std::ve
     c.tied = c.tied && !c.reward;
     check_sizes(c, fields);
     c.window = read_windows(fields, c.family, c.gpt2() ? std::vector<bool>(c.L) : c.unrotated);
+    if (c.family == "exaone4" &&
+        std::ranges::count(c.window, size_t(0)) < ptrdiff_t(c.L))  // beside layers with a window the others are not rotated
+        for (size_t l = 0; l < c.L; l++) c.unrotated[l] = c.window[l] == 0;
     read_token_ids(c, fields);
     return c;
 }

@@ -9,13 +9,14 @@
 #include "../ops/gelu.h"
 #include "../ops/rope.h"
 
-// Adapters of linear layers: LoRA (Hu et al., "LoRA: low-rank adaptation of large language models", 2021, arXiv:2106.09685). They and the head of a
-// reward model are trained, and the other weights are frozen.
+// Adapters of linear layers: LoRA (Hu et al., "LoRA: low-rank adaptation of large language models", 2021, arXiv:2106.09685). They, the modules that are named
+// here and the head of a reward model are trained, and the other weights are frozen.
 struct LoraConfig {
     size_t rank = 0;  // 0: there are none
     double alpha = 16, dropout = 0;
     bool rslora = false;  // the scale is alpha / sqrt(rank) (Kalajdzievski, 2023, arXiv:2312.03732) and not alpha / rank
-    std::vector<std::string> targets;  // names of modules, such as q_proj
+    std::vector<std::string> targets;      // names of modules, such as q_proj
+    bool embedding = false, head = false;  // are trained in full, each a tensor of its own (PEFT's modules_to_save)
 
     double scale() const;
 };
@@ -25,7 +26,9 @@ struct ModelConfig {
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
     size_t max_positions;         // max_position_embeddings; in GPT-2, the rows of its table of positions
     float eps;
-    bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
+    bool tied;            // the head is the embedding
+    bool untied = false;  // the files have one tensor for both, which are two here (set_lora)
+    bool qkv_bias, o_bias, mlp_bias, qk_norm;
     bool norm_after;             // attention and the feed-forward have their norms behind them, and not before (OLMo 2)
     bool wide_qk_norm;           // with qk_norm: all of a token's query heads are normed as one vector, and so are its key heads
     bool fused;                  // in files, q, k and v are one tensor, and gate and up another
@@ -58,6 +61,9 @@ struct ModelConfig {
     }
     const char *positions_name() const { return gpt2() ? "n_positions" : "max_position_embeddings"; }  // in config.json
 };
+
+inline constexpr const char *head_name = "lm_head.weight";
+const char *embedding_name(const ModelConfig &config);
 
 // `notes` gets a line for each setting of the file that training leaves out (dropout), to be shown to the user.
 ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes);

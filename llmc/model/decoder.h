@@ -140,6 +140,7 @@ template <class Dev> class Decoder : public Model {
 
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
+    bool trains_input() const { return !adapts() || config.lora.embedding; }
     auto layer_arrays(size_t l);
     template <class T> void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape);
     template <template <class> class M> void rehearse_as(Touches &log, const Calls &calls);
@@ -188,8 +189,8 @@ template <class Dev> class Decoder : public Model {
     const size_t tile;
     const size_t positions_unit;  // of the table
     Plan plan_;
-    X *head_w = nullptr;       // (V, C); of a reward model (1, C)
-    float *head_dw = nullptr;  // its gradient
+    X *embed_w = nullptr, *head_w = nullptr;  // (V, C); of a reward model the head is (1, C)
+    float *embed_dw = nullptr, *head_dw = nullptr;
 
     DeviceRow row{config, limits};
 
@@ -240,6 +241,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
     SelfComm alone_;                  // this rank alone, for generation
     std::optional<uint64_t> key_;     // of dropout and noise; without one there is neither
+    X *base_embed_, *base_head_;      // embed_w and head_w as the base has them
     size_t targets_ = 0;              // the number of targets since the last take_sums()
 
     // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
@@ -291,16 +293,17 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     if (limits.graphs) graphs_ = make_graphs(dev);
     TensorList<X> params = weights_.trained_weights(), frozen = weights_.frozen_weights();
     TensorList<float> grads = trains() ? weights_.gradients() : TensorList<float>(), none;
-    if (config.freezes()) point_weights(frozen, none);
-    else point_weights(params, grads);
-    head_w = weights_.prefetched.any() ? weights_.prefetched.head_weights() : config.freezes() ? frozen.head : params.head;
+    TensorList<X> &own = config.freezes() ? frozen : params;
+    point_weights(own, config.freezes() ? none : grads);
+    if (weights_.prefetched.any()) own.head = weights_.prefetched.head_weights();
     if (config.freezes()) {
         lora_table(config, weights_.frozen_table, linears_.adapters, params);
         lora_table(config, weights_.frozen_table, linears_.gradients, grads);
-        if (params.head) head_w = params.head;
         linears_.documents = row.documents, linears_.positions = row.doc_pos;
     }
-    head_dw = grads.head;
+    base_embed_ = own.embed, base_head_ = own.head;
+    embed_w = params.embed ? params.embed : own.embed, head_w = params.head ? params.head : own.head;
+    embed_dw = grads.embed, head_dw = grads.head;
     if (trains() && head_dw && weights_.trained.gradients.in_buffers()) head_dw = weights_.head_buffer;
 }
 
@@ -438,9 +441,13 @@ template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
-    linears_.adapters_are_on = false;
+    const auto change = [&](bool on) {
+        linears_.adapters_are_on = on, weights_.base_alone = !on;
+        std::swap(embed_w, base_embed_), std::swap(head_w, base_head_);
+    };
+    change(false);
     const auto values = values_of(r);
-    linears_.adapters_are_on = true;
+    change(true);
     return values;
 }
 
@@ -498,7 +505,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
             });
         });
     }
-    if (!adapts()) input_backward();
+    if (trains_input()) input_backward();
     weights_.end_backward();
 }
 

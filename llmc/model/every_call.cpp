@@ -53,6 +53,7 @@ std::map<std::string, std::vector<double>> make_every_call(Model &model, const s
     const bool trains = limits.mode == Mode::train;
     if (trains) model.randomise(1), model.zero_gradients();
     if (limits.mode != Mode::generate) values["losses"] = model.evaluate(row);
+    if (trains && (config.lora.embedding || config.lora.head)) values["losses of the base"] = model.evaluate_base(row);
     if (trains) {
         model.backward(std::vector<float>(row.predictors.size(), 1.0f), 0.1f, false);
         model.accumulate(row, 1, true), values["gradient norm"] = {model.gradient_norm()};

@@ -105,7 +105,7 @@ std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
 size_t trained_parameters(const ModelConfig &c) {
     size_t count = 0;
     for (const LinearModule &m : adapted_modules(c)) count += c.L * c.lora.rank * (m.IC + m.OC);
-    return count + (c.reward ? c.C : 0);
+    return count + (c.lora.embedding + c.lora.head) * c.V * c.C + (c.reward ? c.C : 0);
 }
 
 void check_lora(const ModelConfig &c, const std::string &dir) {
@@ -130,6 +130,7 @@ static const std::string adapter_config = "/adapter_config.json";
 
 // What changes the computation in a way that we have not, and the value that changes nothing. A field may also be absent or null.
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
+                                                            {"ensure_weight_tying", false},
                                                             {"bias", "none"},
                                                             {"rank_pattern", json::object()},
                                                             {"alpha_pattern", json::object()},
@@ -198,19 +199,46 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     const std::string task = fields.text("task_type", "CAUSAL_LM");
     reward = task == "SEQ_CLS";
     if (!reward && task != "CAUSAL_LM") fields.refuse("task_type", "is \"" + task + "\", but we have CAUSAL_LM and SEQ_CLS");
-    const json *whole = fields.find("modules_to_save");
-    for (const json &name : whole && whole->is_array() ? *whole : json::array())
+    std::vector<std::string> whole;
+    const json *modules = fields.find("modules_to_save");
+    for (const json &name : modules && modules->is_array() ? *modules : json::array())
         if (!reward || (name != "score" && name != "classifier"))
-            fields.refuse("modules_to_save",
-                          format("has %s, but only a reward model's score is trained beside adapters", name.dump().c_str()));
+            whole.push_back(name.is_string() ? name.get<std::string>() : name.dump());
+    if (const std::string unknown = read_modules(lora, whole); !unknown.empty())
+        fields.refuse(
+            "modules_to_save",
+            format("has \"%s\", but embed_tokens, lm_head and a reward model's score are what is trained beside adapters",
+                   unknown.c_str()));
+    if (reward && lora.head) fields.refuse("modules_to_save", "has lm_head, but a reward model has none");
     ModelConfig adapted = config;
     adapted.lora = lora;
     check_lora(adapted, dir);
     return lora;
 }
 
+std::string read_modules(LoraConfig &lora, const std::vector<std::string> &names) {
+    for (const std::string &name : names) {
+        const std::string last = name.substr(name.rfind('.') + 1);
+        if (last == "embed_tokens" || last == "wte") lora.embedding = true;
+        else if (last == "lm_head") lora.head = true;
+        else return name;
+    }
+    return "";
+}
+
+void set_lora(ModelConfig &config, const LoraConfig &lora) {
+    config.lora = lora;
+    if (!config.tied || !(lora.embedding || lora.head)) return;
+    config.tied = false, config.untied = true;
+    config.source["tie_word_embeddings"] = false;
+}
+
 void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base) {
     const LoraConfig &lora = config.lora;
+    json whole;
+    if (lora.embedding) whole.push_back(config.gpt2() ? "wte" : "embed_tokens");
+    if (lora.head) whole.push_back("lm_head");
+    if (config.reward) whole.push_back("score");
     write_json(dir + adapter_config,
                {{"peft_type", "LORA"},
                 {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
@@ -224,7 +252,7 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
                 {"bias", "none"},
                 {"fan_in_fan_out", config.gpt2()},
                 {"target_modules", target_names(config, adapted_modules(config))},
-                {"modules_to_save", config.reward ? json::array({"score"}) : json()},
+                {"modules_to_save", whole},
                 {"init_lora_weights", true}});
 }
 

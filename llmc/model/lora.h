@@ -29,11 +29,15 @@ std::vector<LinearModule> linear_modules(const ModelConfig &config);
 std::vector<std::string> without_expressions(const ModelConfig &config, const std::vector<std::string> &targets);
 LinearShape linear_shape(const ModelConfig &config, Linear matrix);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // the modules named by config.lora.targets
-size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of a reward model's head
+size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of what is trained beside them
 void check_lora(const ModelConfig &config, const std::string &dir);    // dies if the model in `dir` cannot have such adapters
 
 // PEFT's adapter_config.json. Reading refuses, by name, what we cannot compute as PEFT does. `reward` says that the adapter belongs to a reward model.
 LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward);
+// Gives a model adapters. If its head is its embedding and either is trained beside them, they become two tensors, as in PEFT.
+void set_lora(ModelConfig &config, const LoraConfig &lora);
+// Takes up the modules that are trained in full: embed_tokens (GPT-2: wte) and lm_head, with or without what stands before. Returns the first other name.
+std::string read_modules(LoraConfig &lora, const std::vector<std::string> &names);
 void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base);
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
@@ -46,17 +50,19 @@ template <class S> struct Adapter {
 };
 template <class S> using Adapters = std::vector<std::vector<Adapter<S>>>;  // (L)(adapted modules)
 
-// Lists the trained tensors. The table has the units of the base's table; units without a trained tensor are empty. The head is set if a reward model's is
-// trained. An empty model has no adapters: its base is trained.
+// Lists the trained tensors. The table has the units of the base's table; units without a trained tensor are empty. The embedding and the head are set if they
+// are trained, as a reward model's head always is.
 template <class S> Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters, TensorList<S> &t) {
     const size_t r = c.lora.rank;
     const auto modules = adapted_modules(c);
     t.table.positions = base.positions, t.table.head = base.head;
     adapters.assign(c.L, {});
     for (size_t u = 0; u < base.units.size(); u++) {
-        const bool is_head = c.reward && u == base.head, is_layer = u > 0 && u <= c.L;
-        t.begin_unit(is_layer ? layer_name(c, u - 1) : "", is_head ? c.C : 0);
-        if (is_head) t.add(true, "score.weight", &t.head, {1, c.C}, Tensor::score, true);
+        const bool is_embedding = u == 0 && c.lora.embedding, is_head = u == base.head && (c.reward || c.lora.head),
+                   is_layer = u > 0 && u <= c.L;
+        t.begin_unit(is_layer ? layer_name(c, u - 1) : "", is_embedding || is_head ? c.C : 0);
+        if (is_embedding) t.add(true, embedding_name(c), &t.embed, {c.V, c.C}, Tensor::normal, true);
+        if (is_head) t.add_head_tensor(c);
         if (!is_layer) continue;
         for (const LinearModule &m : modules) {
             Adapter<S> adapter;

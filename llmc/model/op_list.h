@@ -147,7 +147,7 @@ struct OpList {
     }
 
   private:
-    static bool frozen_head(const ModelConfig &c) { return c.lora.rank > 0 && !c.reward; }
+    static bool frozen_head(const ModelConfig &c) { return c.lora.rank > 0 && !c.lora.head && !c.reward; }
     Cost row_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) const {
         const double T = double(w.T), N = double(w.N), C = double(c.C), s = double(w.element), tables = double(embeddings);
         const double R = c.reward ? 1 : double(c.V);  // rows of the head

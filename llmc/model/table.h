@@ -48,7 +48,8 @@ template <class S> class TensorList {
     explicit TensorList(Addresses addresses) : addresses_(std::move(addresses)) {}
 
     Table table;
-    S *head = nullptr;  // (V, C); of a reward model (1, C)
+    S *embed = nullptr;  // (V, C)
+    S *head = nullptr;   // (V, C); of a reward model (1, C)
 
     // Begins a unit; the names of its tensors begin with `prefix`.
     size_t begin_unit(std::string prefix = "", size_t row_elements = 0) {
@@ -70,15 +71,18 @@ template <class S> class TensorList {
         table.units.back().end = offset_ += count;
     }
     // Adds the head: the embedding itself if they are tied, one row in a reward model.
-    void add_head(const ModelConfig &c, S *embed) {
-        head = embed;
+    void add_head(const ModelConfig &c) {
         if (c.tied) {
+            head = embed;
             table.tensors.front().product = true;  // the head's product comes first; the embedding's gradient is added to it
             return;
         }
         table.head = begin_unit("", c.C);
+        add_head_tensor(c);
+    }
+    void add_head_tensor(const ModelConfig &c) {
         if (c.reward) add(true, "score.weight", &head, {1, c.C}, Tensor::score, true);
-        else add(true, "lm_head.weight", &head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
+        else add(true, head_name, &head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
     }
 
   private:

@@ -77,6 +77,8 @@ template <class Dev> class Weights {
     void plan_buffers(Plan &plan);
     void use(Mesh &mesh, Memory &memory, Store *store);  // after the arrays have their addresses
 
+    bool base_alone = false;  // the model is its base: what is trained in full takes no unit's place
+
     // Lists that point at weights and gradients.
     TensorList<X> trained_weights();
     TensorList<X> frozen_weights();
@@ -118,6 +120,10 @@ template <class Dev> class Weights {
     template <class F> void sum_head_gradients(F add);
 
   private:
+    // Whether nothing reads the base's weights of this unit, an embedding or a head that is trained in full.
+    bool replaced(size_t unit) const {
+        return config_.freezes() && !base_alone && (unit == 0 || unit == table.head) && units[unit].begin < units[unit].end;
+    }
     template <class F> void sum(size_t unit, float *buffer, bool complete, F add);
     void begin_message(Pass pass, RowOp op, size_t unit, size_t bucket = 0) {
         if (mesh_->all.size > 1 || trained.gradients.in_bf16) trace_.begin_transfer(pass, op, unit, bucket);
@@ -248,7 +254,7 @@ template <class Dev> void Weights<Dev>::end_backward() {
 }
 
 template <class Dev> void Weights<Dev>::fetch(size_t unit, Pass pass) {
-    if (!prefetched.any() || !(has_row_ || prefetched.divided())) return;
+    if (!prefetched.any() || !(has_row_ || prefetched.divided()) || replaced(unit == prefetched.head ? table.head : unit)) return;
     if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
     else begin_message(pass, FETCH_PARAMS, unit);
     prefetched.fetch(mesh_->shards, unit, pass == Pass::backward);
@@ -258,7 +264,7 @@ template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
     if (trained.sharding.parts > 1) begin_message(pass, FETCH_PARAMS, unit);
     trained.ready(mesh_->shards, units[unit].begin, units[unit].end);
     if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
-    prefetched.wait(unit);
+    if (!replaced(unit)) prefetched.wait(unit);
     const size_t n = has_row_ ? quantised.weights(unit) : 0;
     if (n == 0) return;
     trace_.begin_transfer(pass, DEQUANTISE, unit, n);

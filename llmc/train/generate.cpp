@@ -93,7 +93,7 @@ int generate(Run &run) {
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
     add_eos(run.model.config, data->chat_format().end_of_turn);
-    const Tokenizer tokenizer(run.model.dir + "/tokenizer.json");
+    const Tokenizer tokenizer(run.model.tokenizer_dir + "/tokenizer.json");
     const GenerationSettings settings = settings_of(run, tokenizer);
     const auto completions = continue_all(run, run.model, prompts, settings);
     if (!run.is_main_rank()) return 0;
@@ -161,7 +161,7 @@ Continuation::Continuation(const Run &run) : run_(run) {
         if (o.prompt.empty() && c.bos < 0 && c.eos.empty())
             die("config.json of %s has neither bos_token_id nor eos_token_id, with which a text could begin\n  fix: --prompt TEXT",
                 model.c_str());
-        tokenizer_.emplace(run.model.dir + "/tokenizer.json");
+        tokenizer_.emplace(run.model.tokenizer_dir + "/tokenizer.json");
     });
     const Ids prompt = !o.prompt.empty() ? open_prompts(run)->document(0).tokens : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
     prompt_ = {{prompt, 0}};

@@ -8,9 +8,11 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../core/gpu.h"
+#include "../core/hash.h"
 #include "../data/hub.h"
 #include "../data/tokenizer.h"
 #include "../io/hf.h"
+#include "output.h"
 
 namespace fs = std::filesystem;
 
@@ -26,13 +28,15 @@ std::string while_others_wait(const Run &run, bool chosen, const std::function<s
     return out;
 }
 
+static bool is_first_of_host(const Run &run) {
+    const auto hosts = run.comm.gather(host_name());
+    return size_t(std::find(hosts.begin(), hosts.end(), host_name()) - hosts.begin()) == size_t(run.comm.rank);
+}
+
 void find_model(const Run &run, std::string &name) {
     if (run.comm.all(!is_hub_name(name))) return;
-    const auto hosts =
-        run.comm.gather(host_name());  // the first rank of each host downloads, and the others find the model in the cache
-    const bool first = size_t(std::find(hosts.begin(), hosts.end(), host_name()) - hosts.begin()) == size_t(run.comm.rank);
-    const std::string asked = name;
-    while_others_wait(run, first, [&] { return model_directory(asked, !run.options.plan); });
+    const std::string asked = name;  // one rank downloads, the others then find the model in the cache
+    while_others_wait(run, is_first_of_host(run), [&] { return model_directory(asked, !run.options.plan); });
     agree(run.comm, [&] { name = model_directory(asked, !run.options.plan); });
     run.say("note: %s is %s", asked.c_str(), name.c_str());
 }
@@ -45,10 +49,6 @@ void expect_own_family(const Run &run, const ModelConfig &config, const std::str
 }
 
 size_t weight_bits(const Options &o) { return o.load_in == "4bit" ? 4 : o.load_in == "8bit" ? 8 : 0; }
-
-const char *embedding_name(const ModelConfig &config) {
-    return config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight";
-}
 
 // A head in the file that differs from the embedding means untied weights, even if config.json says tied, as in transformers 5.
 static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
@@ -74,9 +74,48 @@ ModelSpec open_config(const Run &run, const std::string &dir) {
     model.config.weight_bits = weight_bits(run.options);
     expect_own_family(run, model.config, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
-    const std::string tokenizer = dir + "/tokenizer.json";
-    if (fs::exists(tokenizer)) model.tokenizer_hash = tokenizer_hash(tokenizer);
+    if (fs::exists(dir + "/tokenizer.json")) use_tokenizer(run, model, dir);
     return model;
+}
+
+void grow_vocabulary(const Run &run, ModelSpec &model, size_t rows, const std::string &whose) {
+    if (rows <= model.config.V) return;
+    const size_t old = std::exchange(model.config.V, rows);
+    model.config.source["vocab_size"] = rows;
+    model.grown = true;
+    run.say(
+        "note: %s has %zu tokens, and the model %zu rows of its embedding and its head: it gets %zu more, each the mean of those",
+        whose.c_str(), rows, old, rows - old);
+}
+
+void use_tokenizer(const Run &run, ModelSpec &model, const std::string &dir) {
+    size_t tokens;
+    model.tokenizer_hash = tokenizer_hash(dir + "/tokenizer.json", &tokens);
+    model.tokenizer_dir = dir;
+    if (run.task & TRAINING || !run.options.adapter.empty()) grow_vocabulary(run, model, tokens, "the tokenizer of " + dir);
+}
+
+std::string tokenizer_with_tokens(const Run &run, const std::string &dir) {
+    const Texts &tokens = run.options.add_tokens;
+    std::string from = dir + "/tokenizer.json", out;
+    if (tokens.empty()) return "";
+    agree(run.comm, [&] {
+        if (dir.empty() || !fs::exists(from))
+            die("--add_tokens: %s has no tokenizer.json\n  fix: a model with its tokenizer",
+                dir.empty() ? "a --preset" : dir.c_str());
+        std::string key = tokenizer_hash(from);
+        for (const std::string &token : tokens) key += "\n" + token;
+        out = cache_file("tokenizer-" + hash_of(key));
+    });
+    while_others_wait(run, is_first_of_host(run) && !fs::exists(out), [&] {
+        SelfComm alone;
+        write_directory(alone, out, [&](const std::string &to) {
+            copy_tokenizer(dir, to);
+            add_tokens(from, tokens, to + "/tokenizer.json");
+        });
+        return out;
+    });
+    return out;
 }
 
 Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t sp) {

@@ -14,7 +14,14 @@ std::string while_others_wait(const Run &run, bool chosen, const std::function<s
 // Turns the name of a model on the hub into the directory that one rank of each host fetches it to (../data/hub.h); other names stay as they are.
 void find_model(const Run &run, std::string &name);
 
+// Returns the directory of the tokenizer of `dir` with --add_tokens, which one rank of each host writes; empty if there are none to add.
+std::string tokenizer_with_tokens(const Run &run, const std::string &dir);
+
 // These functions are local to the calling rank.
+// Reads text by the tokenizer of `dir` from now on. If it has more tokens than the model, and training or an adapter may use them, the model gets their
+// rows (weights_of).
+void use_tokenizer(const Run &run, ModelSpec &model, const std::string &dir);
+void grow_vocabulary(const Run &run, ModelSpec &model, size_t rows, const std::string &whose);
 void expect_own_family(const Run &run, const ModelConfig &config,
                        const std::string &name);                // dies if the model belongs to the other trainer
 size_t weight_bits(const Options &o);                           // by --load_in; 0: the run's dtype
@@ -24,6 +31,3 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
 
 // Returns the model in `dir`, or run.model if `dir` is empty. Dies if its tokenizer differs from run.model's; the message names `flag`.
 ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag);
-
-inline constexpr const char *head_name = "lm_head.weight";
-const char *embedding_name(const ModelConfig &config);

@@ -168,6 +168,13 @@ void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, con
         model.dir.c_str());
 }
 
+HfWeights weights_of(const ModelSpec &model) {
+    HfWeights weights(model.dir);
+    if (model.config.untied) weights.read_as(head_name, embedding_name(model.config));
+    for (const char *name : {embedding_name(model.config), head_name}) weights.extend(name, model.config.V);
+    return weights;
+}
+
 void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &opened, const HfWeights &weights) {
     const ModelConfig &c = model.config;
     std::vector<std::string> names;
@@ -182,26 +189,17 @@ void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &o
     weights.expect_buffers({inverse_frequencies(c.rope, c.D), inverse_frequencies(unscaled, c.D)});
 }
 
-// PEFT saves the embedding and the head beside adapters, too, if it is told so or has seen them resized.
-void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &weights, const HfWeights &adapter) {
-    std::vector<std::string> names;
+void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &adapter) {
+    std::vector<std::string> names = {embedding_name(model.config), head_name};  // those that are not trained equal the model's
     for (const Tensor &t : opened.tensors()) {
         names.push_back(t.name);
         if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(model, adapter, t.name, t.shape);
-    }
-    const std::string embedding = embedding_name(model.config);
-    for (const std::string &name : {embedding, std::string(head_name)}) {
-        names.push_back(name);
-        const std::string own = weights.find(name) ? name : embedding;
-        if (adapter.find(name) && weights.find(own) && !adapter.same(name, weights, own))
-            die("--adapter %s: its tensor %s is not that of %s, whose adapters alone are read\n  fix: merge the adapter with PEFT (merge_and_unload)",
-                model.adapter.c_str(), name.c_str(), model.dir.c_str());
     }
     adapter.expect_only(names);
 }
 
 static void load_weights(const Run &run, const ModelSpec &model, Model &opened) {
-    const HfWeights weights(model.dir);
+    const HfWeights weights = weights_of(model);
     const bool adapts = model.config.lora.rank > 0;
     expect_known_tensors(run, model, opened, weights);
     std::unique_ptr<HfWeights> adapter;
@@ -214,7 +212,7 @@ static void load_weights(const Run &run, const ModelSpec &model, Model &opened) 
     }
     opened.load(weights, run.options.seed);
     if (!adapter) return;
-    expect_known_adapter(model, opened, weights, *adapter);
+    expect_known_adapter(model, opened, *adapter);
     opened.load_adapters(*adapter, run.options.seed);
 }
 

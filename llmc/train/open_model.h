@@ -54,8 +54,10 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits);
 // Opens a model on all ranks together: chooses --recompute auto, allocates, loads or initialises. profile: --profile measures it
 std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelLimits limits, bool profile = false);
 
+class HfWeights weights_of(const ModelSpec &model);  // the directory's, with the rows and the head that the configuration adds
+
 // Die if the model would compute something else than the directory's unread tensors say, or if the adapter belongs to another model.
-void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &opened, const class HfWeights &weights);
-void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &weights, const HfWeights &adapter);
+void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &opened, const HfWeights &weights);
+void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &adapter);
 void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, const std::string &name,
                            const std::vector<size_t> &shape);

@@ -20,7 +20,7 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
                    .vocabulary = run.model.config.V,
                    .eos = run.model.config.eos,
                    .logps = true};
-    const std::string tokenizer = run.model.dir + "/tokenizer.json";
+    const std::string tokenizer = run.model.tokenizer_dir + "/tokenizer.json";
     if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
     if (!tokenizer_ && !o_.stop.empty())
         die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model.dir.c_str());

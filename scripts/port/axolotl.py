@@ -125,13 +125,13 @@ ROWS = [
     Note("with --async_steps 1 one batch of answers is written while one is trained on", "prefetch_depth"),
     # LoRA and quantisation
     Same("use_rslora", "peft_use_rslora"),
-    Note("the head of a reward model is always trained beside its adapters", "lora_modules_to_save", "score"),
+    Together("lora_whole", "with adapter: --lora_modules_to_save; score, the head of a reward model, is always trained", "lora_modules_to_save"),
     Note("adapters are computed in one way, and are stored as floats",
       "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel, lora_embedding_kernel, lora_fan_in_fan_out, peft_autocast_adapter_dtype, "
       "peft_ensure_weight_tying"),
     Note("adapters begin as in PEFT", "peft_init_lora_weights", "true"),
     Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
-      "lora_target_parameters, lora_modules_to_save, lora_rank_pattern, lora_alpha_pattern, lora_on_cpu, peft, peft_use_dora, "
+      "lora_target_parameters, lora_rank_pattern, lora_alpha_pattern, lora_on_cpu, peft, peft_use_dora, "
       "peft_layer_replication, peft_layers_to_transform, peft_layers_pattern, peft_init_lora_weights, peft_trainable_token_indices, "
       "loftq_bits, loftq_config, qlora_sharded_model_loading, merge_lora, merge_method"),
     Sets("load_in 4bit", "load_in_4bit"),
@@ -251,9 +251,11 @@ ROWS = [
       "swanlab_lark_webhook_url, swanlab_lark_secret, swanlab_private_deploy"),
     Note("it shows what Axolotl does", "debug"),
     Note("the best evaluation is kept in output_dir/best", "save_strategy", "best, epoch"),
+    Together("tokens", "--add_tokens", "tokens, additional_special_tokens"),
+    Note("new rows begin as the mean of the others, and there is one for each token", "resize_token_embeddings_to_32x, mean_resizing_embeddings, "
+      "embeddings_skip_upcast"),
     Refused("the tokenizer is that of --model: change its files",
-      "additional_special_tokens, tokens, added_tokens_overrides, resize_token_embeddings_to_32x, mean_resizing_embeddings, shrink_embeddings, "
-      "embeddings_skip_upcast, fix_untrained_tokens, tokenizer_config, tokenizer_use_mistral_common"),
+      "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config, tokenizer_use_mistral_common"),
     Refused("rope scaling stands in config.json; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
     Refused("there are no mixtures of experts; leave it out", "expert_parallel_size, use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
       "expert_parallel_token_capacity"),

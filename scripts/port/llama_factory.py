@@ -32,8 +32,10 @@ ROWS = [
     Note("all memory is planned before the start (--plan)", "low_cpu_mem_usage, print_param_status, offload_folder"),
     Refused("write it into the records: a field system, or a system message", "default_system"),
     Refused("the fields of a record say what is a target (docs/data.md); leave it out", "train_on_prompt, mask_history"),
-    Refused("the tokenizer is that of --model: change its files", "add_tokens, add_special_tokens, new_special_tokens_config, init_special_tokens, resize_vocab, "
-      "split_special_tokens"),
+    Together("tokens", "--add_tokens", "add_tokens, add_special_tokens"),
+    Together("resizes", "new rows begin as the mean of the others; with lora the embedding and the head are then trained, too", "resize_vocab"),
+    Note("new rows begin as the mean of the others", "init_special_tokens", "noise_init"),
+    Refused("the tokenizer is that of --model: change its files", "new_special_tokens_config, init_special_tokens, split_special_tokens"),
     Refused("models of text alone are trained", "image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, video_fps, video_maxlen, use_audio_in_video, "
       "freeze_vision_tower, freeze_multi_modal_projector, freeze_language_model, audio_sampling_rate"),
     Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' has it as JSON, with a factor", "rope_scaling"),
@@ -45,13 +47,14 @@ ROWS = [
     Together("lora_alpha", "with finetuning_type lora: --lora_alpha; twice the rank by default", "lora_alpha"),
     Together("lora_dropout", "with finetuning_type lora: --lora_dropout", "lora_dropout"),
     Together("lora_targets", "with finetuning_type lora: --lora_targets", "lora_target"),
+    Together("lora_whole", "with finetuning_type lora: --lora_modules_to_save", "additional_target"),
     Same("adapter", "adapter_name_or_path"),
     Same("use_rslora", "use_rslora"),
     Sets("load_in 4bit", "quantization_bit", "4"),
     Sets("load_in 8bit", "quantization_bit", "8"),
     Note("4 bits are NF4, whose scales are quantised, too", "quantization_method, quantization_type, double_quantization", "bnb, bitsandbytes, nf4, true"),
     Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
-      "additional_target, use_dora, pissa_init, pissa_iter, pissa_convert, create_new_adapter, oft_rank, oft_block_size, oft_target, module_dropout, "
+      "use_dora, pissa_init, pissa_iter, pissa_convert, create_new_adapter, oft_rank, oft_block_size, oft_target, module_dropout, "
       "freeze_trainable_layers, freeze_trainable_modules, freeze_extra_modules, use_llama_pro"),
     Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quantization_bit, quantization_method, quantization_type, fp8, fp8_backend, "
       "fp8_enable_fsdp_float8_all_gather"),
@@ -132,6 +135,8 @@ def complete(t):
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
         t.lora(str(rank), str(2 * rank), "0", "all-linear")
+        if (t.has("resizes") or t.has("tokens")) and not t.has("lora_whole"):
+            t.set("lora_modules_to_save", ["embed_tokens", "lm_head"], (t.together.get("resizes") or t.together["tokens"]).where)
         if not t.has("finetuning_type"):
             t.note("", "LLaMA-Factory trains adapters unless finetuning_type says full")
     elif kind not in ("lora", "full"):

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the part of docs/porting.md that is made from the tables: for each peer an example, what becomes of it, and its names.
+"""Writes the pages of docs/porting from the tables: for each peer a real file or command, what becomes of it, and its names.
 
     python3 scripts/port/page.py"""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -13,69 +14,112 @@ if __package__ in (None, ""):
 from port.peers import HELPERS, PEERS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "porting.md"
-BEGIN, END = "<!-- made by scripts/port/page.py -->\n", "<!-- end -->\n"
+PAGES = ROOT / "docs" / "porting"
 TASKS = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
 
-# What a user of each peer has: a command, or a file and its name.
+# One of the examples of each peer, in its own repository: where it is, the command, and the file that this names, without its comments and empty keys.
 EXAMPLES = {
-    "TRL": ("trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --learning_rate 2e-4 --packing --use_peft --lora_r 32 "
-            "--lora_alpha 16 --eos_token '<|im_end|>' --output_dir Qwen2.5-0.5B-SFT", ""),
-    "OpenRLHF": ("openrlhf.cli.train_ppo_ray --actor.model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture --reward.model_name_or_path "
-                 "OpenRLHF/Llama-3-8b-rm-700k --data.prompt_dataset OpenRLHF/prompt-collection-v0.1 --data.input_key context_messages "
-                 "--data.apply_chat_template --algo.advantage.estimator reinforce --train.colocate_all --vllm.num_engines 8 --ds.packing_samples", ""),
-    "Axolotl": ("axolotl train qlora.yml", """base_model: NousResearch/Llama-3.2-1B
+    "TRL": ("trl/scripts/sft.py", "trl sft --model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capybara --learning_rate 2.0e-4 --num_train_epochs 1 --packing "
+            "--per_device_train_batch_size 2 --gradient_accumulation_steps 8 --eos_token '<|im_end|>' --eval_strategy steps --eval_steps 100 --use_peft --lora_r 32 "
+            "--lora_alpha 16 --output_dir Qwen2-0.5B-SFT", ""),
+    "OpenRLHF": ("examples/scripts/train_dpo.sh", "openrlhf.cli.train_dpo --ckpt.output_dir ./checkpoint/llama3-8b-dpo --ckpt.save_steps -1 --logger.logging_steps 1 "
+                 "--eval.steps -1 --train.batch_size 256 --train.micro_batch_size 1 --model.model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture --ds.param_dtype bf16 "
+                 "--train.max_epochs 1 --data.max_len 8192 --ds.zero_stage 3 --adam.lr 5e-7 --model.beta 0.1 --data.dataset "
+                 "OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template --data.chosen_key chosen --data.rejected_key rejected "
+                 "--ds.attn_implementation flash_attention_2 --ckpt.load_enable --ds.packing_samples --model.gradient_checkpointing_enable", ""),
+    "Axolotl": ("examples/llama-3/qlora-1b.yml", "axolotl train qlora-1b.yml", """base_model: NousResearch/Llama-3.2-1B
+load_in_8bit: false
+load_in_4bit: true
 datasets:
   - path: teknium/GPT4-LLM-Cleaned
     type: alpaca
+dataset_prepared_path: last_run_prepared
 val_set_size: 0.1
+output_dir: ./outputs/qlora-out
 adapter: qlora
-lora_r: 32
-lora_alpha: 16
-lora_target_modules: [gate_proj, down_proj, up_proj, q_proj, v_proj, k_proj, o_proj]
 sequence_len: 2048
 sample_packing: true
-micro_batch_size: 2
+eval_sample_packing: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_modules:
+  - gate_proj
+  - down_proj
+  - up_proj
+  - q_proj
+  - v_proj
+  - k_proj
+  - o_proj
 gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 1
 optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
 learning_rate: 0.0002
 bf16: auto
+tf32: false
+gradient_checkpointing: true
+logging_steps: 1
+attn_implementation: flash_attention_2
+loss_watchdog_threshold: 5.0
+loss_watchdog_patience: 3
+warmup_ratio: 0.1
 evals_per_epoch: 4
+saves_per_epoch: 1
+weight_decay: 0.0
 special_tokens:
   pad_token: "<|end_of_text|>"
 """),
-    "LLaMA-Factory": ("llamafactory-cli train lora.yaml", """model_name_or_path: Qwen/Qwen3-4B-Instruct-2507
+    "LLaMA-Factory": ("examples/train_lora/qwen3_lora_sft.yaml", "llamafactory-cli train qwen3_lora_sft.yaml", """model_name_or_path: Qwen/Qwen3-4B-Instruct-2507
+trust_remote_code: true
 stage: sft
 do_train: true
 finetuning_type: lora
 lora_rank: 8
 lora_target: all
-dataset: chats.jsonl
+dataset: identity,alpaca_en_demo
 template: qwen3_nothink
 cutoff_len: 2048
-output_dir: saves/qwen3-4b
+max_samples: 1000
+preprocessing_num_workers: 16
+dataloader_num_workers: 4
+output_dir: saves/qwen3-4b/lora/sft
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+save_only_model: false
+report_to: none
 per_device_train_batch_size: 1
 gradient_accumulation_steps: 8
 learning_rate: 1.0e-4
+num_train_epochs: 3.0
 lr_scheduler_type: cosine
 warmup_ratio: 0.1
 bf16: true
+ddp_timeout: 180000000
 """),
-    "ms-swift": ("swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset 'AI-ModelScope/alpaca-gpt4-data-en#500' --use_hf true --torch_dtype bfloat16 "
-                 "--learning_rate 1e-4 --max_length 2048 --warmup_ratio 0.05 --output_dir output", ""),
+    "ms-swift": ("examples/train/lora_sft.sh, but for its data and a system message, which here stands in the records",
+                 "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --dataset 'AI-ModelScope/alpaca-gpt4-data-en#500' --torch_dtype bfloat16 --num_train_epochs 1 "
+                 "--per_device_train_batch_size 1 --per_device_eval_batch_size 1 --learning_rate 1e-4 --lora_rank 8 --lora_alpha 32 --target_modules all-linear "
+                 "--gradient_accumulation_steps 16 --eval_steps 50 --save_steps 50 --save_total_limit 2 --logging_steps 5 --max_length 2048 --output_dir output "
+                 "--warmup_ratio 0.05 --dataset_num_proc 4 --dataloader_num_workers 4", ""),
 }
 
 
 def example(peer):
-    words, file = EXAMPLES[peer.name]
+    place, words, file = EXAMPLES[peer.name]
     with tempfile.TemporaryDirectory() as folder:
         name = words.split()[-1]
         if file:
             (Path(folder) / name).write_text(file)
+        (Path(folder) / "data").mkdir()  # of LLaMA-Factory
+        (Path(folder) / "data/dataset_info.json").write_text(json.dumps({name: {"file_name": f"{name}.json"} for name in ("identity", "alpaca_en_demo")}))
         said = subprocess.run(f"{ROOT / 'train_llama'} {words} --convert", shell=True, cwd=folder, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     shown = [f"    # {name}", *(f"    {line}" for line in file.splitlines()), ""] if file else []
-    return [*shown, f"    $ ./train_llama {words} --convert", *(f"    {line}" for line in said.stdout.splitlines()), ""]
+    return [f"{peer.name}'s {place}, and what becomes of it:", "", *shown, f"    $ ./train_llama {words} --convert", *(f"    {line}" for line in said.stdout.splitlines()), ""]
 
 
 def defaults_of(peer, names):
@@ -108,23 +152,22 @@ def table(peer):
     return [*lines, ""]
 
 
-def made():
-    lines = []
-    for peer in PEERS:
-        lines += [f"## {peer.name} {peer.version}", "", *example(peer)]
-        if peer.bases:
-            lines += [f"Names that are not below are those of {' and '.join(base.name for base in peer.bases)}.", ""]
-        lines += table(peer)
-    for peer in HELPERS:
-        lines += [f"## {peer.name} {peer.version}", "", *table(peer)]
-    return "\n".join(lines)
+def page_of(peer):
+    lines = [f"# Coming from {peer.name}", "", *(example(peer) if peer.name in EXAMPLES else []), f"## Names of {peer.name} {peer.version}", "",
+             "A value of theirs that is listed stands for what is said beside it; other values go on to the next line that has the name."]
+    if peer.bases:
+        lines.append(f"Names that are not below are those of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)}.")
+    return "\n".join([*lines, "", *table(peer)])
 
 
-def text_of(text):
-    """The page with its made part made anew."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + made() + END + rest.split(END)[1]
+def file_of(peer):
+    return f"{peer.name.lower().replace('-', '_')}.md"
+
+
+def pages():
+    return {PAGES / file_of(peer): page_of(peer) for peer in (*PEERS, *HELPERS)}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text_of(PAGE.read_text()))
+    for path, text in pages().items():
+        path.write_text(text)

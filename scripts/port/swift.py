@@ -30,7 +30,7 @@ ROWS = [
     Refused("write it into the records: a field system, or a system message", "system"),
     Refused("write the records in one of the forms of docs/data.md", "columns, remove_unused_columns"),
     Refused("models of text alone are trained", "freeze_vit, freeze_aligner, freeze_llm, max_pixels"),
-    Refused("the tokenizer is that of --model: change its files", "new_special_tokens"),
+    Together("tokens", "--add_tokens", "new_special_tokens"),
     # the method
     Together("rlhf_type", "the task: dpo, rm, grpo, and for orpo and simpo --loss_type", "rlhf_type"),
     Together("tuner_type", "lora, which is the default there, or full", "tuner_type, train_type, sft_type"),
@@ -38,12 +38,13 @@ ROWS = [
     Together("lora_alpha", "with tuner_type lora: --lora_alpha", "lora_alpha"),
     Together("lora_dropout", "with tuner_type lora: --lora_dropout", "lora_dropout"),
     Together("lora_targets", "with tuner_type lora: --lora_targets", "target_modules"),
+    Together("lora_whole", "with tuner_type lora: --lora_modules_to_save", "modules_to_save"),
     Same("adapter", "adapters"),
     Sets("load_in 4bit", "quant_bits", "4"),
     Sets("load_in 8bit", "quant_bits", "8"),
     Note("4 bits are NF4", "quant_method, bnb_4bit_compute_dtype, bnb_4bit_quant_type, bnb_4bit_use_double_quant", "bnb, bfloat16, nf4, true"),
     Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quant_method, quant_bits"),
-    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out", "modules_to_save, use_dora, lorap_lr_ratio, target_regex, init_weights, "
+    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out", "use_dora, lorap_lr_ratio, target_regex, init_weights, "
       "freeze_parameters, trainable_parameters, freeze_parameters_ratio"),
     Refused("--optimizer adamw or muon, over all weights; leave it out", "use_galore, lisa_activated_layers"),
     Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens", "packing"),

@@ -12,7 +12,7 @@ What Sets, Together and Refused answer is nothing where its value is false, none
 
 from typing import NamedTuple
 
-NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "lr_scheduler_kwargs", "eval", "generation_kwargs"}
+NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "lr_scheduler_kwargs", "eval", "generation_kwargs"}
 OFF = {"false", "none", "null"}
 
 

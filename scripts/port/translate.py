@@ -178,7 +178,7 @@ class Translation:
         self.guarded(*(lambda s=s: self.take(s) for s in self.settings))
         if self.peer and self.peer.complete:
             self.guarded(lambda: self.peer.complete(self))
-        self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens)
+        self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens, self.tokens)
         if self.peer and self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
             self.set("output_dir", self.peer.directory, "--output_dir")
             self.note("", f"output_dir is {self.peer.directory}, as in {self.peer.name}")
@@ -277,6 +277,20 @@ class Translation:
             values = self.together[key].values if self.has(key) else None if otherwise is None else [otherwise]
             if values and flag not in self.given:
                 self.set(flag, linear_names(values, where) if flag == "lora_targets" else values, where, by_default=not self.has(key))
+        if self.has("lora_whole") and "lora_modules_to_save" not in self.given:
+            setting = self.together["lora_whole"]
+            names = [name for name in setting.value.split(",") if name.rpartition(".")[2] not in ("score", "classifier")]
+            for name in names:
+                if name.rpartition(".")[2] not in ("embed_tokens", "wte", "lm_head"):
+                    self.refuse(f'{setting.where} has "{name}", but beside adapters only the embedding and the head are trained in full\n  fix: embed_tokens, lm_head, or both')
+            if names:
+                self.set("lora_modules_to_save", names, setting.where)
+
+    def tokens(self):
+        """Tokens that a tokenizer is given."""
+        if self.has("tokens"):
+            setting = self.together["tokens"]
+            self.set("add_tokens", [token for value in setting.values for token in value.split(",")] if len(setting.values) == 1 else setting.values, setting.where)
 
     def scheduler(self):
         """A least rate that is given as a number becomes a share of the peak."""

@@ -121,9 +121,9 @@ ROWS = [
     # LoRA and quantisation
     Together("use_peft", "--lora_rank, 16 if lora_r does not say another", "use_peft"),
     Note("the task says what the adapter is for", "lora_task_type", "CAUSAL_LM, SEQ_CLS"),
-    Note("the head of a reward model is always trained beside its adapters", "lora_modules_to_save", "score"),
+    Together("lora_whole", "with use_peft: --lora_modules_to_save; score, the head of a reward model, is always trained", "lora_modules_to_save"),
     Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
-      "lora_target_parameters, lora_modules_to_save, lora_task_type, use_dora"),
+      "lora_target_parameters, lora_task_type, use_dora"),
     Sets("load_in 4bit", "load_in_4bit"),
     Sets("load_in 8bit", "load_in_8bit"),
     Note("4 bits are NF4", "bnb_4bit_quant_type", "nf4"),

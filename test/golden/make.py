@@ -95,6 +95,11 @@ MODELS = {
                   dict(dtype=torch.bfloat16)),
     "granite": ("granite", dict(SMALLER, intermediate_size=40, embedding_multiplier=6.0, residual_multiplier=0.35, attention_multiplier=0.5, logits_scaling=2.0,
                                 tie_word_embeddings=True, **rope(1e4)), dict(dtype=torch.bfloat16)),
+    "exaone4": ("exaone4", dict(SMALLER, head_dim=16, layer_types=["sliding_attention", "full_attention"], sliding_window=16, sliding_window_pattern=2, **rope(1e4)),
+                dict(dtype=torch.bfloat16)),
+    "dynamic": ("llama", dict(SMALLER, **rope(1e4, "dynamic", factor=4.0)), dict(dtype=torch.bfloat16, v4=True)),
+    "phi35": ("phi3", dict(SMALLER, hidden_size=32, num_attention_heads=4, intermediate_size=40, original_max_position_embeddings=32,
+                           **rope(1e4, "longrope", short_factor=[1.0, 1.25, 1.5, 1.75], long_factor=[2.0, 3.0, 4.5, 6.0])), dict(dtype=torch.bfloat16, v4=True)),
     "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
                               **rope(1e5)), dict(dtype=torch.bfloat16)),
     "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)),  # queries are wider than the residual stream: each norm shows its width
@@ -310,6 +315,10 @@ def without_specials(config):
     changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}
     if config.rope_parameters["rope_type"] != "default":
         changes["without scaling"] = rope(config.rope_parameters["rope_theta"])
+    if config.rope_parameters["rope_type"] == "dynamic":
+        changes.pop("without scaling")  # which is the same for documents within the positions
+    if config.model_type == "exaone4":
+        changes["window everywhere"] = dict(layer_types=["sliding_attention"] * config.num_hidden_layers)  # and rotation
     if config.model_type == "smollm3":
         changes["rotation everywhere"] = dict(no_rope_layers=[1] * config.num_hidden_layers)
     if config.model_type == "granite":

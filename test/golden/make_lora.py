@@ -2,9 +2,9 @@
 """Adapters of the models of make.py, and what PEFT computes with them in float64.
 
     pip install torch transformers peft safetensors numpy
-    python3 test/golden/make_lora.py
+    python3 test/golden/make_lora.py [NAME ...]
 
-writes, for each entry of CASES, test/golden/lora_NAME/:
+writes, for each of these entries of CASES, or for all, test/golden/lora_NAME/:
   adapter_config.json, adapter_model.safetensors    a random adapter, both of its matrices other than 0, as PEFT saves it
   golden.safetensors, golden.json                   as make.py, of the adapted model: base names the model; gradients and steps are the
                                                     adapter's, also of bf16.gradient_error. `merged` is the loss of the model that merge_and_unload returns
@@ -13,6 +13,7 @@ writes, for each entry of CASES, test/golden/lora_NAME/:
 """
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,9 @@ CASES = {  # name: base, LoRA's settings
     "phi3": ("phi3", dict(r=2, lora_alpha=3, target_modules="all-linear")),
     "olmo2": ("olmo2", dict(r=3, lora_alpha=4, target_modules="all-linear")),
     "gpt2": ("gpt2", dict(r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=True)),
+    "modules": ("llama3", dict(r=2, lora_alpha=4, target_modules=["q_proj", "down_proj"], modules_to_save=["embed_tokens", "lm_head"])),
+    "tied": ("smollm2", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head"])),
+    "wte": ("gpt2", dict(r=2, lora_alpha=4, target_modules=["c_attn"], modules_to_save=["wte"], fan_in_fan_out=True)),
 }
 REWARD = ("qwen2", dict(r=4, lora_alpha=8, target_modules="all-linear", modules_to_save=["score"]))
 
@@ -165,9 +169,9 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     print("adapter    base loss      loss    merged grad norm   loss 10  bf16 gradient")
-    for name, case in CASES.items():
-        make(name, *case)
-    make_reward(*REWARD)
+    names = sys.argv[1:] or [*CASES, "reward"]
+    for name in names:
+        make_reward(*REWARD) if name == "reward" else make(name, *CASES[name])
 
 
 if __name__ == "__main__":

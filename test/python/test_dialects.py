@@ -153,6 +153,11 @@ FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and the resultin
      {"load_in": "4bit", "lora_targets": "q_proj,up_proj"}),
     ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"}, {"lora_targets": "q_proj,up_proj"}),
     ({"lora_r": 8}, {"lora_rank": None}),
+    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_modules_to_save": ["embed_tokens", "lm_head"], "tokens": ["<a>"]},
+     {"lora_modules_to_save": "embed_tokens,lm_head", "add_tokens": "<a>"}),
+    ({"reward_model": True, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_modules_to_save": ["score"],
+      "datasets": [{"path": "a/b", "type": "bradley_terry.chat_template"}]}, {"lora_modules_to_save": None}),
+    ({"lora_modules_to_save": ["embed_tokens"]}, {"lora_modules_to_save": None}),  # without an adapter
     ({"sample_packing": True, "micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 1024}, {"train_batch_tokens": "8192"}),
     ({"val_set_size": 0.05, "evals_per_epoch": 4, "num_epochs": 2}, {"eval_fraction": "0.05", "eval_steps": "0.125"}),
     ({"special_tokens": {"pad_token": "<pad>", "eos_token": "</s>"}}, {"model": "M"}),
@@ -189,12 +194,17 @@ def test_a_file_of_llama_factory(tmp_path):
                      "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "input_key": "talk", "data": "data/c.json", "train_batch_size": "8"}, found
     assert "LLaMA-Factory trains adapters unless finetuning_type says full" in notes
     assert "holds pictures or sounds" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
+    found = converted("", tmp_path, FACTORY | {"add_tokens": "<a>", "resize_vocab": True})[1]
+    assert (found["add_tokens"], found["lora_modules_to_save"]) == ("<a>", "embed_tokens,lm_head")
+    assert converted("", tmp_path, FACTORY | {"additional_target": "embed_tokens"})[1]["lora_modules_to_save"] == "embed_tokens"
+    assert "lora_modules_to_save" not in converted("", tmp_path, FACTORY | {"finetuning_type": "full", "resize_vocab": True})[1]
 
 
 # ---- refusals and notes --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more, message", [
+    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_modules_to_save": ["norm"]}, 'has "norm", but beside adapters only the embedding and the head'),
     ({"adapter": "lora"}, '"lora" needs lora_r, which has no default in Axolotl\n  fix: --lora_rank 16'),
     ({"datasets": [{"path": ["a/b"]}]}, 'the path of datasets in c.yml is ["a/b"], not a name'),
     ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is no form of records that is read'),
@@ -325,7 +335,7 @@ def test_a_broken_file_names_the_line(tmp_path):
 
 
 def test_the_pages_have_the_tables():
-    assert page.text_of(page.PAGE.read_text()) == page.PAGE.read_text()
+    assert {path: path.read_text() for path in page.PAGES.glob("*.md")} == page.pages()
 
 
 def test_rows_are_sound():

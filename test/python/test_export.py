@@ -134,6 +134,88 @@ def test_a_base_model_s_own_answers_end(trained, chats, tmp_path):
     assert generation(out)["eos_token_id"] == [END, EOS]
 
 
+# ---- added tokens
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, trained):
+    """The trained model with rows for its tokenizer's tokens alone, 270, and untied."""
+    path = tmp_path_factory.mktemp("models") / "small"
+    shutil.copytree(trained, path, ignore=shutil.ignore_patterns("log*", "run_files*", "tensorboard"))
+    config, tensors = json.loads((path / "config.json").read_text()), read_tensors(path / "model.safetensors")
+    tensors[EMBEDDING] = tensors[EMBEDDING][:270]
+    tensors[HEAD] = tensors[EMBEDDING] * 2
+    write_tensors(path / "model.safetensors", tensors)
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": 270, "tie_word_embeddings": False}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "marked.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<a>Yes.<b>"}]}) + "\n")
+    return path
+
+
+ADDED = {"add_tokens": ["<a>", "<b>", "<|im_end|>"]}  # the last one is there already
+
+
+def train_added(output, **options):
+    words = command("sft", max_len=64, learning_rate=1e-9, max_steps=1, output_dir=output, add_tokens=None, **options)
+    result = call(words + ["--add_tokens", *ADDED["add_tokens"]])
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_added_tokens_get_the_mean_of_the_others(small, marked, tmp_path):
+    said = train_added(tmp_path / "out", model=small, data=marked)
+    assert "has 272 tokens, and the model 270 rows of its embedding and its head: it gets 2 more, each the mean of those" in said
+    before, after = read_tensors(small / "model.safetensors"), read_tensors(tmp_path / "out/model.safetensors")
+    assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == 272
+    for name in (EMBEDDING, HEAD):
+        assert np.abs(after[name][:270] - before[name]).max() < 1e-6
+        assert np.abs(after[name][270:] - before[name].mean(0)).max() < 1e-6
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("<a>Yes.<b>", add_special_tokens=False)["input_ids"] == [270, *tokenizer("Yes.", add_special_tokens=False)["input_ids"], 271]
+    train(tmp_path / "again", model=tmp_path / "out", data=marked, max_steps=1)  # as a model of its own
+
+
+def test_a_padded_vocabulary_keeps_its_rows(trained, marked, tmp_path):
+    said = train_added(tmp_path / "out", model=trained, data=marked)  # 272 rows for 270 tokens
+    assert "the mean of those" not in said
+    before, after = (read_tensors(path / "model.safetensors")[EMBEDDING] for path in (trained, tmp_path / "out"))
+    assert before.shape == after.shape and np.abs(before - after).max() < 1e-6
+
+
+@pytest.mark.parametrize("whole", [{}, {"lora_modules_to_save": "embed_tokens,lm_head"}])
+def test_an_adapter_brings_its_tokens(small, marked, tmp_path, whole):
+    said = train_added(tmp_path / "out", model=small, data=marked, lora_rank=2, **whole)
+    assert ("--lora_modules_to_save" in said) == (not whole)  # else nothing learns them
+    ids = tmp_path / "out/tokenizer.json"
+    assert ids.exists() and "<a>" in ids.read_text()
+    result = call(command("eval", model=small, adapter=tmp_path / "out", data=marked, max_len=64))
+    assert result.returncode == 0 and "272 tokens" in result.stdout, result.stderr
+    merged = call(command("merge", model=small, adapter=tmp_path / "out", output_dir=tmp_path / "merged", threads=None, device=None))
+    assert merged.returncode == 0, merged.stderr
+    assert len(read_tensors(tmp_path / "merged/model.safetensors")[EMBEDDING]) == 272
+    assert result.stdout.splitlines()[-1][:9] == call(command("eval", model=tmp_path / "merged", data=marked, max_len=64)).stdout.splitlines()[-1][:9]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(small, marked, tmp_path):
+    """Its embedding grows in training; an evaluation leaves the model as it is."""
+    model = tmp_path / "model"
+    shutil.copytree(small, model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 270, "content": "<pad>"})
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "it gets 1 more" in call(command("sft", model=model, data=marked, max_len=64, max_steps=1, output_dir=tmp_path / "out")).stdout
+    one, two = (call(command("eval", model=m, data=marked, max_len=64)).stdout.partition(" tok/s")[0].rpartition(",")[0] for m in (model, small))
+    assert one == two
+
+
 # ---- other programs
 
 OPEN = """

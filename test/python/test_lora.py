@@ -13,6 +13,7 @@ from runs import (
     weights, write_data)
 
 MODEL, LORA = GOLDEN / "qwen3", {"lora_rank": 4, "learning_rate": 1e-2}
+WHOLE = {"lora_modules_to_save": "embed_tokens,lm_head"}  # of this model one tensor, which becomes two
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +57,16 @@ def test_a_merged_model_is_the_adapted_one(data, trained, tmp_path):
                                       "mlp.down_proj"]}
 
 
-@pytest.mark.parametrize("dropout", [0, 0.3])
-def test_a_resumed_run_has_the_same_bits(data, tmp_path, dropout):
-    _, stopped = expect_resumed(partial(train, data=data, max_steps=8, lora_dropout=dropout, **LORA), tmp_path, at=4)
-    refused(command("sft", data=data, output_dir=stopped, max_steps=9, resume="auto", lora_dropout=dropout, lora_rank=2, **SMALL),
-            "was made with --lora_rank 4")
+@pytest.mark.parametrize("more", [{"lora_dropout": 0}, {"lora_dropout": 0.3}, {**WHOLE, "offload": "weights,optimizer", "dtype": "bf16", "moments": "8bit"}])
+def test_a_resumed_run_has_the_same_bits(data, tmp_path, more):
+    more = {**more, "offload_dir": tmp_path} if "offload" in more else more
+    _, stopped = expect_resumed(partial(train, data=data, max_steps=8, **more, **LORA), tmp_path, at=4)
+    refused(command("sft", data=data, output_dir=stopped, max_steps=9, resume="auto", lora_rank=2, **more, **SMALL), "was made with --lora_rank 4")
 
 
-@pytest.mark.parametrize("load_in", [None, "4bit"])
-def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path, load_in):
-    options = {"data": data, "max_steps": 4, "lora_dropout": 0.2, "load_in": load_in, **LORA}
+@pytest.mark.parametrize("more", [{}, {"load_in": "4bit"}, WHOLE, {**WHOLE, "grad_dtype": "bf16"}])
+def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path, more):
+    options = {"data": data, "max_steps": 4, "lora_dropout": 0.2, **more, **LORA}
     train(tmp_path / "one", **options)
     for number, mesh in enumerate([{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer", "zero_stage": 3},
                                    {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}]):
@@ -80,20 +81,55 @@ def test_training_goes_on_from_an_adapter(data, trained, tmp_path):
     assert json.loads((tmp_path / "on/adapter_config.json").read_text())["r"] == 4
 
 
+# ---- trained in full beside adapters, and added tokens -------------------------------------------------------------------------------
+
+
+def test_modules_in_full_are_saved_as_peft_has_them(data, tmp_path):
+    train(tmp_path / "out", data=data, max_epochs=1, **WHOLE, **LORA)
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["modules_to_save"] == ["embed_tokens", "lm_head"]
+    tensors, base = read_tensors(tmp_path / "out/adapter_model.safetensors"), read_tensors(MODEL / "model.safetensors")["model.embed_tokens.weight"]
+    own = [tensors[f"base_model.model.{name}.weight"] for name in ("model.embed_tokens", "lm_head")]
+    assert all(t.shape == base.shape and (t != base).any() for t in own) and (own[0] != own[1]).any()
+    assert log_lines(tmp_path / "out")[0]["model"]["trained"] == sum(t.size for t in tensors.values())
+    adapted = eval_loss(data=data, adapter=tmp_path / "out")
+    assert adapted < eval_loss(data=data) - 0.2
+    call(command("merge", adapter=tmp_path / "out", output_dir=tmp_path / "merged", threads=None, device=None))
+    assert json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"] is False
+    assert abs(eval_loss(data=data, model=tmp_path / "merged") - adapted) < 2e-6
+    train(tmp_path / "on", data=data, adapter=tmp_path / "out", max_steps=2)  # with its modules
+    assert len(read_tensors(tmp_path / "on/adapter_model.safetensors")) == len(tensors)
+
+
+def test_the_plan_counts_modules_in_full():
+    plain, whole = (call(command("sft", "--plan", max_len=64, lora_rank=4, **more)).stdout for more in ({}, WHOLE))
+    count = [int(re.search(r"adapters of rank 4: (\d+) parameters", said)[1]) for said in (plain, whole)]
+    assert count[1] - count[0] == 2 * read_tensors(MODEL / "model.safetensors")["model.embed_tokens.weight"].size
+
+
+def test_what_cannot_be_trained_in_full(data, tmp_path):
+    options = {"data": data, "output_dir": tmp_path / "out", "max_len": 64}
+    refused(command("sft", lora_rank=4, lora_modules_to_save="embed_tokens,norm", **options), "--lora_modules_to_save", '"norm"')
+    refused(command("sft", lora_modules_to_save="lm_head", **options), "--lora_modules_to_save", "--lora_rank")
+    refused(command("rm", lora_rank=4, lora_modules_to_save="lm_head", **{**options, "data": PAIRS["data"]}), "a reward model has none")
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+
 # ---- tasks --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_dpo_begins_with_a_margin_of_exactly_0(tmp_path, dtype):
-    train(tmp_path / "dpo", task="dpo", max_steps=4, dtype=dtype, **OF_PAIRS, **LORA)
+@pytest.mark.parametrize("more", [{}, {"dtype": "bf16"}, WHOLE, {**WHOLE, "offload": "weights", "ref_mode": "resident"}])
+def test_dpo_begins_with_a_margin_of_exactly_0(tmp_path, more):
+    more = {**more, "offload_dir": tmp_path} if "offload" in more else more
+    train(tmp_path / "dpo", task="dpo", max_steps=4, **more, **OF_PAIRS, **LORA)
     first = first_step(tmp_path / "dpo")
     assert first["rewards/margins"] == 0 and first["rewards/chosen"] == 0
     assert losses(tmp_path / "dpo")[-1] < 0.6
 
 
-def test_the_base_is_the_reference_that_a_second_model_would_be(tmp_path):
-    train(tmp_path / "own", task="dpo", max_steps=4, **OF_PAIRS, **LORA)
-    train(tmp_path / "second", task="dpo", max_steps=4, ref_model=MODEL, ref_mode="resident", **OF_PAIRS, **LORA)
+@pytest.mark.parametrize("more", [{}, WHOLE])
+def test_the_base_is_the_reference_that_a_second_model_would_be(tmp_path, more):
+    train(tmp_path / "own", task="dpo", max_steps=4, ref_mode="resident", **more, **OF_PAIRS, **LORA)
+    train(tmp_path / "second", task="dpo", max_steps=4, ref_model=MODEL, ref_mode="resident", **more, **OF_PAIRS, **LORA)
     assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
     plans = [call(command("dpo", "--plan", ref_mode="resident", max_len=64, **more)).stdout for more in ({"lora_rank": 4},
                                                                                                          {"lora_rank": 4, "ref_model": MODEL})]

@@ -290,14 +290,6 @@ def test_the_saved_model_reads_back(name, data, tmp_path):
     assert evaluate(tmp_path / "a", data, tmp_path, max_len=64)["eval_loss"] == last["eval_loss"]
 
 
-@pytest.mark.parametrize("name", ["granite", "ministral", "phi4", "seed_oss", "smollm3"])
-def test_ten_steps_equal_transformers(name, tmp_path):
-    """Of the families whose gradients test_llama does not compare: golden.json has the losses of ten steps of AdamW."""
-    train(tmp_path / "a", model=GOLDEN / name, data=GOLDEN / name / "golden.safetensors", max_len=128, max_steps=11, max_epochs=11,
-          train_batch_size=6,
-          lr_scheduler="constant", weight_decay=0.1)
-    losses = [line["loss"] for line in log_lines(tmp_path / "a") if "step" in line]
-    assert losses == pytest.approx(json.loads((GOLDEN / name / "golden.json").read_text())["losses"], rel=0, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
