@@ -24,7 +24,12 @@ ROWS = [
     Note("no record of a name is made up: write records about the model's name into the data", "model_name, model_author"),
     Note("samples are tokenised once, by data/prepare.py, and kept", "load_from_cache_file, dataset_num_proc, dataset_shuffle, data_seed, lazy_tokenize, strict, "
       "streaming, shuffle_buffer_size"),
-    Note("config.json says what the model is", "model_type, task_type, num_labels, problem_type"),
+    Note("config.json says what the model is", "model_type"),
+    Note("the task says so", "task_type", "causal_lm"),
+    Refused("texts are continued, or scored by one number (the task rm): there are no classes, embeddings and rerankers", "task_type, problem_type"),
+    Note("a reward model gives one number", "num_labels", "1"),
+    Refused("a reward model gives one number", "num_labels"),
+    Same("beta,kl_coef", "beta"),
     Note("the assistant's messages are trained", "loss_scale", "default"),
     Refused("the fields of a record say what is a target (docs/data.md); leave it out", "loss_scale"),
     Refused("write it into the records: a field system, or a system message", "system"),

@@ -110,7 +110,7 @@ def test_what_cannot_be_trained_in_full(data, tmp_path):
     options = {"data": data, "output_dir": tmp_path / "out", "max_len": 64}
     refused(command("sft", lora_rank=4, lora_modules_to_save="embed_tokens,norm", **options), "--lora_modules_to_save", '"norm"')
     refused(command("sft", lora_modules_to_save="lm_head", **options), "--lora_modules_to_save", "--lora_rank")
-    refused(command("rm", lora_rank=4, lora_modules_to_save="lm_head", **{**options, "data": PAIRS["data"]}), "a reward model has none")
+    refused(command("rm", lora_rank=4, lora_modules_to_save="lm_head", **{**options, "data": PAIRS}), "a reward model has none")
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
