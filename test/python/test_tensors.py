@@ -109,7 +109,7 @@ def test_an_adapter_s_own_embedding_takes_the_model_s_place(name, change, tmp_pa
     adapter = model_with(tmp_path / "adapter", "lora_qwen3", "adapter_model.safetensors", **{f"base_model.model.{name}": lambda _: change(embedding)})
     adapted = eval_loss(data=data_of(), adapter=adapter, max_len=128)
     assert adapted != eval_loss(data=data_of(), adapter=LORA, max_len=128)
-    assert call(command("merge", adapter=adapter, output_dir=tmp_path / "merged", threads=None, device=None)).returncode == 0
+    succeeds(merging(adapter=adapter, output_dir=tmp_path / "merged"))
     merged = read_tensors(tmp_path / "merged/model.safetensors")
     assert {EMBEDDING, HEAD} <= set(merged) and np.array_equal(merged[name], change(embedding))
     assert json.loads((tmp_path / "merged/config.json").read_text())["vocab_size"] == len(merged[EMBEDDING]) == len(merged[HEAD])
