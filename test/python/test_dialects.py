@@ -125,7 +125,7 @@ SAME = [  # (words, flags that they become)
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator rloo --critic.adam.lr 9e-6", {"critic_learning_rate": None, "learning_rate": None}),
     ("swift sft --model M --dataset 'a/b#500' --output_dir O --tuner_type full", {"data": "a/b[train[:500]]", "learning_rate": "1e-5", "weight_decay": "0.1",
                                                                                   "train_batch_size": "16", "lora_rank": None}),
-    ("swift rlhf --rlhf_type grpo --model M --dataset a/b --output_dir O --beta 0.02", {"kl_coef": "0.02"}),
+    ("swift rlhf --rlhf_type grpo --model M --dataset a/b --output_dir O --per_device_train_batch_size 8 --beta 0.02", {"kl_coef": "0.02"}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
 ]
 
