@@ -68,8 +68,8 @@ template <class Dev> struct RmsNormOp {
     using X = typename Dev::X;
     // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens;
     // rows above 48 KB.
-    static constexpr Rows sizes[] = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}, {2, 24600}};
-    static constexpr double means[] = {0};
+    static inline const std::vector<Rows> sizes = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}, {2, 24600}};
+    static inline const Vector means = {0};
 
     Dev dev;
     size_t T, C;
@@ -107,9 +107,9 @@ template <class Dev> struct LayerNormOp {
     using Device = Dev;
     using X = typename Dev::X;
     // As above; few channels, one; GPT-2; rows for which a block has the memory of one warp.
-    static constexpr Rows sizes[] = {{1, 8}, {37, 72},  {19, 77},  {150, 77},  {7, 13},
-                                     {5, 1}, {65, 768}, {3, 1600}, {2100, 24}, {2, 12400}};
-    static constexpr double means[] = {
+    static inline const std::vector<Rows> sizes = {{1, 8}, {37, 72},  {19, 77},  {150, 77},  {7, 13},
+                                                   {5, 1}, {65, 768}, {3, 1600}, {2100, 24}, {2, 12400}};
+    static inline const Vector means = {
         0, 100};  // in rows around 100 mean(x^2) - mean(x)^2 would be off by a thousandth of its value in float
 
     Dev dev;
