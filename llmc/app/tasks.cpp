@@ -86,7 +86,7 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
                 name.c_str());
         if (lora.head && run.model.config.reward)
             die("--lora_modules_to_save has lm_head, but a reward model has none\n  fix: leave it out; its own head, score, is always trained");
-        if (run.model.grown && !(lora.embedding && (lora.head || run.model.config.reward)))
+        if (run.model.grown_from && !(lora.embedding && (lora.head || run.model.config.reward)))
             run.say("note: adapters leave the new rows as they are: --lora_modules_to_save embed_tokens,lm_head trains them");
         set_lora(run.model.config, lora);
         check_lora(run.model.config, run.model.dir);

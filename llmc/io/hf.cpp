@@ -107,11 +107,11 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
     return it == where_.end() ? nullptr : &it->second->at(it->first);
 }
 
-void HfWeights::extend(const std::string &name, size_t rows) {
+void HfWeights::extend(const std::string &name, size_t from, size_t to) {
     const auto it = entry_of(name);
     if (it == where_.end()) return;
     const Shape &shape = it->second->at(it->first).shape;
-    if (shape.size() != 2 || shape[0] == 0 || shape[0] >= rows) return;
+    if (shape.size() != 2 || shape[0] != from || from == 0 || from >= to) return;  // read_part() refuses another shape
     const size_t columns = shape[1];
     std::vector<double> sums(columns);
     HostMemory host;

@@ -30,8 +30,8 @@ class HfWeights {
     void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
     // Reads a tensor that the files do not have as another one: the head of a tied model.
     void read_as(const std::string &name, const std::string &other) { others_[name] = other; }
-    // Reads a matrix as if it had so many rows: those that the files do not have are the mean of theirs.
-    void extend(const std::string &name, size_t rows);
+    // Reads a matrix of `from` rows as if it had `to`: those that the files do not have are the mean of theirs.
+    void extend(const std::string &name, size_t from, size_t to);
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
     // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;

@@ -82,7 +82,7 @@ void grow_vocabulary(const Run &run, ModelSpec &model, size_t rows, const std::s
     if (rows <= model.config.V) return;
     const size_t old = std::exchange(model.config.V, rows);
     model.config.source["vocab_size"] = rows;
-    model.grown = true;
+    if (!model.grown_from) model.grown_from = old;
     run.say(
         "note: %s has %zu tokens, and the model %zu rows of its embedding and its head: it gets %zu more, each the mean of those",
         whose.c_str(), rows, old, rows - old);

@@ -171,7 +171,8 @@ void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, con
 HfWeights weights_of(const ModelSpec &model) {
     HfWeights weights(model.dir);
     if (model.config.untied) weights.read_as(head_name, embedding_name(model.config));
-    for (const char *name : {embedding_name(model.config), head_name}) weights.extend(name, model.config.V);
+    if (model.grown_from)
+        for (const char *name : {embedding_name(model.config), head_name}) weights.extend(name, model.grown_from, model.config.V);
     return weights;
 }
 

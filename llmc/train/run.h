@@ -33,7 +33,7 @@ struct ModelSpec {
     std::string adapter = {};         // the directory that config.lora is read from; empty if adapters are new
     std::string tokenizer_dir = {};   // the adapter's directory if it has a tokenizer, else dir
     std::string tokenizer_hash = {};  // the hash of dir's tokenizer; empty if there is none
-    bool grown = false;               // config has rows of the vocabulary that dir does not (use_tokenizer)
+    size_t grown_from = 0;            // rows of the vocabulary in dir, where config has more (use_tokenizer); else 0
     Ranks ranks = {};
     bool new_head = false;                           // the head of a reward model starts from random values if dir has none
     std::vector<CoResidentModel> co_residents = {};  // models that have no memory yet, for which this one leaves room
