@@ -59,7 +59,7 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
         app.add_option("--sample", out.sample,
                        "run only so many blocks of each launch, spread over the grid, and multiply their counts")
             ->needs(count)
-            ->check(CLI::PositiveNumber);
+            ->check(CLI::Range(1, 1000000));
     } else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
     app.add_flag("--csv", out.csv, "print a table for programs; verdicts go to stderr");
     try {
