@@ -2,7 +2,9 @@
 # launch.sh -np RANKS [options of mpirun] PROGRAM ARGUMENTS...
 # Starts a program on several ranks by mpirun, of Open MPI or MPICH, with the options that most machines need, and prints the command:
 #   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set;
-#   OMP_WAIT_POLICY is passive, unless it is set, if there are more threads than cores: a thread that waits must not keep another from working.
+#   OMP_WAIT_POLICY is passive, unless it is set, if there are more threads than cores: a thread that waits must not keep another from working;
+#   PMIX_MCA_gds is hash, unless it is set: PMIx's store in shared memory, the default, has a lock that a killed rank may hold for ever,
+#   and mpirun would wait for it after all ranks have ended.
 # SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1, on which train_llama saves a checkpoint and stops in its own time.
 # (A SIGTERM to mpirun itself ends the ranks: Open MPI waits, sends them SIGTERM, waits again, and sends SIGKILL. Both waits, 1 second
 # by default, become 5; longer ones would delay the end of a run after a rank has died.)
@@ -31,6 +33,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))
 ((OMP_NUM_THREADS * ranks <= cores)) || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 options=(--bind-to none)
 if [[ $version == *"Open MPI"* ]]; then  # MPICH passes the environment on, allows root and counts no cores
+    export PMIX_MCA_gds=${PMIX_MCA_gds:-hash}
     options=(--oversubscribe --bind-to none -x OMP_NUM_THREADS ${OMP_WAIT_POLICY:+-x OMP_WAIT_POLICY} --mca odls_base_sigkill_timeout 5)
     [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
 fi

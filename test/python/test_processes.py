@@ -399,12 +399,12 @@ def stand_in(tmp_path):
         script = tmp_path / "mpirun"
         script.write_text(f"""#!/bin/bash
 if [ "$1" = --version ]; then echo '{version}'; exit; fi
-echo "mpirun $*; $OMP_NUM_THREADS threads, ${{OMP_WAIT_POLICY-as usual}}"
+echo "mpirun $*; $OMP_NUM_THREADS threads, ${{OMP_WAIT_POLICY-as usual}}, store ${{PMIX_MCA_gds-as usual}}"
 while [ "$1" != bash ]; do shift; done
 exec "$@"
 """)
         script.chmod(0o755)
-        environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
+        environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PMIX_MCA_gds")}
         return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     return make
@@ -422,7 +422,8 @@ def test_launch_adds_what_open_mpi_needs_and_prints_the_command(stand_in):
     for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS -x OMP_WAIT_POLICY", "odls_base_sigkill_timeout 5", "-np 1000", "a\\ b"]:
         assert option in command
     assert ("--allow-run-as-root" in command) == (os.getuid() == 0)
-    assert command.startswith("OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive mpirun ") and "; 1 threads, passive" in result.stdout
+    assert command.startswith("OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive mpirun ") and "; 1 threads, passive, store hash\n" in result.stdout
+    assert "store ds21\n" in launch(["-np", "1", "bash", "-c", "true"], environment | {"PMIX_MCA_gds": "ds21"}).stdout
     one, cores = ["-np", "1", "bash", "-c", "true"], len(os.sched_getaffinity(0))
     assert f"; {cores} threads, as usual" in launch(one, environment).stdout
     assert "OMP_WAIT_POLICY" not in launch(one, environment).stderr
