@@ -6,6 +6,7 @@
 
 struct QkSizes {
     size_t T, H, KV, D;
+    double w0 = 0;
     size_t heads() const { return H + KV; }
     size_t width() const { return (H + 2 * KV) * D; }
 };
@@ -58,9 +59,15 @@ struct QkWeights {
 template <class X> struct QkInputs {
     QkSizes s;
     std::vector<X> qkv = random_values<X>(s.T * s.width(), 5), dqkv = random_values<X>(s.T * s.width(), 6);
-    std::vector<X> wq = random_values<X>(s.D, 7, 0.1, 1), wk = random_values<X>(s.D, 8, 0.1, 2);
-    QkWeights w = {{widen(wq), widen(wk)}};
+    std::vector<X> wq = random_values<X>(s.D, 7, 0.1, 1 - s.w0), wk = random_values<X>(s.D, 8, 0.1, 2 - s.w0);
+    QkWeights w = {{weights(wq), weights(wk)}};
     QkAngles angles = some_angles(s);
+
+    std::vector<double> weights(const std::vector<X> &stored) const {  // w0 + w
+        std::vector<double> out = widen(stored);
+        for (double &v : out) v += s.w0;
+        return out;
+    }
 };
 
 inline std::vector<double> qk_norm_reference(const std::vector<double> &qkv, const QkWeights &w, const QkSizes &s, double eps) {

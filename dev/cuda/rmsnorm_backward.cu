@@ -158,11 +158,23 @@ void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 //
 // The same with 16-byte loads and stores, also of the sums in shared memory. But these sums, C floats a warp, leave an SM 12 warps. It
 // is shipped for rows of more than 8192 elements: rmsnorm_backward_any in llmc/ops/rmsnorm.cuh.
-//
+
+template <class X>
+void rmsnorm_backward5(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+                       const float *rstd, size_t T, size_t C) {
+    rmsnorm_backward_any(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C, 0.0f);
+}
+
 // ---- version 6: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
 //
 // Several warps share a row. A lane has the same two vectors of each, so that its share of dw stays in registers, as does the row until
 // its mean is known: x and dout are read once. The price is a barrier for each row. Of 90 us on an H200 8 are norm_add_runs.
+
+template <class X>
+void rmsnorm_backward6(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+                       const float *rstd, size_t T, size_t C) {
+    rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C);
+}
 
 template <class X> struct RmsnormBackward {
     static constexpr double eps = 0.125;
@@ -191,7 +203,7 @@ template <class X> struct RmsnormBackward {
 
     static constexpr void (*versions[6])(Cuda<X>, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x,
                                          const X *w, const float *rstd, size_t T, size_t C) = {
-        rmsnorm_backward1, rmsnorm_backward2, rmsnorm_backward3, rmsnorm_backward4, rmsnorm_backward_any, rmsnorm_backward};
+        rmsnorm_backward1, rmsnorm_backward2, rmsnorm_backward3, rmsnorm_backward4, rmsnorm_backward5, rmsnorm_backward6};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, dx.data(), dw.data(), scratch.data(), d_dresidual.data(), d_dout.data(), d_x.data(),

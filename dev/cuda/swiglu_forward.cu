@@ -82,7 +82,7 @@ template <class X> struct SwigluForward {
 
     void check(Check &check) const {
         const std::vector<double> want = swiglu_reference(widen(gate_up), T, F);
-        check("out", out.values(), want, swiglu_error<X>(want));
+        check("out", out.values(), want, swiglu_error<X>(want, widen(gate_up), T, F));
     }
 
     Work work() const { return {.bytes = 3.0 * double(T * F) * sizeof(X)}; }

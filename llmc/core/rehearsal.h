@@ -113,8 +113,11 @@ template <class Dev> constexpr bool is_rehearsal = false;
 template <class Dev> constexpr bool is_rehearsal<Rehearsal<Dev>> = true;
 
 enum class Gelu;
+enum class Gate;
 template <Gelu kind, class D, class... A> void gelu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
 template <Gelu kind, class D, class... A> void gelu_backward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+template <Gate form, class D, class... A> void swiglu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+template <Gate form, class D, class... A> void swiglu_backward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
 template <class D, class G> double squared_norm(const Rehearsal<D> &dev, double *scratch, const G *x, size_t) {
     return dev.note(scratch, x), 0;
 }
@@ -185,7 +188,7 @@ REHEARSED(qk_norm_rope_forward) REHEARSED(qk_norm_rope_backward)
 REHEARSED(attention_begin) REHEARSED(attention_forward_part) REHEARSED(attention_end)
 REHEARSED(attention_backward_begin) REHEARSED(attention_backward_part) REHEARSED(attention_backward_end)
 REHEARSED(cache_store) REHEARSED(attention_decode) REHEARSED(sample)
-REHEARSED(swiglu_forward) REHEARSED(swiglu_backward) REHEARSED(residual_forward)
+REHEARSED(residual_forward)
 REHEARSED(gather_rows) REHEARSED(scatter_rows) REHEARSED(fused_classifier) REHEARSED(range_classifier) REHEARSED(head_sums)
 REHEARSED(score_forward) REHEARSED(score_backward)
 REHEARSED(copy_rows) REHEARSED(add_rows) REHEARSED(clear_floats) REHEARSED(round_floats)

@@ -17,15 +17,16 @@
 
 enum class Gelu { erf, tanh };
 
-// ---- one element, on every device: both forms of P take one exp, which is the device's own -------------------------------------
+// ---- one element, on every device: both forms of P take one exp, which is the device's own. F is float or simd::Vector --------------
 
 // x^2, bounded for u. At the bound P has long been 0 or 1, and beyond it the product of an infinite u' and P (1 - P) = 0 would be NaN.
-HOST_DEVICE inline float gelu_square(float x) { return x * x < 1e4f ? x * x : 1e4f; }
+template <class F> HOST_DEVICE inline F gelu_square(F x) { return x * x < 1e4f ? x * x : F{} + 1e4f; }
 
-template <Gelu form> HOST_DEVICE inline float gelu_exponent(float x) {
+template <Gelu form, class F> HOST_DEVICE inline F gelu_exponent(F x) {
     if constexpr (form == Gelu::erf) return -0.5f * x * x;
     else return -x * (1.59576912f + 0.0713548163f * gelu_square(x));  // -2 u
 }
+template <class F> HOST_DEVICE inline F gelu_slope(F x) { return 1.59576912f + 3 * 0.0713548163f * gelu_square(x); }  // 2 u'
 
 struct GeluFactor {
     float P, slope;
@@ -48,7 +49,7 @@ template <Gelu form> HOST_DEVICE inline GeluFactor gelu_factor(float x, float ex
         return {x > 0 ? 1.0f - tail : tail, 0.398942280f * exponential};
     } else {
         const float s = 1.0f / (1.0f + exponential);
-        return {s, s * (1.0f - s) * (1.59576912f + 3 * 0.0713548163f * gelu_square(x))};
+        return {s, s * (1.0f - s) * gelu_slope(x)};
     }
 }
 

@@ -29,9 +29,9 @@ template <class X> struct HeadPart {
     __device__ void turn(const float *angles, float sign) { rope_turn<4>(v, v + 4, angles, sign); }
 };
 
-template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigned half) {  // w need not be aligned
+template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigned half, float w0) {  // w need not be aligned
     HeadPart<float> out;
-    for (int i = 0; i < 4; i++) out.v[i] = w[i], out.v[4 + i] = w[half + i];
+    for (int i = 0; i < 4; i++) out.v[i] = w0 + float(w[i]), out.v[4 + i] = w0 + float(w[half + i]);
     return out;
 }
 
@@ -41,12 +41,12 @@ inline unsigned qk_norm_lanes(size_t D) { return unsigned(std::bit_ceil(D / 8));
 template <class X>
 __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
                                              const int32_t *doc_pos, unsigned H, unsigned KV, unsigned D, unsigned lanes,
-                                             float eps) {
+                                             float eps, float w0) {
     const size_t t = blockIdx.x;
     const bool keys = blockIdx.y;
     const unsigned c = threadIdx.x % lanes * 4, half = D / 2, end = keys ? H + KV : H;
     HeadPart<float> w{};
-    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half);
+    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half, w0);
     for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane takes part, because of the sum
         const unsigned h = first + threadIdx.x / lanes;
         const bool mine = h < end && c < half;
@@ -68,10 +68,10 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, con
 
 template <class X>
 void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
-                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, size_t R, float eps) {
+                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, size_t R, float eps, float w0 = 0) {
     if (!wq) return rope_forward(dev, qkv, table, doc_pos, T, H + KV, D, R, (H + 2 * KV) * D);
     launch(dev, qk_norm_rope_forward_kernel1<X>, Grid{T, 2}, 128, 0, qkv, qk_raw, rstd, wq, wk, table, doc_pos, unsigned(H),
-           unsigned(KV), unsigned(D), qk_norm_lanes(D), eps);
+           unsigned(KV), unsigned(D), qk_norm_lanes(D), eps, w0);
 }
 
 // A run of tokens has two blocks, for query heads and key heads. A lane sums dw over its heads, and a block over its lanes. The kernel moves
@@ -79,13 +79,13 @@ void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *
 template <class X>
 __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk,
                                               const float *rstd, const float *table, const int32_t *doc_pos, size_t T, unsigned H,
-                                              unsigned KV, unsigned D, unsigned lanes) {
+                                              unsigned KV, unsigned D, unsigned lanes, float w0) {
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     const bool keys = blockIdx.y;
     const unsigned heads = keys ? KV : H, n = unsigned(end - begin) * heads, groups = blockDim.x / lanes;
     const unsigned c = threadIdx.x % lanes * 4, half = D / 2, group = threadIdx.x / lanes;
     HeadPart<float> w{}, dw{};
-    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half);
+    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half, w0);
     for (unsigned first = 0; first < n; first += groups) {
         const unsigned k = first + group;
         const bool mine = k < n && c < half;
@@ -115,12 +115,12 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
 template <class X>
 void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq,
                            const X *wk, const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H,
-                           size_t KV, size_t D, size_t R) {
+                           size_t KV, size_t D, size_t R, float w0 = 0) {
     if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, R, (H + 2 * KV) * D);
     const unsigned threads = 256, lanes = qk_norm_lanes(D);
     const size_t blocks = std::min(norm_blocks, T);
     launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,
-           qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes);
+           qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes, w0);
     if (!dwq) return;
     norm_add_runs(dev, dwq, scratch, blocks, D);
     norm_add_runs(dev, dwk, scratch + blocks * D, blocks, D);

@@ -11,12 +11,12 @@ inline namespace CUDA_BACKEND {
 // the cache.
 template <class X, int N>
 __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const X *w, float rstd,
-                                      size_t C) {
+                                      size_t C, float w0) {
     const size_t lane = threadIdx.x % 32;
     float dot = 0;
     for (size_t c = lane * N; c < C; c += 32 * N) {
         const auto d = Vec<X, N>::load(dout + c), v = Vec<X, N>::load(x + c), weight = Vec<X, N>::load(w + c);
-        for (int i = 0; i < N; i++) dot += float(d[i]) * float(weight[i]) * float(v[i]);
+        for (int i = 0; i < N; i++) dot += float(d[i]) * (w0 + float(weight[i])) * float(v[i]);
     }
     const float mean = warp_sum(dot) * rstd / float(C);
     for (size_t c = lane * N; c < C; c += 32 * N) {
@@ -24,7 +24,7 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
         auto dw_c = Vec<float, N>::load(dw + c);
         Vec<float, N> gradient;
         for (int i = 0; i < N; i++) {
-            const float xh = float(v[i]) * rstd, g = float(d[i]) * float(weight[i]);
+            const float xh = float(v[i]) * rstd, g = float(d[i]) * (w0 + float(weight[i]));
             dw_c[i] += float(d[i]) * xh;
             gradient[i] = rstd * (g - xh * mean);
         }
@@ -41,7 +41,7 @@ template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return norm_block
 // in shared memory for its rstd, where a lane reads only its own stores. The kernel moves 2 T C elements, or 4 T C with the sum.
 template <class X, int N>
 __global__ void rmsnorm_forward_kernel6(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
-                                        float eps, unsigned warps) {
+                                        float eps, float w0, unsigned warps) {
     NormGroup group(warps);
     const size_t t = blockIdx.x * size_t(blockDim.x / group.lanes) + group.index, at = t * C;
     X *row = norm_rows<X>() + group.index * C;
@@ -61,7 +61,7 @@ __global__ void rmsnorm_forward_kernel6(X *out, X *sum, float *rstd, const X *x,
     for (size_t c = group.lane * N; c < C; c += group.lanes * N) {
         auto v = Vec<X, N>::load(row + c);
         const auto weight = Vec<X, N>::load(w + c);
-        for (int i = 0; i < N; i++) v[i] = float(v[i]) * r * float(weight[i]);
+        for (int i = 0; i < N; i++) v[i] = float(v[i]) * r * (w0 + float(weight[i]));
         v.store(out + at + c);
     }
     if (group.lane == 0) rstd[t] = r;
@@ -69,26 +69,27 @@ __global__ void rmsnorm_forward_kernel6(X *out, X *sum, float *rstd, const X *x,
 
 template <class X>
 void residual_rmsnorm_forward(Cuda<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
-                              float eps) {
+                              float eps, float w0 = 0) {
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(C, sum, out, x, y, w);
     const NormGroups groups(C, wide ? N : 1, 4);
     launch(dev, wide ? rmsnorm_forward_kernel6<X, N> : rmsnorm_forward_kernel6<X, 1>, Grid{ceil_div(T, groups.groups)},
-           groups.threads(), sizeof(NormShared) + groups.groups * C * sizeof(X), out, sum, rstd, x, y, w, T, C, eps,
+           groups.threads(), sizeof(NormShared) + groups.groups * C * sizeof(X), out, sum, rstd, x, y, w, T, C, eps, w0,
            groups.warps);
 }
 
-template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+template <class X>
+void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps, float w0 = 0) {
     X *no_sum = nullptr;
     const X *no_y = nullptr;
-    residual_rmsnorm_forward(dev, no_sum, out, rstd, x, no_y, w, T, C, eps);
+    residual_rmsnorm_forward(dev, no_sum, out, rstd, x, no_y, w, T, C, eps, w0);
 }
 
 // A block has a run of tokens, of which each group of warps computes every groups-th. What a lane has of a row, at most V vectors, stays in
 // registers, and so does its share of dw, since its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N, int V>
 __global__ void rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                                         const float *rstd, size_t T, size_t C, unsigned warps) {
+                                         const float *rstd, size_t T, size_t C, float w0, unsigned warps) {
     NormGroup group(warps);
     const unsigned groups = blockDim.x / group.lanes;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
@@ -108,7 +109,7 @@ __global__ void rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidu
             if (t >= end || c >= C) continue;
             d[k] = Vec<X, N>::load(dout + at), v[k] = Vec<X, N>::load(x + at);
             if (dresidual) residual[k] = Vec<X, N>::load(dresidual + at);
-            for (int i = 0; i < N; i++) dot += float(d[k][i]) * float(weight[k][i]) * float(v[k][i]);
+            for (int i = 0; i < N; i++) dot += float(d[k][i]) * (w0 + float(weight[k][i])) * float(v[k][i]);
         }
         dot = group.sum(dot);
         if (t >= end) continue;
@@ -118,7 +119,7 @@ __global__ void rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidu
             if (column(k) >= C) continue;
             Vec<X, N> gradient;
             for (int i = 0; i < N; i++) {
-                const float xh = float(v[k][i]) * r, g = float(d[k][i]) * float(weight[k][i]);
+                const float xh = float(v[k][i]) * r, g = float(d[k][i]) * (w0 + float(weight[k][i]));
                 dw[k][i] += float(d[k][i]) * xh;
                 gradient[i] = r * (g - xh * mean) + float(residual[k][i]);
             }
@@ -135,37 +136,38 @@ __global__ void rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidu
 // The same for rows that registers cannot hold, or vectors cannot read: a warp has rows of its own, and its sums of dw in shared memory.
 template <class X, int N>
 __global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                                         const float *rstd, size_t T, size_t C) {
+                                         const float *rstd, size_t T, size_t C, float w0) {
     float *dw = &shared_mem<float>();  // (warps, C)
     const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     norm_clear(dw, warps * C);
     for (size_t t = begin + warp; t < end; t += warps)
         rmsnorm_backward_warp<X, N>(dx + t * C, dw + warp * C, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C,
-                                    w, rstd[t], C);
+                                    w, rstd[t], C, w0);
     norm_sum_parts(scratch + blockIdx.x * C, dw, warps, C);
 }
 
 template <class X>
 void rmsnorm_backward_any(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x,
-                          const X *w, const float *rstd, size_t T, size_t C) {
+                          const X *w, const float *rstd, size_t T, size_t C, float w0) {
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(96 << 10, C * sizeof(float)), blocks = std::min(norm_blocks, ceil_div(T, warps));
     launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel5<X, N> : rmsnorm_backward_kernel5<X, 1>,
-           Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C);
+           Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C, w0);
     if (dw) norm_add_runs(dev, dw, scratch, blocks, C);
 }
 
 template <class X>
 void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                      const float *rstd, size_t T, size_t C) {
+                      const float *rstd, size_t T, size_t C, float w0 = 0) {
     constexpr int N = Vec<X>::size, V = 2;
     if (!fit_vectors<N>(C, dx, dresidual, dout, x, w) || C > size_t(NormGroups::most * 32 * N * V))
-        return rmsnorm_backward_any(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C);
+        return rmsnorm_backward_any(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C, w0);
     const NormGroups groups(C, N, V);
     const size_t blocks = std::min(norm_blocks, ceil_div(T, groups.groups));
     launch(dev, rmsnorm_backward_kernel6<X, N, V>, Grid{blocks}, groups.threads(),
-           sizeof(NormShared) + groups.groups * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C, groups.warps);
+           sizeof(NormShared) + groups.groups * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C, w0,
+           groups.warps);
     if (dw) norm_add_runs(dev, dw, scratch, blocks, C);
 }
 }  // namespace CUDA_BACKEND

@@ -1,14 +1,15 @@
 // Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), the norm of every Llama-class model.
 //
-//   rmsnorm_forward (dev, out, rstd, x, w, T, C, eps)
-//       rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps)            out[t,c] = x[t,c] * rstd[t] * w[c]
-//   residual_rmsnorm_forward(dev, sum, out, rstd, x, y, w, T, C, eps)
+//   rmsnorm_forward (dev, out, rstd, x, w, T, C, eps, w0)
+//       rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps)            out[t,c] = x[t,c] * rstd[t] * (w0 + w[c])
+//   residual_rmsnorm_forward(dev, sum, out, rstd, x, y, w, T, C, eps, w0)
 //       sum = x + y, rounded to X                            out, rstd = rmsnorm_forward of the rounded sum
-//   rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C)
-//       with g = dout * w and xh = x * rstd:                 dx = dresidual + rstd * (g - xh * mean_c(g * xh))
+//   rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C, w0)
+//       with g = dout * (w0 + w), xh = x * rstd:                 dx = dresidual + rstd * (g - xh * mean_c(g * xh))
 //                                                            dw += sum_t dout * xh
 //
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
+//   w0: 0, or 1 in models that store how far their weights are from 1 (Gemma)
 //   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null: nothing is added; dw, too: the weight is frozen
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
@@ -26,26 +27,32 @@
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
 
-// The weights may be X or float: a caller with many rows converts them once.
-template <class X, class W> float rmsnorm_row(X *out, const X *x, const W *w, size_t C, float eps) {  // returns rstd
+// w0 + w[c], which a caller with many rows computes once.
+template <class X> std::vector<float> rmsnorm_weights(const X *w, size_t C, float w0) {
+    std::vector<float> out(C);
+    for (size_t c = 0; c < C; c++) out[c] = w0 + float(w[c]);
+    return out;
+}
+
+template <class X> float rmsnorm_row(X *out, const X *x, const float *w, size_t C, float eps) {  // returns rstd
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t c = 0; c < C; c++) sum += float(x[c]) * float(x[c]);
     const float rstd = 1.0f / std::sqrt(sum / float(C) + eps);
 #pragma omp simd
-    for (size_t c = 0; c < C; c++) out[c] = float(x[c]) * rstd * float(w[c]);
+    for (size_t c = 0; c < C; c++) out[c] = float(x[c]) * rstd * w[c];
     return rstd;
 }
 
-template <class X, class W>
-void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const W *w, float rstd, size_t C) {
+template <class X>
+void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const float *w, float rstd, size_t C) {
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
-    for (size_t c = 0; c < C; c++) dot += float(dout[c]) * float(w[c]) * float(x[c]);
+    for (size_t c = 0; c < C; c++) dot += float(dout[c]) * w[c] * float(x[c]);
     const float mean = dot * rstd / float(C);
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
-        const float xh = float(x[c]) * rstd, g = float(dout[c]) * float(w[c]);
+        const float xh = float(x[c]) * rstd, g = float(dout[c]) * w[c];
         dw[c] += float(dout[c]) * xh;  // comes before dx, which may overwrite dout
         dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - xh * mean);
     }
@@ -55,35 +62,36 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 
 template <class X> size_t rmsnorm_scratch(Cpu<X>, size_t C) { return norm_runs * C; }
 
-template <class X> void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
-    const std::vector<float> w32(w, w + C);
+template <class X>
+void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps, float w0 = 0) {
+    const std::vector<float> weights = rmsnorm_weights(w, C, w0);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, w32.data(), C, eps);
+    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, weights.data(), C, eps);
 }
 
 template <class X>
 void residual_rmsnorm_forward(Cpu<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
-                              float eps) {
-    const std::vector<float> w32(w, w + C);
+                              float eps, float w0 = 0) {
+    const std::vector<float> weights = rmsnorm_weights(w, C, w0);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         norm_add_row(sum + t * C, x + t * C, y + t * C, C);
-        rstd[t] = rmsnorm_row(out + t * C, sum + t * C, w32.data(), C, eps);
+        rstd[t] = rmsnorm_row(out + t * C, sum + t * C, weights.data(), C, eps);
     }
 }
 
 template <class X>
 void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                      const float *rstd, size_t T, size_t C) {
+                      const float *rstd, size_t T, size_t C, float w0 = 0) {
     const NormRuns runs(T);
-    const std::vector<float> w32(w, w + C);
+    const std::vector<float> weights = rmsnorm_weights(w, C, w0);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t run = 0; run < runs.count; run++) {
         float *dw_run = scratch + run * C;
         std::fill_n(dw_run, C, 0.0f);
         for (size_t t = runs.begin(run); t < runs.end(run); t++)
-            rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w32.data(),
-                                 rstd[t], C);
+            rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C,
+                                 weights.data(), rstd[t], C);
     }
     if (dw) norm_add_runs(dev, dw, scratch, runs.count, C);
 }

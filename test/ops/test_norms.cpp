@@ -36,14 +36,20 @@ TEST(NormReference, BackwardEqualsFiniteDifferences) {
 
 struct Rows {
     size_t T, C;
-    double mean = 0;
+    double mean = 0, w0 = 0;
 };
 
 template <class X> struct NormInputs {
     Rows s;
-    std::vector<X> x = random_values<X>(s.T * s.C, 1, 1, s.mean), w = random_values<X>(s.C, 2, 0.1, 1),
+    std::vector<X> x = random_values<X>(s.T * s.C, 1, 1, s.mean), w = random_values<X>(s.C, 2, 0.1, 1 - s.w0),
                    bias = random_values<X>(s.C, 3), dout = random_values<X>(s.T * s.C, 4),
                    dresidual = random_values<X>(s.T * s.C, 5);
+
+    Vector weights() const {  // w0 + w
+        Vector out = widen(w);
+        for (double &v : out) v += s.w0;
+        return out;
+    }
 };
 
 template <class X> std::vector<X> sum_of(const std::vector<X> &x, const std::vector<X> &y) {  // rounded once
@@ -67,35 +73,37 @@ template <class Dev> struct RmsNormOp {
     using Device = Dev;
     using X = typename Dev::X;
     // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens;
-    // rows above 48 KB.
-    static inline const std::vector<Rows> sizes = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}, {2, 24600}};
+    // rows above 48 KB; weights to which 1 is added.
+    static inline const std::vector<Rows> sizes = {{1, 8},     {37, 72},   {19, 77},       {150, 77},
+                                                   {2100, 24}, {2, 24600}, {37, 72, 0, 1}, {2, 24600, 0, 1}};
     static inline const Vector means = {0};
 
     Dev dev;
     size_t T, C;
+    float w0;
     Array<X> w;
     Array<float> rstd = Array<float>(T), dw = Array<float>(std::vector<float>(C, 3)),
                  scratch = Array<float>(rmsnorm_scratch(dev, C));
 
-    RmsNormOp(Dev dev, const NormInputs<X> &in) : dev(dev), T(in.s.T), C(in.s.C), w(in.w) {}
+    RmsNormOp(Dev dev, const NormInputs<X> &in) : dev(dev), T(in.s.T), C(in.s.C), w0(float(in.s.w0)), w(in.w) {}
 
-    void forward(X *out, const X *x) { rmsnorm_forward(dev, out, rstd.data(), x, w.data(), T, C, float(eps)); }
+    void forward(X *out, const X *x) { rmsnorm_forward(dev, out, rstd.data(), x, w.data(), T, C, float(eps), w0); }
     void residual_forward(X *sum, X *out, const X *x, const X *y) {
-        residual_rmsnorm_forward(dev, sum, out, rstd.data(), x, y, w.data(), T, C, float(eps));
+        residual_rmsnorm_forward(dev, sum, out, rstd.data(), x, y, w.data(), T, C, float(eps), w0);
     }
     void backward(X *dx, const X *dresidual, const X *dout, const X *x) {
-        rmsnorm_backward(dev, dx, dw.data(), scratch.data(), dresidual, dout, x, w.data(), rstd.data(), T, C);
+        rmsnorm_backward(dev, dx, dw.data(), scratch.data(), dresidual, dout, x, w.data(), rstd.data(), T, C, w0);
     }
     std::vector<float> statistics() const { return rstd.values(); }
     std::vector<float> weight_gradients() const { return dw.values(); }
 
     void expect_forward(const std::vector<X> &out, const NormInputs<X> &in) const {
-        const Vector want = rmsnorm_reference(widen(in.x), widen(in.w), T, C, eps);
+        const Vector want = rmsnorm_reference(widen(in.x), in.weights(), T, C, eps);
         expect_close("rmsnorm, out", out, want, rmsnorm_error<X>(C, want));
     }
     // `sum` is dx with the residual's gradient.
     void expect_backward(const std::vector<X> &dx, const std::vector<X> &sum, const NormInputs<X> &in) const {
-        const RmsNormGradient want = rmsnorm_backward_reference(widen(in.dout), widen(in.x), widen(in.w), T, C, eps);
+        const RmsNormGradient want = rmsnorm_backward_reference(widen(in.dout), widen(in.x), in.weights(), T, C, eps);
         const Vector want_sum = plus(want.dx, in.dresidual);
         expect_close("rmsnorm, dx", dx, want.dx, rmsnorm_error<X>(C, want.dx));
         expect_close("rmsnorm, dx with residual", sum, want_sum, rmsnorm_error<X>(C, want_sum));
@@ -168,7 +176,7 @@ template <class Op> struct Norms : testing::Test {
     static std::vector<Rows> rows() {
         std::vector<Rows> out;
         for (const double mean : Op::means)
-            for (const Rows &s : Op::sizes) out.push_back({s.T, s.C, mean});
+            for (const Rows &s : Op::sizes) out.push_back({s.T, s.C, mean, s.w0});
         return out;
     }
 };
@@ -244,7 +252,7 @@ TYPED_TEST(Norms, BackwardMayOverwriteItsInputs) {
 // The fused op is the residual sum and then the norm, bit for bit, also where sum overwrites x or y, or out y.
 TYPED_TEST(Norms, ResidualAndNormInOne) {
     using X = typename TypeParam::X;
-    for (const Rows &s : {Rows{37, 72}, {5, 77}, {150, 77}}) {
+    for (const Rows &s : {Rows{37, 72}, {5, 77}, {150, 77}, {37, 72, 0, 1}}) {
         const NormInputs<X> in{s};
         SameBits same;
         for_each_order<typename TypeParam::Device>([&](auto dev) {

@@ -11,9 +11,9 @@ using Vector = std::vector<double>;
 
 static const double eps = 0.125;  // large enough to show where it is forgotten
 
-// One token; a lane for a head; lanes without channels; runs of one, two and three tokens; a warp for a head; more heads than a block takes.
+// One token; a lane for a head; lanes without channels; runs of one, two and three tokens; a warp for a head; more heads than a block takes; 1 + weight.
 static const QkSizes sizes[] = {{1, 2, 1, 128},  {70, 5, 3, 8},  {37, 3, 2, 80}, {150, 3, 1, 24},
-                                {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}};
+                                {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}, {9, 5, 1, 256, 1}};
 
 TEST(QkNormRopeReference, BackwardEqualsFiniteDifferences) {
     const QkSizes s = {3, 2, 1, 8};
@@ -50,7 +50,7 @@ template <class Dev> struct QkOp {
         X *const none = nullptr;
         if (norms)
             qk_norm_rope_forward(dev, x.data(), raw.data(), rstd.data(), wq.data(), wk.data(), table.data(), pos.data(), s.T, s.H,
-                                 s.KV, s.D, s.D, float(eps));
+                                 s.KV, s.D, s.D, float(eps), float(s.w0));
         else
             qk_norm_rope_forward(dev, x.data(), none, nullptr, none, none, table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D,
                                  float(eps));
@@ -63,7 +63,7 @@ template <class Dev> struct QkOp {
         X *const none = nullptr;
         if (norms)
             qk_norm_rope_backward(dev, d.data(), dwq.data(), dwk.data(), scratch.data(), raw.data(), wq.data(), wk.data(),
-                                  rstd.data(), table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D);
+                                  rstd.data(), table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D, float(s.w0));
         else
             qk_norm_rope_backward(dev, d.data(), nullptr, nullptr, nullptr, none, none, none, nullptr, table.data(), pos.data(),
                                   s.T, s.H, s.KV, s.D, s.D);

@@ -14,33 +14,38 @@ using Vector = std::vector<double>;
 TEST(SwigluReference, BackwardEqualsFiniteDifferences) {
     const size_t T = 2, F = 5;
     const Vector x = widen(random_values<float>(T * 2 * F, 1)), dout = widen(random_values<float>(T * F, 2));
-    const Vector want = finite_difference([&](const Vector &v) { return swiglu_reference(v, T, F); }, x, dout);
-    expect_close("dgate_up", swiglu_backward_reference(dout, x, T, F), want, 1e-8);
+    for (const Gate form : {Gate::silu, Gate::gelu}) {
+        const Vector want = finite_difference([&](const Vector &v) { return swiglu_reference(v, T, F, form); }, x, dout);
+        expect_close("dgate_up", swiglu_backward_reference(dout, x, T, F, form), want, 1e-8);
+    }
 }
 
 template <class Dev> struct Swiglu : testing::Test {};
 TYPED_TEST_SUITE(Swiglu, Devices);
 
-TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) {
-    using X = typename TypeParam::X;
+template <Gate form, class Dev> void expect_reference_also_in_place() {
+    using X = typename Dev::X;
     for (const auto &[T, F] : {std::array<size_t, 2>{1, 8}, {11, 83}, {5, 1032}, {3, 131}}) {
         const auto gate_up = random_values<X>(T * 2 * F, 1, 2), dout = random_values<X>(T * F, 2);
         const auto g = widen(gate_up), d = widen(dout);
-        const auto want = swiglu_reference(g, T, F), want_d = swiglu_backward_reference(d, g, T, F);
+        const auto want = swiglu_reference(g, T, F, form), want_d = swiglu_backward_reference(d, g, T, F, form);
         SameBits same;
-        for_each_order<TypeParam>([&, T = T, F = F](TypeParam dev) {
+        for_each_order<Dev>([&, T = T, F = F](Dev dev) {
             Array<X> d_gate_up(gate_up), d_dout(dout), out(T * F), apart(T * 2 * F);
-            swiglu_forward(dev, out.data(), d_gate_up.data(), T, F);
-            swiglu_backward(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F);
-            expect_close(format("swiglu_forward T %zu F %zu", T, F).c_str(), out.values(), want, swiglu_error<X>(want));
+            swiglu_forward<form>(dev, out.data(), d_gate_up.data(), T, F);
+            swiglu_backward<form>(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F);
+            expect_close(format("swiglu_forward T %zu F %zu", T, F).c_str(), out.values(), want,
+                         swiglu_error<X>(want, g, T, F, form));
             expect_close(format("swiglu_backward T %zu F %zu", T, F).c_str(), apart.values(), want_d,
-                         swiglu_backward_error<X>(want_d, d, g, T, F));
+                         swiglu_backward_error<X>(want_d, d, g, T, F, form));
             same(out.values(), apart.values());
-            swiglu_backward(dev, d_gate_up.data(), d_dout.data(), d_gate_up.data(), T, F);
+            swiglu_backward<form>(dev, d_gate_up.data(), d_dout.data(), d_gate_up.data(), T, F);
             same(out.values(), d_gate_up.values());
         });
     }
 }
+TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) { expect_reference_also_in_place<Gate::silu, TypeParam>(); }
+TYPED_TEST(Swiglu, WithGeluEqualsReferenceAlsoInPlace) { expect_reference_also_in_place<Gate::gelu, TypeParam>(); }
 
 TYPED_TEST(Swiglu, ExtremeGates) {
     using X = typename TypeParam::X;
@@ -48,7 +53,11 @@ TYPED_TEST(Swiglu, ExtremeGates) {
     std::vector<X> ones(F);
     std::fill(ones.begin(), ones.end(), X(1.0f));
     Array<X> gate_up(extreme_gate_up<X>()), dout(ones), out(F), d(2 * F);
-    swiglu_forward(any_device<TypeParam>(), out.data(), gate_up.data(), 1, F);
-    swiglu_backward(any_device<TypeParam>(), d.data(), dout.data(), gate_up.data(), 1, F);
+    const TypeParam dev = any_device<TypeParam>();
+    swiglu_forward(dev, out.data(), gate_up.data(), 1, F);
+    swiglu_backward(dev, d.data(), dout.data(), gate_up.data(), 1, F);
+    expect_extremes(out.values(), d.values());
+    swiglu_forward<Gate::gelu>(dev, out.data(), gate_up.data(), 1, F);  // has the same limits
+    swiglu_backward<Gate::gelu>(dev, d.data(), dout.data(), gate_up.data(), 1, F);
     expect_extremes(out.values(), d.values());
 }

@@ -9,7 +9,7 @@
 // A warp loads two vectors and stores one, of 32 x 16 bytes = 16 sectors each: the least that can be, as all bytes are wanted.
 TEST(PtxCounts, SwigluTouchesEachSectorOnce) {
     const size_t T = 23, F = 2048;
-    const auto launch = counted("swiglu_forward_kernel4<bf16, 8>", {T, 2, 1}, [&] {
+    const auto launch = counted("swiglu_forward_kernel4<(Gate)0, bf16, 8>", {T, 2, 1}, [&] {
         DeviceArray<bf16> gate_up(random_values<bf16>(T * 2 * F, 1)), out(T * F);
         swiglu_forward(CudaBf16{}, out.data(), gate_up.data(), T, F);
     });

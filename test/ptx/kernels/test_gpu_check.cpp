@@ -24,7 +24,7 @@ std::string message_if(const std::string &kernel, const std::string &from, const
 }  // namespace
 
 TEST(PtxGpuCheck, ABrokenKernelIsNamed) {
-    const std::string swiglu = message_if("_ZN3gpu22swiglu_forward_kernel4IfLi4E", "mul.f32", "add.f32");
+    const std::string swiglu = message_if("_ZN3gpu22swiglu_forward_kernel4IL4Gate0EfLi4E", "mul.f32", "add.f32");
     EXPECT_EQ(swiglu.substr(0, swiglu.find('[')),
               "GPU check: forward, layer 0, activation on the PTX interpreter does not agree with the CPU: act.0.act");
     EXPECT_NE(swiglu.find("\n  fix: do not train on this GPU with this program."), swiglu.npos);
