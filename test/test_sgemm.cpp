@@ -21,7 +21,8 @@ TYPED_TEST(Sgemm, EqualsReferenceInAllLayouts) {
             const Matrix<X> A = layout & 1 ? Matrix<X>{a.data(), 1, M} : Matrix<X>{a.data(), K, 1};
             const Matrix<X> B = layout & 2 ? Matrix<X>{b.data(), 1, K} : Matrix<X>{b.data(), N, 1};
             const Sums want = product_reference(a, A.row, A.column, b, B.row, B.column, widen(c), M, N, K);
-            sgemm(2, scratch, c.data(), N, A, B, static_cast<const X *>(nullptr), M, N, K, true);
+            const Product<X, float> product{c.data(), N, A, B, nullptr, M, N, K, true};
+            sgemm<X, float>(2, scratch, {&product, 1});
             expect_close("C += A B", c, want.value, allowed<float>(want, K));
         }
 }

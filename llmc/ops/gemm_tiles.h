@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
+#include <vector>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
 
 #include "../core/common.h"
+#include "sgemm.h"
 #include "simd.h"
 
 // The size of the tiles of C: at most `longest` on each side, multiples of `row_step` and `column_step`, and such that threads have equally many
@@ -24,6 +27,28 @@ struct TileSize {
         rows = height(down), columns = width(across);
     }
 };
+
+// A tile of one of several products: rows [i, i + rows) and columns [j, j + columns) of C.
+template <class X, class Out> struct ProductTile {
+    const Product<X, Out> &of;
+    size_t i, j, rows, columns;
+};
+
+// The tiles of several products, in their order. An empty sum leaves C as it is, or is 0.
+template <class X, class Out>
+std::vector<ProductTile<X, Out>> tiles_of(std::span<const Product<X, Out>> products, size_t threads, size_t longest,
+                                          size_t row_step, size_t column_step) {
+    std::vector<ProductTile<X, Out>> tiles;
+    for (const Product<X, Out> &p : products) {
+        for (size_t i = 0; p.K == 0 && !p.accumulate && i < p.M; i++) std::fill_n(p.C + i * p.ld, p.N, Out(0.0f));
+        if (p.K == 0 || p.M == 0) continue;
+        const TileSize size(p.M, p.N, threads, longest, row_step, column_step);
+        for (size_t j = 0; j < p.N; j += size.columns)
+            for (size_t i = 0; i < p.M; i += size.rows)
+                tiles.push_back({p, i, j, std::min(size.rows, p.M - i), std::min(size.columns, p.N - j)});
+    }
+    return tiles;
+}
 
 // out (n) = or += sum (n) + bias (n) or nothing. Whole cache lines that are overwritten are written past the caches, which would otherwise load
 // them first; so an _mm_sfence must follow before another thread reads.

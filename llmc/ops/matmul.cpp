@@ -13,6 +13,7 @@
 #include "../core/common.h"
 #include "amx_gemm.h"
 #include "few_tokens.h"
+#include "grouped_matmul.h"
 #include "micro_kernel.h"
 #include "sgemm.h"
 
@@ -65,7 +66,7 @@ struct Shape {  // of the product of one tile
     bool bias, accumulate;
     auto operator<=>(const Shape &) const = default;
 };
-struct Product {
+struct Primitive {
     dnnl::matmul matmul;
     memory::desc a, b, bias, c, scratchpad;
 };
@@ -110,8 +111,8 @@ struct Context {
     // Making a product compiles it, which takes 0.05 to 0.5 ms (measured), so all products are kept. Because rows are multiples of 64 and
     // tiles are small, a model needs two or three hundred of them for rows of any lengths. The limit is for shapes that never repeat.
     static constexpr size_t most_products = 512;
-    std::map<Shape, Product> products;
-    const Product &product(const Shape &shape);
+    std::map<Shape, Primitive> products;
+    const Primitive &product(const Shape &shape);
 #endif
 };
 
@@ -127,9 +128,9 @@ void ContextDeleter::operator()(Context *ctx) const { delete ctx; }
 
 #if defined(LLMC_ONEDNN)
 
-const Product &Context::product(const Shape &s) {
+const Primitive &Context::product(const Shape &s) {
     if (const auto found = products.find(s); found != products.end()) return found->second;
-    Product p;
+    Primitive p;
     p.a = memory::desc({s.M, s.K}, s.x, memory::dims{s.a_row, s.a_column});
     p.b = memory::desc({s.K, s.N}, s.x, memory::dims{s.b_row, s.b_column});
     p.c = memory::desc({s.M, s.N}, s.out, memory::dims{s.c_row, 1});
@@ -166,15 +167,15 @@ static void onednn_gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B,
     const Tiling &rows = tiles.rows, &columns = tiles.columns, depth(K, over_tokens ? 1024 : K);
     if (ctx.products.size() + 12 > Context::most_products) ctx.products.clear();
     // Only the last tiles and the last part of a sum differ in size, and only the first part may overwrite C: [row][column][part]
-    const Product *products[2][2][3];
-    const auto product_of = [&](size_t i, size_t j, size_t k) -> const Product *& {
+    const Primitive *products[2][2][3];
+    const auto product_of = [&](size_t i, size_t j, size_t k) -> const Primitive *& {
         return products[i + 1 == rows.count()][j + 1 == columns.count()][k == 0 ? 0 : k + 1 == depth.count() ? 2 : 1];
     };
     size_t scratchpad = 0;
     for (size_t i : {size_t(0), rows.count() - 1})
         for (size_t j : {size_t(0), columns.count() - 1})
             for (size_t k : {size_t(0), std::min<size_t>(1, depth.count() - 1), depth.count() - 1}) {
-                const Product &p =
+                const Primitive &p =
                     ctx.product({onednn_type<X>, onednn_type<Out>, memory::dim(rows.length(i)), memory::dim(columns.length(j)),
                                  memory::dim(depth.length(k)), memory::dim(A.row), memory::dim(A.column), memory::dim(B.row),
                                  memory::dim(B.column), memory::dim(ld), bias != nullptr, accumulate || k > 0});
@@ -194,7 +195,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B,
         for (size_t j = 0; j < columns.count(); j++)
             for (size_t i = 0; i < rows.count(); i++)
                 for (size_t k = 0; k < depth.count(); k++) {
-                    const Product &p = *product_of(i, j, k);
+                    const Primitive &p = *product_of(i, j, k);
                     const size_t i0 = i * rows.step, j0 = j * columns.step, k0 = k * depth.step;
                     std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, view(p.a, A.data + i0 * A.row + k0 * A.column)},
                                                               {DNNL_ARG_WEIGHTS, view(p.b, B.data + k0 * B.row + j0 * B.column)},
@@ -246,20 +247,29 @@ template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch) {
     dev.ctx->planned = scratch ? std::span(aligned, matmul_scratch(dev) - page) : std::span<char>();
 }
 
+// Computes products without a library, whose kernels are made for sizes that repeat.
+template <class X, class Out> static void own_products(Cpu<X> dev, std::span<const Product<X, Out>> products) {
+    void *const scratch = dev.ctx->scratch_for(matmul_scratch(dev));
+#ifdef LLMC_AMX
+    if constexpr (sizeof(X) == 2)
+        if (amx::available()) return amx_gemm(dev.threads, scratch, products);
+#endif
+    sgemm(dev.threads, static_cast<float *>(scratch), products);
+}
+
 template <class X, class Out>
 static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                  bool accumulate) {
+    const Product<X, Out> product{C, ld, A, B, bias, M, N, K, accumulate};
 #ifdef LLMC_AMX
-    if constexpr (sizeof(X) == 2)
-        if (amx::available())
-            return amx_gemm(dev.threads, dev.ctx->scratch_for(matmul_scratch(dev)), C, ld, A, B, bias, M, N, K, accumulate);
+    if (sizeof(X) == 2 && amx::available()) return own_products<X, Out>(dev, {&product, 1});
 #endif
 #if defined(LLMC_ONEDNN)
     if (sizeof(X) == sizeof(float) || simd::bf16_dot_is_fast()) return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)
     if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #endif
-    sgemm(dev.threads, static_cast<float *>(dev.ctx->scratch_for(matmul_scratch(dev))), C, ld, A, B, bias, M, N, K, accumulate);
+    own_products<X, Out>(dev, {&product, 1});
 }
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
@@ -349,6 +359,58 @@ void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, 
         }
 }
 
+// ---- products of groups -----------------------------------------------------------------------------------------------------
+
+// Calls f(e, first row, rows) for each group.
+template <class F> static void for_groups(const int32_t *starts, size_t E, F f) {
+    for (size_t e = 0; e < E; e++) f(e, size_t(starts[e]), size_t(starts[e + 1] - starts[e]));
+}
+
+template <class X>
+void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t R, size_t IC,
+                            size_t OC) {
+    std::vector<Product<X, X>> products;
+    for_groups(starts, E, [&](size_t e, size_t r, size_t n) {
+        X *const out_e = out + r * OC;
+        const X *const x_e = x + r * IC, *const w_e = w + e * OC * IC;
+        if (R > few_rows) products.push_back({out_e, OC, {x_e, IC, 1}, {w_e, 1, IC}, nullptr, n, OC, IC, false});
+        else if (n) few_rows_forward<X, X>(dev, out_e, x_e, w_e, nullptr, n, IC, OC, OC, false);
+    });
+    own_products<X, X>(dev, products);
+}
+
+template <class X>
+void grouped_matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t,
+                                   size_t IC, size_t OC) {
+    std::vector<Product<X, X>> products;
+    for_groups(starts, E, [&](size_t e, size_t r, size_t n) {
+        products.push_back({dx + r * IC, IC, {dout + r * OC, OC, 1}, {w + e * OC * IC, IC, 1}, nullptr, n, IC, OC, false});
+    });
+    own_products<X, X>(dev, products);
+}
+
+template <class X>
+void grouped_matmul_backward_weight(Cpu<X> dev, float *dw, const X *dout, const X *x, const int32_t *starts, size_t E, size_t,
+                                    size_t IC, size_t OC, bool accumulate) {
+    std::vector<Product<X, float>> products;
+    for_groups(starts, E, [&](size_t e, size_t r, size_t n) {
+        products.push_back({dw + e * OC * IC, IC, {dout + r * OC, 1, OC}, {x + r * IC, IC, 1}, nullptr, OC, IC, n, accumulate});
+    });
+    own_products<X, float>(dev, products);
+}
+
+template void grouped_matmul_forward(CpuF32, float *, const float *, const float *, const int32_t *, size_t, size_t, size_t,
+                                     size_t);
+template void grouped_matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const int32_t *, size_t, size_t, size_t,
+                                     size_t);
+template void grouped_matmul_backward_input(CpuF32, float *, const float *, const float *, const int32_t *, size_t, size_t,
+                                            size_t, size_t);
+template void grouped_matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, const int32_t *, size_t, size_t, size_t,
+                                            size_t);
+template void grouped_matmul_backward_weight(CpuF32, float *, const float *, const float *, const int32_t *, size_t, size_t,
+                                             size_t, size_t, bool);
+template void grouped_matmul_backward_weight(CpuBf16, float *, const bf16 *, const bf16 *, const int32_t *, size_t, size_t,
+                                             size_t, size_t, bool);
 template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t, size_t, bool);
 template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);
 template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);

@@ -69,37 +69,35 @@ template <class X> void pack_b(float *out, Matrix<X> b, size_t k, size_t n) {
 
 }  // namespace
 
-template <class X, class Out>
-void sgemm(int threads, float *scratch, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
-           bool accumulate) {
-    const TileSize tiles(M, N, size_t(threads), sgemm_side, block_rows, panel);
+template <class X, class Out> void sgemm(int threads, float *scratch, std::span<const Product<X, Out>> products) {
+    const auto tiles = tiles_of(products, size_t(threads), sgemm_side, block_rows, panel);
 #pragma omp parallel num_threads(threads)
     {
         float *a = scratch + size_t(omp_get_thread_num()) * sgemm_scratch, *b = a + sgemm_side * sgemm_depth,
               *sums = b + sgemm_side * sgemm_depth;
-#pragma omp for collapse(2) schedule(dynamic)
-        for (size_t j0 = 0; j0 < N; j0 += tiles.columns)
-            for (size_t i0 = 0; i0 < M; i0 += tiles.rows) {
-                const size_t m = std::min(tiles.rows, M - i0), n = std::min(tiles.columns, N - j0);
-                for (size_t k0 = 0; k0 < K; k0 += sgemm_depth) {
-                    const size_t k = std::min(sgemm_depth, K - k0);
-                    const auto rows = pack_a<X>(a, {A.data + i0 * A.row + k0 * A.column, A.row, A.column}, m, k);
-                    pack_b<X>(b, {B.data + k0 * B.row + j0 * B.column, B.row, B.column}, k, n);
-                    for (size_t j = 0; j < n; j += panel)
-                        for (size_t i = 0; i < m; i += block_rows)
-                            simd::product<float>(std::min(panel, round_up(n - j, 16)), {sums + i * sgemm_side + j, sgemm_side},
-                                                 {rows.data + i * rows.row, rows.row, rows.column}, {b + j * k, panel}, k,
-                                                 k0 > 0);
-                }
-                for (size_t i = 0; i < m; i++)
-                    write_row(C + (i0 + i) * ld + j0, sums + i * sgemm_side, bias ? bias + j0 : nullptr, n, accumulate);
+#pragma omp for schedule(dynamic)
+        for (size_t tile = 0; tile < tiles.size(); tile++) {
+            const auto &[of, i0, j0, m, n] = tiles[tile];
+            const Matrix<X> &A = of.A, &B = of.B;
+            for (size_t k0 = 0; k0 < of.K; k0 += sgemm_depth) {
+                const size_t k = std::min(sgemm_depth, of.K - k0);
+                const auto rows = pack_a<X>(a, {A.data + i0 * A.row + k0 * A.column, A.row, A.column}, m, k);
+                pack_b<X>(b, {B.data + k0 * B.row + j0 * B.column, B.row, B.column}, k, n);
+                for (size_t j = 0; j < n; j += panel)
+                    for (size_t i = 0; i < m; i += block_rows)
+                        simd::product<float>(std::min(panel, round_up(n - j, 16)), {sums + i * sgemm_side + j, sgemm_side},
+                                             {rows.data + i * rows.row, rows.row, rows.column}, {b + j * k, panel}, k, k0 > 0);
             }
+            for (size_t i = 0; i < m; i++)
+                write_row(of.C + (i0 + i) * of.ld + j0, sums + i * sgemm_side, of.bias ? of.bias + j0 : nullptr, n,
+                          of.accumulate);
+        }
 #ifdef __AVX512BF16__
         _mm_sfence();  // makes the stores visible to later readers
 #endif
     }
 }
 
-template void sgemm(int, float *, float *, size_t, Matrix<float>, Matrix<float>, const float *, size_t, size_t, size_t, bool);
-template void sgemm(int, float *, float *, size_t, Matrix<bf16>, Matrix<bf16>, const bf16 *, size_t, size_t, size_t, bool);
-template void sgemm(int, float *, bf16 *, size_t, Matrix<bf16>, Matrix<bf16>, const bf16 *, size_t, size_t, size_t, bool);
+template void sgemm(int, float *, std::span<const Product<float, float>>);
+template void sgemm(int, float *, std::span<const Product<bf16, float>>);
+template void sgemm(int, float *, std::span<const Product<bf16, bf16>>);

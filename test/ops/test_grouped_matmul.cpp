@@ -1,0 +1,87 @@
+// The products of groups against float64: groups without rows, and of more rows than a tile.
+#include "../../llmc/ops/grouped_matmul.h"
+
+#include "../reference_matmul.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/grouped_matmul.cuh"
+#include "../cuda/matmul_context.cuh"
+#endif
+
+struct Groups {
+    std::vector<int32_t> rows;  // of each group
+    size_t IC, OC;
+};
+static const std::vector<Groups> all_groups = {{{1}, 5, 3},
+                                               {{0, 7, 0}, 24, 40},
+                                               {{3, 0, 70, 1}, 40, 136},
+                                               {{130, 64, 65}, 72, 33},
+                                               {{0, 0, 200}, 33, 48},
+                                               {{9, 1, 1, 1}, 64, 24},
+                                               {std::vector<int32_t>(70, 1), 16, 8}};
+
+template <class Dev> struct GroupedMatmul : testing::Test { MatmulContext context; };
+TYPED_TEST_SUITE(GroupedMatmul, Devices);
+
+TYPED_TEST(GroupedMatmul, EqualsReference) {
+    using X = typename TypeParam::X;
+    for (const Groups &g : all_groups) {
+        const size_t E = g.rows.size(), IC = g.IC, OC = g.OC;
+        std::vector<int32_t> starts = {0};
+        for (int32_t n : g.rows) starts.push_back(starts.back() + n);
+        const size_t R = size_t(starts.back());
+        printf(" R %zu in %zu groups, IC %zu, OC %zu\n", R, E, IC, OC);
+        const auto x = random_values<X>(R * IC, 1), w = random_values<X>(E * OC * IC, 2), dout = random_values<X>(R * OC, 3);
+        const auto dw_before = random_values<float>(E * OC * IC, 4);
+        SameBits same;
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            dev = this->context.device(dev);
+            Array<X> d_x(x), d_w(w), d_dout(dout), out(R * OC), dx(R * IC);
+            Array<float> dw(dw_before), alone(E * OC * IC);
+            Array<int32_t> d_starts(starts);
+            grouped_matmul_forward(dev, out.data(), d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC);
+            grouped_matmul_backward_input(dev, dx.data(), d_dout.data(), d_w.data(), d_starts.data(), E, R, IC, OC);
+            grouped_matmul_backward_weight(dev, dw.data(), d_dout.data(), d_x.data(), d_starts.data(), E, R, IC, OC, true);
+            grouped_matmul_backward_weight(dev, alone.data(), d_dout.data(), d_x.data(), d_starts.data(), E, R, IC, OC, false);
+            const auto part = [](const auto &of, size_t first, size_t n) {
+                const auto begin = of.begin() + ptrdiff_t(first);
+                return std::vector(begin, begin + ptrdiff_t(n));
+            };
+            const auto all_out = out.values(), all_dx = dx.values();
+            const auto all_dw = dw.values(), all_alone = alone.values();
+            for (size_t e = 0; e < E; e++) {
+                const size_t r = size_t(starts[e]), n = size_t(g.rows[e]);
+                const auto x_e = part(x, r * IC, n * IC), w_e = part(w, e * OC * IC, OC * IC),
+                           dout_e = part(dout, r * OC, n * OC);
+                const auto before = widen(part(dw_before, e * OC * IC, OC * IC));
+                const Sums want = product_reference(x_e, IC, 1, w_e, 1, IC, {}, n, OC, IC);
+                const Sums want_dx = product_reference(dout_e, OC, 1, w_e, IC, 1, {}, n, IC, OC);
+                const Sums want_dw = product_reference(dout_e, 1, OC, x_e, IC, 1, before, OC, IC, n);
+                const Sums want_alone = product_reference(dout_e, 1, OC, x_e, IC, 1, {}, OC, IC, n);
+                expect_close("out", part(all_out, r * OC, n * OC), want.value, allowed<X>(want, IC));
+                expect_close("dx", part(all_dx, r * IC, n * IC), want_dx.value, allowed<X>(want_dx, OC));
+                expect_close("dw", part(all_dw, e * OC * IC, OC * IC), want_dw.value, allowed<float>(want_dw, n));
+                expect_close("dw, overwritten", part(all_alone, e * OC * IC, OC * IC), want_alone.value,
+                             allowed<float>(want_alone, n));
+            }
+            same(all_out, all_dx, all_dw, all_alone);
+        });
+    }
+}
+
+// A row's results are the same whatever the other rows of its group are, and in whichever group they are.
+TYPED_TEST(GroupedMatmul, RowsDoNotMix) {
+    using X = typename TypeParam::X;
+    const size_t E = 3, R = 100, IC = 40, OC = 48;
+    const auto x = random_values<X>(R * IC, 1), w = random_values<X>(OC * IC, 2);
+    std::vector<X> same_w;
+    for (size_t e = 0; e < E; e++) same_w.insert(same_w.end(), w.begin(), w.end());
+    const auto dev = this->context.device(any_device<TypeParam>());
+    SameBits same;
+    for (const std::vector<int32_t> &starts : {std::vector<int32_t>{0, 100, 100, 100}, {0, 1, 30, 100}, {0, 0, 65, 100}}) {
+        Array<X> d_x(x), d_w(same_w), out(R * OC);
+        Array<int32_t> d_starts(starts);
+        grouped_matmul_forward(dev, out.data(), d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC);
+        same(out.values());
+    }
+}

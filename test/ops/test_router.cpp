@@ -1,0 +1,133 @@
+#include "../../llmc/ops/router.h"
+
+#include <array>
+
+#include "../finite_difference.h"
+#include "../reference_router.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/router.cuh"
+#endif
+
+using Vector = std::vector<double>;
+using Sizes = std::array<size_t, 3>;  // T, E, K
+
+TEST(RouterReference, BackwardEqualsFiniteDifferences) {
+    const size_t T = 3, E = 5, K = 2;
+    const Vector z = widen(random_values<float>(T * E, 1)), dw = widen(random_values<float>(T * K, 2)),
+                 balance = widen(random_values<float>(E, 3));
+    const std::vector<int32_t> documents = {0, -1, 1};
+    for (const bool normed : {false, true}) {
+        Vector dout = dw;  // of the weights, and then of every probability
+        for (size_t t = 0; t < T; t++)
+            for (size_t e = 0; e < E; e++) dout.push_back(documents[t] < 0 ? 0 : balance[e]);
+        const Vector want = finite_difference(
+            [&](const Vector &v) {
+                const RouterReference r = router_reference(v, T, E, K, normed);
+                Vector out = r.weights;
+                out.insert(out.end(), r.probs.begin(), r.probs.end());
+                return out;
+            },
+            z, dout);
+        const auto r = router_reference(z, T, E, K, normed);
+        expect_close("dlogits", router_backward_reference(dw, r, balance, documents, T, E, K, normed), want, 1e-8);
+    }
+}
+
+template <class Dev> struct Router : testing::Test {};
+TYPED_TEST_SUITE(Router, Devices);
+
+TYPED_TEST(Router, EqualsReference) {
+    using X = typename TypeParam::X;
+    for (const auto &[T, E, K] : {Sizes{1, 1, 1}, {70, 8, 2}, {9, 60, 4}, {6, 131, 8}, {3, 5, 5}})
+        for (const bool normed : {false, true}) {
+            const auto logits = random_values<float>(T * E, 1, 2), dw = random_values<float>(T * K, 2),
+                       balance = random_values<float>(E, 3);
+            std::vector<int32_t> documents(T);
+            for (size_t t = 0; t < T; t++) documents[t] = int32_t(t % 5) - 1;
+            const auto want = router_reference(widen(logits), T, E, K, normed);
+            const double error = router_error(widen(logits), E, K);
+            SameBits same;
+            for_each_order<TypeParam>([&, T = T, E = E, K = K](TypeParam dev) {
+                Array<float> probs(logits), weights(T * K), d_dw(dw), d_balance(balance);
+                Array<int32_t> chosen(T * K), d_documents(documents);
+                Array<X> dlogits(T * E), unbalanced(T * E);
+                Array<int64_t> sums(std::vector<int64_t>(2 * E + 2));
+                router_forward(dev, probs.data(), chosen.data(), weights.data(), probs.data(), T, E, K, normed);
+                router_backward(dev, dlogits.data(), d_dw.data(), probs.data(), chosen.data(), weights.data(), d_balance.data(),
+                                d_documents.data(), T, E, K, normed);
+                router_backward(dev, unbalanced.data(), d_dw.data(), probs.data(), chosen.data(), weights.data(),
+                                (const float *)nullptr, d_documents.data(), T, E, K, normed);
+                for (int i = 0; i < 2; i++)
+                    router_sums(dev, sums.data(), probs.data(), chosen.data(), d_documents.data(), T, E, K);
+                EXPECT_EQ(chosen.values(), want.chosen);
+                expect_close("probabilities", probs.values(), want.probs, error);
+                expect_close("weights", weights.values(), want.weights, error);
+                const auto d = router_backward_reference(widen(dw), want, widen(balance), documents, T, E, K, normed);
+                const auto plain = router_backward_reference(widen(dw), want, Vector(E), documents, T, E, K, normed);
+                double least = 1;  // of the chosen probabilities' sum, by which the derivative of normed weights is divided
+                for (size_t t = 0; normed && t < T; t++) {
+                    double total = 0;
+                    for (size_t k = 0; k < K; k++) total += want.probs[t * E + size_t(want.chosen[t * K + k])];
+                    least = std::min(least, total);
+                }
+                const double allowed = (4 * error + 2 * double(K + E) * unit_roundoff<float>)*(
+                    2 * double(K) * largest(dw) / least + largest(balance));
+                expect_close("dlogits", dlogits.values(), d, allowed + unit_roundoff<X> * largest(d));
+                expect_close("dlogits, unbalanced", unbalanced.values(), plain, allowed + unit_roundoff<X> * largest(plain));
+                same(probs.values(), weights.values(), dlogits.values(), sums.values());
+
+                Vector counts(E), p(E), of_sums;
+                double tokens = 0, entropy = 0;
+                for (size_t t = 0; t < T; t++) {
+                    if (documents[t] < 0) continue;
+                    for (size_t k = 0; k < K; k++) counts[size_t(want.chosen[t * K + k])] += 2;
+                    for (size_t e = 0; e < E; e++) {
+                        const double q = want.probs[t * E + e];
+                        p[e] += 2 * q, entropy -= 2 * q * std::log(q);
+                    }
+                    tokens += 2;
+                }
+                const auto got = sums.values();
+                for (size_t e = 0; e < E; e++) {
+                    EXPECT_EQ(double(got[e]), counts[e]);
+                    of_sums.push_back(double(got[E + e]) * 0x1p-32);
+                }
+                EXPECT_EQ(double(got[2 * E + 1]), tokens);
+                expect_close("sums of probabilities", of_sums, p, tokens * (error + 0x1p-32));
+                expect_close("entropy", Vector{double(got[2 * E]) * 0x1p-32}, Vector{entropy},
+                             tokens * (double(E) * 8 * error + 0x1p-31 * 8));
+            });
+        }
+}
+
+// Of equal probabilities the lower number is chosen, also beyond a warp's lanes; and what is not a number does not lead out of the arrays.
+TYPED_TEST(Router, TiesAndNaN) {
+    const size_t E = 70, K = 3;
+    std::vector<float> logits(3 * E, 1.0f);
+    logits[E + 69] = logits[E + 64] = logits[E + 40] = 2, logits[E + 1] = 3;
+    logits[2 * E + 7] = NAN;
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        Array<float> probs(logits), weights(3 * K);
+        Array<int32_t> chosen(3 * K);
+        router_forward(dev, probs.data(), chosen.data(), weights.data(), probs.data(), 3, E, K, true);
+        EXPECT_EQ(chosen.values(), (std::vector<int32_t>{0, 1, 2, 1, 40, 64, 0, 1, 2}));
+        for (size_t k = 0; k < K; k++) EXPECT_TRUE(std::isnan(weights.values()[2 * K + k]));
+    });
+}
+
+TYPED_TEST(Router, Gate) {
+    using X = typename TypeParam::X;
+    const size_t T = 131;
+    const auto logits = random_values<float>(T, 1, 3), dw = random_values<float>(T, 2);
+    Vector w, d;
+    for (size_t t = 0; t < T; t++) w.push_back(1 / (1 + std::exp(-double(logits[t])))), d.push_back(dw[t] * w[t] * (1 - w[t]));
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        Array<float> weights(logits), d_dw(dw);
+        Array<X> dlogits(T);
+        gate_forward(dev, weights.data(), weights.data(), T);
+        gate_backward(dev, dlogits.data(), d_dw.data(), weights.data(), T);
+        expect_close("weights", weights.values(), w, 4 * unit_roundoff<float>);
+        expect_close("dlogits", dlogits.values(), d, (8 * unit_roundoff<float> + unit_roundoff<X>)*largest(d));
+    });
+}
