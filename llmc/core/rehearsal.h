@@ -116,8 +116,10 @@ enum class Gelu;
 enum class Gate;
 template <Gelu kind, class D, class... A> void gelu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
 template <Gelu kind, class D, class... A> void gelu_backward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
-template <Gate form, class D, class... A> void swiglu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
-template <Gate form, class D, class... A> void swiglu_backward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+template <Gate form = Gate(), class D, class... A> void swiglu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+template <Gate form = Gate(), class D, class... A> void swiglu_backward(const Rehearsal<D> &dev, const A &...a) {
+    dev.note(a...);
+}
 template <class D, class G> double squared_norm(const Rehearsal<D> &dev, double *scratch, const G *x, size_t) {
     return dev.note(scratch, x), 0;
 }
