@@ -77,6 +77,9 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
             run.model.dir.c_str(), task_name(run.task));
     run.model.new_head = run.task == RM;
     if (run.model.new_head && !run.model.config.reward) make_reward(run.model.config);
+    if (const std::string name = missing_reward_class(run.model.config); run.task == RM && !name.empty())
+        run.say("note: transformers has no %s: the reward model opens in this program alone, in rm, eval and --reward",
+                name.c_str());
     if (!o.adapter.empty()) open_adapter(run);
     if (o.lora_rank) {
         LoraConfig lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,

@@ -25,6 +25,7 @@ struct Family {
     size_t positions;
     double eps, theta = 10000;
     bool tied = false, biased = false;  // tie_word_embeddings, attention_bias
+    bool has_reward_class = true;       // transformers has a class of its reward models
 };
 // clang-format off
 static const Family families[] = {
@@ -35,7 +36,7 @@ static const Family families[] = {
     {"qwen3", "Qwen3", 32, 128, 32768, 1e-6},
     {"phi3", "Phi3", 0, 0, 4096, 1e-5},
     {"olmo2", "Olmo2", 0, 0, 2048, 1e-5},
-    {"granite", "Granite", 0, 0, 2048, 1e-6},
+    {"granite", "Granite", 0, 0, 2048, 1e-6, 10000, false, false, false},
     {"exaone4", "Exaone4", 32, 0, 2048, 1e-5},
     {"seed_oss", "SeedOss", 8, 128, 524288, 1e-6, 10000, false, true},
     {"smollm3", "SmolLM3", 4, 0, 32768, 1e-6, 2e6, true},
@@ -526,6 +527,11 @@ void make_reward(ModelConfig &config) {
     source["label2id"] = {{"LABEL_0", 0}};
     source["tie_word_embeddings"] = false;
     source.erase("num_labels");
+}
+
+std::string missing_reward_class(const ModelConfig &config) {
+    const Family &family = family_of(config.family, Fields(config.source, "config.json"));
+    return family.has_reward_class ? "" : family.architecture + reward_class;
 }
 
 // transformers reads the reward at the last position whose id is not pad_token_id. In many models that id also ends a text; transformers would then

@@ -233,6 +233,8 @@ def complete(t):
         t.set("input_key", "input", "data.input_key (OpenRLHF's default)", by_default=True)
     if t.task in ("sft", "grpo", "ppo") and t.flag("apply_chat_template", "false") != "true":  # no chat is made of strings
         t.set("input_template", "openrlhf" if t.task == "sft" else "{}", "data.input_template (OpenRLHF's default)", by_default=True)
+    if t.task in ("sft", "dpo", "rm") and t.flag("apply_chat_template", "false") != "true":
+        t.note("", "plain text is followed by EOS alone; OpenRLHF puts a space before it")
     if t.has("filters"):
         t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
     if t.has("corrects"):

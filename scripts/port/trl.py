@@ -190,6 +190,8 @@ def complete(t):
     if t.task in ("dpo", "rm"):
         t.note("", "in chats TRL scores also what the template puts after an answer's end of turn, such as a line break; here the end of turn is the last")
     samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
+    if t.task == "dpo" and accumulated > 1 and "sft" in t.flag("loss_type", "sigmoid").split(","):
+        t.note("", "sft among the losses is the mean over the tokens of a step; in TRL it is that of each accumulated batch, and these count alike")
     t.step(samples, accumulated, t.has("packs"))
     t.answers(samples, accumulated)
     if t.task == "sft" and not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):

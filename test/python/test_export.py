@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from preparing import CHATML, DATA, PLAIN, chat, make_tokenizer
 from runs import (
-    DEMO, GOLDEN, ROOT, call, change_json, command, first_step, merging, model_with, read_tensors, succeeds, weights, write_data, write_lines,
-    write_tensors)
+    DEMO, FAMILIES, GOLDEN, OF_PAIRS, PAIRS, ROOT, call, change_json, command, evaluate, first_step, merging, model_with, read_tensors, succeeds,
+    weights, write_data, write_lines, write_tensors)
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
 OTHER = CHATML.replace("<|im_start|>' + m['role']", "<s>' + m['role']").replace("<|im_start|>", "<s>")
@@ -246,15 +246,76 @@ print(__version__)
 PYTHONS = [sys.executable, str(ROOT / ".venv-compare/bin/python"), *filter(None, os.environ.get("TRANSFORMERS_PYTHONS", "").split(":"))]
 
 
+def has_torch(python):
+    return Path(python).exists() and not subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode
+
+
+def in_python(python, script, *words):
+    result = subprocess.run([python, "-c", script, *words], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 @pytest.mark.parametrize("python", PYTHONS)
 def test_transformers_opens_it(python, trained):
     """In this Python without torch, in the Python of `make compare`, and in others named by the environment, such as one with transformers 4."""
-    has_torch = python != sys.executable
-    if has_torch and (not Path(python).exists() or subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode):
+    if python != sys.executable and not has_torch(python):
         pytest.skip(f"{python} has no torch and transformers")
-    result = subprocess.run([python, "-c", OPEN, trained, "torch" if has_torch else ""], capture_output=True, text=True,
-                            env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    assert result.returncode == 0, result.stderr
+    in_python(python, OPEN, trained, "" if python == sys.executable else "torch")
+
+
+LOSS = """
+import json, sys
+import torch, transformers
+from safetensors.numpy import load_file
+losses = []
+for directory, data in zip(sys.argv[1::2], sys.argv[2::2]):
+    classes = json.load(open(directory + "/config.json"))["architectures"][0]
+    reward = classes.endswith("ForSequenceClassification")
+    kind = transformers.AutoModelForSequenceClassification if reward else transformers.AutoModelForCausalLM
+    model, loading = kind.from_pretrained(directory, torch_dtype=torch.float32, output_loading_info=True)
+    assert type(model).__name__ == classes and not any(loading.values()), (type(model), loading)
+    arrays, values = load_file(data), []
+    for begin, end in zip(arrays["doc_offsets"], arrays["doc_offsets"][1:]):
+        ids = torch.tensor(arrays["tokens"][begin:end].astype("int64"))
+        with torch.no_grad():
+            logits = model.eval()(ids[None]).logits[0]
+        targets = torch.tensor(arrays["loss_mask"][begin + 1:end]) == 1
+        values.append(logits.reshape(1) if reward else -torch.log_softmax(logits[:-1].double(), -1).gather(1, ids[1:, None])[:, 0][targets])
+    values = torch.cat(values)
+    losses.append((-torch.nn.functional.logsigmoid(values[0::2] - values[1::2]) if reward else values).mean().item())
+print(json.dumps(losses))
+"""
+
+
+def missing_reward_class(family):
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as classes
+    return json.loads((GOLDEN / family / "config.json").read_text())["model_type"] not in classes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reward_model_that_transformers_lacks_is_said(family, tmp_path):
+    said = succeeds(command("rm", "--plan", model=GOLDEN / family, **OF_PAIRS))
+    assert ("note: transformers has no " in said) == missing_reward_class(family)
+
+
+@pytest.mark.parametrize("python", PYTHONS[1:])
+def test_transformers_computes_what_we_do(python, tmp_path):
+    """A language model and a reward model of each golden family after a step."""
+    if not has_torch(python):
+        pytest.skip(f"{python} has no torch and transformers")
+    words, losses = [], []
+    for family in FAMILIES:
+        for task, data in ("sft", GOLDEN / family / "golden.safetensors"), ("rm", PAIRS):
+            out = tmp_path / f"{family}_{task}"
+            if task == "rm" and missing_reward_class(family):
+                continue
+            succeeds(command(task, model=GOLDEN / family, data=data, output_dir=out, max_steps=1, learning_rate=1e-3, lr_scheduler="constant",
+                             max_len=128, train_batch_size=4))
+            words += [str(out), str(data)]
+            losses.append(evaluate(out, data, tmp_path)["eval_loss"])
+    theirs = json.loads(in_python(python, LOSS, *words))
+    assert {word: (a, b) for word, a, b in zip(words[::2], losses, theirs, strict=True) if not abs(a - b) < 1e-5} == {}
 
 
 # ---- models that bring their own code
