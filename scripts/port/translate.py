@@ -1,7 +1,6 @@
 """Translates flags of another trainer into this program's task and flags, with notes on their meaning and the problems that stop a run."""
 
 import json
-import math
 import os
 import re
 from pathlib import Path
