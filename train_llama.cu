@@ -1,4 +1,4 @@
-// train_llama: trains Llama-class models (Llama, Qwen2 to 3, Mistral, Phi-3, SmolLM, Granite, OLMo 2 and relatives) on packed sequences.
+// train_llama: trains Llama-class models (Llama, Qwen2 to 3, Mistral, Phi-3, SmolLM, Granite, OLMo 2, Gemma 3 and relatives) on packed sequences.
 //
 // This file is the model: its weights, the arrays of a layer, the forward pass and the backward pass; behind them are the lists
 // of its tensors, arrays and ops, from which files, memory and costs follow. Each op is a free function in llmc/ops, one file an
@@ -24,8 +24,8 @@
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
 
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias
-// (outputs). What a model does not have is null. ln1 and ln2 norm the inputs of attention and of the feed-forward; in models with
-// norm_after (OLMo 2) they norm the outputs.
+// (outputs). What a model does not have is null. ln1 and ln2 norm the inputs of attention and of the feed-forward, post1 and post2 their
+// outputs: most models have the first two, OLMo 2 the last two, and Gemma 3 all four.
 template <class S> struct LlamaLayer {
     LinearWeights<S> qkv;      // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
     LinearWeights<S> o;        // (C, H*D)
@@ -33,6 +33,7 @@ template <class S> struct LlamaLayer {
     LinearWeights<S> down;     // (C, F)
     S *q_norm, *k_norm;        // (D)              with wide_qk_norm: (H*D), (KV*D)
     S *ln1, *ln2;              // (C)
+    S *post1, *post2;          // (C)
 };
 
 template <class S> struct LlamaWeights {
@@ -48,12 +49,13 @@ template <class X> struct LlamaActs : AttentionActs<X> {
     X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, and then all keys
     float *qk_rstd;  // (T, H+KV)
     X *proj;         // (T, C)             with norm_after: attention's output before its norm
-    X *mid;          // (T, C)             residual stream after attention
-    X *ln2;          // (T, C)             norm of mid
-    float *rstd2;    // (T)
-    X *gate_up;      // (tile, 2*F)        in the backward pass it becomes its gradient
-    X *act;          // (tile, F)          silu(gate) * up
-    X *down;         // (T, C)             with norm_after: the feed-forward's output before its norm
+    float *post_rstd1, *post_rstd2;  // (T)  with norm_after
+    X *mid;                          // (T, C)             residual stream after attention
+    X *ln2;                          // (T, C)             norm of mid
+    float *rstd2;                    // (T)
+    X *gate_up;                      // (tile, 2*F)        in the backward pass it becomes its gradient
+    X *act;                          // (tile, F)          silu(gate) * up
+    X *down;                         // (T, C)             with norm_after: the feed-forward's output before its norm
 };
 
 template <class Dev> class Llama final : public Decoder<Dev> {
@@ -64,7 +66,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward;
 
   public:
-    enum Op : size_t { LN1, QKV, ROPE, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer
+    enum Op : size_t { LN1, QKV, ROPE, ATTENTION, PROJ, POST1, LN2, UP, ACT, DOWN, POST2 };  // of a layer
     static OpList op_list(const ModelConfig &config);
 
     Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
@@ -96,7 +98,12 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     // A layer that is not rotated, but normed, has all tokens at position 0, whose rotation changes no bit.
     const int32_t *positions_of(size_t l) const { return config.rotates(l) ? row.doc_pos : first_position; }
     // The feed-forward's input.
-    X *hidden_input(const LlamaActs<X> &a) const { return config.norm_after ? a.mid : a.ln2; }
+    X *hidden_input(const LlamaActs<X> &a) const { return config.norm_before ? a.ln2 : a.mid; }
+    // The factor of the embedding. transformers rounds Gemma's to the type of the weights, and Granite's not.
+    float embedding_factor() const {
+        return config.gemma() ? float(X(config.embedding_multiplier)) : config.embedding_multiplier;
+    }
+    const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
     LlamaWeights<X> weights;
     LlamaWeights<float> gradients;
@@ -104,6 +111,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     float *rstdf;                        // (T)
     float *norm_scratch;                 // rmsnorm_scratch
     float *rope;                         // (positions, R/2, 2)  R of a head's channels are rotated
+    float *local_rope = nullptr;         // (positions, R/2, 2)  of layers with a window, where it is another (Gemma 3)
     int32_t *first_position = nullptr;   // (T) of zeros, with norms of queries and keys in layers that are not rotated
     X *dbranch;  // (T, C)             with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
     X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
@@ -114,10 +122,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 template <class Dev> void Llama<Dev>::input_forward() {
     begin_op(Pass::forward, EMBED);
     embedding_forward(dev, acts.x[0], Base::embed_w, row.tokens, row.T, config.C);
-    scale(acts.x[0], acts.x[0], config.embedding_multiplier, row.T);
+    scale(acts.x[0], acts.x[0], embedding_factor(), row.T);
 }
 
-// A layer:     mid = x + attention(norm(x))     next = mid + feed_forward(norm(mid))         with norm_after: x + norm(attention(x)) and so on
+// A layer:     mid = x + post1(attention(ln1(x)))     next = mid + post2(feed_forward(ln2(mid)))     without the norms that the model does not have
 //
 // Its first half computes att, attention's output before the projection. In Pass::recompute, runs(op) is false for an op whose
 // results were kept.
@@ -128,13 +136,13 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
     const X *x = acts.x[l];
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
-    if (!config.norm_after && runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, w.ln1, T, C, config.eps);
-    if (runs(QKV)) linear_forward(l, Linear::qkv, a.qkv, config.norm_after ? x : a.ln1, w.qkv, 0, T);
+    if (config.norm_before && runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, w.ln1, T, C, config.eps, config.norm_w0);
+    if (runs(QKV)) linear_forward(l, Linear::qkv, a.qkv, config.norm_before ? a.ln1 : x, w.qkv, 0, T);
     if (runs(ROPE) && (config.rotates(l) || config.qk_norm)) {
         if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
         const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope, positions_of(l), T, H, KV, D,
-                             config.rope.channels(D), config.eps);
+        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope_of(l), positions_of(l), T, H, KV, D,
+                             config.rope.channels(D), config.eps, config.norm_w0);
     }
     if (runs(ATTENTION)) Base::attention_forward(l, a);
 }
@@ -154,13 +162,14 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
         linear_forward(l, Linear::o, proj, a.att, w.o, 0, T);
         scale(proj, proj, config.residual_multiplier, T);
     }
-    if (config.norm_after && runs(LN1)) {
-        rmsnorm_forward(dev, a.mid, a.rstd1, proj, w.ln1, T, C, config.eps);
+    if (config.norm_after && runs(POST1)) {
+        rmsnorm_forward(dev, a.mid, a.post_rstd1, proj, w.post1, T, C, config.eps, config.norm_w0);
         residual_forward(dev, a.mid, a.mid, x, T * C);
     }
-    if (!config.norm_after && runs(LN2)) {
-        if (recompute && mid_is_kept) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, w.ln2, T, C, config.eps);
-        else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, proj, w.ln2, T, C, config.eps);
+    if (config.norm_before && runs(LN2)) {
+        const bool has_mid = config.norm_after || (recompute && mid_is_kept);
+        if (has_mid) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, w.ln2, T, C, config.eps, config.norm_w0);
+        else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, proj, w.ln2, T, C, config.eps, config.norm_w0);
     }
     if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
     for_tiles([&](size_t t, size_t n) {
@@ -172,8 +181,8 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
         if (!config.norm_after) residual_forward(dev, down, down, a.mid + t * C, n * C);
     });
     if (!config.norm_after) return;
-    begin_op(pass, LN2, l);
-    rmsnorm_forward(dev, next, a.rstd2, a.down, w.ln2, T, C, config.eps);
+    begin_op(pass, POST2, l);
+    rmsnorm_forward(dev, next, a.post_rstd2, a.down, w.post2, T, C, config.eps, config.norm_w0);
     residual_forward(dev, next, next, a.mid, T * C);
 }
 
@@ -183,7 +192,9 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
     if (Base::runs(UP, l, pass)) linear_forward(l, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up, t, n);
-    if (Base::runs(ACT, l, pass)) swiglu_forward(dev, a.act, a.gate_up, n, F);
+    if (!Base::runs(ACT, l, pass)) return;
+    if (config.gate == Gate::gelu) swiglu_forward<Gate::gelu>(dev, a.act, a.gate_up, n, F);
+    else swiglu_forward<Gate::silu>(dev, a.act, a.gate_up, n, F);
 }
 
 // Norms each token's queries as one vector, and its keys. Queries, keys and values share the rows of one array, so queries and keys are copied out and
@@ -201,7 +212,7 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
     begin_op(Pass::forward, FINAL_NORM);
-    rmsnorm_forward(dev, acts.normf, rstdf, acts.x[config.L], weights.norm, row.T, config.C, config.eps);
+    rmsnorm_forward(dev, acts.normf, rstdf, acts.x[config.L], weights.norm, row.T, config.C, config.eps, config.norm_w0);
     if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
 }
 
@@ -211,7 +222,7 @@ template <class Dev> void Llama<Dev>::final_norm_backward() {
     begin_op(Pass::backward, FINAL_NORM);
     if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.T);
     rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], weights.norm,
-                     rstdf, row.T, config.C);
+                     rstdf, row.T, config.C, config.norm_w0);
 }
 
 // The gradient of tokens [t, t + n) of what half a layer adds to the residual stream, before its norm or its factor.
@@ -234,8 +245,9 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
 
     X *dinput = hidden_input(a);
     if (config.norm_after) {
-        begin_op(Pass::backward, LN2, l);
-        rmsnorm_backward(dev, dbranch, dw.ln2, norm_scratch, (const X *)nullptr, dx, a.down, w.ln2, a.rstd2, T, C);
+        begin_op(Pass::backward, POST2, l);
+        rmsnorm_backward(dev, dbranch, dw.post2, norm_scratch, (const X *)nullptr, dx, a.down, w.post2, a.post_rstd2, T, C,
+                         config.norm_w0);
     }
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, Pass::recompute, t, n);
@@ -243,13 +255,14 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
         begin_op(Pass::backward, DOWN, l);
         linear_backward(l, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down, t, n);
         begin_op(Pass::backward, ACT, l);
-        swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F);
+        if (config.gate == Gate::gelu) swiglu_backward<Gate::gelu>(dev, dgate_up, dact, a.gate_up, n, F);
+        else swiglu_backward<Gate::silu>(dev, dgate_up, dact, a.gate_up, n, F);
         begin_op(Pass::backward, UP, l);
         linear_backward(l, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up, t, n);
     });
-    if (config.norm_after) return residual_forward(dev, dx, dx, dinput, T * C);
+    if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
     begin_op(Pass::backward, LN2, l);
-    rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C);
+    rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C, config.norm_w0);
 }
 
 template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
@@ -261,8 +274,9 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
 
     X *dqkv = a.qkv;
     if (config.norm_after) {
-        begin_op(Pass::backward, LN1, l);
-        rmsnorm_backward(dev, dbranch, dw.ln1, norm_scratch, (const X *)nullptr, dx, a.proj, w.ln1, a.rstd1, T, C);
+        begin_op(Pass::backward, POST1, l);
+        rmsnorm_backward(dev, dbranch, dw.post1, norm_scratch, (const X *)nullptr, dx, a.proj, w.post1, a.post_rstd1, T, C,
+                         config.norm_w0);
     }
     begin_op(Pass::backward, PROJ, l);
     linear_backward(l, Linear::o, a.datt, dw.o, branch_gradient(0, T), a.att, w.o, 0, T);
@@ -271,17 +285,17 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     begin_op(Pass::backward, ROPE, l);
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
     if (config.rotates(l) || config.qk_norm)
-        qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope,
-                              positions_of(l), T, H, KV, D, config.rope.channels(D));
+        qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope_of(l),
+                              positions_of(l), T, H, KV, D, config.rope.channels(D), config.norm_w0);
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
     begin_op(Pass::backward, QKV, l);
-    X *input = config.norm_after ? acts.x[l] : a.ln1;
+    X *input = config.norm_before ? a.ln1 : acts.x[l];
     X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // nothing in front of the first adapters is trained
     linear_backward(l, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv, 0, T);
     if (!dinput) return;
-    if (config.norm_after) return residual_forward(dev, dx, dx, dinput, T * C);
+    if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
     begin_op(Pass::backward, LN1, l);
-    rmsnorm_backward(dev, dx, dw.ln1, norm_scratch, dx, dinput, acts.x[l], w.ln1, a.rstd1, T, C);
+    rmsnorm_backward(dev, dx, dw.ln1, norm_scratch, dx, dinput, acts.x[l], w.ln1, a.rstd1, T, C, config.norm_w0);
 }
 
 template <class Dev>
@@ -298,7 +312,7 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
 
 // The gradients of the embedding are summed over ranks as soon as they are complete, some rows at a time.
 template <class Dev> void Llama<Dev>::input_backward() {
-    scale(acts.dx, acts.dx, config.embedding_multiplier, row.T);
+    scale(acts.dx, acts.dx, embedding_factor(), row.T);
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Pass::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
@@ -313,9 +327,9 @@ template <class Dev> void Llama<Dev>::input_backward() {
 // that decay come first.
 template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, TensorList<S> &t) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
-    const char *const norm1 = c.norm_after ? "post_attention_layernorm.weight" : "input_layernorm.weight";
-    const char *const norm2 = c.norm_after ? "post_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
+    const auto normal = Tensor::normal, zeros = Tensor::zeros,
+               ones = c.norm_w0 ? zeros : Tensor::ones;  // what norms multiply by is 1
+    const char *const norm2 = c.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
     w.layer.resize(c.L);
 
     // clang-format off
@@ -347,8 +361,10 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         t.add(c.mlp_bias, "mlp.down_proj.bias",           &y.down.bias,    {C},                             zeros,  false);
         t.add(c.qk_norm,  "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false);
         t.add(c.qk_norm,  "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false);
-        t.add(true,       norm1,                          &y.ln1,          {C},                             ones,   false);
-        t.add(true,       norm2,                          &y.ln2,          {C},                             ones,   false);
+        t.add(c.norm_before, "input_layernorm.weight",          &y.ln1,    {C},                             ones,   false);
+        t.add(c.norm_after,  "post_attention_layernorm.weight", &y.post1,  {C},                             ones,   false);
+        t.add(c.norm_before, norm2,                             &y.ln2,    {C},                             ones,   false);
+        t.add(c.norm_after,  "post_feedforward_layernorm.weight", &y.post2, {C},                            ones,   false);
     }
     t.add_head(c);
     t.begin_unit();
@@ -368,9 +384,13 @@ template <class Dev> void Llama<Dev>::point_weights(TensorList<X> &params, Tenso
     llama_table(config, gradients, grads);
     if (is_rehearsal<Dev>) return;
     const size_t positions = Base::limits.positions;
-    std::vector<float> angles(config.rope.rows(positions) * config.rope.channels(config.D));
-    rope_table(angles.data(), config.rope, positions, config.D);
-    write(this->memory(), rope, angles);
+    const auto fill = [&](float *table, const RopeConfig &of) {
+        std::vector<float> angles(of.rows(positions) * of.channels(config.D));
+        rope_table(angles.data(), of, positions, config.D);
+        write(this->memory(), table, angles);
+    };
+    fill(rope, config.rope);
+    if (config.local_rope) fill(local_rope, *config.local_rope);
     if (first_position) write(this->memory(), first_position, std::vector<int32_t>(Base::T_max));
 }
 
@@ -386,6 +406,7 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
     const size_t widest = std::max(C, config.wide_qk_norm ? Q : 2 * config.D);
     if (Base::trains()) plan.transient(&norm_scratch, "norm scratch", {rmsnorm_scratch(dev, widest)});
     plan.add(&rope, "rope table", {config.rope.rows(limits.positions), config.rope.channels(config.D) / 2, 2});
+    if (config.local_rope) plan.add(&local_rope, "local rope table", {limits.positions, config.D / 2, 2});
     if (config.qk_norm && std::ranges::count(config.unrotated, true)) plan.add(&first_position, "first position", {T});
     if (config.wide_qk_norm) plan.transient(&qk_normed, "qk norm", {T, Q});
     if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {T, C});
@@ -396,26 +417,28 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
     const size_t T = Base::T_max, tile = Base::tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const size_t before = c.norm_after ? 0 : T, after = c.norm_after ? T : 0, normed = c.qk_norm ? T : 0;
+    const size_t before = c.norm_before ? T : 0, after = c.norm_after ? T : 0, normed = c.qk_norm ? T : 0;
     LlamaActs<X> &f = fwd[l], &b = bwd[l];
     const auto array = Base::layer_arrays(l);
     using enum Recompute;
     // clang-format off
     //    name       pointers              shape                  recomputed
     array("ln1",     f.ln1, b.ln1,         {before, C},           cheap);
-    array("rstd1",   f.rstd1, b.rstd1,     {T},                   never);
+    array("rstd1",   f.rstd1, b.rstd1,     {before},              never);
     array("qkv",     f.qkv, b.qkv,         {T, Q + 2 * K},        layer);
     array("qk_raw",  f.qk_raw, b.qk_raw,   {normed, Q + K},       layer);
     array("qk_rstd", f.qk_rstd, b.qk_rstd, {normed, c.H + c.KV},  never);
     array("att",     f.att, b.att,         {T, Q},                never);
     array("lse",     f.lse, b.lse,         {c.H, T},              never);
     array("proj",    f.proj, b.proj,       {after, C},            layer);
+    array("post_rstd1", f.post_rstd1, b.post_rstd1, {after},      never);
     array("mid",     f.mid, b.mid,         {T, C},                layer);
     array("ln2",     f.ln2, b.ln2,         {before, C},           cheap);
-    array("rstd2",   f.rstd2, b.rstd2,     {T},                   never);
+    array("rstd2",   f.rstd2, b.rstd2,     {before},              never);
     array("gate_up", f.gate_up, b.gate_up, {tile, 2 * F},         layer);
     array("act",     f.act, b.act,         {tile, F},             cheap);
     array("down",    f.down, b.down,       {after, C},            never);
+    array("post_rstd2", f.post_rstd2, b.post_rstd2, {after},      never);
     // clang-format on
     Base::plan_attention(l, f, b);
 }
@@ -426,7 +449,7 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const size_t raw = c.qk_norm * (Q + K);  // queries and keys before their norm, which are stored, too
     using enum Recompute;
-    std::vector<LayerOp> ops(DOWN + 1);
+    std::vector<LayerOp> ops(POST2 + 1);
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h)
     ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
@@ -434,15 +457,12 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     ops[ROPE]      = {"rope",       layer,   cost::elements(2 * (Q + K) + raw, 2 * (Q + K) + raw)};
     ops[ATTENTION] = {"attention",  never,   cost::attention(Q, K)};
     ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
-    ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
+    ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C)};  // and the residual stream
+    ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C)};
     ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up)};
     ops[ACT]       = {"activation", cheap,   cost::elements(3 * F, 5 * F)};
-    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, C)};  // and the residual stream
-    if (c.norm_after) {  // with the residual stream, which down and qkv then leave alone
-        ops[LN1]   = {"norm 1",     layer,   cost::elements(3 * C, 3 * C)};
-        ops[LN2]   = {"norm 2",     never,   cost::elements(3 * C, 3 * C)};
-        ops[DOWN]  = {"down",       never,   cost::linear(c, Linear::down)};
-    }
+    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, c.norm_after ? 0 : C)};  // and the residual stream
+    ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C)};  // and the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION};
 }

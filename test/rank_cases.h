@@ -93,7 +93,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.rope.theta = 10000;
     c.initializer_range = 0.2;
     if (task == RM) c.reward = true, c.tied = false;
-    c.norm_after = c.wide_qk_norm = model == norm_after;
+    c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
     if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }

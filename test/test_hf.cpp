@@ -49,6 +49,7 @@ static json meaning(const ModelConfig &c) {
             {"tied", c.tied},
             {"biases", {c.qkv_bias, c.o_bias, c.mlp_bias}},
             {"norms", {c.qk_norm, c.wide_qk_norm, c.norm_after}},
+            {"local theta", c.local_rope ? c.local_rope->theta : 0},
             {"window", c.window},
             {"unrotated", c.unrotated},
             {"initializer_range", c.initializer_range},
@@ -231,6 +232,51 @@ TEST(Config, WindowsAndRotationOfExaone4) {
               std::vector<bool>({1, 0, 1, 1}));
 }
 
+TEST(Config, Gemma3) {
+    const json text = with(without(tiny("gemma3_text"), "head_dim"),
+                           R"({"rope_theta": 5e5, "rope_local_base_freq": 500, "sliding_window": 8})");
+    expect_meaning(
+        text,
+        R"({"sizes": [100, 64, 4, 4, 2, 256, 96, 128], "norms": [true, false, true], "tied": true, "theta": 5e5, "local theta": 500, "eos": [1],
+                             "bos": 2, "window": [8, 8, 8, 8], "rope": "default"})");
+    const ModelConfig c = parse(text);
+    EXPECT_TRUE(c.norm_before && c.norm_w0 == 1 && c.gate == Gate::gelu);
+    EXPECT_EQ(c.attention_multiplier, 1 / 16.f);
+    EXPECT_EQ(c.embedding_multiplier, 8);
+    EXPECT_EQ(parse(with(text, R"({"sliding_window_pattern": 3})")).window, (std::vector<size_t>{8, 8, 0, 8}));
+    EXPECT_EQ(parse(with(text, R"({"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]})"))
+                  .window,
+              (std::vector<size_t>{0, 8, 0, 0}));
+    const char *nested =
+        R"({"sliding_window": 8, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 5e5},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 500}}})";
+    expect_meaning(with(tiny("gemma3_text"), nested), R"({"rope": "linear", "factor": 8, "theta": 5e5, "local theta": 500})");
+    expect_refused(with(text, R"({"hidden_activation": "silu"})"),
+                   "hidden_activation is \"silu\", but we have gelu_pytorch_tanh");
+    expect_refused(with(text, R"({"use_bidirectional_attention": true})"), "attention to later tokens");
+    expect_refused(with(text, R"({"attn_logit_softcapping": 50})"), "softcapping");
+    expect_refused(with(text, R"({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})"),
+                   "sliding_attention has a rope_type");
+    ModelConfig reward = c;
+    make_reward(reward);
+    EXPECT_EQ(reward.source["architectures"], json::array({"Gemma3TextForSequenceClassification"}));
+}
+
+// The larger ones also see. What is trained of them is the text model, whose configuration may say little more than its sizes.
+TEST(Config, TheTextModelOfGemma3) {
+    const ModelConfig c = parse(
+        json::parse(R"({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16", "vision_config": {}, "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}})"));
+    EXPECT_EQ(parameter_count(c), 3880263168u);
+    EXPECT_EQ(c.eos, (std::vector<int32_t>{1, 106}));
+    EXPECT_EQ(c.rope.factor, 8);
+    EXPECT_EQ(c.source["architectures"], json::array({"Gemma3ForCausalLM"}));
+    EXPECT_EQ(c.source["model_type"], "gemma3_text");
+    expect_contains(notes.back(), {"the vision tower is left out"});
+    expect_refused(with(tiny(), R"({"model_type": "gemma3"})"), "text_config is missing");
+}
+
 // The counts are those that transformers has of these configurations.
 TEST(Config, ParametersOfRelatives) {
     struct Model {
@@ -250,6 +296,8 @@ TEST(Config, ParametersOfRelatives) {
         {"phi3", 32064, 3072, 32, 32, 32, 96, 8192, "{}", 3821079552},
         {"phi3", 200064, 3072, 32, 24, 8, 128, 8192, R"({"tie_word_embeddings": true, "partial_rotary_factor": 0.75})",
          3836021760},
+        {"gemma3_text", 262144, 640, 18, 4, 1, 256, 2048, R"({"sliding_window": 512})", 268098176},
+        {"gemma3_text", 262208, 5376, 62, 32, 16, 128, 21504, R"({"query_pre_attn_scalar": 168})", 27009346304},
         {"Yi", 64000, 7168, 60, 56, 8, 128, 20480, "{}", 34388917248},
         {"internlm2", 92544, 2048, 24, 16, 8, 128, 8192, R"({"bias": false, "rope_scaling": {"type": "dynamic", "factor": 2.0}})",
          1889110016},
@@ -345,8 +393,8 @@ TEST(Config, BothSpellingsOfRope) {
 TEST(Config, Refusals) {
     const auto refused = [](const std::string &more, const std::string &words) { expect_refused(with(tiny(), more), words); };
     refused(
-        R"({"model_type": "gemma3"})",
-        "model_type is \"gemma3\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gpt2; it has norms of 1 + weight");
+        R"({"model_type": "gemma2"})",
+        "model_type is \"gemma2\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, gpt2; it has soft caps");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :
@@ -472,6 +520,11 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
                               {"phi3-mini-4k", 3821079552},
                               {"olmo2-1b", 1484916736},
                               {"olmo2-7b", 7298617344},
+                              {"gemma3-270m", 268098176},
+                              {"gemma3-1b", 999885952},
+                              {"gemma3-4b", 3880263168},
+                              {"gemma3-12b", 11766034176},
+                              {"gemma3-27b", 27009346304},
                               {"d12", 124439808},
                               {"d24", 354823168},
                               {"d36", 774030080},

@@ -77,6 +77,10 @@ HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &n
     if (const auto it = where_.find(kind_.prefix + name); it != where_.end()) return it;
     const std::string prefix = "transformer.";  // which GPT-2's names lack on the hub
     if (name.starts_with(prefix)) return where_.find(name.substr(prefix.size()));
+    // Those of a text model in one that also sees.
+    if (const auto it = where_.find("language_model." + name); it != where_.end()) return it;
+    if (name.starts_with("model."))
+        if (const auto it = where_.find("model.language_model." + name.substr(strlen("model."))); it != where_.end()) return it;
     for (const auto &[ours, theirs] : spellings)
         if (const size_t at = name.find(ours); at != name.npos)
             if (const auto it = where_.find(std::string(name).replace(at, strlen(ours), theirs)); it != where_.end()) return it;
@@ -174,8 +178,10 @@ template void HfWeights::read_part(const std::string &, const Shape &, size_t, s
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
 // Buffers that transformers computes but that old files hold as tensors: rotary frequencies, and the causal masks of GPT-2. And the heads of MiMo that predict
-// further tokens, which nothing here reads (config.cpp says so).
+// further tokens, and Gemma 3's vision tower, which nothing here reads (config.cpp says so).
 static bool is_buffer(const std::string &name) {
+    for (const char *part : {"vision_tower.", "multi_modal_projector."})
+        if (name.find(part) != name.npos) return true;
     return name.starts_with("model.mtp_layers.") || name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
            name.ends_with(".attn.masked_bias");
 }

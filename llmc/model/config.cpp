@@ -40,13 +40,14 @@ static const Family families[] = {
     {"exaone4", "Exaone4", 32, 0, 2048, 1e-5},
     {"seed_oss", "SeedOss", 8, 128, 524288, 1e-6, 10000, false, true},
     {"smollm3", "SmolLM3", 4, 0, 32768, 1e-6, 2e6, true},
+    {"gemma3_text", "Gemma3", 4, 256, 131072, 1e-6, 1e6, true},
     {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
 };
 // clang-format on
 
 // What models of other families have that we do not.
 static const std::pair<const char *, const char *> others[] = {
-    {"gemma", "norms of 1 + weight, another activation and embeddings that are scaled"},
+    {"gemma", "soft caps of its scores or logits, or another layer than gemma3_text"},
     {"cohere", "both halves of a layer beside each other, and norms that subtract the mean"},
     {"glm", "interleaved rotation of a part of each head, and norms after each half of a layer"},
     {"exaone", "other names of its fields and tensors"},
@@ -91,7 +92,8 @@ static const Unsupported unsupported[] = {
     {"lm_head_multiplier", 1, "multipliers"},
     {"logits_scaling", 1, "multipliers", "granite"},
     {"logit_scale", 1, "multipliers"},
-    {"query_pre_attn_scalar", 0, "another attention scale"},
+    {"query_pre_attn_scalar", 0, "another attention scale", "gemma3_text"},
+    {"use_bidirectional_attention", 0, "attention to later tokens"},
     {"scale_attn_by_inverse_layer_idx", 0, "another attention scale"},
     {"partial_rotary_factor", 1, "partial rotation", "phi3"},
     {"no_rope_layers", 0, "layers without rotation", "smollm3"},
@@ -206,24 +208,24 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
 
 // Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
 // say, and in Phi-3, if the file has one. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. In Ministral
-// layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the layers without rotation have it. In EXAONE-4 layer_types decides,
-// or else all layers but every fourth have it. Llama has none.
+// layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the layers without rotation have it. In EXAONE-4 and Gemma 3
+// layer_types decides, or else all layers but every fourth, or sixth, have it. Llama has none.
 static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, const std::vector<bool> &unrotated) {
     const size_t L = unrotated.size();
     std::vector<size_t> window(L, 0);
     const bool qwen = family == "qwen2" || family == "qwen3", ministral = family == "ministral", smollm3 = family == "smollm3",
-               exaone4 = family == "exaone4";
+               gemma3 = family == "gemma3_text", patterned = family == "exaone4" || gemma3;
     const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
     const bool used = qwen || smollm3 ? fields.boolean("use_sliding_window", false)
-                                      : family == "mistral" || ministral || exaone4 || (family == "phi3" && !absent);
+                                      : family == "mistral" || ministral || patterned || (family == "phi3" && !absent);
     const size_t size = used && ((absent && !smollm3) || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
     const double first = qwen ? fields.number("max_window_layers", 28) : 0;
     for (size_t l = 0; l < L; l++)
         if (double(l) >= first && (!smollm3 || unrotated[l])) window[l] = size;
 
     const json *types = fields.find("layer_types");
-    for (size_t l = 0; exaone4 && !types && size && l < L; l++)
-        if ((l + 1) % fields.count("sliding_window_pattern", 4) == 0) window[l] = 0;
+    for (size_t l = 0; patterned && !types && size && l < L; l++)
+        if ((l + 1) % fields.count("sliding_window_pattern", gemma3 ? 6 : 4) == 0) window[l] = 0;
     if (!types) return window;
     if (!types->is_array() || types->size() != L)
         fields.refuse("layer_types", format("must be a list of %zu, one for each layer", L));
@@ -234,7 +236,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
                                                 (*types)[l].dump().c_str()));
         if (sliding && size == 0)
             fields.refuse("layer_types", format("of layer %zu is sliding_attention, but no sliding_window is in use", l));
-        if (!qwen && !ministral && !smollm3 && !exaone4 && !sliding && size != 0)
+        if (!qwen && !ministral && !smollm3 && !patterned && !sliding && size != 0)
             fields.refuse("layer_types",
                           format("of layer %zu is full_attention, but transformers gives each %s layer the sliding_window", l,
                                  family.c_str()));
@@ -251,8 +253,9 @@ template <class Number> static Number parameters(const ModelConfig &c) {  // wit
     const Number into_mlp = c.gpt2() ? 1 : 2;  // matrices
     const Number mlp = (into_mlp + 1) * C * F + Number(c.mlp_bias) * (into_mlp * F + C);
     const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
+    const Number norms = 2 * (Number(c.norm_before) + Number(c.norm_after)) * norm;  // of a layer
     const Number head = c.reward ? C : c.tied ? 0 : V * C;
-    return V * C + positions + L * (attention + mlp + 2 * norm) + norm + head;
+    return V * C + positions + L * (attention + mlp + norms) + norm + head;
 }
 
 const char *embedding_name(const ModelConfig &config) {
@@ -328,8 +331,11 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
                seed = c.family == "seed_oss";
     const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite",
                exaone4 = c.family == "exaone4";
-    const std::string act = fields.text("hidden_act", "silu");
-    if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
+    const std::string act_name = c.gemma() ? "hidden_activation" : "hidden_act",
+                      known_act = c.gemma() ? "gelu_pytorch_tanh" : "silu";
+    const std::string act = fields.text(act_name, known_act);
+    if (act != known_act) fields.refuse(act_name, "is \"" + act + "\", but we have " + known_act);
+    c.gate = c.gemma() ? Gate::gelu : Gate::silu;
     c.V = fields.count("vocab_size");
     c.C = fields.count("hidden_size");
     c.L = fields.count("num_hidden_layers");
@@ -344,12 +350,13 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
     c.max_positions = fields.count("max_position_embeddings", family.positions);
     c.eps = float(fields.number("rms_norm_eps", family.eps));
     c.tied = fields.boolean("tie_word_embeddings", family.tied);
-    c.qkv_bias =
-        qwen2 || ((llama || qwen3 || seed || smollm3 || granite || olmo2) && fields.boolean("attention_bias", family.biased));
+    c.qkv_bias = qwen2 || ((llama || qwen3 || seed || smollm3 || granite || olmo2 || c.gemma()) &&
+                           fields.boolean("attention_bias", family.biased));
     c.o_bias = seed ? fields.boolean("attention_out_bias", false) : c.qkv_bias && !qwen2;
     c.mlp_bias = (llama || seed || smollm3 || granite) && fields.boolean("mlp_bias", false);
-    c.qk_norm = qwen3 || olmo2 || exaone4;
-    c.norm_after = olmo2 || exaone4;
+    c.qk_norm = qwen3 || olmo2 || exaone4 || c.gemma();
+    c.norm_after = olmo2 || exaone4 || c.gemma();
+    c.norm_before = !(olmo2 || exaone4);
     c.wide_qk_norm = olmo2;
     c.fused = c.family == "phi3";
     if (granite)
@@ -361,6 +368,14 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
             if (!(*factor > 0 && std::isfinite(*factor)))
                 fields.refuse(name, format("is %g, but must be greater than 0", double(*factor)));
         }
+    if (c.gemma()) {
+        c.norm_w0 = 1;
+        c.embedding_multiplier = std::sqrt(float(c.C));
+        c.attention_multiplier = float(1 / std::sqrt(double(fields.count("query_pre_attn_scalar", 256))));
+        c.local_rope = RopeConfig{.theta = fields.number("rope_local_base_freq", 10000)};
+        if (!(c.local_rope->theta > 1))
+            fields.refuse("rope_local_base_freq", format("is %g, but must be greater than 1", c.local_rope->theta));
+    }
     c.unrotated = read_unrotated_layers(fields, c.family, c.L);
     c.rope = read_rope(fields, family, c.max_positions, c.D);
 }
@@ -428,8 +443,49 @@ static json without_own_code(json source, const std::string &where, std::vector<
     return source;
 }
 
+// Gemma 3 in one form: the text model, without the vision tower of the larger ones, with the defaults of transformers' class and with the rotation in the
+// fields of transformers 4, which every version reads.
+static json without_vision(json source, const std::string &where, std::vector<std::string> &notes) {
+    const auto text = [&](const char *name) {
+        return source.is_object() && source.contains(name) && source[name].is_string() ? source[name].get<std::string>() : "";
+    };
+    if (text("model_type") == "gemma3") {
+        json inner = Fields(source, where).object("text_config").source();
+        for (const char *name : {"architectures", "eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype",
+                                 "transformers_version", "id2label", "label2id", "num_labels", "tie_word_embeddings"})
+            if (source.contains(name) && !source[name].is_null()) inner[name] = source[name];
+        inner["model_type"] = "gemma3_text";
+        if (inner.contains("architectures") && inner["architectures"].is_array())
+            for (json &cls : inner["architectures"]) {
+                if (cls == "Gemma3ForConditionalGeneration") cls = "Gemma3ForCausalLM";
+                if (cls == "Gemma3ForSequenceClassification") cls = "Gemma3TextForSequenceClassification";
+            }
+        notes.push_back(where + ": the vision tower is left out: gemma3 is read, and saved, as the gemma3_text model in it");
+        source = inner;
+    }
+    if (text("model_type") != "gemma3_text") return source;
+    source.emplace("vocab_size", 262208);
+    source.emplace("num_attention_heads", 8);
+    source.emplace("eos_token_id", 1);
+    source.emplace("bos_token_id", 2);
+    const json rope = source.value("rope_parameters", json());
+    if (!rope.is_object() || !(rope.contains("full_attention") || rope.contains("sliding_attention"))) return source;
+    source.erase("rope_parameters");
+    const Fields fields(rope, where + ": rope_parameters");
+    for (const auto &[layers, theta] :
+         {std::pair("full_attention", "rope_theta"), {"sliding_attention", "rope_local_base_freq"}}) {
+        if (!fields.has(layers)) continue;
+        json of = fields.object(layers).source();
+        if (of.contains("rope_theta")) source[theta] = of["rope_theta"], of.erase("rope_theta");
+        if (of.value("rope_type", json("default")) == "default") continue;
+        if (theta != std::string("rope_theta")) fields.refuse(layers, "has a rope_type, but we have the default one there");
+        source["rope_scaling"] = of;
+    }
+    return source;
+}
+
 ModelConfig parse_config(const json &as_found, const std::string &where, std::vector<std::string> &notes) {
-    const json source = without_own_code(as_found, where, notes);
+    const json source = without_vision(without_own_code(as_found, where, notes), where, notes);
     const Fields fields(source, where);
     const Family &family = family_of(fields.text("model_type"), fields);
     refuse_unsupported(fields, family.name);
@@ -522,7 +578,7 @@ void make_reward(ModelConfig &config) {
     config.reward = true;
     config.tied = false;
     json &source = config.source;
-    source["architectures"] = json::array({architecture(config) + reward_class});
+    source["architectures"] = json::array({architecture(config) + (config.gemma() ? "Text" : "") + reward_class});
     source["id2label"] = {{"0", "LABEL_0"}};
     source["label2id"] = {{"LABEL_0", 0}};
     source["tie_word_embeddings"] = false;

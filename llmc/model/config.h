@@ -3,11 +3,13 @@
 #pragma once
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../ops/gelu.h"
 #include "../ops/rope.h"
+#include "../ops/swiglu.h"
 
 // Adapters of linear layers: LoRA (Hu et al., "LoRA: low-rank adaptation of large language models", 2021, arXiv:2106.09685). They, the modules that are named
 // here and the head of a reward model are trained, and the other weights are frozen.
@@ -29,16 +31,19 @@ struct ModelConfig {
     bool tied;            // the head is the embedding
     bool untied = false;  // the files have one tensor for both, which are two here (set_lora)
     bool qkv_bias, o_bias, mlp_bias, qk_norm;
-    bool norm_after;             // attention and the feed-forward have their norms behind them, and not before (OLMo 2)
+    bool norm_before = true, norm_after = false;  // the inputs of attention and of the feed-forward are normed, and their outputs
+    float norm_w0 = 0;                            // norms multiply by this plus their weights
     bool wide_qk_norm;           // with qk_norm: all of a token's query heads are normed as one vector, and so are its key heads
     bool fused;                  // in files, q, k and v are one tensor, and gate and up another
     bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
     std::vector<size_t> window;  // (L) how many keys a query of the layer sees, its own included; 0: all
     RopeConfig rope;
-    std::vector<bool> unrotated;  // (L) whether queries and keys of the layer stay as they are; empty: all are rotated
-    // Granite's factors: of the embedding, of what each half of a layer adds to the residual stream, and of attention's scores; and the divisor of the logits
+    std::optional<RopeConfig> local_rope;  // of layers with a window, if they are rotated in another way
+    std::vector<bool> unrotated;           // (L) whether queries and keys of the layer stay as they are; empty: all are rotated
+    // Factors of Granite, of which Gemma has the first and the third: of the embedding, of what each half of a layer adds to the residual stream, and of attention's scores; and the divisor of the logits
     float embedding_multiplier = 1, residual_multiplier = 1, attention_multiplier = 0, logits_scaling = 1;
-    Gelu gelu;  // GPT-2's
+    Gelu gelu;               // GPT-2's
+    Gate gate = Gate::silu;  // of the others
     double initializer_range;
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
@@ -52,6 +57,7 @@ struct ModelConfig {
     // without a gate.
     bool rotates(size_t l) const { return unrotated.empty() || !unrotated[l]; }
     bool gpt2() const { return family == "gpt2"; }
+    bool gemma() const { return family == "gemma3_text"; }
     float attention_scale() const { return attention_multiplier ? attention_multiplier : 1 / std::sqrt(float(D)); }
     // How many positions a text that grows may have: in longrope and dynamic the rotation of all of a text changes with its length, which a cache of
     // keys cannot follow.

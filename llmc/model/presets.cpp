@@ -7,7 +7,7 @@ using nlohmann::json;
 struct Preset {
     const char *name, *family;
     size_t C, F, L, H, KV, D, V, positions;
-    double theta, factor;  // factor: of llama3 scaling from 8192 positions, 0 without
+    double theta, factor;  // factor: of llama3 scaling from 8192 positions, in Gemma of linear scaling; 0 without
     double eps;
     bool tied;
     int bos, eos;
@@ -43,6 +43,11 @@ static const Preset presets[] = {
     {"smollm2-1.7b",    "llama",   2048, 8192,  24, 32, 32, 64,  49152,  8192,      130000, 0,     1e-5, true,  0,      0},
     {"olmo2-1b",        "olmo2",   2048, 8192,  16, 16, 16, 128, 100352, 4096,      500000, 0,     1e-6, false, 100257, 100257},
     {"olmo2-7b",        "olmo2",   4096, 11008, 32, 32, 32, 128, 100352, 4096,      500000, 0,     1e-6, false, 100257, 100257},
+    {"gemma3-270m",     "gemma3_text", 640, 2048, 18, 4, 1,  256, 262144, 32768,    1e6,    0,     1e-6, true,  2, 1, 512},
+    {"gemma3-1b",       "gemma3_text", 1152, 6912, 26, 4, 1, 256, 262144, 32768,    1e6,    0,     1e-6, true,  2, 1, 512},
+    {"gemma3-4b",       "gemma3_text", 2560, 10240, 34, 8, 4, 256, 262208, 131072,  1e6,    8,     1e-6, true,  2, 1, 1024},
+    {"gemma3-12b",      "gemma3_text", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1e6,    8,     1e-6, true,  2, 1, 1024},
+    {"gemma3-27b",      "gemma3_text", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1e6,   8,     1e-6, true,  2, 1, 1024},
     {"d12",             "gpt2",    768,  3072,  12, 12, 12, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
     {"d24",             "gpt2",    1024, 4096,  24, 16, 16, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
     {"d36",             "gpt2",    1280, 5120,  36, 20, 20, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
@@ -71,7 +76,13 @@ static json preset_source(const Preset &p) {
         {"max_position_embeddings", p.positions}, {"rope_theta", p.theta}, {"rms_norm_eps", p.eps}, {"hidden_act", "silu"},
         {"tie_word_embeddings", p.tied}, {"bos_token_id", p.bos}, {"eos_token_id", p.eos}, {"initializer_range", p.init},
         {"torch_dtype", "bfloat16"}};
-    if (p.factor != 0)
+    if (p.family == std::string("gemma3_text")) {
+        source.erase("hidden_act");
+        source["hidden_activation"] = "gelu_pytorch_tanh";
+        source["query_pre_attn_scalar"] = p.D == 128 ? p.C / p.H : p.D;  // 168 in the largest
+        source["rope_local_base_freq"] = 10000;
+        if (p.factor != 0) source["rope_scaling"] = {{"rope_type", "linear"}, {"factor", p.factor}};
+    } else if (p.factor != 0)
         source["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", p.factor}, {"low_freq_factor", 1.0},
                                   {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
     // clang-format on

@@ -25,6 +25,7 @@ Documents are run one by one: nothing is packed here. The modelling code is tran
 islands (norms, softmax) are widened to float64. Rope angles, cosines and sines stay float32, as they are for any dtype.
 """
 import argparse
+import contextlib
 import importlib
 import json
 import shutil
@@ -66,6 +67,10 @@ def rope(theta, rope_type="default", **scaling):
     return dict(rope_parameters=dict(rope_type=rope_type, rope_theta=theta, **scaling))
 
 
+def gemma_rope(theta, local_theta, **scaling):
+    return dict(rope_parameters=dict(full_attention=rope(theta, **scaling)["rope_parameters"], sliding_attention=rope(local_theta)["rope_parameters"]))
+
+
 # name: model_type, what differs from SMALL or SMALL_GPT2, and how the files are written
 MODELS = {
     "llama2": ("llama", dict(num_key_value_heads=4, **rope(1e4)), dict(v4=True, drop=["num_key_value_heads", "head_dim"])),
@@ -104,6 +109,11 @@ MODELS = {
                               **rope(1e5)), dict(dtype=torch.bfloat16)),
     "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)),  # queries are wider than the residual stream: each norm shows its width
               dict(dtype=torch.bfloat16)),
+    "gemma3": ("gemma3_text", dict(SMALLER, head_dim=16, layer_types=["sliding_attention", "full_attention"], sliding_window=16, query_pre_attn_scalar=24,
+                                   **gemma_rope(1e5, 1e3, rope_type="linear", factor=4.0)), dict(dtype=torch.bfloat16)),
+    "gemma3_wide": ("gemma3_text", dict(SMALLER, head_dim=16, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=3, sliding_window=8,
+                                        sliding_window_pattern=2, query_pre_attn_scalar=16, tie_word_embeddings=False, **gemma_rope(1e6, 1e4)),
+                    dict(dtype=torch.bfloat16, v4=True, extra=dict(sliding_window_pattern=2))),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
                  dict(dtype=torch.bfloat16, like_the_hubs=True)),
@@ -149,7 +159,7 @@ def write_model(name, folder, model_type, config, files):
         for tensor, p in model.named_parameters():
             p.normal_(generator=torch.Generator().manual_seed(stream_of(f"{name}.{tensor}")))
             p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
-            if p.dim() == 1 and tensor.endswith("weight"):
+            if p.dim() == 1 and tensor.endswith("weight") and model_type != "gemma3_text":  # whose norms add 1 themselves
                 p.add_(1)
     model = model.to(files.get("dtype", torch.float32))
     model.save_pretrained(folder, max_shard_size=files.get("max_shard_size", "1GB"))
@@ -171,6 +181,9 @@ def respell_gpt2(path, config):
 
 def v4_spelling(config, files):
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     config["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
     config["rope_scaling"] = None if kind == "default" else {"type" if files.get("legacy_type") else "rope_type": kind, **rope}
@@ -188,8 +201,19 @@ class Float64Torch:
         return getattr(torch, name)
 
 
+def gemma_norm(norm, x):
+    return norm._norm(x) * (1 + norm.weight)  # without its float()
+
+
+@contextlib.contextmanager
 def widened(model):
-    return mock.patch.object(importlib.import_module(type(model).__module__), "torch", Float64Torch())
+    module = importlib.import_module(type(model).__module__)
+    with mock.patch.object(module, "torch", Float64Torch()):
+        if not hasattr(module, "Gemma3RMSNorm"):
+            yield
+        else:
+            with mock.patch.object(module.Gemma3RMSNorm, "forward", gemma_norm):
+                yield
 
 
 def load(folder, dtype, **changes):
@@ -312,6 +336,12 @@ def without_specials(config):
     """Config changes that take away what the model is there to test: the loss must notice, or logits where it is a mean over too many."""
     if config.model_type == "gpt2":
         return {"other form of gelu": dict(activation_function="gelu" if config.activation_function == "gelu_new" else "gelu_new")}
+    if config.model_type == "gemma3_text":
+        both = [config.rope_parameters[layers] for layers in ("full_attention", "sliding_attention")]
+        return {"other theta": dict(rope_parameters=dict(full_attention=both[0] | dict(rope_theta=10 * both[0]["rope_theta"]), sliding_attention=both[1])),
+                "other local theta": dict(rope_parameters=dict(full_attention=both[0], sliding_attention=both[1] | dict(rope_theta=1e2))),
+                "without window": dict(sliding_window=128), "window everywhere": dict(layer_types=["sliding_attention"] * config.num_hidden_layers),
+                "other attention scale": dict(query_pre_attn_scalar=2 * config.query_pre_attn_scalar)}
     changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}
     if config.rope_parameters["rope_type"] != "default":
         changes["without scaling"] = rope(config.rope_parameters["rope_theta"])

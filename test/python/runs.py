@@ -252,12 +252,13 @@ def header_of(path):
 
 
 def read_tensors(path):
+    """By name; those in bf16 as float."""
     header, begin = header_of(path)
     header.pop("__metadata__", None)
     raw = path.read_bytes()[begin:]
-    dtypes = {"F32": "<f4", "I32": "<i4", "U16": "<u2", "U8": "u1", "I64": "<i8"}
-    return {name: np.frombuffer(raw[slice(*info["data_offsets"])], dtypes[info["dtype"]]).reshape(info["shape"]).copy() for name,
-            info in header.items()}
+    dtypes = {"F32": "<f4", "BF16": "<u2", "I32": "<i4", "U16": "<u2", "U8": "u1", "I64": "<i8"}
+    arrays = {name: np.frombuffer(raw[slice(*info["data_offsets"])], dtypes[info["dtype"]]).reshape(info["shape"]) for name, info in header.items()}
+    return {name: (values.astype("<u4") << 16).view("<f4") if header[name]["dtype"] == "BF16" else values.copy() for name, values in arrays.items()}
 
 
 def write_tensors(path, tensors):

@@ -360,6 +360,26 @@ def test_a_model_with_code_of_its_own_becomes_what_it_is(name, family, flags, tm
     assert config["model_type"] == family and "auto_map" not in config and config["architectures"] == [f"{family.capitalize()}ForCausalLM"]
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])  # of the first files, and of transformers 5
+def test_the_text_model_of_one_that_sees(prefix, tmp_path):
+    golden, model = model_with(tmp_path / "golden", "gemma3", "model.norm.weight", lambda w: None), tmp_path / "model"
+    shutil.copytree(golden, model)
+    text = json.loads((golden / "config.json").read_text())
+    top = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"hidden_size": 8}, "text_config": text,
+           "dtype": text.pop("dtype"), "eos_token_id": text.pop("eos_token_id")}
+    (model / "config.json").write_text(json.dumps(top))
+    tensors = {name.replace("model.", prefix): value for name, value in read_tensors(golden / "model.safetensors").items()}
+    ones = np.ones(8, np.float32)
+    of_vision = {"vision_tower.vision_model.post_layernorm.weight": ones, "multi_modal_projector.mm_soft_emb_norm.weight": ones}
+    write_tensors(model / "model.safetensors", tensors | of_vision)
+    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3}
+    train(tmp_path / "a", model=model, **options)
+    train(tmp_path / "b", model=golden, **options)
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    saved = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert saved["model_type"] == "gemma3_text" and saved["architectures"] == ["Gemma3ForCausalLM"] and saved["eos_token_id"] == 2
+
+
 def test_rope_by_flags_is_saved(tmp_path):
     """A run whose flags say what another's config.json says."""
     data, scaling = GOLDEN / "llama_yarn" / "golden.safetensors", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
