@@ -1,5 +1,6 @@
 """Axolotl 0.18."""
 
+import json
 import re
 
 from .table import Note, Peer, Refused, Same, Sets, Together
@@ -198,7 +199,9 @@ ROWS = [
     Same("prompt_key", "datasets.field_prompt, datasets.type.field_prompt"),
     Same("chosen_key", "datasets.type.field_chosen"),
     Same("rejected_key", "datasets.type.field_rejected"),
-    Together("format", "with {instruction} alone: --input_template", "datasets.type.format, datasets.type.no_input_format, datasets.format"),
+    Together("format", "with {instruction}, of pairs {prompt}, alone: --input_template",
+      "datasets.type.format, datasets.type.no_input_format, datasets.format, datasets.type.prompt_format"),
+    Note("answers are trained as they are", "datasets.type.chosen_format, datasets.type.rejected_format", "{chosen}, {rejected}"),
     Note("it holds for a system message and an input, where a record has them", "datasets.type.field_system, datasets.type.field_input", "system, input"),
     Note("these roles are read", "datasets.roles.user", "user, human, user,human, human,user"),
     Note("these roles are read", "datasets.roles.assistant", "assistant, gpt, model, assistant,gpt, gpt,assistant, assistant,gpt,model, gpt,model,assistant"),
@@ -362,8 +365,12 @@ def complete_data(t):
         t.set("prompt_key" if pairs else "input_key", t.get("messages"), where)
         if t.task == "sft":
             t.set("multiturn", "true", where)
+    own = next((s for s in t.settings if s.name.startswith("datasets.type.")), None)
     if t.has("format"):
-        complete_format(t)
+        complete_format(t, "{prompt}" if pairs else "{instruction}")
+    elif own and t.task != "pretrain":
+        t.set("input_template", "{}" if pairs else "{} ", own.where)
+        t.note("", "prompts of fields that are named are plain text in Axolotl, without the chat template: --input_template")
     names = set()
     for kind in types:
         names |= name_type(t, kind, pairs)
@@ -399,13 +406,13 @@ def name_type(t, kind, pairs):
     return set()
 
 
-def complete_format(t):
-    """A format of one's own around the instruction."""
+def complete_format(t, prompt):
+    """A format of one's own around the prompt."""
     where, text = t.together["format"].where, t.get("format")
-    if "{input}" in text or text.count("{instruction}") != 1:
-        t.refuse(f'{where} "{text}" has another field than the instruction\n  fix: write the prompt into one field, and --input_template with {{}} for it')
+    if re.findall(r"\{\w*\}", text) != [prompt]:
+        t.refuse(f'{where} {json.dumps(text)} has other fields than {prompt}, once\n  fix: write the prompt into one field, and --input_template with {{}} for it')
     else:
-        t.set("input_template", text.replace("{instruction}", "{}"), where)
+        t.set("input_template", text.replace(prompt, "{}"), where)
 
 
 def complete_task(t):

@@ -235,6 +235,9 @@ def complete(t):
         t.set("input_template", "openrlhf" if t.task == "sft" else "{}", "data.input_template (OpenRLHF's default)", by_default=True)
     if t.task in ("sft", "dpo", "rm") and t.flag("apply_chat_template", "false") != "true":
         t.note("", "plain text is followed by EOS alone; OpenRLHF puts a space before it")
+    if "input_template" in t.given and "{}" not in t.flag("input_template"):
+        t.note(t.flags["input_template"].where, "without {} it is left out, as in OpenRLHF, and prompts stay as they are: --input_template {}")
+        t.set("input_template", "{}", t.flags["input_template"].where)
     if t.has("filters"):
         t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
     if t.has("corrects"):

@@ -15,7 +15,7 @@ PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT)  # of equals the first is
 HELPERS = (TRAINER, ACCELERATE)
 
 # The tasks of OpenRLHF's and TRL's scripts, with settings that come with them.
-TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",),
+TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",), "ppo_tldr": ("ppo",),
          "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "pt": ("pretrain",)}
 # Tasks and scripts of theirs that are not here: a pattern of their path, what they do, and what there is instead.
 INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix in (
@@ -28,10 +28,10 @@ INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix
     ("cpo", "is a loss here", "dpo, with --loss_type simpo,sft --loss_weights 1,ALPHA"),
     ("tpo", "learns from three answers to a prompt", "dpo, with two of them"),
     ("online_dpo|dpo_online|nash_md|xpo", "samples its pairs from the policy", "grpo, with --reward"),
-    ("kd|gkd|gold|distillation|minillm|sdft|sdpo|ssd", "learns a teacher's probabilities",
+    ("kd|gkd|gold|distillation|minillm|sdft|sdpo", "learns a teacher's probabilities",
      "sft on the teacher's answers, which generate --model TEACHER writes"),
+    ("ssd", "trains on answers of its own", "generate --model DIR --prompts FILE, and sft on what it writes"),
     ("prm|process_reward", "rewards each step of an answer", "rm, with one reward for each answer"),
-    ("ppo_tldr", "is ppo on a data set", "ppo"),
     (r"(sft|dpo|grpo)_\w+", "is a script for one model or data set", "sft, dpo or grpo, with its --model and --data"),
     ("lora_combiner", "adds an adapter to a model", "merge --model DIR --adapter DIR --output_dir DIR"),
     ("batch_inference|interactive_chat|ssd_eval", "writes answers", "generate --model DIR --prompts FILE"),

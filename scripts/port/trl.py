@@ -209,6 +209,8 @@ def set_rewards(t):
     where, values = t.together["reward_funcs"].where, [v for value in t.together["reward_funcs"].values for v in value.split(",")]
     known = [v for v in values if (REWARDS / f"{v}.py").is_file()]
     named = [v for v in values if v not in known and "/" not in v and not v.endswith(".py")]
+    if named:
+        t.flags.pop("reward_weights", None)  # one for each of the rewards that are missing
     if "get_soft_overlong_punishment" in named:
         t.refuse(f'{where} "get_soft_overlong_punishment" is no reward of its own here\n  fix: --overlong_buffer 256, which '
                  "count from --max_new_tokens, beside --reward")

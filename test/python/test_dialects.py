@@ -42,10 +42,11 @@ def refused(words, tmp_path, config=None):
     return result.stderr
 
 
-# ---- which task ---------------------------------------------------------------------------------------------------------------------
+# ---- what becomes of it --------------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("words, task", [
+LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
+DPO = {"rl": "dpo", "datasets": [{"path": "a/b"}]}
+STARTS = [  # words that start their programs, and the task
     (f"reward {TRL}", "rm"), (f"trl sft {TRL}", "sft"), (f"trl reward {TRL}", "rm"), (f"python -m trl.scripts.dpo {TRL}", "dpo"),
     (f"accelerate launch --num_processes 1 trl/scripts/grpo.py {TRL}", "grpo"), (f"python examples/scripts/reward_modeling.py {TRL}", "rm"),
     (f"deepspeed --module openrlhf.cli.train_sft {OPENRLHF}", "sft"), (f"openrlhf.cli.train_rm {OPENRLHF}", "rm"),
@@ -53,49 +54,13 @@ def refused(words, tmp_path, config=None):
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator group_norm", "grpo"),
     (f"openrlhf.cli.train_sft {OPENRLHF} --model.pretrain_mode_enable", "pretrain"),
     ("swift pt --model M --dataset a/b --output_dir O", "pretrain"), ("swift rlhf --rlhf_type dpo --model M --dataset a/b --output_dir O", "dpo"),
-])
-def test_words_that_start_their_programs(tmp_path, words, task):
-    assert converted(words, tmp_path)[0] == task
-
-
-@pytest.mark.parametrize("more, task", [
-    ({}, "sft"), ({"rl": "dpo", "datasets": [{"path": "a/b"}]}, "dpo"), ({"rl": "ipo", "datasets": [{"path": "a/b"}]}, "dpo"),
+]
+TASKS = [  # lines of a file of Axolotl in addition to AXOLOTL, and the task that they say
+    ({}, "sft"), (DPO, "dpo"), (DPO | {"rl": "ipo"}, "dpo"),
     ({"reward_model": True, "datasets": [{"path": "a/b", "type": "bradley_terry.chat_template"}]}, "rm"),
     ({"datasets": None, "pretraining_dataset": [{"path": "a/b", "type": "pretrain"}]}, "pretrain"),
-    ({"datasets": [{"path": "a/b", "type": "completion", "field": "content"}]}, "pretrain"),
-])
-def test_axolotl_says_the_task(tmp_path, more, task):
-    assert converted("axolotl train c.yml", tmp_path, AXOLOTL | more)[0] == task
-    assert converted("", tmp_path, AXOLOTL | more)[0] == task  # the file alone
-    other = "rm" if task == "dpo" else "dpo"
-    if more:
-        assert f"asks for the task {task}, not {other}\n  fix: start with {task}" in refused(other, tmp_path, AXOLOTL | more) or task == "pretrain" and "field" in str(more)
-
-
-def test_llama_factory_says_the_task(tmp_path):
-    for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm")):
-        assert converted("llamafactory-cli train", tmp_path, FACTORY | {"stage": stage})[0] == task
-    assert "\"kto\" has no meaning here" in refused("", tmp_path, FACTORY | {"stage": "kto"})
-    assert "is a name in LLaMA-Factory's data/dataset_info.json, which is not here" in refused("", tmp_path, FACTORY | {"dataset": "identity"})
-
-
-@pytest.mark.parametrize("words, name, what, fix", [
-    ("rloo", "rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
-    ("trl kto", "kto", "learns from answers that are good or bad by themselves", "dpo, "),
-    ("openrlhf.cli.train_kd", "kd", "learns a teacher's probabilities", "sft on the teacher's answers"),
-    ("trl gkd", "gkd", "learns a teacher's probabilities", "sft on"),
-    ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
-    ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
-    ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on pictures", "models of text alone"),
-    ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo")])
-def test_tasks_that_are_not_here(tmp_path, words, name, what, fix):
-    said = call(f"{words} --beta 1", tmp_path).stderr
-    assert said.startswith(f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: {fix}'), said
-
-
-# ---- what names become --------------------------------------------------------------------------------------------------------------
-
-SAME = [  # (words, flags that they become)
+    ({"datasets": [{"path": "a/b", "type": "completion", "field": "content"}]}, "pretrain")]
+SAME = [  # words, and flags that they become
     (f"sft {TRL} --num_train_epochs 2.0 --warmup_ratio 0.1 --learning_rate 2.0e-4", {"max_epochs": "2", "lr_warmup": "0.1", "learning_rate": "2.0e-4"}),
     (f"sft {TRL} --adam_beta2 0.99 --adam_epsilon 1e-6 --max_grad_norm 0.5", {"adam_betas": "0.9,0.99", "adam_eps": "1e-6", "max_norm": "0.5"}),
     (f"sft {TRL} --ranks 4 --sp_size 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 8", {"train_batch_size": "32", "ring_attn_size": "2"}),
@@ -122,6 +87,7 @@ SAME = [  # (words, flags that they become)
     (f"dpo {TRL} --label_smoothing 0.1 --loss_type robust", {"label_smoothing": "0.1"}),
     (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
     (f"dpo {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100 --model.ipo_enable", {"row_tokens": "400", "loss_type": "ipo_sum", "learning_rate": "1e-5"}),
+    (f"sft {OPENRLHF} --data.input_template ''", {"input_template": "{}"}),
     (f"sft {OPENRLHF} --ds.ring_attn_size 2 --ring_head_stride 1", {"ring_attn_size": "2", "ring_attn_head_stride": "1"}),
     ("sft --pretrain M --dataset D --save_path O --train_batch_size 8 --l2 0.1 --bf16 --flash_attn", {"model": "M", "weight_decay": "0.1", "dtype": "bf16"}),
     (f"dpo {OPENRLHF} --eval.dataset a/b", {"eval_data": "a/b[test]"}),
@@ -135,35 +101,17 @@ SAME = [  # (words, flags that they become)
     ("swift rlhf --rlhf_type grpo --model M --dataset a/b --output_dir O --per_device_train_batch_size 8 --beta 0.02", {"kl_coef": "0.02"}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
 ]
-
-
-def test_functions_of_trl_are_called(tmp_path, monkeypatch):
-    """A TRL of our own, whose function judges no question without an answer."""
-    (tmp_path / "trl").mkdir()
-    (tmp_path / "trl" / "rewards.py").write_text("def accuracy_reward(completions, solution):\n"
-                                                 "    return [float(c[0]['content'] == s) if s else None for c, s in zip(completions, solution)]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    reward = runpy.run_path(str(ROOT / "scripts" / "rewards" / "accuracy_reward.py"))["reward"]
-    assert reward(["Q"] * 3, ["4", "5", "6"], ["4", "4", ""]) == [1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("words, flags", SAME)
-def test_names_become_flags(tmp_path, words, flags):
-    _, found, _ = converted(words, tmp_path)
-    assert {flag: found.get(flag) for flag in flags} == flags
-
-
-FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and the resulting flags
+FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and flags
     ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
     ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
-    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
+    (LORA | {"lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
     ({"adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
      {"load_in": "4bit", "lora_targets": "q_proj,up_proj"}),
-    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"}, {"lora_targets": "q_proj,up_proj"}),
+    (LORA | {"lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"}, {"lora_targets": "q_proj,up_proj"}),
     ({"lora_r": 8}, {"lora_rank": None}),
-    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_modules_to_save": ["embed_tokens", "lm_head"], "tokens": ["<a>"]},
+    (LORA | {"lora_modules_to_save": ["embed_tokens", "lm_head"], "tokens": ["<a>"]},
      {"lora_modules_to_save": "embed_tokens,lm_head", "add_tokens": "<a>"}),
-    ({"reward_model": True, "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_modules_to_save": ["score"],
+    (LORA | {"reward_model": True, "lora_modules_to_save": ["score"],
       "datasets": [{"path": "a/b", "type": "bradley_terry.chat_template"}]}, {"lora_modules_to_save": None}),
     ({"lora_modules_to_save": ["embed_tokens"]}, {"lora_modules_to_save": None}),  # without an adapter
     ({"sample_packing": True, "micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 1024}, {"train_batch_tokens": "8192"}),
@@ -177,6 +125,9 @@ FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and the resultin
     ({"chat_template": "qwen3", "base_model": "Qwen/Qwen3-8B", "datasets": [{"path": "a/b", "type": "chat_template"}]}, {"tokenizer_chat_template": None}),
     ({"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "field_output": "a", "format": "[INST] {instruction} [/INST]"}}]},
      {"input_key": "q", "output_key": "a", "input_template": "[INST] {} [/INST]"}),
+    ({"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "field_output": "a"}}]}, {"input_key": "q", "input_template": "{} "}),
+    (DPO | {"datasets": [{"path": "a/b", "type": {"field_prompt": "q", "field_chosen": "c"}}]}, {"prompt_key": "q", "chosen_key": "c", "input_template": "{}"}),
+    (DPO | {"datasets": [{"path": "a/b", "type": {"prompt_format": "Q: {prompt}", "chosen_format": "{chosen}"}}]}, {"input_template": "Q: {}"}),
     ({"datasets": [{"path": "json", "data_files": {"train": "x.jsonl"}, "type": "alpaca"}, {"path": "c/d", "name": "e", "split": "train[:1%]", "type": "alpaca"}]},
      {"data": "x.jsonl,c/d:e[train[:1%]]"}),
     ({"datasets": [{"path": "a/b", "type": "completion", "field": "content"}]}, {"input_key": "content", "input_template": None}),
@@ -185,12 +136,20 @@ FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and the resultin
     ({"fsdp_config": {"reshard_after_forward": True, "fsdp_version": 2}, "context_parallel_size": 2, "ring_attn_func": "varlen_llama3"},
      {"zero_stage": "3", "ring_attn_size": "2", "sp_mode": "gather"}),
 ]
+CONVERTED = [
+    *((words, None, {"task": task}) for words, task in STARTS), *((words, None, flags) for words, flags in SAME),
+    *((words, AXOLOTL | more, {"task": task}) for more, task in TASKS for words in ("axolotl train c.yml", "")),
+    *(("", AXOLOTL | more, flags) for more, flags in FILES),
+    *(("llamafactory-cli train", FACTORY | {"stage": stage}, {"task": task}) for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm"))),
+    ("", FACTORY | {"add_tokens": "<a>", "resize_vocab": True}, {"add_tokens": "<a>", "lora_modules_to_save": "embed_tokens,lm_head"}),
+    ("", FACTORY | {"additional_target": "embed_tokens"}, {"lora_modules_to_save": "embed_tokens"}),
+    ("", FACTORY | {"finetuning_type": "full", "resize_vocab": True}, {"lora_modules_to_save": None})]
 
 
-@pytest.mark.parametrize("more, flags", FILES)
-def test_files_of_axolotl_become_flags(tmp_path, more, flags):
-    _, found, _ = converted("", tmp_path, AXOLOTL | more)
-    assert {flag: found.get(flag) for flag in flags} == flags
+@pytest.mark.parametrize("words, config, flags", CONVERTED)
+def test_what_becomes_of_it(tmp_path, words, config, flags):
+    task, found, _ = converted(words, tmp_path, config)
+    assert {name: task if name == "task" else found.get(name) for name in flags} == flags
 
 
 def test_a_file_of_llama_factory(tmp_path):
@@ -202,35 +161,30 @@ def test_a_file_of_llama_factory(tmp_path):
                      "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "input_key": "talk", "data": "data/c.json", "train_batch_size": "8"}, found
     assert "LLaMA-Factory trains adapters unless finetuning_type says full" in notes
     assert "holds pictures or sounds" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
-    found = converted("", tmp_path, FACTORY | {"add_tokens": "<a>", "resize_vocab": True})[1]
-    assert (found["add_tokens"], found["lora_modules_to_save"]) == ("<a>", "embed_tokens,lm_head")
-    assert converted("", tmp_path, FACTORY | {"additional_target": "embed_tokens"})[1]["lora_modules_to_save"] == "embed_tokens"
-    assert "lora_modules_to_save" not in converted("", tmp_path, FACTORY | {"finetuning_type": "full", "resize_vocab": True})[1]
+
+
+def test_functions_of_trl_are_called(tmp_path, monkeypatch):
+    """A TRL of our own, whose function judges no question without an answer."""
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "rewards.py").write_text("def accuracy_reward(completions, solution):\n"
+                                                 "    return [float(c[0]['content'] == s) if s else None for c, s in zip(completions, solution)]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = runpy.run_path(str(ROOT / "scripts" / "rewards" / "accuracy_reward.py"))["reward"]
+    assert reward(["Q"] * 3, ["4", "5", "6"], ["4", "4", ""]) == [1.0, 0.0, 0.0]
 
 
 # ---- refusals and notes --------------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("more, message", [
-    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_modules_to_save": ["norm"]}, 'has "norm", but beside adapters only the embedding and the head'),
-    ({"adapter": "lora"}, '"lora" needs lora_r, which has no default in Axolotl\n  fix: --lora_rank 16'),
-    ({"datasets": [{"path": ["a/b"]}]}, 'the path of datasets in c.yml is ["a/b"], not a name'),
-    ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is no form of records that is read'),
-    ({"chat_template": "gemma3"}, '"gemma3" is a template that is not here'),
-    ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
-    ({"rl": "kto"}, '"kto" has no meaning here\n  fix: there are the tasks dpo'),
-    ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: one of'),
-    ({"lora_target_modules": r"model.layers.[13].mlp.up_proj", "adapter": "lora", "lora_r": 8, "lora_alpha": 8}, "is a regular expression that does not name the same"),
-    ({"train_on_inputs": True}, "train_on_inputs in c.yml has no meaning here"),
-    ({"qat": {"weight_dtype": "int4", "group_size": 8}}, "qat in c.yml has no meaning here"),
-    ({"datasets": [{"path": "a/b", "field_instruction": "x"}, {"path": "c/d", "field_instruction": "y"}]}, "field_instruction differs between data sets: x, y"),
-    ({"plugins": ["axolotl.integrations.diffusion.DiffusionPlugin"]}, "DiffusionPlugin\" has no meaning here"),
-])
-def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
-    assert message in refused("", tmp_path, AXOLOTL | more)
-
-
-@pytest.mark.parametrize("words, message", [
+NOT_HERE = [  # words, the task, what it does, and the fix
+    ("rloo", "rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
+    ("trl kto", "kto", "learns from answers that are good or bad by themselves", "dpo, "),
+    ("openrlhf.cli.train_kd", "kd", "learns a teacher's probabilities", "sft on the teacher's answers"),
+    ("trl gkd", "gkd", "learns a teacher's probabilities", "sft on"),
+    ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
+    ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
+    ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on pictures", "models of text alone"),
+    ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo")]
+WORDS = [
     (f"sft {TRL} --use_dora", "--use_dora has no meaning here\n  fix: there are LoRA and rsLoRA"),
     (f"sft {TRL} --bf16 3", '--bf16 "3" is no value of that flag\n  fix: true or false'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
@@ -238,6 +192,7 @@ def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
     (f"grpo {TRL} --num_generations 7", "is no multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
     (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which is not read here\n  fix: --reward FILE.py'),
     (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer 256"),
+    (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no word of weights
     (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
     (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
     (f"sft {OPENRLHF} --model.aux_loss_coef 0.001", '--model.aux_loss_coef "0.001" has no meaning here\n  fix: there are no mixtures of experts'),
@@ -249,9 +204,33 @@ def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
     ("sft --model M --data D --output_dir O --ds_type 1", "lists the flags of sft"),
     ("sft --model M stray", '--model has more than one value: "M" and "stray"'),
     ("sft --config missing.yml", "cannot read missing.yml: No such file"),
-])
-def test_words_that_are_refused(tmp_path, words, message):
-    assert message in refused(words, tmp_path)
+]
+LINES = [
+    (LORA | {"lora_modules_to_save": ["norm"]}, 'has "norm", but beside adapters only the embedding and the head'),
+    ({"adapter": "lora"}, '"lora" needs lora_r, which has no default in Axolotl\n  fix: --lora_rank 16'),
+    ({"datasets": [{"path": ["a/b"]}]}, 'the path of datasets in c.yml is ["a/b"], not a name'),
+    ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is no form of records that is read'),
+    ({"chat_template": "gemma3"}, '"gemma3" is a template that is not here'),
+    ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
+    ({"rl": "kto"}, '"kto" has no meaning here\n  fix: there are the tasks dpo'),
+    ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: one of'),
+    (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not name the same"),
+    ({"train_on_inputs": True}, "train_on_inputs in c.yml has no meaning here"),
+    ({"qat": {"weight_dtype": "int4", "group_size": 8}}, "qat in c.yml has no meaning here"),
+    ({"datasets": [{"path": "a/b", "field_instruction": "x"}, {"path": "c/d", "field_instruction": "y"}]}, "field_instruction differs between data sets: x, y"),
+    ({"plugins": ["axolotl.integrations.diffusion.DiffusionPlugin"]}, "DiffusionPlugin\" has no meaning here"),
+]
+REFUSED = [
+    *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: {fix}') for words, name, what, fix in NOT_HERE),
+    *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
+    *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
+    ("", FACTORY | {"stage": "kto"}, '"kto" has no meaning here'),
+    ("", FACTORY | {"dataset": "identity"}, "is a name in LLaMA-Factory's data/dataset_info.json, which is not here")]
+
+
+@pytest.mark.parametrize("words, config, message", REFUSED)
+def test_what_is_refused(tmp_path, words, config, message):
+    assert message in refused(words, tmp_path, config)
 
 
 @pytest.mark.parametrize("more", [
