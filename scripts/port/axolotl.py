@@ -3,6 +3,7 @@
 import json
 import re
 
+from .instead import no_task
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import name_template
 from .trainer import TRAINER
@@ -43,7 +44,7 @@ ROWS = [
     Note("no code of a model's directory is run", "trust_remote_code"),
     Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' has it as JSON", "rope_scaling"),
     Refused("change config.json in the directory of --model",
-      "overrides_of_model_config, overrides_of_model_kwargs, base_model_config, cls_model_config, type_of_model, "
+      "overrides_of_model_config, model_config, overrides_of_model_kwargs, base_model_config, cls_model_config, type_of_model, "
       "reinit_weights"),
     Note("config.json says what the model is", "is_llama_derived_model, is_mistral_derived_model, is_qwen_derived_model, is_falcon_derived_model"),
     Note("config.json says what the model is", "model_type"),
@@ -258,13 +259,14 @@ ROWS = [
     Note("new rows begin as the mean of the others, and there is one for each token", "resize_token_embeddings_to_32x, mean_resizing_embeddings, "
       "embeddings_skip_upcast"),
     Refused("the tokenizer is that of --model: change its files",
-      "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config, tokenizer_use_mistral_common"),
+      "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config"),
+    Refused("a model with tokenizer.json: tokenizers of mistral-common (tekken.json) are not read", "tokenizer_use_mistral_common"),
     Refused("rope scaling stands in config.json; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
     Refused("there are no mixtures of experts; leave it out", "expert_parallel_size, use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
       "expert_parallel_token_capacity"),
     Refused("there is no such training here: pretrain, sft, dpo, rm, grpo and ppo", "diffusion, llmcompressor"),
     Note("Axolotl does not read it either", "eta_min, full_finetune, test_value, adam_eps, base_model_ignore_patterns, gptq_disable_exllama"),
-    Refused("it is of other architectures, or of weights of four bits that are trained", "model_config, nvfp4_merge_aware, dsv4_fp4_grouped_mode, use_dsv4_kernels, "
+    Refused("it is of other architectures, or of weights of four bits that are trained", "nvfp4_merge_aware, dsv4_fp4_grouped_mode, use_dsv4_kernels, "
       "use_glm_dsa_kernels"),
 ]
 
@@ -318,6 +320,9 @@ def complete(t):
     if "lr_warmup" not in t.given:
         t.note("", "Axolotl's default warm-up, 3 % of the steps, has at most 100 of them: --lr_warmup N")
     complete_steps(t)
+    seen = next((s for s in t.settings if s.name == "model_type" and re.fullmatch(r"(?!Gemma3)\w+ForConditionalGeneration", s.value)), None)
+    if seen:
+        t.refuse(f"{seen.where} {seen.value} reads pictures\n  fix: models of text alone are trained")
     if t.has("plugins"):
         for plugin in t.together["plugins"].values:
             if not any(name in plugin for name in HARMLESS):
@@ -419,7 +424,7 @@ def complete_task(t):
     if t.has("rl"):
         rl, where = t.get("rl"), t.together["rl"].where
         if rl not in PREFERENCES and rl != "grpo":
-            t.refuse(f'{where} "{rl}" has no meaning here\n  fix: there are the tasks dpo, with its --loss_type, rm, grpo and ppo')
+            t.refuse(f"{where}: {no_task(rl)}")
         elif t.task == "dpo" and PREFERENCES.get(rl):
             t.set("loss_type", PREFERENCES[rl], where)
     if t.has("reward_funcs"):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from .instead import instead, no_task
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import name_template
 from .trainer import TRAINER
@@ -130,7 +131,9 @@ def defaults(task):
 def complete(t):
     complete_trainer(t)
     if t.has("stage") and t.get("stage") not in STAGES:
-        t.refuse(f'{t.together["stage"].where} "{t.get("stage")}" has no meaning here\n  fix: the stages pt, sft, rm and dpo; rewards are for the tasks grpo and ppo')
+        where, stage = t.together["stage"].where, t.get("stage")
+        t.refuse(f"{where}: {no_task(stage)}" if instead(stage) else
+                 f'{where} "{stage}" has no meaning here\n  fix: the stages pt, sft, rm and dpo; rewards are for the tasks grpo and ppo')
     kind = t.get("finetuning_type", "lora")
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
@@ -166,6 +169,7 @@ def find_data(t, key, flag):
         if entry is None:
             t.refuse(f'{where} "{name}" is a name in LLaMA-Factory\'s {folder}/dataset_info.json, which {"does not have it" if known else "is not here"}\n'
                      f"  fix: --{'dataset_dir DIR, where that file is, or --' if not known else ''}{flag} FILE or OWNER/NAME")
+            found.append(name)
             continue
         source = entry.get("hf_hub_url") or entry.get("file_name", "")
         if not source:

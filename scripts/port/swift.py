@@ -3,6 +3,8 @@
 import math
 import re
 
+from .instead import no_task
+from .reading import PortError
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
@@ -32,6 +34,11 @@ ROWS = [
     Same("beta,kl_coef", "beta"),
     Note("the assistant's messages are trained", "loss_scale", "default"),
     Refused("the fields of a record say what is a target (docs/data.md); leave it out", "loss_scale"),
+    Note("it decides how it is computed, not what", "tuner_backend, experts_impl"),
+    Sets("async_steps 1", "async_generate", "true"),
+    Sets("chat_template_kwargs {\"enable_thinking\": true}", "enable_thinking", "true"),
+    Sets("chat_template_kwargs {\"enable_thinking\": false}", "enable_thinking", "false"),
+    Refused("the template says what an answer begins with: --chat_template_kwargs or --tokenizer_chat_template", "add_non_thinking_prefix"),
     Refused("write it into the records: a field system, or a system message", "system"),
     Refused("write the records in one of the forms of docs/data.md", "columns, remove_unused_columns"),
     Refused("models of text alone are trained", "freeze_vit, freeze_aligner, freeze_llm, max_pixels"),
@@ -73,9 +80,9 @@ TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "rm": "rm", "grpo": "grpo"
 
 def task_of(given, task):
     kind = given.get("rlhf_type")
-    if kind and kind.value in TASKS:
-        return TASKS[kind.value], f'{kind.where} "{kind.value}"'
-    return None
+    if kind and kind.value not in TASKS:
+        raise PortError(f"{kind.where}: {no_task(kind.value)}")
+    return kind and (TASKS[kind.value], f'{kind.where} "{kind.value}"')
 
 
 def defaults(task):
@@ -98,9 +105,7 @@ def complete(t):
         t.note("", "without max_length ms-swift takes samples as long as the model has positions; here --max_len is 2048, and for pairs 512")
     if t.has("rlhf_type"):
         rlhf, where = t.get("rlhf_type"), t.together["rlhf_type"].where
-        if rlhf not in TASKS:
-            t.refuse(f'{where} "{rlhf}" has no meaning here\n  fix: dpo, orpo, simpo, rm or grpo')
-        elif rlhf in ("orpo", "simpo"):
+        if rlhf in ("orpo", "simpo"):
             t.set("loss_type", rlhf, where)
     for key, flag in (("dataset", "data"), ("val_dataset", "eval_data")):
         if t.has(key):

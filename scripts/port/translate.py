@@ -134,7 +134,7 @@ class Translation:
                 self.note(setting.where, f"--{row.text}")
             self.take_own(Setting(flag, [ours], setting.where), by_default)
         else:
-            shown = "" if value == "true" or row.holder else f' "{value}"'
+            shown = "" if value == "true" or row.holder else f' {json.dumps(value, ensure_ascii=False)}'
             where = setting.where.replace(setting.name, row.holder) if row.holder else setting.where
             self.refuse(f"{where}{shown} has no meaning here\n  fix: {row.text}")
 
@@ -315,8 +315,9 @@ def linear_names(values, where):
     if len(values) == 1 and values[0] in ("all-linear", "all"):
         return ["all-linear"]
     if len(values) == 1 and re.search(r"[\\|(\[*]", values[0]):
+        roots = ("model", "model.language_model", "language_model.model")  # of a model of text, and of one within another
         try:
-            found = [[name for name in LINEAR if re.fullmatch(values[0], f"model.layers.{layer}.{name}")] for layer in (0, 1, 11)]
+            found = [[name for name in LINEAR if any(re.fullmatch(values[0], f"{root}.layers.{layer}.{name}") for root in roots)] for layer in (0, 1, 11)]
         except re.error:
             found = [[]]
         if not found[0] or any(one != found[0] for one in found):

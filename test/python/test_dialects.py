@@ -99,6 +99,7 @@ SAME = [  # words, and flags that they become
     ("swift sft --model M --dataset 'a/b#500' --output_dir O --tuner_type full", {"data": "a/b[train[:500]]", "learning_rate": "1e-5", "weight_decay": "0.1",
                                                                                   "train_batch_size": "16", "lora_rank": None}),
     ("swift rlhf --rlhf_type grpo --model M --dataset a/b --output_dir O --per_device_train_batch_size 8 --beta 0.02", {"kl_coef": "0.02"}),
+    ("swift sft --model M --dataset a/b --output_dir O --enable_thinking false", {"chat_template_kwargs": '{"enable_thinking": false}'}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
 ]
 FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and flags
@@ -108,6 +109,7 @@ FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and flags
     ({"adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
      {"load_in": "4bit", "lora_targets": "q_proj,up_proj"}),
     (LORA | {"lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"}, {"lora_targets": "q_proj,up_proj"}),
+    (LORA | {"lora_target_modules": r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"}, {"lora_targets": "q_proj,up_proj"}),
     ({"lora_r": 8}, {"lora_rank": None}),
     (LORA | {"lora_modules_to_save": ["embed_tokens", "lm_head"], "tokens": ["<a>"]},
      {"lora_modules_to_save": "embed_tokens,lm_head", "add_tokens": "<a>"}),
@@ -212,7 +214,7 @@ LINES = [
     ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is no form of records that is read'),
     ({"chat_template": "gemma3"}, '"gemma3" is a template that is not here'),
     ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
-    ({"rl": "kto"}, '"kto" has no meaning here\n  fix: there are the tasks dpo'),
+    ({"rl": "kto"}, 'rl in c.yml: there is no task "kto", which learns from answers that are good or bad by themselves\n  fix: dpo, with pairs'),
     ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: one of'),
     (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not name the same"),
     ({"train_on_inputs": True}, "train_on_inputs in c.yml has no meaning here"),
@@ -224,8 +226,10 @@ REFUSED = [
     *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: {fix}') for words, name, what, fix in NOT_HERE),
     *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
-    ("", FACTORY | {"stage": "kto"}, '"kto" has no meaning here'),
-    ("", FACTORY | {"dataset": "identity"}, "is a name in LLaMA-Factory's data/dataset_info.json, which is not here")]
+    ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" has no meaning here'),
+    ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
+    ("", FACTORY | {"dataset": "identity"}, 'train_llama: dataset in c.yml "identity" is a name in LLaMA-Factory\'s data/dataset_info.json, which is not here'),
+    ("", AXOLOTL | {"model_type": "Llama4ForConditionalGeneration"}, "model_type in c.yml Llama4ForConditionalGeneration reads pictures")]
 
 
 @pytest.mark.parametrize("words, config, message", REFUSED)
