@@ -85,8 +85,9 @@ CUDA        := $(and $(HAVE_NVCC),$(GPU_ARCHS))
 ARCHS       := $(or $(GPU_ARCHS),$(filter 80 90 100,$(KNOWN_ARCHS)))
 NVCCFLAGS   := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-unused-parameter,-Wno-unknown-pragmas \
                $(if $(filter 0,$(STRICT)),,-Werror all-warnings -Xcompiler -Werror) \
-               $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(ARCHS)"' \
-               $(foreach arch,$(lastword $(ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch)) $(CARRIED:%=-isystem %/include)
+               -DLLMC_GPU_ARCHS='"$(ARCHS)"' $(CARRIED:%=-isystem %/include)
+GENCODE      = $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+               $(foreach arch,$(lastword $(ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch))
 GPU         := build/gpu$(subst $(eval) ,,$(ARCHS:%=_%))
 CUDA_LIB    := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
 CUDA_LIBS   := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
@@ -140,14 +141,15 @@ $(foreach type,.cpp .cu,$(eval $(call compile_cpu,,$(type))) \
 define compile_gpu
 $(GPU)/%.o: %$(1) $(GPU)/flags
 	@mkdir -p $$(@D)
-	@echo 'compile $$< for sm $(ARCHS)'
-	@$$(NVCC) $$(NVCCFLAGS) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
+	@echo 'compile $$< for sm $$(ARCHS)'
+	@$$(NVCC) $$(NVCCFLAGS) $$(GENCODE) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(type))))
+$(GPU)/llmc/ops/attention_hopper.o: private ARCHS := 90a
 
 # These files change when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: private FLAGS = $(COMPILER) $(CXXFLAGS)
-$(GPU)/flags: private FLAGS = $(NVCC) $(NVCCFLAGS)
+$(GPU)/flags: private FLAGS = $(NVCC) $(NVCCFLAGS) $(GENCODE)
 $(BUILD)/flags $(GPU)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(FLAGS)' | cmp -s - $@ || { echo 'flags   $@'; echo '$(FLAGS)' > $@; }
@@ -156,7 +158,8 @@ $(BUILD)/flags $(GPU)/flags: FORCE
 # (llmc/core/rehearsal.h), and by nvcc for CUDA; the last only with a GPU.
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows; GPU_ARCHS=90 compiles for 9.0, for the CPU alone)
-GPU_HALF := $(GPU)/llmc/core/gpu_query.o $(GPU)/llmc/parallel/comm_nccl.o
+HOPPER   := $(if $(filter 90,$(ARCHS)),$(GPU)/llmc/ops/attention_hopper.o)
+GPU_HALF := $(GPU)/llmc/core/gpu_query.o $(GPU)/llmc/parallel/comm_nccl.o $(HOPPER)
 $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o) $(BUILD)/rehearsals/%.o $(LIBRARY)
 	@echo 'link    $@$(if $(CUDA),,$(FOR_CPU))'
 	@rm -f $@.plain  # of older sources

@@ -37,11 +37,11 @@ $(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $
 
 GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
 GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
-GPU_LOGS    := $(TRAINERS:%=$(GPU)/%.ptxas) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
+GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(HOPPER)) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
 
 # The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
 # linker keeps the first.
-$(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(lastword $(GPU_HALF))
+$(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(filter-out %/gpu_query.o,$(GPU_HALF))
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
@@ -59,7 +59,7 @@ ptxas: $(GPU_OBJECTS) $(BUILD)/test/test_cuda  ## compile the kernels for GPU_AR
 PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/emulator/ptx/*.cpp)))
 PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
 PTX_LADDER      := $(BUILD)/dev/emulator/ptx/ladder.o
-PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
+PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o $(BUILD)/ptx/llmc/ops/attention_hopper.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
 PTX_LADDERS     := $(LADDERS:%=$(BUILD)/ptx/dev/cuda/%)
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
@@ -70,7 +70,7 @@ PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
 PTX_ARCH        := 90
 PTX_CODE        = compute_$(PTX_ARCH)
 $(PTX_LADDERS:=.o): private PTX_CODE := [compute_90,sm_90]
-$(BUILD)/ptx/test/ptx/kernels/test_hopper.o: private PTX_ARCH := 90a
+$(patsubst %,$(BUILD)/ptx/%.o,test/ptx/kernels/test_hopper llmc/ops/attention_hopper): private PTX_ARCH := 90a
 $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)
 

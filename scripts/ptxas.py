@@ -1,5 +1,6 @@
 """Reads the output of `nvcc -Xptxas -v` and prints the registers and memory of each kernel per thread on each GPU architecture. A kernel that uses local
-memory (a stack frame, or registers spilled to it) fails: local memory is device memory, and its loads wait in the innermost loops.
+memory (a stack frame, or registers spilled to it) fails: local memory is device memory, and its loads wait in the innermost loops. So does a kernel
+whose wgmma ptxas has put one behind the other, or fenced itself (its remarks C7510 to C7519): the source does not say what the machine does.
 
     scripts/ptxas.py LOG...     `make ptxas` writes the logs
 
@@ -25,6 +26,12 @@ def read(text):
         shared = re.search(r"(\d+) bytes smem", block)
         kernels[name, arch] = Use(int(re.search(r"Used (\d+) registers", block)[1]), int(shared[1]) if shared else 0, stack, stores, loads)
     return kernels
+
+
+def wgmma_remarks(text):
+    """Returns (architecture, remark of ptxas) pairs. A remark stands in front of its kernel's report."""
+    kernels = dict(re.findall(r"Compiling entry function '(\S+)' for '(\S+)'", text))
+    return [(kernels.get(name, "sm_90a"), remark) for remark, name in re.findall(r"(\(C751\d\) .*? in function '(\S+?)'.*)", text)]
 
 
 def demangled(names):
@@ -58,6 +65,10 @@ def main(logs):
             failed.add(arch)
             print(f"FAILED: {names[name]} for {arch}: {use.stack} bytes of stack, {use.stores} of spilled registers stored, {use.loads} loaded\n"
                   "  fix: smaller tiles, or arrays whose indices the compiler knows (#pragma unroll)")
+    for log in logs:
+        for arch, remark in wgmma_remarks(open(log).read()):
+            failed.add(arch)
+            print(f"FAILED: {remark}\n  fix: wgmma_fence() behind each access of a register and each loop, and no access before wgmma_wait()")
     if not kernels:
         print("FAILED: no kernels in", " ".join(logs) or "no logs")
     print(f"{len(archs) - len(failed)} passed, {len(failed) or not kernels:d} failed")

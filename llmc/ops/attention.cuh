@@ -7,6 +7,7 @@
 #include "attention_backward.cuh"
 #include "attention_f32.cuh"
 #include "attention_forward.cuh"
+#include "attention_hopper.h"
 #include "layout.cuh"
 
 namespace attention {
@@ -102,13 +103,15 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const Attenti
                             Pieces k_pieces) {
     using namespace attention;
     const size_t H = in.shape.H;
-    if constexpr (std::is_same_v<X, bf16>)
+    if constexpr (std::is_same_v<X, bf16>) {
+        if (const HopperKernels *hopper = hopper_kernels_for(in.shape.D))
+            return hopper->forward_part(dev, out32, lse, in, q_pieces, k_pieces);
         with_width(in.shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
             launch(dev, attention_forward_kernel5<width.value, float>, Grid{count_blocks(q_pieces, Shape::queries), H},
                    Shape::threads, sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
         });
-    else
+    } else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
                sizeof(PlainForward), out32, lse, in, q_pieces, k_pieces);
 }
@@ -124,6 +127,7 @@ inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
 inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
     using namespace attention;
     check_head_size(in.shape.D);
+    if (const HopperKernels *hopper = hopper_kernels_for(in.shape.D)) return hopper->forward(dev, out, lse, in, pieces);
     with_width(in.shape.D, [&](auto width) {
         using Shape = ForwardShape<width.value>;
         launch(dev, attention_forward_kernel5<width.value, bf16>, Grid{count_blocks(pieces, Shape::queries), in.shape.H},

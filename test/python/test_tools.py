@@ -120,6 +120,10 @@ def test_spilled_registers_are_named(tmp_path):
     code, text = run("ptxas.py", tmp_path / "clean")
     kernel = "attention::attention_backward_keys_kernel2"
     assert (code, text.split()) == (0, ["registers", "sm_80", "sm_100", f"{kernel}<128>", "243", "244", "2", "passed,", "0", "failed"])
+    remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to a call in function 'kernel'\n"
+    (tmp_path / "serial").write_text(remark + ptxas(128, "90a", 0, 0, 0, 168))
+    code, text = run("ptxas.py", tmp_path / "serial")
+    assert code == 1 and "FAILED: (C7510) Potential Performance Loss" in text and text.endswith("0 passed, 1 failed\n")
     code, text = run("ptxas.py", tmp_path / "clean", tmp_path / "spills")
     assert code == 1 and text.endswith("\n1 passed, 1 failed\n"), text
     assert f"FAILED: {kernel}<256> for sm_80: 328 bytes of stack, 516 of spilled registers stored, 556 loaded\n  fix: " in text

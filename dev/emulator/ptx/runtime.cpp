@@ -108,6 +108,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
 
 bool counting = getenv("PTX_COUNT") != nullptr;
 size_t sample = 0;
+int compute_capability = 90;
 
 Count Launches::total() const {
     Count sum;
@@ -321,6 +322,11 @@ cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaErrorNotSupported; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaErrorNotSupported; }
 
 cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
+    if (attribute == cudaDevAttrComputeCapabilityMajor) return *value = ptx::compute_capability / 10, cudaSuccess;
+    if (attribute == cudaDevAttrComputeCapabilityMinor) return *value = ptx::compute_capability % 10, cudaSuccess;
+    return cudaErrorInvalidValue;
+}
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }

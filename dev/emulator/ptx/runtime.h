@@ -27,6 +27,7 @@ void forget_launches();
 std::vector<std::string> program_kernels();  // mangled: of all that is linked
 extern bool counting;                        // also counts memory; initially set by PTX_COUNT in the environment
 extern size_t sample;                        // Launch::sample of the launches from now on
+extern int compute_capability;               // what the runtime says: 90, or that of OtherGpu
 
 // A product asked of cuBLASLt. The library's rules are checked at every product; a violation ends the call with the rule.
 struct Product {
@@ -54,5 +55,17 @@ class EditedPtx {
     EditedPtx(const EditedPtx &) = delete;
     EditedPtx &operator=(const EditedPtx &) = delete;
     size_t edited = 0;  // modules
+};
+
+// While it lives, programs that choose kernels by the GPU's compute capability see this one.
+class OtherGpu {
+  public:
+    explicit OtherGpu(int capability) : before_(compute_capability) { compute_capability = capability; }
+    ~OtherGpu() { compute_capability = before_; }
+    OtherGpu(const OtherGpu &) = delete;
+    OtherGpu &operator=(const OtherGpu &) = delete;
+
+  private:
+    const int before_;
 };
 }  // namespace ptx

@@ -13,14 +13,16 @@ struct TensorMap {
     static constexpr uint64_t mark = 0x70616d2d616d7421;
     static constexpr int most_dimensions = 5;
 
-    uint64_t magic = mark, base = 0;
+    uint64_t magic = mark;
+    uint64_t of_driver = 0;  // programs clear bit 21 of this word (llmc/ops/hopper.cuh)
+    uint64_t base = 0;
     uint64_t dims[most_dimensions] = {};         // elements, the contiguous dimension first
     uint64_t strides[most_dimensions - 1] = {};  // bytes, of the dimensions from the second on
     uint16_t box[most_dimensions] = {};          // elements
     uint8_t rank = 0;
     Element element = Element::u8;
     uint8_t swizzle = 0;  // CUtensorMapSwizzle: 0 none, 1 32 bytes, 2 64, 3 128
-    uint8_t unused[27] = {};
+    uint8_t unused[19] = {};
 
     uint32_t row_bytes() const { return uint32_t(box[0]) * bytes_of(element); }
     uint32_t box_bytes() const;

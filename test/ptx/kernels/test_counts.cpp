@@ -25,6 +25,7 @@ TEST(PtxCounts, SwigluTouchesEachSectorOnce) {
 TEST(PtxCounts, AttentionMultipliesWhatTheMaskLeaves) {
     const AttentionCase a{{256}, 0, 5, 1, 64};
     const AttentionValues<bf16> in(a);
+    const ptx::OtherGpu ampere(80);
     const auto launch =
         counted("attention_forward_kernel5<64, bf16>", {2, 5, 1}, [&] { run_attention<DeviceArray>(CudaBf16{}, a, in); });
     EXPECT_EQ(executed(launch, ptx::Pipe::tensor), a.H * 20 * 2 * (32 * 64 * 64) / (16 * 8 * 16));

@@ -11,6 +11,7 @@ namespace {
 
 // Forward and backward of bf16 against the reference, small. What was wrong, empty if nothing was.
 std::string attention_is_wrong() {
+    const ptx::OtherGpu ampere(80);  // Hopper's kernels: test_attention_hopper.cpp
     const AttentionCase a{{5, 90, 33}, 0, 2, 1, 64};
     const AttentionValues<bf16> in(a);
     testing::TestPartResultArray failures;

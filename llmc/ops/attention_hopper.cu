@@ -1,0 +1,50 @@
+// The unit that nvcc compiles for sm_90a (attention_hopper.h).
+#include "attention_hopper.cuh"
+
+#include <algorithm>
+
+#include "attention_hopper.h"
+
+namespace attention {
+inline namespace CUDA_BACKEND {
+namespace {
+
+bool runs(size_t D) {
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device))
+        return false;  // the launch says why
+    return (D == 64 || D == 128) && major == 9 && minor == 0;
+}
+
+size_t rows_of(const Pieces &pieces) {  // beyond them an array may never have been written
+    size_t rows = 0;
+    for (size_t i = 0; i < pieces.count; i++)
+        rows = std::max(rows, pieces.piece[i].offset + pieces.piece[i].end - pieces.piece[i].begin);
+    return rows;
+}
+
+template <int D, class Out>
+void launch_forward(CudaBf16 dev, Out *out, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces, Pieces k_pieces) {
+    using Shape = HopperForward<D>;
+    const size_t H = in.shape.H, KV = in.shape.KV, q_rows = rows_of(q_pieces), k_rows = rows_of(k_pieces);
+    if (!q_rows || !k_rows) return;
+    launch(dev, attention_forward_hopper_kernel<D, Out>, Grid{H, count_blocks(q_pieces, Shape::queries)}, Shape::threads,
+           sizeof(typename Shape::Shared), hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),
+           hopper::map_of(in.k.data, k_rows, KV * D, in.k.stride, Shape::keys, D),
+           hopper::map_of(in.v.data, k_rows, KV * D, in.v.stride, Shape::keys, D), out, lse, in.first_key, in.shape, q_pieces,
+           k_pieces);
+}
+void forward_part(CudaBf16 dev, float *out32, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces, Pieces k_pieces) {
+    (in.shape.D == 64 ? launch_forward<64, float> : launch_forward<128, float>)(dev, out32, lse, in, q_pieces, k_pieces);
+}
+void forward(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
+    (in.shape.D == 64 ? launch_forward<64, bf16> : launch_forward<128, bf16>)(dev, out, lse, in, pieces, pieces);
+}
+
+constexpr HopperKernels kernels{runs, forward, forward_part};
+[[maybe_unused]] const bool known = (hopper_kernels = &kernels) != nullptr;
+
+}  // namespace
+}  // namespace CUDA_BACKEND
+}  // namespace attention

@@ -1,0 +1,232 @@
+// Attention forward on Hopper's own instructions (hopper.cuh), for heads of 64 and 128. Contract and formulas: attention.h. What differs from
+// attention_forward.cuh is who waits for whom, after FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608):
+//
+//   A block owns a tile of queries. One warp loads, the producer: it walks over the tiles of keys, and TMA fills one of two stages with K and V while
+//   the other is in use. Two or three warpgroups, the consumers, walk over the same tiles; each has 64 queries. All registers that the producer
+//   does not need are theirs.
+//
+//   A consumer issues the product S of the next tile before the softmax of this one, so that tensor cores and exponentials work at the same time:
+//
+//       issue S(n+1) = Q K(n+1)^T, O += P(n) V(n)  |  wait for S(n+1), softmax: P(n+1)  |  wait for O, rescale it
+//
+//   Consumers take turns in issuing products: while one has its turn, the others compute exponentials (ping-pong).
+//
+// A lane holds of 64 x N sums what it holds of 16 x N with mma.m16n8k16, so softmax, mask and merge are those of attention_forward.cuh.
+#pragma once
+#include "attention_forward.cuh"
+#include "hopper.cuh"
+
+namespace attention {
+inline namespace CUDA_BACKEND {
+
+template <int D_> struct HopperForward {  // D_: head size
+    static constexpr int D = D_, consumers = D == 64 ? 3 : 2, queries = 64 * consumers, keys = 128, stages = 2,
+                         threads = 128 * (consumers + 1);
+    // Registers a thread: 512 times 128 threads are all that a multiprocessor has.
+    static constexpr int of_producer = consumers == 3 ? 32 : 24, of_consumer = (512 - of_producer) / consumers / 8 * 8;
+    struct Shared {
+        hopper::SwizzledTile<queries, D> q;
+        hopper::SwizzledTile<keys, D> k[stages], v[stages];
+        hopper::Barrier q_full, k_full[stages], k_empty[stages], v_full[stages], v_empty[stages], v_landed;
+    };
+};
+
+// The two queries of a lane, and what the warpgroup's 64 and the warp's 16 have in common.
+struct HopperQueries {
+    int begin, end, first;                                  // the warpgroup's positions, and the first key that one of them sees
+    int warp_begin, warp_first, position[2], first_key[2];  // warp_first: the first key that all of them see
+
+    __device__ HopperQueries(TileRows block, const int32_t *first_keys) {
+        const int row0 = int(threadIdx.x) / 128 * 64, warp_row = int(threadIdx.x) / 32 * 16;
+        const auto first_of = [&](int row) { return row < block.size() ? first_keys[block.begin + row] : INT32_MAX; };
+        begin = block.begin + row0, end = min(begin + 64, block.end), first = first_of(row0);
+        warp_begin = block.begin + warp_row, warp_first = first_of(min(warp_row + 15, max(warp_row, block.size() - 1)));
+        for (int r = 0; r < 2; r++) position[r] = block.begin + row(r), first_key[r] = first_of(row(r));
+    }
+    // The row of the block of this lane's sums [.][2*r] and [.][2*r + 1].
+    __device__ static int row(int r) { return int(threadIdx.x) / 32 * 16 + 8 * r + int(threadIdx.x) % 32 / 4; }
+
+    // Of the warpgroup. The tiles that it sees follow each other.
+    __device__ bool see_none_of(TileRows keys) const { return keys.begin >= end || keys.end <= first; }
+    // Of the warp.
+    __device__ bool see_all_of(TileRows keys) const { return keys.end - 1 <= warp_begin && keys.begin >= warp_first; }
+
+    template <int N> __device__ void mask(float (&scores)[N / 8][4], TileRows keys) const {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
+            const int first = first_key[e / 2] - key, last = min(position[e / 2], keys.end - 1) - key;
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+                if (8 * n < first || 8 * n > last) scores[n][e] = -INFINITY;
+        }
+    }
+};
+
+// Loads queries and all tiles of keys. One warp.
+template <int D>
+__device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUtensorMap &q_map, const CUtensorMap &k_map,
+                               const CUtensorMap &v_map, int q_row, int q_panel, int k_panel, Tiles tiles) {
+    using Shape = HopperForward<D>;
+    const int lane = int(threadIdx.x) % 32;
+    const auto load = [&](auto &to, const CUtensorMap &map, int row, int panel, hopper::Barrier &barrier) {
+        if (lane == 0) hopper::arrive_and_expect(barrier, to.bytes), hopper::tma_load(to.data, map, 0, row, panel, barrier);
+    };
+    load(s.q, q_map, q_row, q_panel, s.q_full);
+    hopper::Place<Shape::stages> at;
+    unsigned landed = 0;
+    for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile), at.advance()) {
+        hopper::wait(s.k_empty[at.stage], at.parity ^ 1);
+        load(s.k[at.stage], k_map, tile.row, k_panel, s.k_full[at.stage]);
+        hopper::wait(s.v_empty[at.stage], at.parity ^ 1);
+        if (tile.size() == Shape::keys) {
+            load(s.v[at.stage], v_map, tile.row, k_panel, s.v_full[at.stage]);
+            continue;
+        }
+        // Rows behind a short tile are other keys, or were never written. Their P is 0, but 0 * NaN is NaN: they become 0.
+        load(s.v[at.stage], v_map, tile.row, k_panel, s.v_landed);
+        hopper::wait(s.v_landed, landed);
+        landed ^= 1;
+        for (int i = tile.size() * 8 + lane; i < Shape::keys * 8; i += 32)
+#pragma unroll
+            for (int panel = 0; panel < D / 64; panel++)
+                *reinterpret_cast<uint4 *>(s.v[at.stage].data + panel * Shape::keys * 64 + i * 8) = make_uint4(0, 0, 0, 0);
+        hopper::fence_async();
+        __syncwarp();
+        if (lane == 0) hopper::arrive(s.v_full[at.stage]);
+    }
+}
+
+// Attention of 64 queries to all tiles of keys. A warpgroup.
+template <int D, class Out>
+__device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_rows, float *lse, const int32_t *first_keys,
+                               const AttentionShape &shape, TileRows block, unsigned h, Tiles tiles) {
+    using Shape = HopperForward<D>;
+    constexpr int N = Shape::keys;
+    const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
+    const float scale_log2 = shape.scale * log2_e;
+    const HopperQueries queries(block, first_keys);
+    // Turns: barrier 1 + g lets group g issue. There is one turn for each tile.
+    const int turn = 1 + group, next_turn = 1 + (group + 1) % Shape::consumers;
+    const auto take_turn = [&] { bar_sync(turn, 256); };
+    const auto end_turn = [&] { bar_arrive(next_turn, 256); };
+    const auto release = [&](hopper::Barrier &empty) {  // one arrival a warp
+        if (lane == 0) hopper::arrive(empty);
+    };
+    hopper::Place<Shape::stages> at;
+    const auto skip = [&] {
+        take_turn();
+        end_turn();
+        hopper::wait(s.k_full[at.stage], at.parity);
+        release(s.k_empty[at.stage]);
+        hopper::wait(s.v_full[at.stage], at.parity);
+        release(s.v_empty[at.stage]);
+        at.advance();
+    };
+    float out[1][D / 8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {}, shrink[1][2];
+    float scores[1][N / 8][4];
+    uint32_t p[1][N / 16][4];
+    const auto softmax = [&](TileRows tile) {
+        if (tile.size() < N || !queries.see_all_of(tile)) queries.template mask<N>(scores[0], tile);
+        const bool grown = raise_maxima<1, N>(scores, largest, sum, shrink, scale_log2);
+        exponentials<1, N>(scores, sum, largest, scale_log2);
+        return grown;
+    };
+
+    if (group == Shape::consumers - 1) bar_arrive(1, 256);  // the first turn
+    TileRows tile = tiles.front();
+    for (; !tile.empty() && queries.see_none_of(tile); tile = tiles.after(tile)) skip();
+    if (!tile.empty()) {
+        hopper::wait(s.q_full, 0);
+        hopper::wait(s.k_full[at.stage], at.parity);
+        take_turn();
+        hopper::wgmma_fence();
+        hopper::product_transposed<N>(scores[0], s.q, group * 64, s.k[at.stage]);
+        hopper::wgmma_commit();
+        end_turn();
+        hopper::wgmma_wait<0>();
+        hopper::pin(scores[0]);
+        release(s.k_empty[at.stage]);
+        softmax(tile);
+        round_to_operand<1, N>(p, scores);
+        hopper::Place<Shape::stages> before = at;
+        at.advance();
+        for (tile = tiles.after(tile); !tile.empty() && !queries.see_none_of(tile); tile = tiles.after(tile)) {
+            hopper::wait(s.k_full[at.stage], at.parity);
+            take_turn();
+            hopper::pin(scores[0]), hopper::pin(p[0]), hopper::pin(out[0]);
+            hopper::wgmma_fence();
+            hopper::product_transposed<N>(scores[0], s.q, group * 64, s.k[at.stage]);
+            hopper::wgmma_commit();
+            hopper::wait(s.v_full[before.stage], before.parity);
+            hopper::wgmma_fence();  // behind a loop that the compiler cannot see through
+            hopper::product_add<N, D>(out[0], p[0], s.v[before.stage]);
+            hopper::wgmma_commit();
+            end_turn();
+            hopper::wgmma_wait<1>();
+            hopper::pin(scores[0]);
+            release(s.k_empty[at.stage]);
+            const bool grown = softmax(tile);
+            hopper::wgmma_wait<0>();
+            hopper::pin(out[0]), hopper::pin(p[0]);
+            release(s.v_empty[before.stage]);
+            if (grown) rescale<1, D>(out, shrink);
+            round_to_operand<1, N>(p, scores);
+            before = at;
+            at.advance();
+        }
+        hopper::wait(s.v_full[before.stage], before.parity);
+        hopper::pin(p[0]), hopper::pin(out[0]);
+        hopper::wgmma_fence();
+        hopper::product_add<N, D>(out[0], p[0], s.v[before.stage]);
+        hopper::wgmma_commit();
+        hopper::wgmma_wait<0>();
+        hopper::pin(out[0]);
+        release(s.v_empty[before.stage]);
+        for (; !tile.empty(); tile = tiles.after(tile)) skip();
+    }
+    if (group == 0) bar_sync(1, 256);  // the last turn's end
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const size_t row = size_t(block.row + queries.row(r));
+        merge_row<D>(out_rows + (row * shape.H + h) * D, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r], D,
+                     queries.row(r) < block.size());
+    }
+}
+
+template <int D, class Out>
+__global__ void __launch_bounds__(HopperForward<D>::threads, 1)
+    attention_forward_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                                    const __grid_constant__ CUtensorMap v_map, Out *out, float *lse, const int32_t *first_key,
+                                    AttentionShape shape, const __grid_constant__ Pieces q_pieces,
+                                    const __grid_constant__ Pieces k_pieces) {
+    using Shape = HopperForward<D>;
+    auto &s = shared_mem<typename Shape::Shared>();
+    const unsigned h = blockIdx.x, kv = h / shape.group();
+    const TileRows block =
+        nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::queries);  // long tasks go first: late queries see most keys
+    const Tiles tiles{k_pieces, first_key[block.begin], block.end, Shape::keys};
+    if (Tiles(tiles).front().empty()) return;
+    if (threadIdx.x == 0) {
+        constexpr int warps = 4 * Shape::consumers;
+        hopper::init(s.q_full, 1), hopper::init(s.v_landed, 1);
+        for (int stage = 0; stage < Shape::stages; stage++) {
+            hopper::init(s.k_full[stage], 1), hopper::init(s.v_full[stage], 1);
+            hopper::init(s.k_empty[stage], warps), hopper::init(s.v_empty[stage], warps);
+        }
+        hopper::fence_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x / 128 == Shape::consumers) {
+        hopper::give_registers_down_to<Shape::of_producer>();
+        if (threadIdx.x / 32 % 4 == 0)
+            hopper_produce<D>(s, q_map, k_map, v_map, block.row, int(h) * (D / 64), int(kv) * (D / 64), tiles);
+    } else {
+        hopper::take_registers_up_to<Shape::of_consumer>();
+        hopper_consume<D>(s, out, lse, first_key, shape, block, h, tiles);
+    }
+}
+
+}  // namespace CUDA_BACKEND
+}  // namespace attention

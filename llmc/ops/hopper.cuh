@@ -1,0 +1,217 @@
+// Hopper's instructions that the kernels for sm_90a use (PTX ISA 8.0 and later; the section is named at each). Three things work on their own while
+// threads go on: the Tensor Memory Accelerator (TMA) copies boxes of arrays, wgmma multiplies tiles in shared memory, and mbarriers count what
+// has arrived. The PTX interpreter (dev/emulator/README.md) checks every rule that is written here. The emulator of sources runs none of it.
+//
+//   mbarrier        counts arrivals and bytes. When all of a phase have come, the phase ends and the next one begins. A waiting thread names the
+//                   parity of the phase that it waits for: 0, 1, 0, ... The phase "before the first" has parity 1 and has ended.
+//   proxies         TMA and wgmma access shared memory through the async proxy, threads through the generic one. Between a thread's store
+//                   and their read stands fence_async() of the storing thread, and then a barrier.
+//   wgmma           is issued by the four warps of a warpgroup. Its sums may not be touched until wgmma_wait, nor its operands in shared memory
+//                   overwritten. wgmma_fence stands between the last access of a register by an ordinary instruction and the wgmma.
+#pragma once
+#include <cuda.h>
+
+#include "ptx.cuh"
+
+inline namespace CUDA_BACKEND {
+namespace hopper {
+
+// ---- mbarriers: "Parallel Synchronization and Communication Instructions: mbarrier" ---------------------------------------------------
+
+using Barrier = uint64_t;  // in shared memory, aligned to 8
+
+// One thread initialises; then fence_barriers() by it, so that TMA sees the barriers, and __syncthreads().
+__device__ inline void init(Barrier &barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+__device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void arrive(Barrier &barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+// Arrives, and lets the phase last until so many more bytes have been copied.
+__device__ inline void arrive_and_expect(Barrier &barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+__device__ inline void wait(Barrier &barrier, unsigned parity) {
+    asm volatile(
+        "{ .reg .pred ended;\n"
+        "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "@ended bra ENDED;\n"
+        "bra AGAIN;\n"
+        "ENDED: }" ::"r"(shared_address(&barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// A place in a ring of stages that producers fill and consumers empty: the stage, and the parity of the phase in which it is full. The phase in
+// which it was emptied before has the other parity.
+template <int stages> struct Place {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ void advance() {
+        if (++stage == stages) stage = 0, parity ^= 1;
+    }
+};
+
+// ---- copies: "Data Movement and Conversion Instructions: cp.async.bulk.tensor" -----------------------------------------------------------
+
+// One thread starts the copy of the box of `map` at column panel z, row y and column x of the panel. The barrier gets the bytes of a whole box, as
+// rows outside of the array arrive as zeros. `to` is aligned to 1024.
+__device__ inline void tma_load(void *to, const CUtensorMap &map, int x, int y, int z, Barrier &barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+            shared_address(to)),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
+        : "memory");
+}
+// The other way; rows outside of the array are not written. The thread commits its stores to a group, and waits until all have read shared memory.
+__device__ inline void tma_store(const CUtensorMap &map, int x, int y, int z, const void *from) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y),
+                 "r"(z), "r"(shared_address(from))
+                 : "memory");
+}
+__device__ inline void tma_store_wait() {
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// What this thread has stored in shared memory is visible to the async proxy: "membar / fence.proxy.async".
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Describes an array (rows, columns) of bf16 whose rows are `stride` elements apart, and boxes of tile_rows x width, for tiles as below. Both numbers of
+// columns are multiples of 64. The map is a parameter of the kernel, __grid_constant__. "CUDA Driver API: Tensor Map Object Management".
+inline CUtensorMap map_of(const bf16 *data, size_t rows, size_t columns, size_t stride, unsigned tile_rows, unsigned width) {
+    static const auto encode = [] {
+        void *function = nullptr;
+        cudaDriverEntryPointQueryResult result;  // asked for at run time, so that programs start where there is no driver
+        const cudaError_t error =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+        if (error || !function) die("the driver has no cuTensorMapEncodeTiled\n  fix: a driver for CUDA 12 or later");
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    }();
+    static const int driver = [] {
+        int version = 0;
+        return cudaDriverGetVersion(&version), version;
+    }();
+    constexpr cuuint32_t panel = 64;
+    const cuuint64_t dims[] = {panel, rows, columns / panel}, strides[] = {stride * sizeof(bf16), panel * sizeof(bf16)};
+    const cuuint32_t box[] = {panel, tile_rows, width / panel}, steps[] = {1, 1, 1};
+    CUtensorMap map;
+    if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16 *>(data), dims, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
+        die("no tensor map of (%zu, %zu) bf16 at %p with a stride of %zu", rows, columns, static_cast<const void *>(data),
+            stride);
+    // Drivers up to 13.1 set a wrong bit for arrays below 128 KB. CUTLASS clears it, too (cute/atom/copy_traits_sm90_tma.hpp).
+    if (driver <= 13010 && rows * stride * sizeof(bf16) < 128 << 10)
+        reinterpret_cast<uint64_t *>(&map)[1] &= ~(uint64_t(1) << 21);
+    return map;
+}
+
+// ---- tiles in shared memory ------------------------------------------------------------------------------------------------------------
+
+// A tile as TMA writes it with a swizzle of 128 bytes: panels of 64 columns, of rows of 128 bytes, in which chunk c of 16 bytes of row r lies at
+// c ^ r % 8. wgmma finds it by a descriptor ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): bits 0-13 are the address / 16, 16-29
+// the bytes from one panel to the next / 16, 32-45 the bytes from eight rows to the next / 16, and 1 in bits 62-63 is this swizzle.
+template <int rows, int width> struct alignas(1024) SwizzledTile {
+    static constexpr unsigned panel = rows * 128, bytes = panel * (width / 64);
+    bf16 data[rows * width];
+
+    __device__ uint64_t descriptor(unsigned offset) {
+        return uint64_t((shared_address(data) + offset) >> 4) | uint64_t(panel >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
+               uint64_t(1) << 62;
+    }
+    // Rows from row0 on, a multiple of 8, and of them the 16 columns of step k: an operand whose rows are along K.
+    __device__ uint64_t rows_at(int row0, int k) { return descriptor(row0 * 128 + k / 4 * panel + k % 4 * 32); }
+    // The 16 rows of step k and all columns: an operand whose columns are along N, and its rows along K.
+    __device__ uint64_t columns_at(int k) { return descriptor(k * 16 * 128); }
+};
+
+// ---- products: "Asynchronous Warpgroup Level Matrix Instructions" -------------------------------------------------------------------------
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `open` groups of this warpgroup are on their way.
+template <int open> __device__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(open) : "memory"); }
+
+// Keeps the compiler from moving accesses of these registers across this place: it does not know that a wgmma goes on behind its line.
+template <int n> __device__ void pin(float (&x)[n][4]) {
+#pragma unroll
+    for (int i = 0; i < n; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(x[i][e])::"memory");
+}
+template <int n> __device__ void pin(uint32_t (&x)[n][4]) {
+#pragma unroll
+    for (int i = 0; i < n; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+r"(x[i][e])::"memory");
+}
+
+#define LLMC_SUMS_8(d, n)                                                                                                \
+    "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]), "+f"(d[n + 1][0]), "+f"(d[n + 1][1]), "+f"(d[n + 1][2]), \
+        "+f"(d[n + 1][3])
+#define LLMC_SUMS_32(d, n) LLMC_SUMS_8(d, n), LLMC_SUMS_8(d, n + 2), LLMC_SUMS_8(d, n + 4), LLMC_SUMS_8(d, n + 6)
+#define LLMC_LIST_32 \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define LLMC_LIST_64                                                                                                                  \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33," \
+    "%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+
+// d (64, N) = A (64, 16) B (N, 16)^T, plus d if `keep`; the descriptors of A and B are rows_at. Warp w of the warpgroup holds rows 16 w to 16 w + 15, and d[n]
+// of a lane is what mma_m16n8k16 (ptx.cuh) gives it of columns 8 n to 8 n + 7.
+template <bool keep> __device__ void wgmma(float (&d)[8][4], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{ .reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LLMC_LIST_32
+        ", %32, %33, keep, 1, 1, 0, 0; }"
+        : LLMC_SUMS_32(d, 0)
+        : "l"(a), "l"(b), "n"(keep));
+}
+template <bool keep> __device__ void wgmma(float (&d)[16][4], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{ .reg .pred keep;\nsetp.ne.b32 keep, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " LLMC_LIST_64
+        ", %64, %65, keep, 1, 1, 0, 0; }"
+        : LLMC_SUMS_32(d, 0), LLMC_SUMS_32(d, 8)
+        : "l"(a), "l"(b), "n"(keep));
+}
+
+// d (64, N) += A (64, 16) B (16, N), where A is in registers as for mma_m16n8k16, and B's descriptor is columns_at.
+__device__ inline void wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile("{ .reg .pred keep;\nsetp.ne.b32 keep, 1, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LLMC_LIST_32
+                 ", {%32,%33,%34,%35}, %36, keep, 1, 1, 1; }"
+                 : LLMC_SUMS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ inline void wgmma_add(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "{ .reg .pred keep;\nsetp.ne.b32 keep, 1, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " LLMC_LIST_64
+        ", {%64,%65,%66,%67}, %68, keep, 1, 1, 1; }"
+        : LLMC_SUMS_32(d, 0), LLMC_SUMS_32(d, 8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#undef LLMC_SUMS_8
+#undef LLMC_SUMS_32
+#undef LLMC_LIST_32
+#undef LLMC_LIST_64
+
+// c (64, N) = rows row0 ... of a (rows, width) times b (N, width)^T
+template <int N, int rows, int width>
+__device__ void product_transposed(float (&c)[N / 8][4], SwizzledTile<rows, width> &a, int row0, SwizzledTile<N, width> &b) {
+    wgmma<false>(c, a.rows_at(row0, 0), b.rows_at(0, 0));
+#pragma unroll
+    for (int k = 1; k < width / 16; k++) wgmma<true>(c, a.rows_at(row0, k), b.rows_at(0, k));
+}
+// c (64, width) += a (64, K) b (K, width)
+template <int K, int width>
+__device__ void product_add(float (&c)[width / 8][4], const uint32_t (&a)[K / 16][4], SwizzledTile<K, width> &b) {
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) wgmma_add(c, a[k], b.columns_at(k));
+}
+
+// ---- registers: "setmaxnreg". All warps of a warpgroup give or take registers; an increase waits until they are free. -------------------------
+
+template <int n> __device__ void give_registers_down_to() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }
+template <int n> __device__ void take_registers_up_to() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n)); }
+
+}  // namespace hopper
+}  // namespace CUDA_BACKEND
