@@ -162,13 +162,15 @@ void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *, const A
         launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), grads, in,
                delta, lse, d_out, q_pieces, k_pieces);
     };
-    if constexpr (std::is_same_v<X, bf16>)
+    if constexpr (std::is_same_v<X, bf16>) {
+        if (const HopperKernels *hopper = hopper_kernels_for(D))
+            return hopper->backward_part(dev, grads, in, delta, lse, dout, q_pieces, k_pieces);
         with_width(D, [&](auto width) {
             constexpr int w = width.value;
             both(attention_backward_queries_kernel4<w, float>, Heads<float>{grads.dq32, H * D},
                  attention_backward_keys_kernel4<w, true>, BackwardQueriesShape<w>(), BackwardKeysShape<w>());
         });
-    else both(attention_backward_queries_kernel3<X>, grads, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
+    } else both(attention_backward_queries_kernel3<X>, grads, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
 }
 
 template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGrads grads, const AttentionShape &shape) {
@@ -185,7 +187,14 @@ inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, f
     using namespace attention;
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     const Heads<const bf16> d_out{dout, H * D};
+    const auto round_keys = [&](size_t splits) {
+        const unsigned threads = unsigned(std::min<size_t>(flat_threads, round_up(2 * KV * D / 4, 32)));
+        launch(dev, round_keys_kernel1<bf16>, Grid{T, ceil_div(2 * KV * D / 4, threads)}, threads, 0, dqkv, grads, in.shape,
+               unsigned(splits));
+    };
     launch_delta(dev, delta, out, dout, in.shape);
+    if (const HopperKernels *hopper = hopper_kernels_for(D))
+        return round_keys(hopper->backward(dev, {dqkv, (H + 2 * KV) * D}, grads, in, delta, lse, dout, pieces));
     with_width(D, [&](auto width) {
         constexpr int w = width.value;
         using Q = BackwardQueriesShape<w>;
@@ -195,9 +204,7 @@ inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, f
                sizeof(typename K::Shared), grads, in, delta, lse, d_out, pieces, pieces);
         launch(dev, attention_backward_queries_kernel4<w, bf16>, Grid{count_blocks(pieces, Q::queries), H}, Q::threads,
                sizeof(typename Q::Shared), Heads<bf16>{dqkv, (H + 2 * KV) * D}, in, delta, lse, d_out, pieces, pieces);
-        const unsigned threads = unsigned(std::min<size_t>(flat_threads, round_up(2 * KV * D / 4, 32)));
-        launch(dev, round_keys_kernel1<bf16>, Grid{T, ceil_div(2 * KV * D / 4, threads)}, threads, 0, dqkv, grads, in.shape,
-               unsigned(splits));
+        round_keys(splits);
     });
 }
 

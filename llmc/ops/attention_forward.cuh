@@ -19,16 +19,12 @@ template <int D_> struct ForwardShape {  // D_: head size, padded
     };
 };
 
-// A step of the online softmax, in powers of 2: raise_maxima, and exponentials, which turn scores into 2^(scale_log2 * score - largest). What has been
-// summed under the old maxima is scaled to the new ones: `sum` by raise_maxima, and sums of values by rescale where it returns that a row
-// of the warp has a new maximum, seldom after the first tiles. A row whose maximum stays is scaled by exactly 1, so that rows of a warp
-// do not affect each other.
-__device__ inline float softmax_base(float largest) {
-    return largest == -INFINITY ? 0.0f : largest;  // no key so far: 2^(-inf - 0) = 0 instead of NaN
-}
-template <int m, int N>
-__device__ bool raise_maxima(const float (&scores)[m][N / 8][4], float (&largest)[m][2], float (&sum)[m][2],
-                             float (&shrink)[m][2], float scale_log2) {
+// One step of the online softmax, in powers of 2: scores become 2^(scale_log2 * score - largest), and the sums under the old
+// maximum are scaled to the new one. A row whose maximum stays is scaled by exactly 1, so that rows of a warp do not affect each other.
+template <int m, int N, int D>
+__device__ void online_softmax(float (&scores)[m][N / 8][4], float (&out)[m][D / 8][4], float (&largest)[m][2],
+                               float (&sum)[m][2], float scale_log2) {
+    float base[m][2], shrink[m][2];
     bool grown = false;
 #pragma unroll
     for (int i = 0; i < m; i++)
@@ -40,28 +36,20 @@ __device__ bool raise_maxima(const float (&scores)[m][N / 8][4], float (&largest
             x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
             x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
             x = fmaxf(x * scale_log2, largest[i][r]);
-            shrink[i][r] = exp2_approx(largest[i][r] - softmax_base(x));
-            sum[i][r] *= shrink[i][r];
+            base[i][r] = x == -INFINITY ? 0.0f : x;  // no key so far: 2^(-inf - 0) = 0 instead of NaN
+            shrink[i][r] = exp2_approx(largest[i][r] - base[i][r]);
             grown |= x > largest[i][r];
             largest[i][r] = x;
         }
-    return __any_sync(all_lanes, grown);
-}
-template <int m, int D> __device__ void rescale(float (&out)[m][D / 8][4], const float (&shrink)[m][2]) {
+    if (__any_sync(all_lanes, grown))  // seldom after the first tiles
 #pragma unroll
-    for (int i = 0; i < m; i++)
+        for (int i = 0; i < m; i++)
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
+            for (int r = 0; r < 2; r++) {
+                sum[i][r] *= shrink[i][r];
 #pragma unroll
-            for (int e = 0; e < 4; e++) out[i][n][e] *= shrink[i][e / 2];
-}
-template <int m, int N>
-__device__ void exponentials(float (&scores)[m][N / 8][4], float (&sum)[m][2], const float (&largest)[m][2], float scale_log2) {
-    float base[m][2];
-#pragma unroll
-    for (int i = 0; i < m; i++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) base[i][r] = softmax_base(largest[i][r]);
+                for (int n = 0; n < D / 8; n++) out[i][n][2 * r] *= shrink[i][r], out[i][n][2 * r + 1] *= shrink[i][r];
+            }
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -71,14 +59,6 @@ __device__ void exponentials(float (&scores)[m][N / 8][4], float (&sum)[m][2], c
                 scores[i][n][e] = exp2_approx(scores[i][n][e] * scale_log2 - base[i][e / 2]);
                 sum[i][e / 2] += scores[i][n][e];
             }
-}
-// One step in which no sum of values is on its way.
-template <int m, int N, int D>
-__device__ void online_softmax(float (&scores)[m][N / 8][4], float (&out)[m][D / 8][4], float (&largest)[m][2],
-                               float (&sum)[m][2], float scale_log2) {
-    float shrink[m][2];
-    if (raise_maxima<m, N>(scores, largest, sum, shrink, scale_log2)) rescale<m, D>(out, shrink);
-    exponentials<m, N>(scores, sum, largest, scale_log2);
 }
 
 // Returns the sum over the four lanes that hold a row.

@@ -63,6 +63,42 @@ struct HopperQueries {
     }
 };
 
+// online_softmax while sums of values are on their way: they are rescaled later, where a row of the warp has a new maximum, which is returned.
+template <int N>
+__device__ bool softmax_beside_sums(float (&scores)[N / 8][4], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
+                                    float scale_log2) {
+    float base[2];
+    bool grown = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float x = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) x = fmaxf(x, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+        x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
+        x = fmaxf(x * scale_log2, largest[r]);
+        base[r] = x == -INFINITY ? 0.0f : x;  // no key so far
+        shrink[r] = exp2_approx(largest[r] - base[r]);
+        sum[r] *= shrink[r];
+        grown |= x > largest[r];
+        largest[r] = x;
+    }
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            scores[n][e] = exp2_approx(scores[n][e] * scale_log2 - base[e / 2]);
+            sum[e / 2] += scores[n][e];
+        }
+    return __any_sync(all_lanes, grown);
+}
+template <int D> __device__ void rescale(float (&out)[D / 8][4], const float (&shrink)[2]) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) out[n][e] *= shrink[e / 2];
+}
+
 // Loads queries and all tiles of keys. One warp.
 template <int D>
 __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUtensorMap &q_map, const CUtensorMap &k_map,
@@ -87,10 +123,7 @@ __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUten
         load(s.v[at.stage], v_map, tile.row, k_panel, s.v_landed);
         hopper::wait(s.v_landed, landed);
         landed ^= 1;
-        for (int i = tile.size() * 8 + lane; i < Shape::keys * 8; i += 32)
-#pragma unroll
-            for (int panel = 0; panel < D / 64; panel++)
-                *reinterpret_cast<uint4 *>(s.v[at.stage].data + panel * Shape::keys * 64 + i * 8) = make_uint4(0, 0, 0, 0);
+        s.v[at.stage].clear_from(tile.size(), lane);
         hopper::fence_async();
         __syncwarp();
         if (lane == 0) hopper::arrive(s.v_full[at.stage]);
@@ -123,14 +156,12 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_ro
         release(s.v_empty[at.stage]);
         at.advance();
     };
-    float out[1][D / 8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {}, shrink[1][2];
+    float out[1][D / 8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {}, shrink[2];
     float scores[1][N / 8][4];
     uint32_t p[1][N / 16][4];
     const auto softmax = [&](TileRows tile) {
         if (tile.size() < N || !queries.see_all_of(tile)) queries.template mask<N>(scores[0], tile);
-        const bool grown = raise_maxima<1, N>(scores, largest, sum, shrink, scale_log2);
-        exponentials<1, N>(scores, sum, largest, scale_log2);
-        return grown;
+        return softmax_beside_sums<N>(scores[0], largest[0], sum[0], shrink, scale_log2);
     };
 
     if (group == Shape::consumers - 1) bar_arrive(1, 256);  // the first turn
@@ -170,7 +201,7 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_ro
             hopper::wgmma_wait<0>();
             hopper::pin(out[0]), hopper::pin(p[0]);
             release(s.v_empty[before.stage]);
-            if (grown) rescale<1, D>(out, shrink);
+            if (grown) rescale<D>(out[0], shrink);
             round_to_operand<1, N>(p, scores);
             before = at;
             at.advance();

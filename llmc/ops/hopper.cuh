@@ -125,6 +125,14 @@ template <int rows, int width> struct alignas(1024) SwizzledTile {
     __device__ uint64_t rows_at(int row0, int k) { return descriptor(row0 * 128 + k / 4 * panel + k % 4 * 32); }
     // The 16 rows of step k and all columns: an operand whose columns are along N, and its rows along K.
     __device__ uint64_t columns_at(int k) { return descriptor(k * 16 * 128); }
+
+    // Rows from row0 on become 0, by a warp. fence_async() follows.
+    __device__ void clear_from(int row0, int lane) {
+        for (int i = row0 * 8 + lane; i < rows * 8; i += 32)
+#pragma unroll
+            for (int p = 0; p < width / 64; p++)
+                *reinterpret_cast<uint4 *>(data + p * rows * 64 + i * 8) = make_uint4(0, 0, 0, 0);
+    }
 };
 
 // ---- products: "Asynchronous Warpgroup Level Matrix Instructions" -------------------------------------------------------------------------
