@@ -104,7 +104,7 @@ endef
 needs = $(if $(filter $1,$(MAKECMDGOALS)),$(if $(shell $2 > /dev/null 2>&1 && echo yes),,$(error make $(filter $1,$(MAKECMDGOALS)) needs $3$(NEWLINE)  fix: $4)))
 ifneq ($(HAVE_COMPILER),)  # else the probe runs first, and then make reads this file again
 $(call needs,test test-% build-mutants count %/test_llmc %/test_cuda %/test_ptx,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
-$(call needs,test test-all test-mutants %_emu %/test_cuda $(BUILD)/dev/cuda/%,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
+$(call needs,try test test-all test-mutants %_emu %/test_cuda $(BUILD)/dev/cuda/%,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
 endif
 $(call needs,format test-all,command -v clang-format,clang-format,make deps)
 $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
@@ -166,7 +166,7 @@ $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HAL
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
 # The same with the emulator in place of the GPU.
-EMULATOR      := $(BUILD)/dev/emulator/simt.o $(BUILD)/dev/emulator/streams.o
+EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt streams counts)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 $(EMULATOR): private FLAGS_OF_FILE := $(EMULATE)
@@ -193,10 +193,12 @@ $(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(CPU_MODELS) $(LIBRARY)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, with nvcc and a GPU, for that.
+# It needs no other folders of the library.
+WORKSHOP_LIBRARY := $(patsubst %,$(BUILD)/llmc/%.o,core ops parallel)
 LADDERS  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 WORKSHOP := $(BUILD)/dev/cuda/common.o $(LADDERS:%=$(BUILD)/dev/cuda/%.o)
 $(WORKSHOP): private FLAGS_OF_FILE := $(EMULATE)
-$(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o) $(LIBRARY)
+$(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o) $(WORKSHOP_LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
 ifneq ($(CUDA),)

@@ -1,6 +1,6 @@
 # The builds that check: races, GPUs, the PTX interpreter, sanitizers, mutants, fuzzers; and make test-all, which runs them. Included by the Makefile.
 
-.PHONY: test-all build-mutants test-mutants test-gpu test-ptx ptxas count
+.PHONY: try test-all build-mutants test-mutants test-gpu test-ptx ptxas count
 
 # CHECKS: which of these test-all makes. PART=2/4: of the tests that take longest every fourth, from the second on. CI takes other ones for each commit.
 ALL_CHECKS := races sanitizers mutants fuzzers ptxas
@@ -10,6 +10,7 @@ check       = $(if $(filter $1,$(CHECKS)),$2)
 part        = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
 CLANG      := $(shell command -v clang++ 2> /dev/null)
 
+$(call needs,try,test '$(filter $(L),$(LADDERS))',a ladder: "$(L)" is none,make try L=rope V=3; $(LADDERS))
 $(call needs,test-all,test -z '$(filter-out $(ALL_CHECKS),$(CHECKS))',to know which checks: CHECKS="$(CHECKS)",CHECKS="$(ALL_CHECKS)" or some of them)
 $(call check,fuzzers,$(call needs,test-all,test '$(CLANG)',clang++,make deps))
 $(call needs,ptxas test-gpu count,test '$(NVCC)',nvcc,install the CUDA toolkit)
@@ -17,11 +18,14 @@ $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test
 
 # ---- races: only the kernels' files call the race detector, at every load and store -----------------------------------------------------
 
+# As nvcc, which assumes that pointers of different types may alias, and which loads a struct of 16 bytes at once: so that the counts of accesses agree.
+SEE_ACCESSES := -O2 -fsanitize=thread -fno-strict-aliasing -fno-tree-sra
+
 define compile_for_races
 build/race/%.o: %$(1) $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo 'compile $$< for races'
-	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) -O2 -fsanitize=thread -MMD -MP -x c++ -c $$< -o $$@
+	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) $$(SEE_ACCESSES) -MMD -MP -x c++ -c $$< -o $$@
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
 
@@ -29,9 +33,18 @@ build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-$(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $(LIBRARY)
+$(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $(WORKSHOP_LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
+
+# One version of a ladder, beside the one before it: checked in three orders of threads, with races, and counted; with nvcc also its PTX.
+try: $(if $(L),build/race/dev/cuda/$(L))     ## a version of a kernel, checked and counted beside the one before: make try L=rope V=3
+	@./$< $(or $(V),shipped) --emu
+	@$(PYTHON) scripts/ladder_counts.py try $(L) $(or $(V),shipped)
+ifneq ($(HAVE_NVCC),)
+	@MAKEFLAGS= $(MAKE) --no-print-directory -s build/ptx/dev/cuda/$(L)
+	@$(PYTHON) scripts/ladder_counts.py try $(L) $(or $(V),shipped) --ptx
+endif
 
 # ---- GPUs -------------------------------------------------------------------------------------------------------------------------
 
@@ -116,7 +129,7 @@ $(BUILD)/ptx/test_cutlass: $(LIBRARY) $(BUILD)/test/ptx/cutlass/test_cutlass.o $
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
 # The workshop, too: a program checks its versions in the interpreter, and counts what they do.
-$(PTX_LADDERS): %: %.o $(BUILD)/dev/cuda/common.o $(PTX_LADDER) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY)
+$(PTX_LADDERS): %: %.o $(BUILD)/dev/cuda/common.o $(PTX_LADDER) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(WORKSHOP_LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
@@ -128,8 +141,9 @@ test-ptx: $(TEST_PTX) $(TEST_PTX_LADDERS)    ## nvcc's PTX of the kernels, inter
 	@for l in $(TEST_PTX_LADDERS); do ./$$l || exit 1; done
 	@$(if $(TEST_PTX_LADDERS),$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) --check $(PTX_LADDERS))
 
-count: $(PTX_LADDERS)                        ## what the shipped kernels do, counted on the CPU: docs/gpu_counts.md
+count: $(PTX_LADDERS)                        ## what kernels do, counted on the CPU: docs/gpu_counts.md, docs/ladder_counts.md
 	@$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) $(PTX_LADDERS)
+	@$(PYTHON) scripts/ladder_counts.py page --nvcc $(NVCC)
 
 # ---- mutants and fuzzers ------------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the figures of docs/ that show how attention works, on one rank and in a ring, and the plan's memory and time.
 
-    scripts/figures.py [DIRECTORY]
+    scripts/figures.py [DIRECTORY [NAME...]]
 
 attention_rows.png: a packed row, the keys each query sees, and which tiles of scores attention computes. Blocks and tiles are cut as
 forward_span() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for each the keys from the first that its first query sees,
@@ -23,6 +23,8 @@ lifetimes.png: when the arrays of a layer are alive, as a rehearsed step found i
 
 timeline.png: predicted computation, communication, copies and memory over time, by ./train_llama --plan --timeline.
 
+book/*.png: the pictures of docs/book, from the functions of the program beside each.
+
 longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the seconds of a step of it, by ./train_llama --plan --fit,
 next to TRL's published figures.
 """
@@ -35,6 +37,7 @@ from pathlib import Path
 
 import matplotlib
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs/book"))
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
@@ -501,10 +504,106 @@ def longest_sample():
     return figure
 
 
+def book_backward():
+    """RMSNorm's gradient, in the plane that is spanned by xh and g."""
+    import backward as chapter
+    rstd = 1 / np.sqrt(np.mean(chapter.x**2))
+    g, along = chapter.dout * chapter.w, chapter.x / np.linalg.norm(chapter.x)
+    rest = chapter.rmsnorm_backward(chapter.dout, chapter.x, chapter.w) / rstd
+    across = rest / np.linalg.norm(rest)
+    figure, axis = plt.subplots(figsize=(9, 2.9), layout="constrained")
+    for vector, colour, text, shift in [(g, VISIBLE, "g = dout w", (-8, 8)), (along * (g @ along), "#888888", "xh mean(g xh), the part along x", (-8, -4)),
+                                        (rest, "#e06000", "dx / rstd = g - xh mean(g xh)", (6, 4))]:
+        end = vector @ across, vector @ along
+        axis.annotate("", end, (0, 0), arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 2})
+        axis.annotate(text, end, shift, textcoords="offset points", color=colour, fontsize=9, ha="right" if shift[0] < 0 else "left")
+    axis.plot([g @ across] * 2, [0, g @ along], ":", color="#888888")
+    axis.plot([0, 0], [-0.05, 0.3], color="#cccccc", linewidth=1, zorder=0)
+    axis.annotate("direction of x: L does not change along it", (0, 0.27), (6, 0), textcoords="offset points", fontsize=8, color="#666666")
+    axis.set(xlim=(-0.4, 1.3), ylim=(-0.06, 0.32), aspect="equal", xlabel="direction of dx", ylabel="direction of x")
+    return figure
+
+
+def book_softmax():
+    """What a query's running (lse, out) is while tiles of keys arrive, in two orders."""
+    import softmax as chapter
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+    for axis, order, title in [(axes[0], range(8), "tiles from first to last"), (axes[1], reversed(range(8)), "from last to first")]:
+        path = list(chapter.arriving(order))
+        axis.plot(range(1, 9), [out[0] for _, out in path], "o-", color=VISIBLE, label="out[0]")
+        axis.plot(range(1, 9), [lse for lse, _ in path], "s-", color="#e06000", label="lse")
+        axis.set(xlabel="tiles that have arrived", title=title)
+        axis.legend()
+    return figure
+
+
+def book_warp():
+    """The sectors of device memory that a warp's 32 addresses touch, and the banks of shared memory."""
+    import warp as chapter
+    figure, axes = plt.subplots(len(chapter.PATTERNS), 1, figsize=(10, 4.2), layout="constrained")
+    for axis, (name, addresses, bytes_each) in zip(axes, chapter.PATTERNS):
+        sectors = chapter.sectors(addresses, bytes_each)
+        shown = sorted(sectors)[:40]
+        for n, sector in enumerate(shown):
+            axis.add_patch(Rectangle((n, 0), 0.94, 1, facecolor=SKIPPED, edgecolor="#bbbbbb", linewidth=0.5))
+            for a in addresses:
+                if sector * 32 <= a < sector * 32 + 32:
+                    axis.add_patch(Rectangle((n + (a % 32) / 32 * 0.94, 0.1), min(bytes_each, 32) / 32 * 0.94, 0.8, facecolor=VISIBLE, linewidth=0.3, edgecolor="white"))
+        axis.set(xlim=(0, 40), ylim=(0, 1), xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
+        axis.set_title(f"{name}: {len(sectors)} sectors, {100 * chapter.used(addresses, bytes_each):.0f} % of their bytes are used", fontsize=9, loc="left")
+    return figure
+
+
+def book_grpo():
+    import grpo as chapter
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    baselines = np.linspace(-0.4, 0.9, 100)
+    left.plot(baselines, [chapter.one_sample(chapter.theta, b)[1] for b in baselines], color=VISIBLE)
+    for name, b in [("none", 0.0), ("E[R]", float(chapter.policy(chapter.theta) @ chapter.reward))]:
+        variance = chapter.one_sample(chapter.theta, b)[1]
+        left.plot(b, variance, "o", color="#e06000")
+        left.annotate(f"{name}: {variance:.4f}", (b, variance), (6, 8), textcoords="offset points", fontsize=9)
+    left.set(xlabel="baseline", ylabel="total variance of one sample", ylim=(0, None), title="the expectation is the same everywhere")
+    ratio = np.linspace(0, 2, 200)
+    for A, colour in [(1, VISIBLE), (-1, "#e06000")]:
+        right.plot(ratio, np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A), color=colour, label=f"A = {A:+d}")
+        right.plot(ratio, ratio * A, ":", color=colour, linewidth=1)
+    right.axvline(1, color="#cccccc", linewidth=1)
+    right.set(xlabel="ratio p / p_old", ylabel="min(r A, clip(r) A)", title="flat: the token no longer pulls")
+    right.legend()
+    return figure
+
+
+def book_adamw():
+    import adamw as chapter
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), width_ratios=(1.3, 1), layout="constrained")
+    for row, x in enumerate((1.0, 1.0001, 1.0078125)):
+        for n, bit in enumerate(f"{int(chapter.bits(x)):032b}"):
+            colour = "#f2c9a0" if n == 0 else "#cfe3c4" if n < 9 else COMPUTED
+            left.add_patch(Rectangle((n, -row), 1, 0.8, facecolor=colour if n < 16 else SKIPPED, edgecolor="#999999", linewidth=0.5))
+            left.text(n + 0.5, 0.4 - row, bit, ha="center", va="center", fontsize=7)
+        left.text(-0.5, 0.4 - row, f"{x}", ha="right", va="center", fontsize=9)
+    for at, text in [(0.5, "sign"), (5, "exponent"), (12.5, "mantissa of bf16"), (24, "lower half")]:
+        left.text(at, 1.0, text, ha="center", fontsize=8)
+    left.set(xlim=(-7, 32.5), ylim=(-2.3, 1.5))
+    left.axis("off")
+    for name, rounding in chapter.roundings().items():
+        right.plot(chapter.add_often(1e-4, 1000, rounding), label=name, linewidth=1)
+    right.set(xlabel="updates of 0.0001", ylabel="weight")
+    right.legend(fontsize=8)
+    return figure
+
+
+FIGURES = (attention_rows, attention_tile, ring, ring_backward, banks, lifetimes, timeline, longest_sample, book_backward, book_softmax, book_warp, book_grpo,
+           book_adamw)
+
+
 def main():
     docs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "docs"
-    for draw_figure in attention_rows, attention_tile, ring, ring_backward, banks, lifetimes, timeline, longest_sample:
-        out = docs / f"{draw_figure.__name__}.png"
+    for draw_figure in [f for f in FIGURES if f.__name__ in (sys.argv[2:] or [f.__name__])]:
+        out = docs / f"{draw_figure.__name__.replace('book_', 'book/')}.png"
+        out.parent.mkdir(exist_ok=True)
         draw_figure().savefig(out, dpi=100)
         Image.open(out).convert("RGB").quantize(64).save(out, optimize=True)  # a third of the bytes
         print(out)

@@ -1,6 +1,7 @@
 """Tests the tests: every known bug of test/mutants.txt is switched on, and some test must fail.
 
     scripts/mutants.py --make build/mutants/tree     a copy of the sources that holds all of them, each behind a switch (test/mutant.h)
+    scripts/mutants.py --install NUMBER              one of them into the sources themselves, to see what notices it (docs/book); --remove NUMBER
     scripts/mutants.py [NUMBER...] [--part 1/4]      after `make test-mutants` has compiled it; from the repository root
 
 Bugs in files for GPUs (.cuh, .cu), and bugs that a suite of Cuda must notice, are for test_cuda; where it was not built (no boost.context), they are left out.
@@ -87,6 +88,23 @@ def mutated(path, source, mutants):
     return source
 
 
+def exchange(number, install):
+    """Writes the wrong text of a mutant in place of the right one, or the right one again."""
+    mutant = next((m for m in read_table() if m.number == number), None)
+    if mutant is None:
+        sys.exit(f"{TABLE} has no mutant {number}\n  fix: one of its numbers")
+    path = pathlib.Path(mutant.file)
+    before, after = (mutant.right, mutant.wrong) if install else (mutant.wrong, mutant.right)
+    source, count = re.subn(pattern(before), lambda _: after, path.read_text())
+    if count != 1:
+        sys.exit(f"{path} has this text {count} times:\n{before}\n  fix: {'is it in already? --remove ' + str(number) if install else f'git checkout {path}'}")
+    path.write_text(source)
+    if not install:
+        return print(f"{path} is as it was")
+    test = mutant.binary.replace(TESTS, "build/test/")
+    print(f"{path} has mutant {number}: {mutant.bug}\nnotice it: make {test} && {test} --gtest_filter='{mutant.tests}'\ntake it out: scripts/mutants.py --remove {number}")
+
+
 def make_tree(tree):
     """Rewrites only changed files, so that make rebuilds nothing else."""
     mutants = read_table()
@@ -121,10 +139,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("numbers", nargs="*", type=int)
     parser.add_argument("--make", type=pathlib.Path, metavar="TREE")
+    parser.add_argument("--install", type=int, metavar="NUMBER")
+    parser.add_argument("--remove", type=int, metavar="NUMBER")
     parser.add_argument("--part", default="1/1")
     args = parser.parse_args()
     if args.make:
         return make_tree(args.make)
+    if args.install or args.remove:
+        return exchange(args.install or args.remove, bool(args.install))
 
     part, parts = map(int, args.part.split("/"))
     bugs = [mutant for mutant in read_table() if mutant.number]

@@ -111,7 +111,7 @@ template <class X> struct AdamWUpdate {
         return std::vector<float>(values.begin(), values.end());
     }
 
-    static constexpr void (*versions[4])(Cuda<X>, Floats<X> params, float *m, float *v, const float *grads, AdamW, size_t n) = {
+    static constexpr void (*versions[])(Cuda<X>, Floats<X> params, float *m, float *v, const float *grads, AdamW, size_t n) = {
         adamw_update1, adamw_update2, adamw_update3, adamw_update};
 
     void run(Cuda<X> dev, size_t version) {

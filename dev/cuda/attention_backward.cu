@@ -185,13 +185,14 @@ template <class X> struct AttentionBackward : AttentionRow {
         attention_backward_begin(dev, grads(0, 0), delta.data(), out.data(), dout.data(), shape);
     }
 
-    static constexpr void (*versions[4])(CudaBf16, AttentionGrads, const BackwardPart &) = {
+    static constexpr void (*versions[])(CudaBf16, AttentionGrads, const BackwardPart &) = {
         attention_backward_part1, attention_backward_part2, attention_backward_part3, attention_backward_part4};
 
     AttentionGrads grads(size_t q_row, size_t k_row) {
         return {dq32.data() + q_row * H * D, dk32.data() + k_row * KV * D, dv32.data() + k_row * KV * D};
     }
-    bool runs(size_t v) const { return v <= std::size(versions) || ranks.size() == 1; }
+    static constexpr size_t last_version = std::size(versions) + 1;
+    bool runs(size_t v) const { return v < last_version || ranks.size() == 1; }
     void run(CudaBf16 dev, size_t v) {
         version = v;
         float *const no_scratch = nullptr;

@@ -204,7 +204,7 @@ template <class X> struct AttentionDecode {
           length(shape.length),
           scratch(attention_decode_scratch(CudaBf16{}, shape.B(), shape.pages(), shape.H, shape.D)) {}
 
-    static constexpr void (*versions[5])(CudaBf16, bf16 *out, const Decode &) = {
+    static constexpr void (*versions[])(CudaBf16, bf16 *out, const Decode &) = {
         attention_decode1, attention_decode2, attention_decode3, attention_decode4, attention_decode5};
 
     void run(CudaBf16 dev, size_t version) {

@@ -182,11 +182,12 @@ template <class X> struct AttentionForward : AttentionRow {
         attention_begin(CudaBf16{}, out32.data(), lse.data(), shape);
     }
 
-    static constexpr void (*versions[5])(CudaBf16, float *out32, float *lse, const Part &) = {
+    static constexpr void (*versions[])(CudaBf16, float *out32, float *lse, const Part &) = {
         attention_forward_part1, attention_forward_part2, attention_forward_part3, attention_forward_part4,
         attention_forward_part5};
 
-    bool runs(size_t v) const { return v <= std::size(versions) || ranks.size() == 1; }
+    static constexpr size_t last_version = std::size(versions) + 1;
+    bool runs(size_t v) const { return v < last_version || ranks.size() == 1; }
     void run(CudaBf16 dev, size_t v) {
         version = v;
         for_each_part([&](const Part &part, size_t q_row, size_t) {

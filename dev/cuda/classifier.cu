@@ -247,7 +247,7 @@ template <class X> struct Classifier {
         return out;
     }
 
-    static constexpr void (*versions[5])(Cuda<X>, HeadStats, X *dlogits, const float *logits, const int32_t *targets,
+    static constexpr void (*versions[])(Cuda<X>, HeadStats, X *dlogits, const float *logits, const int32_t *targets,
                                          const float *weights, size_t n, size_t padded,
                                          size_t V) = {classifier1, classifier2, classifier3, classifier4, classifier5};
 

@@ -25,9 +25,15 @@ static std::string shape_letters(const Description &about) {
     return join(words, "x");
 }
 
-static Sizes timed_shape(const Description &about) {  // or counted
+static Sizes timed_shape(const Description &about) {
     Sizes out;
-    for (const Size &size : about.sizes) out.push_back(the_interpreter ? size.counted : size.timed);
+    for (const Size &size : about.sizes) out.push_back(size.timed);
+    return out;
+}
+
+static Sizes counted_shape(const Description &about) {
+    Sizes out;
+    for (const Size &size : about.sizes) out.push_back(size.counted);
     return out;
 }
 
@@ -45,17 +51,23 @@ static size_t number(const std::string &text) {  // 0 if it is none
 
 static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &ladder) {  // nothing: --help was asked for
     const Description &about = ladder.about;
+    if (about.ideas.size() != ladder.versions)
+        die("%s has %zu versions and %zu ideas\n  fix: an entry in `versions` and one in `.ideas` of dev/cuda/%s.cu for each version",
+            about.name, ladder.versions, about.ideas.size(), about.name);
     std::vector<std::string> meanings;
     for (const Size &size : about.sizes) meanings.push_back(format("%s %s", size.name, size.meaning));
     const std::string shapes = format("%s: %s; %s with %s", shape_letters(about).c_str(), join(meanings, ", ").c_str(),
-                                      the_interpreter ? "counted" : "timed", shape_name(timed_shape(about)).c_str());
+                                      the_interpreter ? "counted" : "timed",
+                                      shape_name(the_interpreter ? counted_shape(about) : timed_shape(about)).c_str());
     std::string version = "all", shape;
     Arguments out;
     CLI::App app(about_program(about), about.name);
     app.add_option("version", version, format("1 to %zu, all, or shipped: the last", about.ideas.size()))->capture_default_str();
     app.add_option("--shape", shape, shapes);
+    const auto count = app.add_flag("--count", out.count,
+                                    the_interpreter ? "count the work of each launch, and predict its time on GPUs"
+                                                    : "count the emulator's loads, stores and warp operations (make try)");
     if (the_interpreter) {
-        const auto count = app.add_flag("--count", out.count, "count the work of each launch, and predict its time on GPUs");
         app.add_option("--sample", out.sample,
                        "run only so many blocks of each launch, spread over the grid, and multiply their counts")
             ->needs(count)
@@ -155,8 +167,40 @@ static Counts check_ptx(const AnyLadder &ladder, const Arguments &args) {
     return counts;
 }
 
+// What the versions do by the emulator's own accesses, a row per kernel.
+static void count_accesses(const AnyLadder &ladder, const Arguments &args) {
+    const Sizes shape = args.shape.value_or(counted_shape(ladder.about));
+    const auto op = ladder.timed(shape);
+    if (args.csv)
+        printf(
+            "what,kernel,launches,blocks,threads,shared,loads,stores,shared loads,shared stores,operations,active,requests,sectors,"
+            "wavefronts,conflicts,barriers\n");
+    else
+        printf("%s in the emulator, %s, %s = %s; of all launches, in warp instructions\n", ladder.about.name,
+               ladder.dtypes.back(), shape_letters(ladder.about).c_str(), shape_name(shape).c_str());
+    for (size_t version : args.versions) {
+        if (!op->runs(version)) continue;
+        for (const KernelCounts &k : ladder.count(*op, version)) {
+            std::vector<std::string> operations;
+            for (const auto &[name, executed] : k.operations)
+                operations.push_back(format("%s %llu", name.c_str(), static_cast<unsigned long long>(executed.warps)));
+            const KernelCounts::Executed all = k.all();
+            const double active = all.warps ? double(all.lanes) / double(all.warps) : 0;
+            const auto n = [](uint64_t x) { return static_cast<unsigned long long>(x); };
+            printf(args.csv ? "%s %zu,\"%s\",%llu,%llu,%llu,%llu,%llu,%llu,%llu,%llu,\"%s\",%.1f,%llu,%llu,%llu,%llu,%llu\n"
+                            : "%s %zu, %s: %llu launches of %llu blocks of %llu threads, %llu bytes of shared memory\n"
+                              "    loads %llu, stores %llu; of shared memory %llu, %llu; %s; active lanes %.1f\n"
+                              "    requests %llu, sectors %llu; wavefronts %llu, conflicts %llu; barriers %llu\n",
+                   ladder.about.name, version, k.name.c_str(), n(k.launches), n(k.blocks), n(k.threads), n(k.shared),
+                   n(k.loads.warps), n(k.stores.warps), n(k.shared_loads.warps), n(k.shared_stores.warps),
+                   join(operations, ", ").c_str(), active, n(k.loads.warps + k.stores.warps), n(k.sectors), n(k.wavefronts),
+                   n(k.conflicts()), n(k.barriers));
+        }
+    }
+}
+
 static void count_all(const AnyLadder &ladder, const Arguments &args) {
-    const Sizes shape = args.shape.value_or(timed_shape(ladder.about));
+    const Sizes shape = args.shape.value_or(counted_shape(ladder.about));
     const auto op = ladder.timed(shape);
     if (!args.csv)
         printf("%s, %s, %s = %s\n", ladder.about.name, ladder.dtypes.back(), shape_letters(ladder.about).c_str(),
@@ -206,7 +250,7 @@ static Counts check_and_time(const AnyLadder &ladder, const Arguments &args) {
 int main(int argc, char **argv) try {
     const auto args = parse(argc, argv, the_interpreter ? *gpu_ladder : *emulated_ladder);
     if (!args) return 0;
-    if (args->count) return count_all(*gpu_ladder, *args), 0;
+    if (args->count) return the_interpreter ? count_all(*gpu_ladder, *args) : count_accesses(*emulated_ladder, *args), 0;
     if (the_interpreter) {
         const Counts counts = check_ptx(*gpu_ladder, *args);
         fprintf(args->csv ? stderr : stdout, "%zu passed, %zu failed\n", counts.passed, counts.failed);

@@ -5,11 +5,12 @@
 //     namespace CUDA_BACKEND::workshop {                           // so that op_kernel2 here is not the op_kernel2 of llmc/ops
 //     template <class X> struct Op {
 //         explicit Op(const Sizes &sizes);                       // inputs on the device, outputs full of NaN; may die() of sizes
-//         static constexpr void (*versions[3])(Cuda<X>, X *out, const X *x, size_t n) = {op1, op2, op_forward};
+//         static constexpr void (*versions[])(Cuda<X>, X *out, const X *x, size_t n) = {op1, op2, op_forward};
 //         void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), x.data(), n); }
 //         void check(Check &check) const;                          // check("out", out.values(), reference, allowed), each output
 //         Work work() const;                                       // the least work of any version
 //         bool runs(size_t version) const;                         // optional: false where it is not for this type or these sizes
+//         static constexpr size_t last_version;                    // optional: more than the table has, if run() calls the last itself
 //     };
 //     static const Ladder<Op, float, bf16> ladder({.name = "op", .sizes = {{"T", "tokens", 8192, 512}}, .checked = {{1}, {7}},
 //                                                  .ideas = {"a thread per row", "a warp per row", "the shipped kernel"}});
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "../../test/cuda/check.cuh"
+#include "../emulator/counts.h"
 
 // ---- description and run of a ladder-------------------------------------------------------------------------------------------
 
@@ -36,7 +38,7 @@ using Sizes = std::vector<size_t>;
 
 struct Size {
     const char *name, *meaning;
-    size_t timed, counted;  // counted: by the PTX interpreter, which is no GPU
+    size_t timed, counted;  // counted: by the emulator and the PTX interpreter, which are no GPUs
 };
 
 struct Description {
@@ -86,10 +88,12 @@ struct Timed {  // an Op on the GPU
 struct AnyLadder {  // on one backend
     Description about;
     std::vector<const char *> dtypes;
+    size_t versions;  // as the Op has them
 
     virtual ~AnyLadder() = default;
     virtual std::optional<double> check(size_t dtype, size_t version, const Sizes &) const = 0;  // the largest error / allowed
     virtual std::unique_ptr<Timed> timed(const Sizes &) const = 0;
+    virtual std::vector<KernelCounts> count(Timed &, size_t version) const = 0;  // in the emulator
 };
 
 struct Gpu {  // timing.cu
@@ -122,6 +126,11 @@ namespace CUDA_BACKEND::workshop {
 template <class Op> bool op_runs(const Op &op, size_t version) {
     if constexpr (requires { op.runs(version); }) return op.runs(version);
     else return true;
+}
+
+template <class Op> constexpr size_t last_version() {
+    if constexpr (requires { Op::last_version; }) return Op::last_version;
+    else return sizeof(Op::versions) / sizeof(Op::versions[0]);  // nvcc does not know std::size of it
 }
 
 template <class Dev> const char *order_name([[maybe_unused]] Dev dev) {
@@ -163,7 +172,7 @@ template <template <class> class Op, class... X> class Ladder : public AnyLadder
     explicit Ladder(Description description) {
         about = std::move(description);
         dtypes = {dtype_name<X>...};
-        if (((std::size(Op<X>::versions) > about.ideas.size()) || ...)) die("%s: as many ideas as versions", about.name);
+        versions = std::max({last_version<Op<X>>()...});
 #ifdef LLMC_EMULATE
         emulated_ladder = this;
 #else
@@ -174,6 +183,14 @@ template <template <class> class Op, class... X> class Ladder : public AnyLadder
     std::optional<double> check(size_t dtype, size_t version, const Sizes &sizes) const override {
         static constexpr std::optional<double> (*checks[])(size_t, const Sizes &) = {check_as<X>...};
         return checks[dtype](version, sizes);
+    }
+
+    std::vector<KernelCounts> count([[maybe_unused]] Timed &op, [[maybe_unused]] size_t version) const override {
+#ifdef LLMC_EMULATE
+        return simt::counted([&] { op.run(version); });
+#else
+        return {};
+#endif
     }
 
     std::unique_ptr<Timed> timed(const Sizes &sizes) const override {

@@ -89,7 +89,7 @@ template <class X> struct Dequantise {
         return values;
     }
 
-    static constexpr void (*versions[3])(Cuda<X>, X *out, const float *values, Quantised q) = {dequantise1, dequantise2,
+    static constexpr void (*versions[])(Cuda<X>, X *out, const float *values, Quantised q) = {dequantise1, dequantise2,
                                                                                                dequantise3};
 
     void run(Cuda<X> dev, size_t version) {

@@ -128,7 +128,7 @@ template <class X> struct EmbeddingBackward {
         return out;
     }
 
-    static constexpr void (*versions[5])(Cuda<X>, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V,
+    static constexpr void (*versions[])(Cuda<X>, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V,
                                          size_t C) = {embedding_backward1, embedding_backward2, embedding_backward3,
                                                       embedding_backward4, embedding_backward5};
 

@@ -129,7 +129,7 @@ template <class X> struct LayernormBackward {
           dbias(std::vector<float>(C, 3)),
           scratch(layernorm_scratch(Cuda<X>{}, C)) {}
 
-    static constexpr void (*versions[3])(Cuda<X>, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual,
+    static constexpr void (*versions[])(Cuda<X>, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual,
                                          const X *dout, const X *x, const X *w, const float *mean, const float *rstd, size_t T,
                                          size_t C) = {layernorm_backward1, layernorm_backward2, layernorm_backward};
 

@@ -137,7 +137,7 @@ template <class X> struct LayernormForward {
           mean(T),
           rstd(T) {}
 
-    static constexpr void (*versions[4])(Cuda<X>, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias,
+    static constexpr void (*versions[])(Cuda<X>, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias,
                                          size_t T, size_t C, float eps) = {layernorm_forward1, layernorm_forward2,
                                                                            layernorm_forward3, layernorm_forward};
 

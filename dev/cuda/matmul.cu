@@ -339,7 +339,7 @@ template <class X> struct MatmulForward {
         if (IC % 8) die("IC is %zu, but rows are read 16 bytes at a time\n  fix: a multiple of 8", IC);
     }
 
-    static constexpr void (*versions[7])(CudaBf16, X *out, const X *x, const X *w, size_t T, size_t IC, size_t OC) = {
+    static constexpr void (*versions[])(CudaBf16, X *out, const X *x, const X *w, size_t T, size_t IC, size_t OC) = {
         matmul_forward1, matmul_forward2, matmul_forward3, matmul_forward4, matmul_forward5, matmul_forward6, matmul_forward7};
 
     void run(CudaBf16 dev, size_t version) {

@@ -196,7 +196,7 @@ void ring_exchange4(CudaBf16 dev, RingRow &x) {
 template <class X> struct RingExchange : RingRow {
     explicit RingExchange(const Sizes &sizes) : RingRow(sizes) {}
 
-    static constexpr void (*versions[4])(CudaBf16, RingRow &) = {ring_exchange1, ring_exchange2, ring_exchange3, ring_exchange4};
+    static constexpr void (*versions[])(CudaBf16, RingRow &) = {ring_exchange1, ring_exchange2, ring_exchange3, ring_exchange4};
     void run(CudaBf16 dev, size_t version) { versions[version - 1](dev, *this); }
 
     void check(Check &check) const {

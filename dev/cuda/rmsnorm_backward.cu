@@ -201,7 +201,7 @@ template <class X> struct RmsnormBackward {
           dw(std::vector<float>(C, 3)),
           scratch(rmsnorm_scratch(Cuda<X>{}, C)) {}
 
-    static constexpr void (*versions[6])(Cuda<X>, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x,
+    static constexpr void (*versions[])(Cuda<X>, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x,
                                          const X *w, const float *rstd, size_t T, size_t C) = {
         rmsnorm_backward1, rmsnorm_backward2, rmsnorm_backward3, rmsnorm_backward4, rmsnorm_backward5, rmsnorm_backward6};
 

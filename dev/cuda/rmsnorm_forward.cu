@@ -11,8 +11,8 @@ namespace CUDA_BACKEND::workshop {
 // ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
 // The loop of the CPU, T of them side by side. Neighbouring threads read addresses a row apart, so each load of a warp touches 32
-// lines of 128 bytes and uses 2 bytes of each; the lines should serve the following loads, but 32 lines for each of the warps of
-// an SM do not fit its L1. And T threads are few: 8192 of the 270 000 that a large GPU holds.
+// lines of 128 bytes and uses 2 bytes of each. L1 serves the following loads of a line, as long as it holds 32 lines for each warp
+// of its SM, but each of them still costs 32 sectors. And T threads are few: 8192 of the 270 000 that a large GPU holds.
 
 template <class X>
 __global__ void rmsnorm_forward_kernel1(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -178,7 +178,7 @@ template <class X> struct RmsnormForward {
           out(T * C),
           rstd(T) {}
 
-    static constexpr void (*versions[6])(Cuda<X>, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) = {
+    static constexpr void (*versions[])(Cuda<X>, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) = {
         rmsnorm_forward1, rmsnorm_forward2, rmsnorm_forward3, rmsnorm_forward4, rmsnorm_forward5, rmsnorm_forward6};
 
     void run(Cuda<X> dev, size_t version) {

@@ -39,8 +39,8 @@ void rope1(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 // ---- version 2: a thread per pair ----------------------------------------------------------------------------------------------
 //
 // Neighbouring threads turn neighbouring pairs, one thread per pair. Now token, head and pair must be found
-// from one number by 64-bit divisions, which no GPU has an instruction for: the kernel has 232 instructions for sm_90, version 3
-// has 88 with its loop. Instructions limit it, not bytes.
+// from one number by 64-bit divisions, which no GPU has an instruction for: twice the instructions of version 3, of which half are
+// integers (docs/ladder_counts.md). Instructions limit it, not bytes.
 
 template <class X>
 __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
@@ -124,7 +124,7 @@ template <class X> struct Rope {
         return out;
     }
 
-    static constexpr void (*versions[4])(Cuda<X>, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads,
+    static constexpr void (*versions[])(Cuda<X>, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads,
                                          size_t D, size_t stride) = {rope1, rope2, rope3, rope4};
 
     void run(Cuda<X> dev, size_t version) {

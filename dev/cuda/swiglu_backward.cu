@@ -90,7 +90,7 @@ template <class X> struct SwigluBackward {
           d_dout(dout),
           dgate_up(T * 2 * F) {}
 
-    static constexpr void (*versions[4])(Cuda<X>, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) = {
+    static constexpr void (*versions[])(Cuda<X>, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) = {
         swiglu_backward1, swiglu_backward2, swiglu_backward3, swiglu_backward};
 
     void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, dgate_up.data(), d_dout.data(), d_gate_up.data(), T, F); }

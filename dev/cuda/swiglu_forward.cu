@@ -75,7 +75,7 @@ template <class X> struct SwigluForward {
     explicit SwigluForward(const Sizes &s)
         : T(s[0]), F(s[1]), gate_up(random_values<X>(T * 2 * F, 1, 2)), d_gate_up(gate_up), out(T * F), scratch(T * F) {}
 
-    static constexpr void (*versions[4])(Cuda<X>, X *out, float *scratch, const X *gate_up, size_t T, size_t F) = {
+    static constexpr void (*versions[])(Cuda<X>, X *out, float *scratch, const X *gate_up, size_t T, size_t F) = {
         swiglu_forward1, swiglu_forward2, swiglu_forward3, swiglu_forward4};
 
     void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), scratch.data(), d_gate_up.data(), T, F); }

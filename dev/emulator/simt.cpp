@@ -13,6 +13,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "counts.h"
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -115,6 +117,7 @@ struct Launch {
     std::mutex lock{};
     std::vector<Buffer> buffers{};  // sorted by address
     uint64_t number = 0;
+    bool counted = false;
     size_t failed_block = SIZE_MAX;
     std::string failure{};  // of the lowest block that failed
 };
@@ -133,6 +136,7 @@ struct Block : BlockInfo {
     uint32_t clock[max_warps][max_warps];
     std::vector<Touch> writes;  // (shared_bytes / 2)
     std::vector<Touch> reads;   // (shared_bytes / 2, warps)
+    BlockCounts counts;
     char *stacks = nullptr;
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
 
@@ -338,6 +342,7 @@ bool detecting = false;  // set by __tsan_init, which files built with -fsanitiz
 std::mutex buffers_lock;
 std::vector<Buffer> all_buffers;
 uint64_t launches = 0;
+std::vector<KernelCounts> *counting = nullptr;  // in place of looking for races
 
 void advance(int warp) { block->clock[warp][warp]++; }
 
@@ -418,9 +423,23 @@ void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
     }
 }
 
+bool in_device_memory(const void *p) {
+    const auto &buffers = block->launch->buffers;
+    const auto after =
+        std::upper_bound(buffers.begin(), buffers.end(), uintptr_t(p), [](uintptr_t p, const Buffer &x) { return p < x.begin; });
+    return after != buffers.begin() && uintptr_t(p) < std::prev(after)->end;
+}
+
 void access(const void *p, size_t bytes, bool write, const void *pc, bool in_flight = false, bool landing = false) {
     if (!self || !detecting) return;
     const size_t offset = uintptr_t(p) - uintptr_t(block->shared);
+    if (counting) {
+        const bool shared = offset < block->shared_bytes;
+        if (!landing && (shared || in_device_memory(p)))
+            block->counts.access({pc, shared, write, shared ? offset : uintptr_t(p), uint32_t(bytes)}, current->warp->number,
+                                 current->lane, current->warp->lanes);
+        return;
+    }
     if (offset < block->shared_bytes)
         for (size_t cell = offset / 2; cell <= (std::min(offset + bytes, block->shared_bytes) - 1) / 2; cell++)
             access_shared(cell, write, pc, in_flight, landing);
@@ -478,6 +497,7 @@ template <class Work> void warp_operation(const char *name, unsigned mask, void 
         all[i] = other.data;
     }
     work(mask, all);
+    if (counting) block->counts.operation(name, std::popcount(mask));
     warp.waiting &= ~mask;
     set_ready(warp, mask & ~(1u << lane));
     interrupt();
@@ -573,7 +593,9 @@ void run(Block &b, size_t number) {
     }
     for (int i = 0; i < b.threads_count; i++) start_thread(b, i);
     start_clocks(b);
+    b.counts.start(size_t(b.warps_count));
     run_another(nullptr);
+    if (counting) b.counts.end_block();
 
     int returned = 0;
     for (int w = 0; w < b.warps_count; w++) returned += std::popcount(b.warp[w].returned);
@@ -583,6 +605,17 @@ void run(Block &b, size_t number) {
              "every thread that is waited for must come, or must return only afterwards");
     current = nullptr;
     self_block = nullptr;
+}
+
+// The counts of this kernel, to which each CPU thread adds its blocks'.
+KernelCounts &count_launch(Launch &launch) {
+    const std::string name = kernel_name(launch.kernel);
+    const auto is_it = [&](const KernelCounts &k) { return k.name == name; };
+    auto found = std::find_if(counting->begin(), counting->end(), is_it);
+    if (found == counting->end()) found = counting->emplace(found), found->name = name;
+    if (!std::exchange(launch.counted, true)) found->launches++;
+    found->blocks = launch.grid.x * launch.grid.y * launch.grid.z, found->threads = launch.threads, found->shared = launch.shared;
+    return *found;
 }
 }  // namespace
 
@@ -609,8 +642,22 @@ void launch(unsigned order, const void *kernel, Grid grid, unsigned threads, siz
 #pragma omp for schedule(dynamic)
         for (size_t i = 0; i < blocks; i++)
             if (i < launch.failed_block) run(mine, i);
+        if (counting) {
+            const KernelCounts counts = mine.counts.take();
+            const std::lock_guard guard(launch.lock);
+            count_launch(launch) += counts;
+        }
     }
     if (!launch.failure.empty()) die("%s", launch.failure.c_str());
+}
+
+std::vector<KernelCounts> counted(const std::function<void()> &work) {
+    if (!detecting) die("this program does not see loads and stores\n  fix: make try builds one that counts them");
+    std::vector<KernelCounts> counts;
+    counting = &counts;
+    work();
+    counting = nullptr;
+    return counts;
 }
 
 void *shared_bytes(size_t bytes) {
@@ -683,6 +730,7 @@ void barrier(int id, int threads, bool wait, std::source_location at) {
         pass_clocks_out(b);
         for (Thread *t = b.waiting; t; t = t->next) set_ready(*t->warp, 1u << t->lane);
         b.arrived = 0;
+        if (counting) block->counts.barrier();
     }
     if (wait) run_another(current->warp);
 }

@@ -1,5 +1,6 @@
 // The emulator itself (dev/emulator/simt.h): it follows the documentation, and it notices forbidden actions of a kernel.
 // When nvcc compiles this file, the GPU is tested in the same way.
+#include "../../dev/emulator/counts.h"
 #include "../../llmc/ops/ptx.cuh"
 #include "../../llmc/ops/warp.cuh"
 #include "../errors.h"
@@ -626,6 +627,54 @@ TEST(SimtCatches, Races) {
     });
 }
 #endif
+
+// ---- counts of accesses (dev/emulator/counts.h)
+
+KernelCounts counts_of(
+    unsigned lanes,
+    const std::function<void(const std::function<void(int lane, bool shared, uint64_t at, uint32_t bytes)> &)> &body) {
+    const char sites[2] = {};
+    simt::BlockCounts counts;
+    counts.start(1);
+    body([&](int lane, bool shared, uint64_t at, uint32_t bytes) {
+        counts.access({&sites[shared], shared, false, at, bytes}, 0, lane, lanes);
+    });
+    counts.end_block();
+    return counts.take();
+}
+
+TEST(SimtCounts, ARequestIsWhatTheLanesDoAtTheSameTimeOfTheirLoops) {
+    const unsigned all = ~0u;
+    const auto one = [&](bool shared, uint64_t stride, uint32_t bytes) {
+        return counts_of(all, [&](const auto &access) {
+            for (int lane = 0; lane < 32; lane++)
+                for (int n = 0; n < 2; n++) access(lane, shared, 4096 * uint64_t(n) + stride * uint64_t(lane), bytes);
+        });
+    };
+    const KernelCounts neighbours = one(false, 4, 4), wide = one(false, 16, 16), apart = one(false, 64, 4);
+    EXPECT_EQ(neighbours.loads.warps, 2u);
+    EXPECT_EQ(neighbours.loads.lanes, 64u);
+    EXPECT_EQ(neighbours.sectors, 8u);
+    EXPECT_EQ(wide.sectors, 32u);
+    EXPECT_EQ(apart.sectors, 64u);
+    const KernelCounts banks = one(true, 4, 4), column = one(true, 128, 4), padded = one(true, 132, 4),
+                       quarters = one(true, 16, 16);
+    EXPECT_EQ(banks.wavefronts, 2u);
+    EXPECT_EQ(column.wavefronts, 64u);
+    EXPECT_EQ(column.conflicts(), 62u);
+    EXPECT_EQ(padded.wavefronts, 2u);
+    EXPECT_EQ(quarters.wavefronts, 8u);
+    EXPECT_EQ(quarters.conflicts(), 0u);
+
+    // Lanes that leave the loop earlier, and a warp of 16 lanes.
+    const KernelCounts ragged = counts_of(0xffff, [](const auto &access) {
+        for (int lane = 0; lane < 16; lane++)
+            for (int n = 0; n <= lane / 8; n++) access(lane, false, 4 * uint64_t(lane), 4);
+    });
+    EXPECT_EQ(ragged.loads.warps, 2u);
+    EXPECT_EQ(ragged.loads.lanes, 24u);
+    EXPECT_EQ(ragged.sectors, 3u);
+}
 
 // ---- launches
 

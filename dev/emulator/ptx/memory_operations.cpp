@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../../../llmc/core/dtype.h"
+#include "../transactions.h"
 #include "forms.h"
 #include "memory.h"
 #include "shared_memory.h"
@@ -66,8 +67,7 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
 }
 
 void count_request(Warp &w, uint64_t *sectors, size_t n, Way way) {
-    std::sort(sectors, sectors + n);
-    n = size_t(std::unique(sectors, sectors + n) - sectors);
+    n = transactions::different(sectors, n);
     Count &count = w.count();
     count.requests++;
     count.sectors += n;

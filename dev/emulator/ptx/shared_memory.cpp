@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "../transactions.h"
+
 namespace ptx {
 namespace {
 
@@ -221,24 +223,9 @@ void check_end(Block &block) {
 }
 
 void count_wavefronts(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t bytes) {
-    const int lanes_at_once = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
-    std::vector<uint32_t> all;
-    size_t wavefronts = 0;
-    for (int first = 0; first < lanes; first += lanes_at_once) {
-        std::vector<uint32_t> words;
-        for (int l = first; l < first + lanes_at_once; l++)
-            for (uint32_t k = 0; mask >> l & 1 && k < std::max(bytes / 4, 1u); k++) words.push_back(addresses[l] / 4 + k);
-        std::sort(words.begin(), words.end());
-        words.erase(std::unique(words.begin(), words.end()), words.end());
-        size_t of_bank[32] = {};
-        for (uint32_t word : words) of_bank[word % 32]++;
-        wavefronts += *std::max_element(of_bank, of_bank + 32);
-        all.insert(all.end(), words.begin(), words.end());
-    }
-    std::sort(all.begin(), all.end());
-    const size_t different = size_t(std::unique(all.begin(), all.end()) - all.begin());
+    const auto [all, least] = transactions::wavefronts(addresses, mask, bytes);
     Count &count = w.count();
-    count.wavefronts += wavefronts;
-    count.least_wavefronts += std::min(wavefronts, ceil_div(different, 32));
+    count.wavefronts += all;
+    count.least_wavefronts += least;
 }
 }  // namespace ptx

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Counts of the workshop's versions, beside each other.
+
+    scripts/ladder_counts.py try LADDER VERSION [--ptx]    what `make try L=LADDER V=VERSION` prints behind the checks: the version and the one before it
+    scripts/ladder_counts.py page                          writes docs/ladder_counts.md, as `make count` does: every version of every ladder
+    scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses beside the interpreter's; the last line is "N equal, M differ"
+
+The programs are build/race/dev/cuda/LADDER, whose emulator counts loads, stores and warp operations, and build/ptx/dev/cuda/LADDER, which interprets
+nvcc's PTX. `make` builds them.
+"""
+
+import argparse
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = "docs/ladder_counts.md"
+EMULATOR, INTERPRETER = "build/race/dev/cuda/", "build/ptx/dev/cuda/"
+PIPES = "pipes"
+# Columns whose sum over a version's kernels says something; * launches where a column is of one launch.
+ACCESSES = ["loads", "stores", "shared loads", "shared stores", "requests", "sectors", "wavefronts", "conflicts", "barriers"]
+GPUS = ["H100 us", "H200 us", "A100 us", "RTX 4090 us"]
+RANGE = 2 / 3, 3 / 2  # of a predicted time, which holds for three of four versions: docs/gpu_model.md
+
+
+def ladders():
+    return sorted(path.stem for path in Path("dev/cuda").glob("*.cu") if path.stem != "timing")
+
+
+def ideas(ladder):
+    """What the ladder's file says of each version."""
+    listed = re.search(r"\.ideas = \{(.*?)\}\}", Path(f"dev/cuda/{ladder}.cu").read_text(), re.DOTALL)[1]
+    return ["".join(re.findall(r'"([^"]*)"', idea)) for idea in re.split(r'(?<="),\s', listed)]
+
+
+def rows(command, tree="."):
+    """Dictionaries of a program's --csv; a column that only pairs with the one before, as `bound` does, is joined to it."""
+    done = subprocess.run([*command, "--count", "--csv"], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.stderr or f"{' '.join(command)}: exit code {done.returncode}")
+    lines = list(csv.reader(done.stdout.splitlines()))
+    for line in lines[1:]:
+        row = dict(zip(lines[0], line))
+        for n, name in enumerate(lines[0]):
+            if name in GPUS:
+                row[name] = line[n]
+        yield row
+
+
+def emulated(ladder, version, tree="."):
+    """The sums of a version over its kernels, without nvcc."""
+    total, active, executed = dict.fromkeys(ACCESSES, 0), 0.0, 0
+    operations = {}
+    for row in rows([EMULATOR + ladder, str(version)], tree):
+        for column in ACCESSES:
+            total[column] += int(row[column])
+        for name, count in re.findall(r"(\S+) (\d+)", row["operations"]):
+            operations[name] = operations.get(name, 0) + int(count)
+        here = sum(int(row[c]) for c in ACCESSES[:4]) + sum(int(n) for n in re.findall(r" (\d+)", row["operations"]))
+        executed, active = executed + here, active + here * float(row["active"])
+    return total | operations | {"active lanes": active / max(executed, 1)}
+
+
+def interpreted(ladder, version):
+    """The sums of a version over its launches, of nvcc's PTX."""
+    total = {"instructions": 0, "requests": 0, "sectors": 0, "wavefronts": 0, "conflicts": 0, "barriers": 0, "registers": 0}
+    pipes, threads = {}, 0.0
+    times = dict.fromkeys(GPUS, 0.0)
+    for row in rows([INTERPRETER + ladder, str(version)]):
+        launches = int(row["launches"])
+        total["instructions"] += launches * int(row["warp inst."])
+        total["sectors"] += round(launches * int(row["requests"]) * float(row["per req."]))
+        for column in ("requests", "wavefronts", "conflicts", "barriers"):
+            total[column] += launches * int(row[column])
+        if row["registers"] != "-":
+            total["registers"] = max(total["registers"], int(row["registers"]))
+        for name, count in re.findall(r"(\S+) (\d+)", row[PIPES]):
+            pipes[name] = pipes.get(name, 0) + launches * int(count)
+        threads += launches * int(row["warp inst."]) * float(row["active"])
+        for gpu in GPUS:
+            times[gpu] += launches * float(row[gpu]) if row[gpu] != "-" else 0.0
+    return total | {"active lanes": threads / max(total["instructions"], 1)}, pipes, times
+
+
+def change(before, now):
+    if before == now:
+        return "the same"
+    return "new" if not before else f"{100 * (now - before) / before:+.0f} %" if now < 3 * before else f"x {now / before:.3g}"
+
+
+def cell(value):
+    return f"{value:.1f}" if isinstance(value, float) else f"{value:,}".replace(",", " ")
+
+
+def print_table(title, heads, columns):
+    """A row for each name that is not zero in all columns."""
+    print(f"\n{title:<24}" + "".join(f"{head:>16}" for head in heads))
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [column.get(name, 0) for column in columns]
+        if any(values):
+            print(f"  {name:<22}" + "".join(f"{cell(v):>16}" for v in values) + (f"{change(*values):>12}" if len(values) == 2 else ""))
+
+
+def compare_with_the_one_before(ladder, version, ptx):
+    versions = [v for v in (version - 1, version) if v >= 1]
+    heads = [f"{ladder} {v}" for v in versions]
+    if not ptx:
+        columns = [emulated(ladder, v) for v in versions]
+        return print_table("the emulator's accesses", heads, columns)
+    counts = [interpreted(ladder, v) for v in versions]
+    print_table("nvcc's PTX, interpreted", heads, [c for c, _, _ in counts])
+    print_table("instructions by kind", heads, [p for _, p, _ in counts])
+    print("\npredicted, not measured")
+    for gpu in GPUS:
+        ranges = [f"{times[gpu] * RANGE[0]:.1f} to {times[gpu] * RANGE[1]:.1f}" for _, _, times in counts]
+        print(f"  {gpu:<22}" + "".join(f"{r:>16}" for r in ranges))
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------------------
+
+
+def step(before, now):
+    """What a version brought, beside the one before, in a line."""
+    said = [f"{name} {change(before[name], now[name])}" for name in ("instructions", "sectors", "wavefronts", "conflicts", "barriers", "us")
+            if before[name] != now[name]]
+    return ", ".join(said) or "the same"
+
+
+def page(version_of_nvcc):
+    text = f"""# What each version of a ladder brought
+
+After this page you can say which count each step of a ladder changed, and by how much.
+
+`make count` wrote it, with nvcc {version_of_nvcc}: the PTX interpreter ran every version of each ladder at its small shape, in bf16 where there is one, and summed its launches.
+Counts are exact; us is the time of an H100 by the model of [gpu_model.md](gpu_model.md), to be read from two thirds to one and a half of it, and **not measured**. Measured
+times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are wavefronts that words of one bank cost beyond the least number. `make try L=rope V=3` counts a version that you
+have just edited.
+"""
+    for ladder in ladders():
+        said = ideas(ladder)
+        text += f"\n## {ladder}\n\n| version | idea | instructions | sectors | wavefronts | conflicts | barriers | us | beside the version before |\n|" + "---|" * 9 + "\n"
+        before = None
+        for version, idea in enumerate(said, 1):
+            counts, _, times = interpreted(ladder, version)
+            now = counts | {"us": times[GPUS[0]]}
+            print(f"{ladder} {version}", file=sys.stderr, flush=True)
+            if not now["instructions"]:
+                text += f"| {version} | {idea} | | | | | | | not interpreted |\n"
+                continue
+            cells = [cell(now[name]) for name in ("instructions", "sectors", "wavefronts", "conflicts", "barriers", "us")]
+            text += f"| {version} | {idea} | " + " | ".join(cells) + f" | {step(before, now) if before else ''} |\n"
+            before = now
+    return text
+
+
+def compare(names):
+    equal = differ = 0
+    for ladder in names:
+        for version in range(1, len(ideas(ladder)) + 1):
+            ours, theirs = emulated(ladder, version), interpreted(ladder, version)[0]
+            if not theirs["instructions"]:
+                continue
+            different = [f"{name} {cell(ours[name])} and {cell(theirs[name])}" for name in ("requests", "sectors", "wavefronts", "conflicts", "barriers")
+                         if abs(ours[name] - theirs[name]) > 0.001 * theirs[name]]  # sectors per request are printed with two digits
+            equal, differ = equal + (not different), differ + bool(different)
+            print(f"{ladder} {version}: " + (", ".join(different) or "equal"), flush=True)
+    print(f"{equal} equal, {differ} differ")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("try")
+    one.add_argument("ladder")
+    one.add_argument("version")
+    one.add_argument("--ptx", action="store_true")
+    whole = commands.add_parser("page")
+    whole.add_argument("--nvcc", required=True)
+    commands.add_parser("compare").add_argument("ladder", nargs="*")
+    args = parser.parse_args()
+    os.chdir(Path(__file__).resolve().parents[1])
+    if args.command == "try":
+        version = len(ideas(args.ladder)) if args.version == "shipped" else int(args.version)
+        compare_with_the_one_before(args.ladder, version, args.ptx)
+    elif args.command == "compare":
+        compare(args.ladder or ladders())
+    else:
+        release = subprocess.run([args.nvcc, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        Path(PAGE).write_text(page(re.search(r"release (\S+),", release)[1]))
+
+
+if __name__ == "__main__":
+    main()

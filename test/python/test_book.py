@@ -1,0 +1,137 @@
+"""docs/book is true: its commands print what it shows, its code is in the sources, its derivations name tests and mutants, its pictures are the programs'.
+
+Commands that build something are run in turns, a third of them for each commit; BOOK=all runs all.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOK = ROOT / "docs/book"
+CHAPTERS = sorted(page for page in BOOK.glob("*.md") if page.name not in ("README.md", "questions.md"))
+TESTS = "".join(path.read_text() for path in (ROOT / "test").rglob("*.cpp"))
+sys.path.insert(0, str(ROOT / "scripts"))
+import mutants  # noqa: E402
+
+
+def commands(page):
+    """(command, the lines that it prints) of each indented block whose first line begins with "$ "."""
+    for block in re.findall(r"(?:^    .*\n|^\n(?=    (?!\$)))+", page.read_text(), re.M):
+        for part in re.split(r"^    \$ ", block, flags=re.M)[1:]:
+            command, _, printed = part.partition("\n")
+            yield command, [line[4:].rstrip() for line in printed.rstrip().splitlines()]
+
+
+def masked(line):
+    """Times differ from run to run."""
+    return re.sub(r"\d+(\.\d+)? (ms|s|seconds)\b", "TIME", line).rstrip()
+
+
+def matches(shown, printed):
+    """Whether all shown lines are there in this order; a shown line of "..." stands for any number of lines."""
+    if not shown or shown == ["..."]:
+        return True
+    if shown[0] == "...":
+        return any(matches(shown[1:], printed[n:]) for n in range(len(printed) + 1))
+    return bool(printed) and masked(shown[0]) == masked(printed[0]) and matches(shown[1:], printed[1:])
+
+
+ALL = [(page, command, shown) for page in CHAPTERS for command, shown in commands(page)]
+BUILDS = [entry for entry in ALL if re.match(r"make|build/|\./train", entry[1])]
+QUICK = [entry for entry in ALL if entry not in BUILDS and "mutants.py" not in entry[1]]
+TURN = int(subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout or 0)
+
+
+def run(command):
+    environment = {**os.environ, "MAKEFLAGS": "", "NVCC": ""}
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return done.returncode, [line.rstrip() for line in done.stdout.splitlines() if not re.match(r"compile |link |flags ", line)]
+
+
+def expect_output(command, shown):
+    code, printed = run(command)
+    assert code == 0 and matches(shown, printed), "\n".join(printed)
+
+
+@pytest.mark.parametrize("page,command,shown", QUICK, ids=lambda x: getattr(x, "stem", None))
+def test_a_program_prints_what_its_chapter_shows(page, command, shown):
+    assert shown, f"{page}: {command} shows nothing"
+    expect_output(command, shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page,command,shown", BUILDS, ids=lambda x: getattr(x, "stem", None))
+def test_a_build_prints_what_its_chapter_shows(page, command, shown):
+    if os.environ.get("BOOK") != "all" and BUILDS.index((page, command, shown)) % 3 != TURN % 3:
+        pytest.skip("another commit's turn")
+    expect_output(command, shown)
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_a_chapter_is_whole(page):
+    text = page.read_text()
+    assert re.match(r"# [A-G]\. .*\n\nAfter this page you can .*\n\nBefore it: .* Time: ", text)
+    for heading in ("## Predict before you run", "## Break it", "## Read next"):
+        assert heading in text, heading
+    assert text.count("<details><summary>Answer</summary>") == text.count("</details>") >= 3
+    assert f"![" in text and "Held by: " in text
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_each_derivation_names_a_test_and_a_mutant(page):
+    known = {mutant.number: mutant for mutant in mutants.read_table(ROOT / "test/mutants.txt")}
+    lines = re.findall(r"^Held by: (.*)$", page.read_text(), re.M)
+    for line in lines:
+        (suite, name), = re.findall(r"`(\w+)\.(\w+)`", line)
+        assert re.search(rf"TEST(_P|_F)?\({suite}, {name}\)", TESTS), line
+        assert int(re.search(r"mutant (\d+)\.$", line)[1]) in known, line
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_code_that_is_quoted_is_in_its_file(page):
+    for path, code in re.findall(r"<!-- code: (\S+) -->\n```\w+\n(.*?)```", page.read_text(), re.S):
+        source = " ".join((ROOT / path).read_text().split())
+        assert " ".join(code.split()) in source, f"{path} has no longer:\n{code}"
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_the_mutants_of_a_chapter_can_be_installed_and_removed(page):
+    installed = [(command, shown) for command, shown in commands(page) if "mutants.py --install" in command]
+    table = {mutant.number: mutant for mutant in mutants.read_table(ROOT / "test/mutants.txt")}
+    for command, shown in installed:
+        mutant = table[int(command.split()[-1])]
+        test = mutant.binary.replace("build/mutants/", "build/")
+        assert shown == [f"{mutant.file} has mutant {mutant.number}: {mutant.bug}", f"notice it: make {test} && {test} --gtest_filter='{mutant.tests}'",
+                         f"take it out: scripts/mutants.py --remove {mutant.number}"]
+
+
+def test_a_mutant_comes_and_goes(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/mutants.txt").write_text("7 | some.h | Some* | some bug\n- a + b\n+ a - b\n")
+    (tmp_path / "some.h").write_text("int sum(int a, int b) { return a +\n  b; }\n")
+
+    def call(flag):
+        done = subprocess.run([sys.executable, ROOT / "scripts/mutants.py", flag, "7"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.returncode, done.stdout, (tmp_path / "some.h").read_text()
+
+    code, text, source = call("--install")
+    assert code == 0 and "some.h has mutant 7: some bug" in text and "return a - b;" in source
+    assert call("--install")[0] == 1
+    assert call("--remove") == (0, "some.h is as it was\n", "int sum(int a, int b) { return a + b; }\n")
+
+
+def test_every_question_has_an_answer_somewhere():
+    """The index has 40 questions; that its links lead to headings is test_docs.py's."""
+    rows = re.findall(r"^\d+\. (.*\?) \[.*\]\((.*)\)$", (BOOK / "questions.md").read_text(), re.M)
+    assert len(rows) == 40 and len({question for question, _ in rows}) == 40
+
+
+def test_pictures_are_drawn_from_the_programs(tmp_path):
+    names = [f"book_{page.stem}" for page in BOOK.glob("*.png")]
+    drawn = subprocess.run([sys.executable, ROOT / "scripts/figures.py", tmp_path, *names], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert len(drawn.splitlines()) == len(names) == len(list((tmp_path / "book").glob("*.png")))
