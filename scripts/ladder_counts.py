@@ -2,7 +2,8 @@
 """Counts of the workshop's versions, beside each other.
 
     scripts/ladder_counts.py try LADDER VERSION [--ptx]    what `make try L=LADDER V=VERSION` prints behind the checks: the version and the one before it
-    scripts/ladder_counts.py page                          writes docs/ladder_counts.md, as `make count` does: every version of every ladder
+    scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes docs/ladder_counts.md, as `make count` does: every version of every ladder; or of
+                                                           these ladders, and the others stay as they are in the page
     scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses beside the interpreter's; the last line is "N equal, M differ"
 
 The programs are build/race/dev/cuda/LADDER, whose emulator counts loads, stores and warp operations, and build/ptx/dev/cuda/LADDER, which interprets
@@ -106,7 +107,7 @@ def print_table(title, heads, columns):
 
 def compare_with_the_one_before(ladder, version, ptx):
     versions = [v for v in (version - 1, version) if v >= 1]
-    heads = [f"{ladder} {v}" for v in versions]
+    heads = [f"version {v}" for v in versions]
     if not ptx:
         columns = [emulated(ladder, v) for v in versions]
         return print_table("the emulator's accesses", heads, columns)
@@ -129,31 +130,36 @@ def step(before, now):
     return ", ".join(said) or "the same"
 
 
-def page(version_of_nvcc):
-    text = f"""# What each version of a ladder brought
+def page(version_of_nvcc, sections):
+    return f"""# What each version of a ladder brought
 
 After this page you can say which count each step of a ladder changed, and by how much.
 
 `make count` wrote it, with nvcc {version_of_nvcc}: the PTX interpreter ran every version of each ladder at its small shape, in bf16 where there is one, and summed its launches.
-Counts are exact; us is the time of an H100 by the model of [gpu_model.md](gpu_model.md), to be read from two thirds to one and a half of it, and **not measured**. Measured
+Counts are exact (sectors to a hundredth of one per request); us is the time of an H100 by the model of [gpu_model.md](gpu_model.md), to be read from two thirds to one and a half of it, and **not measured**. Measured
 times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are wavefronts that words of one bank cost beyond the least number. `make try L=rope V=3` counts a version that you
 have just edited.
-"""
-    for ladder in ladders():
-        said = ideas(ladder)
-        text += f"\n## {ladder}\n\n| version | idea | instructions | sectors | wavefronts | conflicts | barriers | us | beside the version before |\n|" + "---|" * 9 + "\n"
-        before = None
-        for version, idea in enumerate(said, 1):
-            counts, _, times = interpreted(ladder, version)
-            now = counts | {"us": times[GPUS[0]]}
-            print(f"{ladder} {version}", file=sys.stderr, flush=True)
-            if not now["instructions"]:
-                text += f"| {version} | {idea} | | | | | | | not interpreted |\n"
-                continue
-            cells = [cell(now[name]) for name in ("instructions", "sectors", "wavefronts", "conflicts", "barriers", "us")]
-            text += f"| {version} | {idea} | " + " | ".join(cells) + f" | {step(before, now) if before else ''} |\n"
-            before = now
+""" + "".join(sections[ladder] for ladder in sorted(sections))
+
+
+def section(ladder):
+    text = (f"\n## {ladder}\n\n| version | idea | instructions | sectors | wavefronts | conflicts | barriers | us | beside the version before |\n|"
+            + "---|" * 9 + "\n")
+    before = None
+    for version, idea in enumerate(ideas(ladder), 1):
+        counts, _, times = interpreted(ladder, version)
+        now = counts | {"us": times[GPUS[0]]}
+        if not now["instructions"]:
+            text += f"| {version} | {idea} | | | | | | | a library's kernel |\n"
+            continue
+        cells = [cell(now[name]) for name in ("instructions", "sectors", "wavefronts", "conflicts", "barriers", "us")]
+        text += f"| {version} | {idea} | " + " | ".join(cells) + f" | {step(before, now) if before else ''} |\n"
+        before = now
     return text
+
+
+def sections_of(path):
+    return {part.split()[1]: "\n" + part for part in re.split(r"\n(?=## )", path.read_text())[1:]} if path.exists() else {}
 
 
 def compare(names):
@@ -179,6 +185,7 @@ def main():
     one.add_argument("--ptx", action="store_true")
     whole = commands.add_parser("page")
     whole.add_argument("--nvcc", required=True)
+    whole.add_argument("ladder", nargs="*")
     commands.add_parser("compare").add_argument("ladder", nargs="*")
     args = parser.parse_args()
     os.chdir(Path(__file__).resolve().parents[1])
@@ -189,7 +196,9 @@ def main():
         compare(args.ladder or ladders())
     else:
         release = subprocess.run([args.nvcc, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
-        Path(PAGE).write_text(page(re.search(r"release (\S+),", release)[1]))
+        known = {ladder: text for ladder, text in sections_of(Path(PAGE)).items() if ladder in ladders()}
+        counted = {ladder: section(ladder) for ladder in args.ladder or ladders()}
+        Path(PAGE).write_text(page(re.search(r"release (\S+),", release)[1], known | counted))
 
 
 if __name__ == "__main__":

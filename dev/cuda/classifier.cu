@@ -248,8 +248,8 @@ template <class X> struct Classifier {
     }
 
     static constexpr void (*versions[])(Cuda<X>, HeadStats, X *dlogits, const float *logits, const int32_t *targets,
-                                         const float *weights, size_t n, size_t padded,
-                                         size_t V) = {classifier1, classifier2, classifier3, classifier4, classifier5};
+                                        const float *weights, size_t n, size_t padded,
+                                        size_t V) = {classifier1, classifier2, classifier3, classifier4, classifier5};
 
     void run(Cuda<X> dev, size_t version) {
         in_place = version == 5;

@@ -90,7 +90,7 @@ template <class X> struct Dequantise {
     }
 
     static constexpr void (*versions[])(Cuda<X>, X *out, const float *values, Quantised q) = {dequantise1, dequantise2,
-                                                                                               dequantise3};
+                                                                                              dequantise3};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, out.data(), values.data(),

@@ -129,8 +129,8 @@ template <class X> struct EmbeddingBackward {
     }
 
     static constexpr void (*versions[])(Cuda<X>, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V,
-                                         size_t C) = {embedding_backward1, embedding_backward2, embedding_backward3,
-                                                      embedding_backward4, embedding_backward5};
+                                        size_t C) = {embedding_backward1, embedding_backward2, embedding_backward3,
+                                                     embedding_backward4, embedding_backward5};
 
     void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, dw.data(), d_dout.data(), d_tokens.data(), T, V, C); }
 

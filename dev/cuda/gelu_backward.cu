@@ -55,7 +55,7 @@ template <class X> struct GeluBackward {
         : n(s[0]), x(random_values<X>(n, 1, 2)), dout(random_values<X>(n, 2)), d_x(x), d_dout(dout), dx(n) {}
 
     static constexpr void (*versions[])(Cuda<X>, X *dx, const X *dout, const X *x, size_t n) = {gelu_backward1, gelu_backward2,
-                                                                                                 gelu_backward<Gelu::tanh>};
+                                                                                                gelu_backward<Gelu::tanh>};
 
     void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, dx.data(), d_dout.data(), d_x.data(), n); }
 

@@ -130,8 +130,8 @@ template <class X> struct LayernormBackward {
           scratch(layernorm_scratch(Cuda<X>{}, C)) {}
 
     static constexpr void (*versions[])(Cuda<X>, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual,
-                                         const X *dout, const X *x, const X *w, const float *mean, const float *rstd, size_t T,
-                                         size_t C) = {layernorm_backward1, layernorm_backward2, layernorm_backward};
+                                        const X *dout, const X *x, const X *w, const float *mean, const float *rstd, size_t T,
+                                        size_t C) = {layernorm_backward1, layernorm_backward2, layernorm_backward};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, dx.data(), dw.data(), dbias.data(), scratch.data(), d_dresidual.data(), d_dout.data(),

@@ -138,8 +138,8 @@ template <class X> struct LayernormForward {
           rstd(T) {}
 
     static constexpr void (*versions[])(Cuda<X>, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias,
-                                         size_t T, size_t C, float eps) = {layernorm_forward1, layernorm_forward2,
-                                                                           layernorm_forward3, layernorm_forward};
+                                        size_t T, size_t C, float eps) = {layernorm_forward1, layernorm_forward2,
+                                                                          layernorm_forward3, layernorm_forward};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, out.data(), mean.data(), rstd.data(), d_x.data(), d_w.data(), d_bias.data(), T, C, float(eps));

@@ -110,8 +110,8 @@ template <class X> struct SquaredNorm {
 
     explicit SquaredNorm(const Sizes &s) : n(s[0]), x(random_values<float>(n, 1)), d_x(x), scratch(squared_norm_scratch(n)) {}
 
-    static constexpr double (*versions[])(Cuda<float>, double *scratch, const float *x, size_t n) = {
-        squared_norm1, squared_norm2, squared_norm3, squared_norm};
+    static constexpr double (*versions[])(Cuda<float>, double *scratch, const float *x, size_t n) = {squared_norm1, squared_norm2,
+                                                                                                     squared_norm3, squared_norm};
 
     void run(Cuda<X> dev, size_t version) { sum = versions[version - 1](dev, scratch.data(), d_x.data(), n); }
 

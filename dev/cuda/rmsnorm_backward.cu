@@ -202,7 +202,7 @@ template <class X> struct RmsnormBackward {
           scratch(rmsnorm_scratch(Cuda<X>{}, C)) {}
 
     static constexpr void (*versions[])(Cuda<X>, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x,
-                                         const X *w, const float *rstd, size_t T, size_t C) = {
+                                        const X *w, const float *rstd, size_t T, size_t C) = {
         rmsnorm_backward1, rmsnorm_backward2, rmsnorm_backward3, rmsnorm_backward4, rmsnorm_backward5, rmsnorm_backward6};
 
     void run(Cuda<X> dev, size_t version) {

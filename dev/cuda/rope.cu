@@ -125,7 +125,7 @@ template <class X> struct Rope {
     }
 
     static constexpr void (*versions[])(Cuda<X>, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads,
-                                         size_t D, size_t stride) = {rope1, rope2, rope3, rope4};
+                                        size_t D, size_t stride) = {rope1, rope2, rope3, rope4};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);

@@ -79,7 +79,7 @@ def test_a_chapter_is_whole(page):
     for heading in ("## Predict before you run", "## Break it", "## Read next"):
         assert heading in text, heading
     assert text.count("<details><summary>Answer</summary>") == text.count("</details>") >= 3
-    assert f"![" in text and "Held by: " in text
+    assert "![" in text and "Held by: " in text
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
