@@ -75,10 +75,10 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
     std::unique_ptr<Mesh> mesh = std::make_unique<Mesh>(*comm, 1);
     std::unique_ptr<Decoder<Dev>> model;
     Trained(Dev dev, const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, bool guards = false,
-            bool poison = false) {
+            bool poison = false, bool fp8 = false) {
         ModelLimits limits;
         limits.mode = mode, limits.row_tokens = limits.positions = 128, limits.cache_pages = 16, limits.sequences = 8,
-        limits.sequence_pages = 4, limits.recompute = recompute;
+        limits.sequence_pages = 4, limits.recompute = recompute, limits.fp8 = fp8;
         model = make_model(dev, g.config, limits);
         model->allocate(*mesh, guards, poison);
         model->load(weights_of({.config = g.config, .dir = g.dir}), 0);

@@ -133,7 +133,7 @@ TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
 }
 
 // Rows of several tiles of the feed-forward, the last of them not full. Two rows, so that the second adds to the gradients of the first.
-template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
+template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g, bool fp8 = false) {
     const size_t run = matmul_run(dev), tokens = 2 * run + 192;
     std::vector<std::vector<int32_t>> documents;
     std::vector<std::vector<uint8_t>> masks;
@@ -145,7 +145,8 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
     Mesh mesh(comm, 1);
     const auto step = [&](Recompute recompute, size_t tile, bool guards, bool poison, bool examined = false) {
         ModelLimits limits;
-        limits.row_tokens = tokens, limits.positions = 128, limits.recompute = recompute, limits.tile_tokens = tile;
+        limits.row_tokens = tokens, limits.positions = 128, limits.recompute = recompute, limits.tile_tokens = tile,
+        limits.fp8 = fp8;
         const auto model = make_model(dev, g.config, limits);
         model->allocate(mesh, guards, poison);
         model->load(HfWeights(g.dir), 0);
@@ -167,7 +168,7 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
     EXPECT_TRUE(step(Recompute::cheap, 0, false, true) == whole) << "cheap";
 
     ModelLimits limits;
-    limits.mode = Mode::evaluate, limits.row_tokens = tokens, limits.positions = 128;
+    limits.mode = Mode::evaluate, limits.row_tokens = tokens, limits.positions = 128, limits.fp8 = fp8;
     const auto model = make_model(dev, g.config, limits);
     model->allocate(mesh, false, true);
     model->load(HfWeights(g.dir), 0);
@@ -178,6 +179,33 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
 TEST(Tiles, ChangeNoBit) {
     expect_tiles_change_no_bit(make_device<CpuF32>(), Golden("llama_bias"));
     expect_tiles_change_no_bit(make_device<CpuBf16>(), Golden("gpt2"));
+    expect_tiles_change_no_bit(make_device<CpuBf16>(), Golden("llama_bias"), true);
+}
+
+// To first order errors are in proportion to roundings. Those to e4m3 are 32 times those to bf16, which transformers makes of the same numbers, and of others.
+TEST(Fp8Model, GradientsAreAsFarOffAsRoundingsAre) {
+    for (const char *family : {"qwen3", "gpt2"}) {
+        const Golden g(family);
+        const auto gradient = [&](bool fp8) {
+            Trained<CpuF32> t(make_device<CpuF32>(), g, Recompute::none, Mode::train, false, false, fp8);
+            t.loss_and_gradient(g, g.rows(3));
+            return t.gradient();
+        };
+        const double distance = relative_distance(gradient(true), gradient(false)), of_bf16 = g.expected["bf16"]["gradient_error"];
+        expect_at_most("fp8, gradient, L2", distance, 32 * of_bf16);
+        EXPECT_GT(distance, 2 * of_bf16);
+    }
+}
+
+TEST(Fp8Model, GenerationIsNotRounded) {
+    const Golden g("qwen3");
+    const auto logits = [&](bool fp8) {
+        Trained<CpuF32> t(make_device<CpuF32>(), g, Recompute::none, Mode::train, false, false, fp8);
+        const Row row = make_row({g.documents[3]});
+        t.model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+        return t.model->generator().logits();
+    };
+    EXPECT_EQ(logits(true), logits(false));
 }
 
 // Noise in one document leaves the losses of the others as they were, bit for bit.

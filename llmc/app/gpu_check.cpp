@@ -129,9 +129,9 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
 
 std::string kernels_of(const ModelConfig &c, const ModelLimits &l) {
     return format(
-        "%s, heads of %zu, %zu queries a key/value head, %d bits, adapters %d, reward %d, mode %d, cache %d, muon %d, moments %d, bf16 gradients %d",
+        "%s, heads of %zu, %zu queries a key/value head, %d bits, adapters %d, reward %d, mode %d, cache %d, muon %d, moments %d, bf16 gradients %d, fp8 %d",
         c.family.c_str(), c.D, c.H / c.KV, c.weight_bits, c.lora.rank > 0, c.reward, int(l.mode), l.cache_pages > 0, l.muon,
-        int(l.moments), l.bf16_gradients);
+        int(l.moments), l.bf16_gradients, l.fp8);
 }
 
 // An empty file of the cache, named by all that could change a result.

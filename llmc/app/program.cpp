@@ -47,6 +47,13 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     if (o.cuda_graphs && !gpu && is_main_rank)
         printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();
+    if (o.fp8 && for_gpu && o.dtype != "bf16")
+        die("--fp8 rounds weights and activations in bf16, and --dtype is %s\n  fix: --dtype bf16, or no --fp8", o.dtype.c_str());
+    if (o.fp8 && gpu && program.query_gpus)
+        for (const GpuQuery::Gpu &g : program.query_gpus().gpus)
+            if (g.arch < 89)
+                die("--fp8 needs tensor cores of compute capability 8.9 or later, and %s has %d.%d\n  fix: another GPU (CUDA_VISIBLE_DEVICES), or no --fp8",
+                    g.name.c_str(), g.arch / 10, g.arch % 10);
     if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
         die("--offload on a CPU needs a disk for what leaves the memory\n  fix: --offload_dir DIR, on a local disk");
     if (for_gpu && !o.offload_dir.empty())

@@ -60,6 +60,14 @@ static void open_adapter(Run &run) {
     add_saved_modules(run);
 }
 
+// Tensor cores multiply matrices of 8 bits in tiles of 16.
+static void expect_fp8_sizes(const ModelConfig &c) {
+    for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
+        if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
+            die("--fp8 multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)\n  fix: no --fp8",
+                OC, IC);
+}
+
 // Returns the configuration to train or to use.
 static void open_model_config(Run &run, const std::string &tokenizer) {
     const Options &o = run.options;
@@ -75,6 +83,7 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
     if (run.model.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model.dir.c_str(), task_name(run.task));
+    if (o.fp8) expect_fp8_sizes(run.model.config);
     run.model.new_head = run.task == RM;
     if (run.model.new_head && !run.model.config.reward) make_reward(run.model.config);
     if (const std::string name = missing_reward_class(run.model.config); run.task == RM && !name.empty())

@@ -85,6 +85,7 @@ class Touches {
 template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>;
 template <> inline constexpr bool has_no_pointers<struct AttentionShape> = true;
 template <> inline constexpr bool has_no_pointers<struct Pieces> = true;
+template <> inline constexpr bool has_no_pointers<struct Fp8Format> = true;
 template <> inline constexpr bool has_no_pointers<struct AdamW> = true;
 template <> inline constexpr bool has_no_pointers<struct Random> = true;
 template <> inline constexpr bool has_no_pointers<struct Sampling> = true;
@@ -185,6 +186,7 @@ template <class D> std::unique_ptr<Timeline> make_timeline(const Rehearsal<D> &)
 REHEARSED(embedding_forward) REHEARSED(embedding_backward) REHEARSED(noise_forward)
 REHEARSED(rmsnorm_forward) REHEARSED(residual_rmsnorm_forward) REHEARSED(rmsnorm_backward)
 REHEARSED(layernorm_forward) REHEARSED(residual_layernorm_forward) REHEARSED(layernorm_backward)
+REHEARSED(fp8_scale) REHEARSED(fp8_round) REHEARSED(fp8_product) REHEARSED(matmul_bias_backward)
 REHEARSED(matmul_use_scratch) REHEARSED(matmul_forward) REHEARSED(matmul_backward_input) REHEARSED(matmul_backward_weight)
 REHEARSED(qk_norm_rope_forward) REHEARSED(qk_norm_rope_backward)
 REHEARSED(attention_begin) REHEARSED(attention_forward_part) REHEARSED(attention_end)
@@ -200,7 +202,7 @@ REHEARSED(copy_rows) REHEARSED(add_rows) REHEARSED(clear_floats) REHEARSED(round
 REHEARSED(widen_gradients) REHEARSED(round_gradients) REHEARSED(add_squared_norm)
 REHEARSED(dropout_forward) REHEARSED(dropout_backward) REHEARSED(dequantise)
 REHEARSED(adamw_update) REHEARSED(muon_momentum) REHEARSED(muon_update) REHEARSED(scale_and_shift)
-ASKED(matmul_scratch) ASKED(rmsnorm_scratch) ASKED(layernorm_scratch) ASKED(attention_scratch) ASKED(attention_floats)
+ASKED(fp8_bytes) ASKED(matmul_scratch) ASKED(rmsnorm_scratch) ASKED(layernorm_scratch) ASKED(attention_scratch) ASKED(attention_floats)
 ASKED(attention_decode_scratch) ASKED(logits_ld) ASKED(dlogits_ld) ASKED(lm_head_bytes) ASKED(lm_head_least_rows) ASKED(dlogits_room)
 // clang-format on
 #undef REHEARSED

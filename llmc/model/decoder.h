@@ -171,6 +171,7 @@ template <class Dev> class Decoder : public Model {
     void attention_backward(size_t l, const AttentionActs<X> &a);
     // A linear layer with its adapters, for tokens [t, t + n) of the row, to which the pointers belong.
     void linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
+        linears_.in_fp8 = limits.fp8 && !generator_.runs();
         linears_.forward(l, matrix, out, x, w, t, n);
     }
     void linear_backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,

@@ -22,6 +22,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
     weights_.plan_state(plan_);
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
+    if (limits.fp8) linears_.plan_fp8(plan_, T_max, trains());
     plan_head();
     weights_.plan_buffers(plan_);
 }

@@ -3,12 +3,16 @@
 //   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC)   A (rank, IC), B (OC, rank)
 //
 // The pointers of a call belong to n tokens of a layer, from token t of the row on. docs/lora.md derives the backward pass.
+//
+// With in_fp8 the products with W are in FP8 (../ops/fp8.h), those with adapters are not. Activations are rounded a matmul_run of tokens at a time, so that a
+// scale does not depend on what other tokens a caller passes; W is rounded whole, before each product.
 #pragma once
 #include <algorithm>
 #include <optional>
 
 #include "../core/arena.h"
 #include "../ops/dropout.h"
+#include "../ops/fp8.h"
 #include "../ops/layout.h"
 #include "../ops/matmul.h"
 #include "lora.h"
@@ -22,6 +26,7 @@ template <class Dev> class LinearLayers {
             shapes[size_t(matrix)] = linear_shape(config, matrix);
     }
     void plan(Plan &plan, size_t T, bool trains);
+    void plan_fp8(Plan &plan, size_t T, bool trains);
     void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
     // Computes the gradients of the trained weights, and the input's, which may overwrite the input; dx may be null, and so may dw's pointers. `accumulate`: they
     // are added to those of earlier rows.
@@ -31,7 +36,8 @@ template <class Dev> class LinearLayers {
 
     Adapters<X> adapters;
     Adapters<float> gradients;
-    bool adapters_are_on = true;          // false: the model is the base alone
+    bool adapters_are_on = true;  // false: the model is the base alone
+    bool in_fp8 = false;
     std::optional<uint64_t> dropout_key;  // none: nothing is dropped
     const int32_t *documents = nullptr;   // (T) number of the document in its file, with dropout
     const int32_t *positions = nullptr;   // (T) in the document
@@ -40,13 +46,21 @@ template <class Dev> class LinearLayers {
     DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
     const X *adapter_input(size_t l, size_t i, const X *x, size_t t, size_t n);
     template <class F> void for_adapters(Linear matrix, F f) const;
+    void round(Fp8Matrix q, Fp8Format format, const X *x, size_t rows, size_t columns, bool turned = false) {
+        fp8_scale(dev, q, format, x, rows, columns, 0);
+        fp8_round(dev, q, format, x, rows, columns, 0, turned);
+    }
+    void base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape);
+    void base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape, bool accumulate);
+    void base_backward_input(X *dx, const X *dout, size_t n, LinearShape shape, const X *w);
 
     const Dev dev;
     const ModelConfig &config;
     const std::vector<LinearModule> modules;  // that have adapters
     LinearShape shapes[4];
-    X *dropped;     // (matmul_run, the widest input)            with dropout: the input of an adapter
-    X *low, *dlow;  // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of all of a matrix
+    X *dropped;             // (matmul_run, the widest input)            with dropout: the input of an adapter
+    X *low, *dlow;          // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of all of a matrix
+    Fp8Matrix left, right;  // the operands of a product in FP8: tokens, or gradients; and W, or x
 };
 
 // The arrays of adapters hold one run of tokens, however long the row is.
@@ -62,6 +76,58 @@ template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, bool tra
     plan.add(&dlow, "adapters' gradients", {n, most * r});
     if (config.lora.dropout == 0) return;
     plan.add(&dropped, "adapters' inputs", {n, widest});
+}
+
+template <class Dev> void LinearLayers<Dev>::plan_fp8(Plan &plan, size_t T, bool trains) {
+    const size_t n = std::min(T, matmul_run(dev));
+    size_t tokens = 0, weights = 0;
+    for (const auto [IC, OC] : shapes) {
+        tokens = std::max(tokens, n * (trains ? std::max(IC, OC) : IC));
+        weights = std::max({weights, IC * OC, trains ? n * IC : 0});
+    }
+    plan.add(&left.values, "fp8 tokens", {tokens * fp8_bytes(dev)});
+    plan.add(&right.values, "fp8 weights", {weights * fp8_bytes(dev)});
+    plan.add(&left.scale, "fp8 scale of tokens", {2});
+    plan.add(&right.scale, "fp8 scale of weights", {2});
+}
+
+template <class Dev> void LinearLayers<Dev>::base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape) {
+    const auto [IC, OC] = shape;
+    if (!in_fp8) return matmul_forward(dev, out, x, w.weight, w.bias, n, IC, OC);
+    round(right, e4m3, w.weight, OC, IC);
+    in_parts(
+        n,
+        [&, IC = IC, OC = OC](size_t t, size_t part) {
+            round(left, e4m3, x + t * IC, part, IC);
+            fp8_product(dev, out + t * OC, left, e4m3, right, w.bias, part, IC, OC, false);
+        },
+        matmul_run(dev));
+}
+
+template <class Dev>
+void LinearLayers<Dev>::base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape,
+                                             bool accumulate) {
+    const auto [IC, OC] = shape;
+    if (!in_fp8) return matmul_backward_weight(dev, dw.weight, dw.bias, dout, x, n, IC, OC, accumulate);
+    const X *const no_bias = nullptr;
+    in_parts(
+        n,
+        [&, IC = IC, OC = OC](size_t t, size_t part) {
+            round(left, e5m2, dout + t * OC, part, OC, true);
+            round(right, e4m3, x + t * IC, part, IC, true);
+            fp8_product(dev, dw.weight, left, e5m2, right, no_bias, OC, part, IC, accumulate || t > 0);
+            if (dw.bias) matmul_bias_backward(dev, dw.bias, dout + t * OC, part, OC, OC);
+        },
+        matmul_run(dev));
+}
+
+// Of at most a run of tokens; in FP8 `right` has W turned.
+template <class Dev> void LinearLayers<Dev>::base_backward_input(X *dx, const X *dout, size_t n, LinearShape shape, const X *w) {
+    const auto [IC, OC] = shape;
+    if (!in_fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC);
+    const X *const no_bias = nullptr;
+    round(left, e5m2, dout, n, OC);
+    fp8_product(dev, dx, left, e5m2, right, no_bias, n, OC, IC, false);
 }
 
 // The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has
@@ -94,7 +160,7 @@ template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(siz
 template <class Dev>
 void LinearLayers<Dev>::forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
     const auto [IC, OC] = shapes[size_t(matrix)];
-    matmul_forward(dev, out, x, w.weight, w.bias, n, IC, OC);
+    base_forward(out, x, w, n, {IC, OC});
     if (modules.empty()) return;
     in_parts(
         n,
@@ -113,7 +179,8 @@ template <class Dev>
 void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
                                  LinearWeights<X> w, size_t t, size_t n, bool accumulate) {
     const auto [IC, OC] = shapes[size_t(matrix)];
-    if (dw.weight) matmul_backward_weight(dev, dw.weight, dw.bias, dout, x, n, IC, OC, accumulate || t > 0);
+    if (dw.weight) base_backward_weight(dw, dout, x, n, {IC, OC}, accumulate || t > 0);
+    if (dx && in_fp8) round(right, e4m3, w.weight, OC, IC, true);
     const size_t r = config.lora.rank;
     in_parts(
         n,
@@ -133,7 +200,7 @@ void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<f
                 matmul_backward_weight(dev, d.a, nullptr, dlow_i, input, part, module.IC, r, add);
             });
             if (!dx) return;
-            matmul_backward_input(dev, dx_part, dout_part, w.weight, part, IC, OC);
+            base_backward_input(dx_part, dout_part, part, {IC, OC}, w.weight);
             for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
                 const DropoutMask mask = mask_of(l, module, t + first);
                 const X *a = adapters[l][i].a, *dlow_i = dlow + number * part * r;

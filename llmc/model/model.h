@@ -45,6 +45,7 @@ struct ModelLimits {
     size_t tile_tokens = 0;          // Decoder::tile
     bool muon = false;               // Muon updates the matrices of layers, and AdamW the rest
     Moments moments = Moments::f32;  // of the optimizer
+    bool fp8 = false;                // products of the layers' matrices, but not in generation (../ops/fp8.h)
     bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
     Offload offload;
     bool graphs = false;        // launches of a layer that repeat are recorded and replayed (../core/graphs.h)

@@ -11,6 +11,7 @@
 #include "dropout.cuh"
 #include "embedding.cuh"
 #include "expert_rows.cuh"
+#include "fp8.cuh"
 #include "gelu.cuh"
 #include "gradients.cuh"
 #include "grouped_matmul.cuh"

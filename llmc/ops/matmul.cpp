@@ -346,7 +346,10 @@ void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, 
             gemm<X, float>(dev, dw, IC, {dout + t * ld, 1, ld}, {x + t * IC, IC, 1}, nullptr, OC, IC, n, accumulate || t > 0);
         },
         matmul_run(dev));
-    if (!dbias) return;
+    if (dbias) matmul_bias_backward(dev, dbias, dout, T, OC, ld);
+}
+
+template <class X> void matmul_bias_backward(Cpu<X> dev, float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {
     constexpr size_t width = 64, run = 256;  // columns of a task; tokens of a partial sum
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t o0 = 0; o0 < OC; o0 += width)
@@ -419,6 +422,8 @@ template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *,
 template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t, bool,
                                      size_t);
 template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t, bool, size_t);
+template void matmul_bias_backward(CpuF32, float *, const float *, size_t, size_t, size_t);
+template void matmul_bias_backward(CpuBf16, float *, const bf16 *, size_t, size_t, size_t);
 template size_t matmul_scratch(CpuF32);
 template size_t matmul_scratch(CpuBf16);
 template void matmul_use_scratch(CpuF32, void *);

@@ -60,7 +60,7 @@ inline void cublas_check(cublasStatus_t status, const char *what) {
 
 // D (m, n) = op(A) op(B) [+ bias] or D += op(A) op(B), column-major as in BLAS: our row-major arrays are the transposes.
 struct MatmulShape {
-    cudaDataType_t type, out;
+    cudaDataType_t a_type, b_type, out;
     cublasOperation_t a_op, b_op;
     size_t m, n, k, a_ld, b_ld, d_ld;
     bool bias, accumulate;
@@ -80,10 +80,13 @@ template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> p
 
 // What the choice of an algorithm depends on. Whether D is added to is no part of it.
 inline std::string product_name(const MatmulShape &s) {
-    return format("%s %s, (%zu, %zu) %s %zu times (%zu, %zu) %s %zu to %zu, %saligned to %u",
-                  s.type == CUDA_R_32F ? "f32" : "bf16", s.out == CUDA_R_32F ? "f32" : "bf16", s.m, s.k,
-                  s.a_op == CUBLAS_OP_T ? "T" : "N", s.a_ld, s.k, s.n, s.b_op == CUBLAS_OP_T ? "T" : "N", s.b_ld, s.d_ld,
-                  s.bias ? "bias, " : "", s.alignment);
+    const char *const type = s.b_type == CUDA_R_32F       ? "f32"
+                             : s.b_type == CUDA_R_16BF    ? "bf16"
+                             : s.b_type == CUDA_R_8F_E4M3 ? "e4m3"
+                                                          : "e5m2";
+    return format("%s %s, (%zu, %zu) %s %zu times (%zu, %zu) %s %zu to %zu, %saligned to %u", type,
+                  s.out == CUDA_R_32F ? "f32" : "bf16", s.m, s.k, s.a_op == CUBLAS_OP_T ? "T" : "N", s.a_ld, s.k, s.n,
+                  s.b_op == CUBLAS_OP_T ? "T" : "N", s.b_ld, s.d_ld, s.bias ? "bias, " : "", s.alignment);
 }
 
 struct MatmulPlan {
@@ -95,15 +98,15 @@ struct MatmulPlan {
 
     MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s, int wanted,
                const void *bias) {  // any bias with that alignment
-        const auto compute = s.type == CUDA_R_32F ? floats : CUBLAS_COMPUTE_32F;
+        const auto compute = s.a_type == CUDA_R_32F ? floats : CUBLAS_COMPUTE_32F;
         cublas_check(cublasLtMatmulDescCreate(&product, compute, CUDA_R_32F), "a description of a product");
         set(CUBLASLT_MATMUL_DESC_TRANSA, s.a_op);
         set(CUBLASLT_MATMUL_DESC_TRANSB, s.b_op);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
+        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.out);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // because the choice of an algorithm depends on its alignment
-        a = layout(s.type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
-        b = layout(s.type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
+        a = layout(s.a_type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
+        b = layout(s.b_type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
         d = layout(s.out, s.m, s.n, s.d_ld);
 
         cublasLtMatmulPreference_t preference;
@@ -242,17 +245,33 @@ template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
 
 template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
+struct MatmulOperand {
+    const void *data;
+    cudaDataType_t type;
+    const float *scale = nullptr;  // in the GPU's memory: the operand is multiplied by it, if it is in FP8
+
+    template <class X> MatmulOperand(const X *data) : data(data), type(cuda_type<X>) {}
+    MatmulOperand(const void *data, cudaDataType_t type, const float *scale) : data(data), type(type), scale(scale) {}
+};
+
 template <class X, class Out>
-void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
-                    size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, size_t d_ld, bool accumulate) {
+void cublas_product(Cuda<X> dev, Out *D, MatmulOperand A, MatmulOperand B, const X *bias, cublasOperation_t a_op,
+                    cublasOperation_t b_op, size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, size_t d_ld,
+                    bool accumulate) {
     if (!dev.ctx->workspace) die("a product before matmul_use_scratch, or after its memory was freed");
     const auto multiply = [&](const MatmulPlan &plan) {
         const float one = 1, beta = accumulate ? 1 : 0;
-        cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,
-                                    &plan.algorithm, dev.ctx->workspace, matmul_workspace, dev.stream),
+        cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A.data, plan.a, B.data, plan.b, &beta, D, plan.d, D,
+                                    plan.d, &plan.algorithm, dev.ctx->workspace, matmul_workspace, dev.stream),
                      "a product");
     };
-    const auto try_one = [&](const MatmulPlan &plan) {
+    const auto point = [&](MatmulPlan &plan) {  // at what is this call's
+        if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+        if (A.scale) plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, A.scale);
+        if (B.scale) plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, B.scale);
+    };
+    const auto try_one = [&](MatmulPlan &plan) {
+        point(plan);
         cudaEvent_t begin, end;
         float milliseconds = 0;
         for (cudaEvent_t *event : {&begin, &end}) cuda_check(cudaEventCreateWithFlags(event, cudaEventDefault), "no event");
@@ -264,10 +283,10 @@ void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, 
         for (cudaEvent_t event : {begin, end}) cudaEventDestroy(event);
         return double(milliseconds);
     };
-    MatmulPlan &plan = dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, d_ld, bias != nullptr,
-                                      accumulate, matmul_aligned<X>({D, A, B, bias})},
+    MatmulPlan &plan = dev.ctx->plan({A.type, B.type, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, d_ld, bias != nullptr,
+                                      accumulate, matmul_aligned<X>({D, A.data, B.data, bias})},
                                      bias, try_one);
-    if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    point(plan);
     multiply(plan);
 }
 

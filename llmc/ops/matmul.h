@@ -8,6 +8,7 @@
 //   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate, ld)
 //                                                                 dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //                                                                 if not accumulate, dw = sum_t ..., and T > 0
+//   matmul_bias_backward  (dev, dbias, dout, T, OC, ld)           the second half of it
 //
 //   All of them use the same matmul_scratch(dev) bytes of scratch, aligned to array_alignment. Whoever owns that memory calls
 //   matmul_use_scratch(dev, scratch) before its products, since others may have used the context in the meantime, and
@@ -39,6 +40,8 @@ void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
                             bool accumulate, size_t ld = 0);
+
+template <class X> void matmul_bias_backward(Cpu<X> dev, float *dbias, const X *dout, size_t T, size_t OC, size_t ld);
 
 template <class X> constexpr size_t matmul_run(Cpu<X>) { return 2048; }
 

@@ -20,6 +20,7 @@ ModelLimits flag_limits(const Options &o) {
     limits.moments = o.moments == "bf16" ? Moments::bf16 : o.moments == "8bit" ? Moments::blockwise : Moments::f32;
     limits.muon = o.optimizer == "muon";
     limits.bf16_gradients = o.grad_dtype == "bf16";
+    limits.fp8 = o.fp8;
     limits.offload.dir = o.offload_dir, limits.offload.patience = o.comm_timeout;
     set_offload(limits, o.offload);
     return limits;

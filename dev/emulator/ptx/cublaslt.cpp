@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../../../llmc/core/dtype.h"
+#include "../../../llmc/ops/fp8.h"
 #include "runtime.h"
 
 namespace ptx {
@@ -23,6 +24,7 @@ struct Description {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void *bias = nullptr;
     cudaDataType_t bias_type = CUDA_R_32F;
+    const float *a_scale = nullptr, *b_scale = nullptr;
 };
 struct Preference {
     uint64_t workspace = 0;
@@ -40,7 +42,8 @@ Description &of(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description *
 Matrix &of(cublasLtMatrixLayout_t m) { return *reinterpret_cast<Matrix *>(m); }
 Preference &of(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preference *>(p); }
 
-size_t element_bytes(cudaDataType_t type) { return type == CUDA_R_16BF ? sizeof(bf16) : sizeof(float); }
+bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+size_t element_bytes(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF ? sizeof(bf16) : sizeof(float); }
 
 // What an algorithm was chosen for. It may be used for nothing else, and not at all unless the state was SUCCESS.
 struct Algorithm {
@@ -62,6 +65,7 @@ void rule(bool holds, const char *what) {
 }
 
 float element(const void *p, cudaDataType_t type, size_t n) {
+    if (is_fp8(type)) return fp8_number(type == CUDA_R_8F_E4M3 ? e4m3 : e5m2, static_cast<const uint8_t *>(p)[n]);
     return type == CUDA_R_16BF ? float(static_cast<const bf16 *>(p)[n]) : static_cast<const float *>(p)[n];
 }
 std::vector<float> read(const void *p, const Matrix &m, bool transposed) {  // (rows, columns) of op(M), row by row
@@ -105,6 +109,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) return set(of(d).epilogue);
     if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return set(of(d).bias);
     if (attribute == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) return set(of(d).bias_type);
+    if (attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER) return set(of(d).a_scale);
+    if (attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER) return set(of(d).b_scale);
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -178,6 +184,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
          "a column begins behind the one before it");
     rule(uintptr_t(workspace) % 256 == 0, "the workspace is aligned to 256 bytes");
     rule(workspace_bytes >= told.workspace && ptx::allocated(workspace, workspace_bytes), "the workspace is allocated");
+    if (is_fp8(a.type) || is_fp8(b.type)) {
+        rule(is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3),
+             "operands in FP8 come in pairs, one of them in e4m3");
+        rule(p.a == CUBLAS_OP_T && p.b == CUBLAS_OP_N, "operands in FP8 are multiplied along their columns");
+        rule(d.rows % 16 == 0 && d.columns % 16 == 0 && K % 16 == 0 && told.a >= 16 && told.b >= 16 && told.d >= 16,
+             "sizes in FP8 are multiples of 16, and pointers aligned to 16 bytes");
+        rule(p.epilogue != CUBLASLT_EPILOGUE_BIAS || p.bias_type == CUDA_R_16BF, "the bias of a product in FP8 is bf16");
+        rule(p.a_scale && p.b_scale, "operands in FP8 have scales");
+    }
     {
         static std::mutex lock;  // ranks are threads
         const std::lock_guard guard(lock);
@@ -186,7 +201,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
         ptx::seconds += chosen->number == ptx::fastest ? 0 : 1;
     }
     const std::vector<float> rows = read(A, a, p.a == CUBLAS_OP_T), columns = read(B, b, p.b == CUBLAS_OP_N);
-    const double scale = double(*static_cast<const float *>(alpha)), keep = double(*static_cast<const float *>(beta));
+    const double of_operands = is_fp8(a.type) ? double(*p.a_scale) * double(*p.b_scale) : 1;
+    const double scale = double(*static_cast<const float *>(alpha)) * of_operands,
+                 keep = double(*static_cast<const float *>(beta));
     for (size_t m = 0; m < d.rows; m++)
         for (size_t n = 0; n < d.columns; n++) {
             double sum = scale * dot(&rows[m * K], &columns[n * K], K);
