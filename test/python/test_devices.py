@@ -124,6 +124,15 @@ def test_on_cpus_ranks_are_not_started_by_hand(device, data, tmp_path):
 
 
 @needs_emulator
+def test_products_in_fp8_are_refused(data, tmp_path):
+    """By a GPU that is too old, which the emulator says it is; beside floats; and for matrices that tiles of 16 do not divide."""
+    options = {"data": data, "output_dir": tmp_path / "out", "max_len": 64, "fp8": "true"}
+    refused(emulated("sft", **options, dtype="bf16"), "--fp8 needs tensor cores of compute capability 8.9 or later, and the emulator has 8.0")
+    refused(emulated("sft", **options, dtype="f32"), "--fp8 rounds weights and activations in bf16, and --dtype is f32", "--dtype bf16")
+    refused(command("sft", **options | {"model": GOLDEN / "gemma3"}), "sizes are multiples of 16", "one of (80, 24)")
+
+
+@needs_emulator
 def test_a_gpu_is_checked_at_its_first_start(data, own_cache, tmp_path):
     line = "GPU check: 28 ops of a step agree with the CPU ("
 
