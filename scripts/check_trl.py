@@ -177,8 +177,9 @@ def trl_line(name, words):
 def lines_of(checkout, folder):
     """The lines of the checkout that can be run, each once."""
     peer, lines, seen = check_dialects.peer_of(checkout), [], set()
-    every = [*check_dialects.read_lines(checkout, peer, folder), *((line.replace(SMALL, "..."), shlex.split(line)) for line in LINES)]
-    for name, words in every if peer == "TRL" else []:
+    added = [(line.replace(SMALL, "..."), shlex.split(line)) for line in LINES]
+    of_trl = [*check_dialects.read_lines(checkout, peer, folder), *added] if peer == "TRL" else []
+    for name, words in of_trl:
         try:
             line = trl_line(name, words)
         except PortError:  # a file that is not there

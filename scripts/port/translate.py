@@ -20,7 +20,8 @@ class Translation:
     def __init__(self, own, peer, task, settings, others):
         self.own, self.peer, self.task, self.others = own, peer, task, others
         self.flags, self.together, self.notes, self.problems = {}, {}, {}, []  # flags: name -> Setting
-        self.by_default, self.given = set(), set()  # flags that only defaults have set; flags that were given
+        # Flags that only defaults have set; that were given; and that were given in our names on the command line.
+        self.by_default, self.given, self.said = set(), set(), set()
         self.settings = settings
         self.foreign = peer is not None  # names of another trainer were used
 
@@ -36,8 +37,10 @@ class Translation:
         return self.flags[name].value if name in self.flags else otherwise
 
     def set(self, flag, value, where, by_default=False):
-        """Sets a flag of ours. A flag that the user gave in our names is not overruled by what follows from others."""
+        """Sets a flag of ours. A flag that the user gave in our names is not overruled by defaults, and on the command line not by what follows from a file."""
         values = [value] if isinstance(value, str) else value
+        if flag in self.said and not where.startswith("--"):
+            return
         if by_default and (flag in self.given or same_values(values, self.own["defaults"][self.task].get(flag))):
             return
         self.flags.pop(flag, None)  # so that the order follows the last words
@@ -91,6 +94,8 @@ class Translation:
         row = self.find(name, value)
         flag = name.rpartition(".")[2] if name.split(".")[0] in NESTED else name
         if row is None and flag in self.own["flags"]:
+            if setting.where.startswith("--"):
+                self.said.add(flag)
             return self.take_own(setting._replace(name=flag), by_default)
         if row is None and name.startswith("no_") and value == "true":
             return self.take(Setting(name[3:], ["false"], setting.where), by_default)

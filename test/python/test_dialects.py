@@ -142,6 +142,8 @@ CONVERTED = [
     *((words, None, {"task": task}) for words, task in STARTS), *((words, None, flags) for words, flags in SAME),
     *((words, AXOLOTL | more, {"task": task}) for more, task in TASKS for words in ("axolotl train c.yml", "")),
     *(("", AXOLOTL | more, flags) for more, flags in FILES),
+    # What is given in our names beats what follows from a file.
+    ("sft --eval_fraction 0 --input_template 'Q: {}'", AXOLOTL | {"val_set_size": 0.1}, {"eval_fraction": "0", "input_template": "Q: {}"}),
     *(("llamafactory-cli train", FACTORY | {"stage": stage}, {"task": task}) for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm"))),
     ("", FACTORY | {"add_tokens": "<a>", "resize_vocab": True}, {"add_tokens": "<a>", "lora_modules_to_save": "embed_tokens,lm_head"}),
     ("", FACTORY | {"additional_target": "embed_tokens"}, {"lora_modules_to_save": "embed_tokens"}),
