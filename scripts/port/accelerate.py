@@ -9,6 +9,7 @@ ROWS = [
     Sets("recompute layer", "fsdp_activation_checkpointing, activation_checkpointing", "true"),
     Sets("dtype bf16", "mixed_precision", "bf16"),
     Note("--dtype decides; auto is f32 on the CPU", "mixed_precision", "no"),
+    Sets("fp8 true", "mixed_precision", "fp8"),
     Refused("--dtype bf16 or f32: there is no fp16", "mixed_precision, fp16_full_eval"),
     Note("sums, norms and losses are in float, weights in --dtype", "bf16_full_eval, downcast_bf16, float32_matmul_precision"),
     Sets("device cpu", "use_cpu, no_cuda", "true"),

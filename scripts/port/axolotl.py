@@ -63,6 +63,7 @@ ROWS = [
     Note("rows are filled by tokens (--row_tokens), and losses are averaged over all targets of a step", "eval_batch_size, include_tkps"),
     Same("num_episodes,max_epochs", "num_epochs"),
     # optimizer
+    Note("there is no constant rate after the cosine", "cosine_constant_lr_ratio", "0, 0.0"),
     Refused("one --learning_rate holds for all weights, with one --lr_scheduler; leave it out",
       "cosine_constant_lr_ratio, lr_quadratic_warmup, lr_div_factor, lr_groups, loraplus_lr_ratio, loraplus_lr_embedding, embedding_lr, "
       "embedding_lr_scale, jagged_restart_steps, jagged_restart_warmup_steps, jagged_restart_anneal_steps, relora, relora_prune_ratio, "
@@ -139,8 +140,8 @@ ROWS = [
     Sets("load_in 4bit", "load_in_4bit"),
     Sets("load_in 8bit", "load_in_8bit"),
     Refused("weights are stored in f32 or bf16 (--dtype), and frozen ones also in 4 or 8 bits (--load_in); leave it out",
-      "bnb_config_kwargs, gptq, qat, quantization, model_quantization_config, model_quantization_config_kwargs, use_onebitllms, fp8, "
-      "fp8_enable_fsdp_float8_all_gather"),
+      "bnb_config_kwargs, gptq, qat, quantization, model_quantization_config, model_quantization_config_kwargs, use_onebitllms"),
+    Note("what ranks exchange stays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
     # how it is computed
     Note("--recompute decides what is computed again", "selective_checkpointing"),
     Sets("dtype bf16", "bfloat16", "true, full"),

@@ -57,8 +57,10 @@ ROWS = [
     Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
       "use_dora, pissa_init, pissa_iter, pissa_convert, create_new_adapter, oft_rank, oft_block_size, oft_target, module_dropout, "
       "freeze_trainable_layers, freeze_trainable_modules, freeze_extra_modules, use_llama_pro"),
-    Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quantization_bit, quantization_method, quantization_type, fp8, fp8_backend, "
-      "fp8_enable_fsdp_float8_all_gather"),
+    Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quantization_bit, quantization_method, quantization_type"),
+    Note("each operand of a product is scaled by its largest magnitude, as by torchao", "fp8_backend", "auto, torchao"),
+    Refused("--fp8 scales each operand by its largest magnitude, as torchao does; leave it out", "fp8_backend"),
+    Note("what ranks exchange stays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
     Refused("one --learning_rate holds for all weights; leave it out", "loraplus_lr_ratio, loraplus_lr_embedding"),
     Sets("optimizer muon", "use_muon", "true"),
     Refused("--optimizer adamw or muon, over all weights; leave it out",
