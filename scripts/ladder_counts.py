@@ -139,6 +139,10 @@ After this page you can say which count each step of a ladder changed, and by ho
 Counts are exact (sectors to a hundredth of one per request); us is the time of an H100 by the model of [gpu_model.md](gpu_model.md), to be read from two thirds to one and a half of it, and **not measured**. Measured
 times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are wavefronts that words of one bank cost beyond the least number. `make try L=rope V=3` counts a version that you
 have just edited.
+
+How to read a step. A version's idea is in the column that its limit is in: rope 3 has no fewer sectors but half the instructions, reduce 3 fewer barriers, attention_forward 5 half the barriers (and copies under way, which only the time shows), attention_forward 6 a fifth fewer
+sectors. matmul 4 takes four steps at once, and four columns say so: tensor cores (instructions), slabs of bf16 in place of floats (wavefronts), swizzled tiles (conflicts), slabs of 32 values of depth in place of 16 (barriers); the conflicts of matmul 3 are loads of 16 bytes that are the same in several quarters of a warp, which a GPU may answer at once. classifier 5 shows in none: its exps are fewer (a fifth of the special
+unit's instructions, a tenth of the float ones), and its integers and barriers more; `--count` lists instructions by kind.
 """ + "".join(sections[ladder] for ladder in sorted(sections))
 
 

@@ -69,7 +69,7 @@ def test_a_program_prints_what_its_chapter_shows(page, command, shown):
 def test_a_build_prints_what_its_chapter_shows(page, command, shown):
     if os.environ.get("BOOK") != "all" and BUILDS.index((page, command, shown)) % 3 != TURN % 3:
         pytest.skip("another commit's turn")
-    expect_output(command, shown)
+    expect_output(command, ["...", *shown])  # make may have something to say about the machine first
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
