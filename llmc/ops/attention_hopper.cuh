@@ -22,8 +22,9 @@ inline namespace CUDA_BACKEND {
 template <int D_> struct HopperForward {  // D_: head size
     static constexpr int D = D_, consumers = D == 64 ? 3 : 2, queries = 64 * consumers, keys = 128, stages = 2,
                          threads = 128 * (consumers + 1);
-    // Registers a thread: 512 times 128 threads are all that a multiprocessor has.
-    static constexpr int of_producer = consumers == 3 ? 32 : 24, of_consumer = (512 - of_producer) / consumers / 8 * 8;
+    // registers a thread
+    static constexpr int of_producer = consumers == 3 ? 32 : 24, of_consumer = consumers == 3 ? 160 : 240;
+    static_assert(of_producer + consumers * of_consumer <= hopper::registers(threads) * (consumers + 1));
     struct Shared {
         hopper::SwizzledTile<queries, D> q;
         hopper::SwizzledTile<keys, D> k[stages], v[stages];
@@ -87,7 +88,7 @@ __device__ bool softmax_beside_sums(float (&scores)[N / 8][4], float (&largest)[
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            scores[n][e] = exp2_approx(scores[n][e] * scale_log2 - base[e / 2]);
+            scores[n][e] = exp2_approx(fmaf(scores[n][e], scale_log2, -base[e / 2]));
             sum[e / 2] += scores[n][e];
         }
     return __any_sync(all_lanes, grown);
@@ -97,6 +98,41 @@ template <int D> __device__ void rescale(float (&out)[D / 8][4], const float (&s
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) out[n][e] *= shrink[e / 2];
+}
+
+// Four lanes t = 0 ... 3 have word t of four vectors; then lane t has vector t.
+__device__ inline void transpose_in_quad(uint32_t (&x)[4]) {
+    const int t = int(threadIdx.x) % 4;
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!(i & bit)) {
+                uint32_t &lower = x[i], &upper = x[i + bit];
+                const uint32_t other = __shfl_xor_sync(all_lanes, t & bit ? lower : upper, bit);
+                if (t & bit) lower = other;
+                else upper = other;
+            }
+}
+// merge_row of a part that is the whole, with 16 bytes a store.
+template <int D>
+__device__ void write_row(bf16 *out, float *lse, const float (&part)[D / 8][4], int r, float largest, float sum, bool valid) {
+    const int t = int(threadIdx.x) % 4;
+    sum = row_sum(sum);
+    const float scale = 1 / sum;
+    if (valid && t == 0) *lse = largest * ln_2 + logf(sum);
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 4) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = pack_bf16(scale * part[n + i][2 * r], scale * part[n + i][2 * r + 1]);
+        transpose_in_quad(x);
+        if (valid) *reinterpret_cast<uint4 *>(out + (n + t) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+template <int D>
+__device__ void write_row(float *out, float *lse, const float (&part)[D / 8][4], int r, float largest, float sum, bool valid) {
+    merge_row<D>(out, lse, part, r, largest, sum, D, valid);
 }
 
 // Loads queries and all tiles of keys. One warp.
@@ -221,7 +257,7 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_ro
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const size_t row = size_t(block.row + queries.row(r));
-        merge_row<D>(out_rows + (row * shape.H + h) * D, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r], D,
+        write_row<D>(out_rows + (row * shape.H + h) * D, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r],
                      queries.row(r) < block.size());
     }
 }

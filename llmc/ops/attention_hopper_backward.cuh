@@ -12,7 +12,8 @@ inline namespace CUDA_BACKEND {
 // What both kernels have in common: two consumers of 64 rows each, and two stages of 64 rows of the other kind.
 template <int D_> struct HopperBackward {
     static constexpr int D = D_, consumers = 2, rows = 64 * consumers, columns = 64, stages = 2, threads = 128 * (consumers + 1);
-    static constexpr int of_producer = 32, of_consumer = 240;  // registers a thread; 512 are all
+    static constexpr int of_producer = D == 64 ? 40 : 24, of_consumer = D == 64 ? 232 : 240;  // registers a thread
+    static_assert(of_producer + consumers * of_consumer <= hopper::registers(threads) * (consumers + 1));
     struct Stage {
         hopper::SwizzledTile<columns, D> first, second;  // K and V, or Q and dO
     };
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) p[n][e] = exp2_approx(p[n][e] * scale_log2 - lse_log2[e / 2]);
+            for (int e = 0; e < 4; e++) p[n][e] = exp2_approx(fmaf(p[n][e], scale_log2, -lse_log2[e / 2]));
         hopper::wgmma_wait<0>();
         hopper::pin(ds[0]);
 #pragma unroll
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                p[0][n][e] = exp2_approx(p[0][n][e] * scale_log2 - columns.lse_log2[8 * n + 2 * t + e % 2]);
+                p[0][n][e] = exp2_approx(fmaf(p[0][n][e], scale_log2, -columns.lse_log2[8 * n + 2 * t + e % 2]));
         round_to_operand<1, N>(p_rounded, p);
         hopper::pin(p_rounded[0]), hopper::pin(dv[0]);
         hopper::wgmma_fence();

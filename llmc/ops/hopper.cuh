@@ -65,15 +65,6 @@ __device__ inline void tma_load(void *to, const CUtensorMap &map, int x, int y, 
         "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
         : "memory");
 }
-// The other way; rows outside of the array are not written. The thread commits its stores to a group, and waits until all have read shared memory.
-__device__ inline void tma_store(const CUtensorMap &map, int x, int y, int z, const void *from) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y),
-                 "r"(z), "r"(shared_address(from))
-                 : "memory");
-}
-__device__ inline void tma_store_wait() {
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-}
 
 // What this thread has stored in shared memory is visible to the async proxy: "membar / fence.proxy.async".
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -117,9 +108,12 @@ template <int rows, int width> struct alignas(1024) SwizzledTile {
     static constexpr unsigned panel = rows * 128, bytes = panel * (width / 64);
     bf16 data[rows * width];
 
-    __device__ uint64_t descriptor(unsigned offset) {
-        return uint64_t((shared_address(data) + offset) >> 4) | uint64_t(panel >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
-               uint64_t(1) << 62;
+    __device__ uint64_t
+    descriptor(unsigned offset) {  // the address is in the lower half, where a constant is added to it at each step
+        const uint32_t lower = (shared_address(data) >> 4 | (panel >> 4) << 16) + (offset >> 4), upper = 1024 >> 4 | 1u << 30;
+        uint64_t both;  // no instruction but in PTX, where shifts would be some
+        asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(lower), "r"(upper));
+        return both;
     }
     // Rows from row0 on, a multiple of 8, and of them the 16 columns of step k: an operand whose rows are along K.
     __device__ uint64_t rows_at(int row0, int k) { return descriptor(row0 * 128 + k / 4 * panel + k % 4 * 32); }
@@ -217,6 +211,9 @@ __device__ void product_add(float (&c)[width / 8][4], const uint32_t (&a)[K / 16
 }
 
 // ---- registers: "setmaxnreg". All warps of a warpgroup give or take registers; an increase waits until they are free. -------------------------
+
+// Those of a thread at the start of a block that has a multiprocessor for itself; all that warpgroups give and take are the block's.
+constexpr int registers(int threads) { return 65536 / threads / 8 * 8; }
 
 template <int n> __device__ void give_registers_down_to() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }
 template <int n> __device__ void take_registers_up_to() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n)); }

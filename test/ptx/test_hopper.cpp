@@ -515,4 +515,12 @@ TEST(PtxHopper, ElectStmatrixAndRegisters) {
     EXPECT_EQ(error_of("setmaxnreg.dec.sync.aligned.u32 40;\nsetmaxnreg.inc.sync.aligned.u32 240;\n"), "no error");
     EXPECT_TRUE(fails(error_of("setmaxnreg.dec.sync.aligned.u32 41;"), "a multiple of 8 from 24 to 256"));
     EXPECT_TRUE(fails(error_of("setmaxnreg.inc.sync.aligned.u32 240;", 384), "setmaxnreg waits for 240 registers"));
+    const auto given = [](int registers) {  // by the first of three warpgroups, which begin with 168 each
+        return error_of(format("setp.lt.u32 %%p1, %%r0, 128;\n@%%p1 bra GIVE;\nsetmaxnreg.inc.sync.aligned.u32 240;\nbra END;\n"
+                               "GIVE: setmaxnreg.dec.sync.aligned.u32 %d;\nEND:",
+                               registers),
+                        384);
+    };
+    EXPECT_EQ(given(24), "no error");
+    EXPECT_TRUE(fails(given(32), "the block would have 65536 of 64512"));
 }

@@ -100,10 +100,11 @@ template <bool more> void set_registers(Warp &w, const Instruction &i) {
     uint32_t all = n;
     for (const Warp &other : warps)
         if (&other != &w) all += other.registers_of_thread ? other.registers_of_thread : at_start;
-    if (more && all * lanes > of_multiprocessor)
-        return w.stall([n, all] {
+    const uint32_t of_block = at_start * uint32_t(warps.size());  // times a warp's lanes: nobody else gives the block registers
+    if (more && all > of_block)
+        return w.stall([n, all, of_block] {
             return format("setmaxnreg waits for %u registers a thread: the block would have %u of %u", n, all * lanes,
-                          of_multiprocessor);
+                          of_block * lanes);
         });
     w.registers_of_thread = n;
     w.block->cluster->events++;

@@ -387,7 +387,9 @@ std::string describe(const Warp &w, uint64_t address) {
 void count_bulk(Warp &w, const std::vector<uint64_t> &addresses, bool writes) {
     std::vector<uint64_t> sectors;
     for (const uint64_t address : addresses) sectors.push_back(address / 32);
+    const uint64_t lines = w.count().lines;
     count_request(w, sectors.data(), sectors.size(), writes ? Way::write : Way::read_past_l1);
+    w.count().lines = lines;  // L1 has no part in it; what goes to or from shared memory is counted as wavefronts
 }
 
 const uint8_t *readable(Warp &w, int lane, uint64_t address, uint32_t bytes) {
