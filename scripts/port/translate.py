@@ -186,6 +186,8 @@ class Translation:
         if self.peer and self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
             self.set("output_dir", self.peer.directory, "--output_dir")
             self.note("", f"output_dir is {self.peer.directory}, as in {self.peer.name}")
+        if self.foreign and self.own["converts"] and self.flag("model") and not fetched(self.flag("model")):
+            self.note("", f"{self.flag('model')} is not on this machine: whether its family is one of ours is seen when a run begins")
         taken = [f"{flag} {self.flag(flag)}" for flag in self.flags if flag in self.by_default]
         if taken:
             self.note("", f"{self.peer.name}'s defaults, which differ from those of this program: {', '.join(taken)}")

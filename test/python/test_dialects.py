@@ -266,7 +266,8 @@ def test_what_changes_is_said(tmp_path):
     notes = converted(f"sft {TRL} --learning_rate 1e-5 --num_train_epochs 1 --lr_scheduler_type cosine --warmup_ratio 0.1 --adam_beta2 0.95 --max_length 64 "
                       "--assistant_only_loss --truncation_mode keep_start", tmp_path)[2]
     assert "defaults" not in notes and "trains on all tokens" not in notes
-    assert "at most 100 of them" in converted("", tmp_path, AXOLOTL)[2]
+    notes = converted("", tmp_path, AXOLOTL)[2]
+    assert "at most 100 of them" in notes and "M is not on this machine: whether its family is one of ours is seen when a run begins" in notes
     assert "OpenRLHF cuts them" in converted(f"sft {OPENRLHF}", tmp_path)[2]
 
 
