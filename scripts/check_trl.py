@@ -45,7 +45,7 @@ LINES = [  # losses and options that no line of TRL's repository has
         "sigmoid sft --loss_weights 1.0 0.5 --gradient_accumulation_steps 1")),
     f"trl dpo {SMALL} {ZEN} --dataset_config standard_preference --max_length 20",
     f"trl reward {SMALL} {BINARIZED} --center_rewards_coefficient 0.1",
-    f"trl reward {SMALL} {ZEN} --dataset_config standard_implicit_prompt_preference --max_length 20",
+    f"trl reward {SMALL} {ZEN} --dataset_config standard_implicit_prompt_preference --max_length 36",  # a part of the pairs is longer
 ]
 OPENRLHF = ("--per_device_train_batch_size 16 --gradient_accumulation_steps 16 --num_train_epochs 1 --lr_scheduler_type cosine_with_min_lr "
             "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' --warmup_steps 0.03 --adam_beta2 0.95")

@@ -161,7 +161,7 @@ def defaults(task):
     out = {"learning_rate": LEARNING_RATES[task], "num_train_epochs": "3", "per_device_train_batch_size": "8", "lr_scheduler_type": "linear",
            "warmup_ratio": "0", "adam_beta2": "0.999"}
     if task in ("sft", "pretrain", "dpo", "rm"):
-        out |= {"max_length": "1024", "truncation_mode": "keep_start"}
+        out |= {"max_length": "1024", **({} if task == "rm" else {"truncation_mode": "keep_start"})}  # pairs of rewards are left out whole
     if task == "grpo":
         out |= {"num_generations": "8", "max_completion_length": "512", "loss_type": "dapo", "scale_rewards": "group"}
     if task == "ppo":

@@ -83,6 +83,7 @@ SAME = [  # words, and flags that they become
       "max_new_tokens": "512"}),
     (f"grpo {TRL} --reward_funcs accuracy_reward think_format_reward",
      {"reward": ",".join(f"{ROOT}/scripts/rewards/{name}.py" for name in ("accuracy_reward", "think_format_reward")), "input_template": "{}"}),
+    (f"reward {TRL}", {"max_len": "1024", "truncation": None}), (f"dpo {TRL}", {"truncation": "keep"}),
     (f"dpo {TRL} --label_smoothing 0.1", {"label_smoothing": None}),  # which TRL's sigmoid does not read
     (f"dpo {TRL} --label_smoothing 0.1 --loss_type robust", {"label_smoothing": "0.1"}),
     (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
