@@ -141,7 +141,7 @@ times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are wavefronts that 
 have just edited.
 
 How to read a step. A version's idea is in the column that its limit is in: rope 3 has no fewer sectors but half the instructions, reduce 3 fewer barriers, attention_forward 5 half the barriers (and copies under way, which only the time shows), attention_forward 6 a fifth fewer
-sectors. matmul 4 takes four steps at once, and four columns say so: tensor cores (instructions), slabs of bf16 in place of floats (wavefronts), swizzled tiles (conflicts), slabs of 32 values of depth in place of 16 (barriers); the conflicts of matmul 3 are loads of 16 bytes that are the same in several quarters of a warp, which a GPU may answer at once. classifier 5 shows in none: its exps are fewer (a fifth of the special
+sectors. matmul 4 takes four steps at once, and four columns say so: tensor cores (instructions), slabs of bf16 in place of floats (wavefronts), swizzled tiles (conflicts), slabs of 32 values of depth in place of 16 (barriers); the conflicts of matmul 3 are loads of 16 bytes that are the same in several quarters of a warp, which a GPU may answer at once. attention_backward 5 counts two kernels that the others leave to the harness or do not have, delta and the sum of the splits; its gain is the time of the longest block. classifier 5 shows in none: its exps are fewer (a fifth of the special
 unit's instructions, a tenth of the float ones), and its integers and barriers more; `--count` lists instructions by kind.
 """ + "".join(sections[ladder] for ladder in sorted(sections))
 
