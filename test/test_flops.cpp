@@ -118,6 +118,12 @@ TEST(Prediction, FlopsOverRates) {
     p.limits.recompute = Recompute::layer;
     const double matrices = double(c.C * (c.H + 2 * c.KV) * c.D + c.H * c.D * c.C + 2 * c.F * c.C) * double(c.L);
     EXPECT_DOUBLE_EQ(p.seconds(products_alone).products, flops + 2 * T * matrices);
+    // In FP8 the layers' matrices take half of the time, and rounding their operands some.
+    Predicted eight(1, 1, 0);
+    eight.limits.fp8 = true;
+    EXPECT_DOUBLE_EQ(eight.seconds(products_alone).products, flops - 3 * T * (matrices + double(c.C * c.F * c.L)));
+    const GpuRates memory_alone = {fast, fast, fast, 1, fast, fast, fast};
+    EXPECT_GT(eight.seconds(memory_alone).other, Predicted(1, 1, 0).seconds(memory_alone).other);
     // Half of a ring's tokens take half of the time.
     Predicted two(2, 2, 0);
     EXPECT_DOUBLE_EQ(two.seconds(products_alone).products, flops / 2);

@@ -191,7 +191,8 @@ TEST(Fp8Model, GradientsAreAsFarOffAsRoundingsAre) {
             t.loss_and_gradient(g, g.rows(3));
             return t.gradient();
         };
-        const double distance = relative_distance(gradient(true), gradient(false)), of_bf16 = g.expected["bf16"]["gradient_error"];
+        const double distance = relative_distance(gradient(true), gradient(false)),
+                     of_bf16 = g.expected["bf16"]["gradient_error"];
         expect_at_most("fp8, gradient, L2", distance, 32 * of_bf16);
         EXPECT_GT(distance, 2 * of_bf16);
     }

@@ -260,7 +260,14 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
 
 CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     const auto [IC, OC] = linear_shape(c, matrix);
-    const CostOf product = cost::product(IC, OC, more);
+    const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w, Pass pass,
+                                                                                                        size_t l) {
+        Cost cost = product(w, pass, l);
+        const double T = double(w.T),
+                     gradients = pass == Pass::backward ? 2 * T * OC : 0;           // rounded twice: as they are, and turned
+        cost.rounded = double(2 * w.element + 1) * (T * IC + IC * OC + gradients);  // read for the scale, read again, written
+        return cost;
+    };
     if (c.lora.rank == 0) return product;
     double in = 0, out = 0, adapters = 0;  // elements that each token has in, and out of, the adapters of this matrix
     for (const LinearModule &m : adapted_modules(c))
@@ -268,7 +275,8 @@ CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     return [=, r = double(c.lora.rank), IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t l) -> Cost {
         const double T = double(w.T), s = double(w.element);
         const bool backward = pass == Pass::backward;
-        Cost cost = backward ? Cost{2 * T * IC * OC, s * (T * IC + IC * OC + T * OC)} : product(w, pass, l);
+        Cost cost = product(w, pass, l);
+        if (backward) cost.flops = 2 * T * IC * OC, cost.bytes = s * (T * IC + IC * OC + T * OC);
         cost.flops += 2 * T * r * (backward ? 3 * in + 2 * out : in + out);
         cost.bytes += s * (backward ? T * (4 * in + 2 * out) : T * (in + 2 * out)) + (backward ? 8 + 2 * s : s) * r * (in + out) +
                       s * T * r * adapters * (backward ? 6 : 2);

@@ -67,7 +67,8 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
 //   host and device, and FETCH_PARAMS, which waits for parameters of other ranks or of a store, are left at 0.
 struct Cost {
     double flops, bytes;
-    double logits = 0;  // bytes of the head's logits, which are read and written between its products and not beside them
+    double logits = 0;   // bytes of the head's logits, which are read and written between its products and not beside them
+    double rounded = 0;  // bytes by which the operands of a layer's matrix are rounded to FP8, if they are, before the product
 };
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
 

@@ -100,6 +100,7 @@ class Simulation {
           r_(limits.ranks),
           rates_(rates),
           document_(limits.positions),
+          fp8_(limits.fp8),
           ring_(config, limits, steps_.layout.element),
           work_(steps_.layout) {
         work_.T = work_.N = ring_.local_T();
@@ -140,11 +141,13 @@ class Simulation {
         work.bucket = e.amount;
         const bool attention = e.key.op == ops_.attention, backward = Pass(e.key.pass) == Pass::backward;
         const Cost cost = ops_.cost(c_, work, Pass(e.key.pass), e.key.op, e.key.layer);
-        const double flops = cost.flops / (attention ? attention_rate(e.key.layer, backward) : rates_.products);
+        const bool fp8 = fp8_ && cost.rounded > 0;  // whose products have twice the rate
+        const double flops = cost.flops / (attention ? attention_rate(e.key.layer, backward) : (fp8 ? 2 : 1) * rates_.products);
+        const double rounding = fp8 ? cost.rounded / rates_.memory : 0;
         const double bytes = cost.bytes / rates_.memory, logits = cost.logits / rates_.memory, seconds = std::max(flops, bytes);
         (flops < bytes ? sum.other : attention ? sum.attention : sum.products) += seconds;
-        sum.other += logits;
-        op_end_ = now_ + seconds + logits;
+        sum.other += logits + rounding;
+        op_end_ = now_ + seconds + logits + rounding;
         if (attention) send_keys(e.key.layer, backward, seconds);
         if (op_end_ > now_) record({Interval::ops, stretch_of(e.key), now_, op_end_, e.key, e.key});
     }
@@ -244,6 +247,7 @@ class Simulation {
     const Ranks &r_;
     const GpuRates &rates_;
     const size_t document_;  // tokens of each
+    const bool fp8_;
     const RingWork ring_;
     Work work_;
     double now_ = 0, op_end_ = 0, step_begin_ = 0;
