@@ -24,7 +24,7 @@ EXERCISES = ROOT / "dev/cuda/exercises"
 
 
 class Exercise:
-    """A file of dev/cuda/exercises: a line "start: version N", lines "bound: COUNT at most NUMBER", "time: ...", the task, and the patch of the solution."""
+    """A file of dev/cuda/exercises: lines "start: version N", "bound: COUNT at most NUMBER", "time: ...", the task, the solution's patch."""
 
     def __init__(self, name):
         path = EXERCISES / f"{name}.patch"
@@ -43,7 +43,8 @@ class Exercise:
     def solve(self, tree):
         done = subprocess.run(["patch", "-p1", "--quiet", "-d", tree], input=self.patch, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
-            sys.exit(f"the solution does not fit dev/cuda/{self.name}.cu:\n{done.stdout}\n  fix: git checkout dev/cuda/{self.name}.cu, then scripts/exercise.py {self.name}")
+            sys.exit(f"the solution does not fit dev/cuda/{self.name}.cu:\n{done.stdout}\n"
+                     f"  fix: git checkout dev/cuda/{self.name}.cu, then scripts/exercise.py {self.name}")
 
     def check(self, tree):
         """What is wrong with the last version; nothing if it is right and within the bounds."""
@@ -71,7 +72,8 @@ def copy_of_sources(to):
         (to / "dev" / name).symlink_to(ROOT / "dev" / name)
     for name in ("Makefile", "checks.mk", "llmc", "test", "scripts", "train_llama.cu", "train_gpt2.cu"):
         (to / name).symlink_to(ROOT / name)
-    objects = [path for pattern in ("probe.mk", "flags", "llmc/*", "dev/emulator/*.[od]", "dev/cuda/common.[od]") for path in (ROOT / "build").glob(pattern)]
+    patterns = ("probe.mk", "flags", "llmc/*", "dev/emulator/*.[od]", "dev/cuda/common.[od]")
+    objects = [path for pattern in patterns for path in (ROOT / "build").glob(pattern)]
     for path in objects:  # with their times, so that make does not build them again
         copy = to / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,8 @@ def main():
         print(f"dev/cuda/{args.name}.cu has the solution; scripts/exercise.py {args.name} --check")
         return 0
     version = exercise.begin(args.tree)
-    print(f"{exercise.text}\nIt is version {version} of dev/cuda/{args.name}.cu. Then: make try L={args.name} V={version}, and scripts/exercise.py {args.name} --check")
+    print(f"{exercise.text}\nIt is version {version} of dev/cuda/{args.name}.cu. Then: make try L={args.name} V={version}, and "
+          f"scripts/exercise.py {args.name} --check")
     return 0
 
 

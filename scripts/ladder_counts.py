@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Counts of the workshop's versions, beside each other.
 
-    scripts/ladder_counts.py try LADDER VERSION [--ptx]    what `make try L=LADDER V=VERSION` prints behind the checks: the version and the one before it
+    scripts/ladder_counts.py try LADDER VERSION [--ptx]    what `make try L=LADDER V=VERSION` prints behind the checks: the version and the
+                                                           one before it
     scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes docs/ladder_counts.md, as `make count` does: every version of every ladder; or of
                                                            these ladders, and the others stay as they are in the page
     scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses beside the interpreter's; the last line is "N equal, M differ"
@@ -173,8 +174,10 @@ def compare(names):
             ours, theirs = emulated(ladder, version), interpreted(ladder, version)[0]
             if not theirs["instructions"]:
                 continue
-            different = [f"{name} {cell(ours[name])} and {cell(theirs[name])}" for name in ("requests", "sectors", "wavefronts", "conflicts", "barriers")
-                         if abs(ours[name] - theirs[name]) > (0.006 * theirs["requests"] if name == "sectors" else 0)]  # they are printed with two digits
+            near = {"sectors": 0.006 * theirs["requests"]}  # of which the interpreter prints two digits per request
+            different = [f"{name} {cell(ours[name])} and {cell(theirs[name])}"
+                         for name in ("requests", "sectors", "wavefronts", "conflicts", "barriers")
+                         if abs(ours[name] - theirs[name]) > near.get(name, 0)]
             equal, differ = equal + (not different), differ + bool(different)
             print(f"{ladder} {version}: " + (", ".join(different) or "equal"), flush=True)
     print(f"{equal} equal, {differ} differ")

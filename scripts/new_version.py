@@ -101,10 +101,12 @@ def main():
     ladder = Ladder(args.root, args.ladder)
     with_kernels = [v for v in range(1, len(ladder.launchers) + 1) if ladder.copied(v)]
     if not with_kernels:
-        fail(f"no version of {args.ladder} has a kernel of its own in dev/cuda/{args.ladder}.cu or in the file that its heading names", "copy it by hand")
+        fail(f"no version of {args.ladder} has a kernel of its own in dev/cuda/{args.ladder}.cu or in the file that its heading names",
+             "copy it by hand")
     version = args.version or with_kernels[-1]
     if version not in with_kernels:
-        fail(f"version {version} of {args.ladder} has no kernel of its own in dev/cuda/{args.ladder}.cu or in the file of llmc/ops that its heading names",
+        fail(f"version {version} of {args.ladder} has no kernel of its own in dev/cuda/{args.ladder}.cu or in the file of llmc/ops that its "
+             "heading names",
              f"--from with one of {', '.join(map(str, with_kernels))}")
     new = ladder.add(version)
     print(f"dev/cuda/{args.ladder}.cu: version {new} is a copy of version {version}\nnow edit it, and: make try L={args.ladder} V={new}")

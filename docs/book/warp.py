@@ -23,8 +23,8 @@ def used(addresses, bytes_each):
 
 
 def wavefronts(addresses, bytes_each):
-    """Shared memory has 32 banks of 4 bytes. Words of one bank wait for each other; lanes that want one word share it. Loads of 8 and 16 bytes are answered
-    to halves and quarters of the warp."""
+    """Shared memory has 32 banks of 4 bytes. Words of one bank wait for each other; lanes that want one word share it. Loads of 8 and 16 bytes
+    are answered to halves and quarters of the warp."""
     at_once = {8: 16, 16: 8}.get(bytes_each, 32)
     total = 0
     for first in range(0, 32, at_once):
@@ -51,7 +51,8 @@ def main():
     for name, stride in (("a column of rows of 32", 128), ("of rows of 33", 132)):
         print(f"  {name:<28}{4:5}{'':9}{'':12}{wavefronts([stride * lane for lane in WARP], 4):9}")
     print("a block's threads, registers of a thread, shared bytes: share of the warps of an SM")
-    for block in [(64, 32, 0), (128, 32, 0), (256, 32, 0), (1024, 32, 0), (128, 40, 0), (128, 128, 0), (128, 250, 81920), (768, 32, 0), (256, 32, 49152)]:
+    for block in [(64, 32, 0), (128, 32, 0), (256, 32, 0), (1024, 32, 0), (128, 40, 0), (128, 128, 0), (128, 250, 81920), (768, 32, 0),
+                  (256, 32, 49152)]:
         share, blocks, limit = occupancy(*block)
         print(f"  {block[0]:5} {block[1]:4} {block[2]:6}    {100 * share:4.0f} %   {blocks:2} blocks, by {limit}")
 

@@ -1,4 +1,5 @@
-"""docs/book is true: its commands print what it shows, its code is in the sources, its derivations name tests and mutants, its pictures are the programs'.
+"""docs/book is true: its commands print what it shows, its code is in the sources, its derivations name tests and mutants, and its pictures are
+drawn from its programs.
 
 Commands that build something are run in turns, a third of them for each commit; BOOK=all runs all.
 """
@@ -106,7 +107,8 @@ def test_the_mutants_of_a_chapter_can_be_installed_and_removed(page):
     for command, shown in installed:
         mutant = table[int(command.split()[-1])]
         test = mutant.binary.replace("build/mutants/", "build/")
-        assert shown == [f"{mutant.file} has mutant {mutant.number}: {mutant.bug}", f"notice it: make {test} && {test} --gtest_filter='{mutant.tests}'",
+        assert shown == [f"{mutant.file} has mutant {mutant.number}: {mutant.bug}",
+                         f"notice it: make {test} && {test} --gtest_filter='{mutant.tests}'",
                          f"take it out: scripts/mutants.py --remove {mutant.number}"]
 
 
@@ -116,7 +118,8 @@ def test_a_mutant_comes_and_goes(tmp_path):
     (tmp_path / "some.h").write_text("int sum(int a, int b) { return a +\n  b; }\n")
 
     def call(flag):
-        done = subprocess.run([sys.executable, ROOT / "scripts/mutants.py", flag, "7"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run([sys.executable, ROOT / "scripts/mutants.py", flag, "7"], cwd=tmp_path, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
         return done.returncode, done.stdout, (tmp_path / "some.h").read_text()
 
     code, text, source = call("--install")

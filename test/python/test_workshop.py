@@ -27,7 +27,8 @@ def tree(tmp_path):
 
 
 def new(tree, *args):
-    done = subprocess.run([sys.executable, ROOT / "scripts/new_version.py", *args, "--root", tree], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run([sys.executable, ROOT / "scripts/new_version.py", *args, "--root", tree], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 
 
@@ -51,8 +52,8 @@ def test_a_new_version_is_a_copy(tree, name):
 
 
 def test_what_cannot_be_copied(tree):
-    assert new(tree, "rope", "--from", "9") == (1, "version 9 of rope has no kernel of its own in dev/cuda/rope.cu or in the file of llmc/ops that its heading "
-                                                   "names\n  fix: --from with one of 1, 2, 3, 4\n")
+    assert new(tree, "rope", "--from", "9") == (1, "version 9 of rope has no kernel of its own in dev/cuda/rope.cu or in the file of llmc/ops "
+                                                   "that its heading names\n  fix: --from with one of 1, 2, 3, 4\n")
     code, text = new(tree, "nope")
     assert code == 1 and text.startswith("there is no ladder nope\n  fix: one of adamw ")
     assert new(tree, "ring_exchange")[0] == 1
