@@ -31,9 +31,9 @@ TEST(Devices, AGpuIsTakenUnlessTheCpuIsAskedFor) {
 
 TEST(Devices, WhyThereIsNone) {
     GpuQuery q;
-    expect_none(q, "this program was built without CUDA", "make again where there is nvcc");
+    expect_none(q, "this program was built without CUDA", "make probe && make, where there is nvcc");
     q.driver = 1;
-    expect_none(q, "this program was built without CUDA", "make again where there is nvcc");
+    expect_none(q, "this program was built without CUDA", "make probe && make, where there is nvcc");
     q = healthy();
     q.driver = 0;
     expect_none(q, "there is no NVIDIA driver", "install one");
@@ -70,6 +70,20 @@ TEST(Devices, GpusOlderThanTheProgram) {
     }
     q.archs = {80, 100}, q.gpus = {{"NVIDIA H100", 90}};
     EXPECT_FALSE(use_gpu("auto", q, note));
+}
+
+TEST(Devices, TwoKindsOfGpuInAMachine) {
+    GpuQuery q = healthy();
+    std::string note;
+    q.archs = {90}, q.gpus = {{"NVIDIA H100", 90}, {"NVIDIA A100", 80}, {"Tesla T4", 75}};
+    EXPECT_TRUE(use_gpu("cuda", q, note)) << "a rank alone takes the first";
+    EXPECT_EQ(error_of([&] { need_kernels(q, 0); }), "");
+    EXPECT_EQ(error_of([&] { need_kernels(q, 1); }),
+              "GPU 1: NVIDIA A100 has compute capability 8.0, this program has kernels for 9.0\n"
+              "  fix: build with GPU_ARCHS=\"80 90\", or leave it out by CUDA_VISIBLE_DEVICES");
+    expect_error([&] { need_kernels(q, 2); }, {"GPU 2: Tesla T4", "a GPU of 8.0 (Ampere) or later"});
+    q.archs = {80, 90};
+    EXPECT_EQ(error_of([&] { need_kernels(q, 1); }), "");
 }
 
 // ---- a plan larger than the card ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 
 #include "common.h"
 
@@ -23,8 +24,22 @@ static bool runs_on(int arch, const std::vector<int> &archs) {
 struct Reason {
     std::string cause, fix;
 };
+// Why the program's kernels do not run on one of the GPUs.
+static Reason reason_against(const GpuQuery &q, size_t device) {
+    const auto &gpu = q.gpus[device];
+    if (runs_on(gpu.arch, q.archs)) return {};
+    const std::string cause = format("%s has compute capability %d.%d, this program has kernels for %s", gpu.name.c_str(),
+                                     gpu.arch / 10, gpu.arch % 10, list(q.archs).c_str());
+    if (gpu.arch < 80) return {cause, "a GPU of 8.0 (Ampere) or later: the kernels need its bf16"};
+    std::set<int> archs;  // of all GPUs here that can run kernels
+    for (const auto &other : q.gpus)
+        if (other.arch >= 80) archs.insert(other.arch);
+    std::string wanted;
+    for (int arch : archs) wanted += format("%s%d", wanted.empty() ? "" : " ", arch);
+    return {cause, format(archs.size() == 1 ? "build with GPU_ARCHS=%s" : "build with GPU_ARCHS=\"%s\"", wanted.c_str())};
+}
 static Reason reason_against(const GpuQuery &q) {
-    if (!q.compiled) return {"this program was built without CUDA", "make again where there is nvcc"};
+    if (!q.compiled) return {"this program was built without CUDA", "make probe && make, where there is nvcc"};
     if (q.driver == 0) return {"there is no NVIDIA driver", "install one"};
     if (q.driver / 1000 < q.runtime / 1000)
         return {format("the driver is for CUDA %s, this program was built with %s", version(q.driver).c_str(),
@@ -32,12 +47,7 @@ static Reason reason_against(const GpuQuery &q) {
                 format("a driver for CUDA %d, or build with CUDA %d", q.runtime / 1000, q.driver / 1000)};
     if (q.gpus.empty())
         return {q.error.empty() ? "the driver shows no GPU" : q.error, "look at nvidia-smi and at CUDA_VISIBLE_DEVICES"};
-    const auto &gpu = q.gpus[0];
-    if (runs_on(gpu.arch, q.archs)) return {};
-    const std::string cause = format("%s has compute capability %d.%d, this program has kernels for %s", gpu.name.c_str(),
-                                     gpu.arch / 10, gpu.arch % 10, list(q.archs).c_str());
-    if (gpu.arch < 80) return {cause, "a GPU of 8.0 (Ampere) or later: the kernels need its bf16"};
-    return {cause, format("build with GPU_ARCHS=%d", gpu.arch)};
+    return reason_against(q, 0);
 }
 
 bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note) {
@@ -47,6 +57,13 @@ bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note
     if (device == "cuda") die("no CUDA device: %s\n  fix: %s, or --device cpu", reason.cause.c_str(), reason.fix.c_str());
     if (query.driver) note = "no CUDA device: " + reason.cause + "; using the CPU";
     return false;
+}
+
+void need_kernels(const GpuQuery &query, size_t device) {
+    if (device >= query.gpus.size()) return;  // a GPU that tells nothing of itself
+    const Reason reason = reason_against(query, device);
+    if (!reason.cause.empty())
+        die("GPU %zu: %s\n  fix: %s, or leave it out by CUDA_VISIBLE_DEVICES", device, reason.cause.c_str(), reason.fix.c_str());
 }
 
 int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::string> &gpus, size_t rank, int count) {

@@ -23,6 +23,9 @@ GpuQuery query_gpus();  // gpu_query.cu: only in programs with kernels
 // one is taken, and where there is no driver: nobody expects a GPU there. Dies with the reason if cuda was asked for and cannot be used.
 bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note);
 
+// Dies if the program has no kernels for this one of the GPUs: one machine may have several kinds.
+void need_kernels(const GpuQuery &query, size_t device);
+
 // Returns the number of the GPU that a rank takes, of the `count` GPUs that it sees. hosts[r] is where rank r runs, and gpus[r] names the GPUs
 // that rank r sees. Ranks that see the same GPUs take one each, in order. Dies if there are too few.
 int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::string> &gpus, size_t rank, int count);

@@ -24,6 +24,7 @@ void select_gpu(Comm &host) {
     const auto all_hosts = host.gather(host_name()), all_gpus = host.gather(gpus);
     agree(host, [&] {
         device = pick_gpu(all_hosts, all_gpus, size_t(host.rank), count);
+        need_kernels(query_gpus(), size_t(device));
         cuda_check(cudaSetDevice(device), "the GPU cannot be used");
     });
 }
@@ -33,7 +34,7 @@ void select_gpu(Comm &host) {
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
     agree(host, [&] {
         die("%d ranks with a GPU each, but this program was built without NCCL\n  fix: .venv/bin/pip install nvidia-nccl-cu13 (or NVIDIA's packages "
-            "libnccl2 libnccl-dev) and make again, or --device cpu",
+            "libnccl2 libnccl-dev), then make probe && make; or --device cpu",
             host.size);
     });
     return nullptr;
