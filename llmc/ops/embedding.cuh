@@ -32,29 +32,35 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
     embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C);
 }
 
-// The range is divided among the warps of a row of the grid. A warp reads all tokens, 32 at a time, and adds up the gradients of
-// the tokens in its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw, so the kernel needs
-// no atomics, no sorting and no scratch. It moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens
+// The range is divided among the warps of a row of the grid. A warp reads all tokens, 256 at a time, whose loads wait together, and adds up the
+// gradients of the tokens in its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw, so the kernel
+// needs no atomics, no sorting and no scratch. It moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens
 // per warp, which come from the cache.
 template <class X, int N>
 __global__ void embedding_backward_kernel5(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
                                            size_t count) {
+    constexpr unsigned loads = 8, none = ~0u;
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
                    parts = gridDim.x * warps;
     const size_t c = (blockIdx.y * size_t(32) + lane) * N;
-    const auto row_at = [&](size_t t) {
-        return unsigned(tokens[t]) - first;
-    };  // a token in front of the range becomes a large number
-    for (size_t t0 = 0; t0 < T; t0 += 32) {
-        const bool ours = t0 + lane < T && row_at(t0 + lane) < count && row_at(t0 + lane) % parts == part;
-        for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {
-            const size_t t = t0 + __ffs(left) - 1;
-            if (c >= C) continue;
-            float *row = dw + row_at(t) * C + c;
-            const auto d = Vec<X, N>::load(dout + t * C + c);
-            auto sum = Vec<float, N>::load(row);
-            for (int i = 0; i < N; i++) sum[i] += float(d[i]);
-            sum.store(row);
+    for (size_t begin = 0; begin < T; begin += loads * 32) {
+        unsigned rows[loads];  // a token in front of the range becomes a large number
+#pragma unroll
+        for (unsigned i = 0; i < loads; i++) {
+            const size_t t = begin + i * 32 + lane;
+            rows[i] = t < T ? unsigned(tokens[t]) - first : none;
+        }
+#pragma unroll
+        for (unsigned i = 0; i < loads; i++) {
+            const bool ours = rows[i] < count && rows[i] % parts == part;
+            for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {
+                const unsigned from = unsigned(__ffs(int(left))) - 1, row = __shfl_sync(all_lanes, rows[i], from);
+                if (c >= C) continue;
+                const auto d = Vec<X, N>::load(dout + (begin + i * 32 + from) * C + c);
+                auto sum = Vec<float, N>::load(dw + row * C + c);
+                for (int k = 0; k < N; k++) sum[k] += float(d[k]);
+                sum.store(dw + row * C + c);
+            }
         }
     }
 }

@@ -524,3 +524,53 @@ TEST(PtxHopper, ElectStmatrixAndRegisters) {
     EXPECT_EQ(given(24), "no error");
     EXPECT_TRUE(fails(given(32), "the block would have 65536 of 64512"));
 }
+
+// ---- the clock --------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+double latency() {  // of the last launch's first cluster
+    double most = 0;
+    for (const ptx::BlockWork &b : last.blocks) most = std::max(most, b.latency);
+    return most;
+}
+double latency(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
+    run(body, threads, blocks, cluster);
+    return latency();
+}
+}  // namespace
+
+// The first copy comes from device memory; the second one asks L2 for the same bytes.
+TEST(PtxHopper, AWaitEndsWhenTheCopyHasLanded) {
+    words_and_map();
+    const double none = latency(ready + expect(0) + wait()), one = latency(ready + expect(512) + load() + wait()),
+                 both = latency(ready + expect(1024) + load() + load(2048) + wait()),
+                 in_turn = latency(ready + expect(512) + load() + wait() + expect(512) + load(2048) + wait(1));
+    EXPECT_NEAR(one - none, 600, 50);
+    EXPECT_NEAR(both - one, 512 / 64, 10) << "two copies are on their way at once";
+    EXPECT_NEAR(in_turn - one, 280, 150);
+}
+
+// A warp that arrives late keeps the other one waiting, a block of the cluster by the way between both.
+TEST(PtxHopper, AWaitEndsBehindTheLastArrival) {
+    const std::string initialise = "@%p0 mbarrier.init.shared::cta.b64 [%r2], 64;\nbar.sync 0;\n",
+                      late =
+                          "setp.lt.u32 %p1, %r0, 32;\n@%p1 bra SOON;\nld.global.u32 %r5, [%rd3];\nadd.s32 %r5, %r5, %r5;\n"
+                          "bar.sync 1, 32;\nSOON:\n",
+                      meet_there = "mbarrier.arrive.shared::cta.b64 %rd9, [%r2];\n" + wait();
+    EXPECT_GT(latency(initialise + late + meet_there, 64), 600);
+    EXPECT_NEAR(latency(rank + meet + meet, 32, 2, 2) - latency(rank + meet, 32, 2, 2), 200, 20);
+}
+
+// m64n64k16 takes 32 cycles, one behind the other; two warpgroups share the tensor cores.
+TEST(PtxHopper, AWaitEndsWhenTheProductsHave) {
+    const Product p{kinds[0], {3, false}, {3, false}, 64};
+    const Parts once = parts(p, false);
+    const double one = latency(once.all());
+    Parts twice = once;
+    twice.operations += once.operations;
+    EXPECT_NEAR(latency(twice.all()) - one, 4 * 32, 1);
+    EXPECT_NEAR(latency(once.all(), 256) - one, 4 * 32, 40);
+    run(once.all());
+    EXPECT_EQ(last.blocks[0].demand[size_t(ptx::Unit::wgmma)], 4. * 4 * 8);
+    EXPECT_EQ(last.blocks[0].demand[size_t(ptx::Unit::tensor)], 0);
+}

@@ -803,10 +803,35 @@ TEST(PtxTiming, AnInstructionWaitsForItsOperands) {
         << "ptxas orders a basic block";
 }
 
+// ptxas moves what comes within 16 instructions, executes a few of them under a predicate, unrolls a small loop four times, and keeps loads behind
+// stores to what may be the same address.
+TEST(PtxTiming, BasicBlocksAreThoseOfTheMachineCode) {
+    const std::string end = "bra.uni $E;\n$E:\n", use = "add.f32 %f6, %f6, %f5;\n";
+    const auto load = [](int at) { return format("ld.global.f32 %%f5, [%%rd0+%d];\n", 4096 * at); };
+    const auto filler = [](int n) {
+        std::string all;
+        for (int i = 0; i < n; i++) all += "add.f32 %f7, %f8, %f8;\n";
+        return all;
+    };
+    const double one = latency(load(0) + use + end);
+    EXPECT_NEAR(latency(load(0) + use + load(1) + use + end), one, 10);
+    EXPECT_NEAR(latency(load(0) + use + filler(16) + load(1) + use + end), 2 * one, 40);
+    EXPECT_NEAR(latency(load(0) + "st.global.f32 [%rd3], %f5;\n" + load(1) + use + end), 2 * one, 40);
+    const std::string predicate = "setp.gt.u32 %p1, %r0, 40;\n@%p1 bra $B;\n";
+    EXPECT_NEAR(latency(load(0) + use + predicate + load(1) + use + "$B:\n" + end), one, 20);
+    EXPECT_NEAR(latency(load(0) + use + predicate + load(1) + use + filler(10) + "$B:\n" + end), 2 * one, 40);
+    const auto loop = [&](int fill) {
+        return "mov.u32 %r9, 0;\nmov.u64 %rd9, %rd0;\n$L:\nld.global.f32 %f5, [%rd9];\n" + use +
+               "add.s64 %rd9, %rd9, 2048;\nadd.s32 %r9, %r9, 1;\nsetp.lt.u32 %p1, %r9, 8;\n" + filler(fill) + "@%p1 bra $L;\n";
+    };
+    EXPECT_NEAR(latency(loop(0)), 2 * one, 300) << "eight iterations, of which the first four wait together";
+    EXPECT_GT(latency(loop(16)), 7 * one);
+}
+
 // The data of a first read are in device memory, of a second one in L1.
 TEST(PtxTiming, LoadsAndCopiesWaitForMemory) {
-    const std::string load = "ld.global.f32 %f5, [%rd2];\n", use = "setp.lt.f32 %p1, %f5, %f6;\n@%p1 bra $L;\n$L:\n",
-                      again = "ld.global.f32 %f7, [%rd2];\nsetp.lt.f32 %p1, %f7, %f6;\n@%p1 bra $M;\n$M:\n";
+    const std::string load = "ld.global.f32 %f5, [%rd2];\n", use = "add.f32 %f8, %f5, %f6;\nbra.uni $L;\n$L:\n",
+                      again = "ld.global.f32 %f7, [%rd2];\nadd.f32 %f8, %f7, %f6;\nbra.uni $M;\n$M:\n";
     const double once = latency(load + use);
     EXPECT_GT(once, 600);
     EXPECT_LT(once, 700);
@@ -859,6 +884,12 @@ TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
     const auto copied = predict(block(4000, 0), 1, {.read = size_t(gpu.dram), .written = size_t(gpu.dram), .l2 = 0});
     EXPECT_DOUBLE_EQ(copied.seconds, launch + 2);
     EXPECT_STREQ(copied.bound, "DRAM");
+
+    EXPECT_EQ(predict(block(0, 0), 1, {.l2 = 1000, .bulk = 1000}).seconds, launch + 1000 / gpu.bulk);
+    // The queues of wgmma and TMA are part of the latency; under wgmma the clock is lower.
+    ptx::BlockWork products = block(0, 0, 5000);
+    products.demand[size_t(ptx::Unit::wgmma)] = 1000;
+    EXPECT_NEAR(predict(products).seconds, launch + 5000 / (gpu.clock * gpu.sustained), 1e-9);
 
     // 16 blocks of 128 threads are resident. Waiting costs less than as much again where there is other work.
     EXPECT_DOUBLE_EQ(predict(block(0, 0, 5000), 16 * sms).seconds, seconds(5000));

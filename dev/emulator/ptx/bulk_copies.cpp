@@ -117,6 +117,7 @@ void start_inward(Warp &w, int lane, std::vector<Piece> pieces, uint32_t to, uin
         for (const Piece &p : copy.pieces)
             shared_place(w, lane, uint32_t(p.global), word), note_async_read(w, lane, uint32_t(p.global), word);
     else count_pieces(w, copy.pieces, false);
+    copy.done = time_bulk_copy(w, copy.pieces.size() * word, between ? cluster_cycles : w.timing.memory);
     cluster.inward.push_back(std::make_shared<BulkCopy>(std::move(copy)));
 }
 
@@ -181,6 +182,7 @@ void start_outward(Warp &w, int lane, std::vector<Piece> pieces, Sum sum) {
     std::erase_if(copy.pieces, [](const Piece &p) { return p.from == p.to; });
     for (const Piece &p : copy.pieces) shared_place(w, lane, p.shared, word), note_async_read(w, lane, p.shared, word);
     count_pieces(w, copy.pieces, true);
+    copy.done = time_bulk_copy(w, copy.pieces.size() * word, 0);
     w.outward.push_back(std::make_shared<BulkCopy>(std::move(copy)));
 }
 
@@ -224,6 +226,7 @@ void commit(Warp &w, const Instruction &) {
 // may.
 template <bool reads> void wait(Warp &w, const Instruction &i) {
     const int64_t pending = w.one(i.operands[0]);
+    float done = 0;
     std::erase_if(w.outward, [&](const std::shared_ptr<BulkCopy> &c) {
         if (!(w.active >> c->lane & 1) || int64_t(c->group) >= int64_t(w.bulk_groups[c->lane]) - pending) return false;
         if (!c->has_read)
@@ -232,8 +235,10 @@ template <bool reads> void wait(Warp &w, const Instruction &i) {
                 add_or_copy(c->sum, reinterpret_cast<uint8_t *>(p.global), from + p.from, size_t(p.to - p.from));
                 end_async_read(w, p.shared, word, w.agent, w.time());
             }
+        done = std::max(done, c->done + (reads ? 0 : l2_cycles));
         return c->has_read = true;
     });
+    w.timing.wait_until(done);
 }
 void nothing(Warp &, const Instruction &) {}
 
@@ -279,7 +284,7 @@ void land(Cluster &cluster, size_t n) {
             }
             note_async_landing(block, (p.shared & 0xff'ffff) - shared_base, word, b.agent, b.phase + 1);
         }
-        complete_bytes(cluster, b, int64_t(copy->pieces.size() * word));
+        complete_bytes(cluster, b, int64_t(copy->pieces.size() * word), copy->done);
     }
     if (copy->between_blocks)
         for (const Piece &p : copy->pieces) end_async_read(w, uint32_t(p.global), word, w.agent, w.time());

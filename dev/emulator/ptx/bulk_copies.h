@@ -28,6 +28,7 @@ struct BulkCopy {
     uint32_t group = 0;  // from shared memory: of its lane, counted from the start
     bool has_read = false;
     Sum sum = Sum::none;
+    float done = 0;  // the cycle in which it has landed, or read shared memory (timing.h)
 };
 
 void land(Cluster &cluster, size_t copy);           // one of those to shared memory

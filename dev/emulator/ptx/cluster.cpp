@@ -15,6 +15,7 @@ template <bool relaxed> void arrive(Warp &w, const Instruction &) {
     if (w.cluster_arrivals != w.cluster_waits) w.fail(0, "arrives at the cluster's barrier twice, with no wait in between");
     if (relaxed) cluster.now.announced.join(w.view.announced);
     else cluster.now.join(w.view);
+    cluster.last = std::max(cluster.last, w.timing.now() + cluster_cycles);
     w.sync_lanes();
     w.cluster_arrivals++;
     cluster.events++;
@@ -28,7 +29,7 @@ void wait(Warp &w, const Instruction &) {
         for (const Warp &other : block.warps)
             if (!other.paths.empty() && other.cluster_arrivals <= cluster.phase) late = &other;
     if (!late && w.cluster_arrivals > cluster.phase) {
-        cluster.phase++, cluster.ended.join(cluster.now), cluster.now = View(), cluster.events++;
+        cluster.phase++, cluster.over = cluster.last, cluster.ended.join(cluster.now), cluster.now = View(), cluster.events++;
         w.block->running->counts->barriers++;
     }
     if (w.cluster_arrivals > cluster.phase)
@@ -37,6 +38,7 @@ void wait(Warp &w, const Instruction &) {
                           late->block->rank);
         });
     w.cluster_waits = w.cluster_arrivals;
+    w.timing.wait_until(cluster.over);
     w.learn(cluster.ended);
 }
 
@@ -106,6 +108,9 @@ template <bool more> void set_registers(Warp &w, const Instruction &i) {
             return format("setmaxnreg waits for %u registers a thread: the block would have %u of %u", n, all * lanes,
                           of_block * lanes);
         });
+    float &given_back = w.block->given_back;
+    if (more) w.timing.wait_until(given_back);
+    else given_back = std::max(given_back, w.timing.now());
     w.registers_of_thread = n;
     w.block->cluster->events++;
 }

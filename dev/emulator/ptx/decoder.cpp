@@ -45,6 +45,7 @@ void Decoder::kernel(size_t begin) {
     const std::vector<int> join = joins(kernel_.code);
     for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
     join_loads(kernel_.code);
+    find_machine_blocks(kernel_.code);
 }
 
 // Statements end with ';', labels with ':'; a bracket where a statement could start opens or closes a scope.
@@ -219,6 +220,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     i.machine = machine_instructions(name.find(".approx") == std::string::npos ? full : name);  // with .ftz these need no scaling
     if (form.pipe == Pipe::tensor) i.flop = 2 * 16 * 8 * 16;                                    // mma.m16n8k16
     if (form.bytes) i.bytes = form.bytes;
+    i.constant = full.find(".nc") != std::string::npos;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
     for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);
     if (i.pipe == Pipe::shared && i.bytes) kernel_.cell_bytes = std::min<int>(kernel_.cell_bytes, i.bytes * i.vector);
@@ -234,7 +236,7 @@ void Decoder::product(Instruction &i, const std::string &name, Texts arguments) 
         fail(format("%s with %zu accumulators", name.c_str(), i.accumulators.size()));
     arguments.erase(arguments.begin());
     compute(i, name.substr(0, shape) + name.substr(k) + (arguments.at(0)[0] == '{' ? " registers" : ""), arguments);
-    i.work = mma_share * float(n) / 8;
+    i.work = float(n) / 8;
     i.flop = uint32_t(2 * 16 * n * std::stoul(name.substr(k + 1)));
     kernel_.uses_wgmma = true;
 }

@@ -140,7 +140,7 @@ bool run_warp(Warp &w) {
         }
         ran = true;
         if (timed && w.active) time_instruction(w, i, before);
-        if (timed && i.control != Control::none) w.timing.end_basic_block();
+        if (timed && i.control != Control::none) time_control(w, i, w.active != 0);
         count.executed++, count.threads += uint64_t(std::popcount(i.control == Control::branch ? path.mask : w.active));
         if (i.control == Control::branch) {
             branch(w, i, w.active);

@@ -120,4 +120,25 @@ void join_loads(std::vector<Instruction> &code) {
     }
     join_all();
 }
+
+void find_machine_blocks(std::vector<Instruction> &code) {
+    constexpr int most_predicated = 10, most_unrolled = 16;  // instructions
+    constexpr uint8_t copies = 4;
+    const auto instructions = [&](int first, int end) {  // without moves; many if there is a branch or a barrier
+        int n = 0;
+        for (int at = first; at < end; at++) {
+            const Instruction &i = code[size_t(at)];
+            if (i.control != Control::none && i.unrolled) return most_unrolled + 1;
+            n += i.pipe != Pipe::move;
+        }
+        return n;
+    };
+    for (const bool loops : {false, true})  // a loop may have predicated instructions
+        for (int n = 0; n < int(code.size()); n++) {
+            Instruction &i = code[size_t(n)];
+            if (i.control != Control::branch || i.guard < 0 || loops != (i.target <= n)) continue;
+            if (!loops && instructions(n + 1, i.target) <= most_predicated) i.unrolled = 0;
+            if (loops && instructions(i.target, n) <= most_unrolled) i.unrolled = copies;
+        }
+}
 }  // namespace ptx

@@ -57,8 +57,8 @@ struct Count {
 
 // Units of a multiprocessor that work in parallel. A block's work is counted in warp instructions per unit, for the last one in wavefronts: 128 bytes
 // that go between registers and shared memory or L1. `issue` is the sum of all instructions.
-enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, shared };
-constexpr size_t units = 8;
+enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, wgmma, shared };
+constexpr size_t units = 9;
 using Demand = std::array<double, units>;
 
 // What a block asks of a multiprocessor; `latency`: cycles that it would take alone (timing.h).
@@ -68,10 +68,10 @@ struct BlockWork {
 };
 
 // Bytes in sectors. Device memory is read or written once for each sector that a launch touches, as if L2 held everything; L2 answers all but
-// what L1 has: of a sector that a block has read before.
+// what L1 has: of a sector that a block has read before. `bulk` is the part of it that TMA moves.
 struct Traffic {
-    uint64_t read = 0, written = 0, l2 = 0;
-    void operator+=(const Traffic &other) { read += other.read, written += other.written, l2 += other.l2; }
+    uint64_t read = 0, written = 0, l2 = 0, bulk = 0;
+    void operator+=(const Traffic &o) { read += o.read, written += o.written, l2 += o.l2, bulk += o.bulk; }
 };
 
 struct Counts {

@@ -15,7 +15,6 @@ namespace ptx {
 constexpr int lanes = 32;
 constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
 constexpr int most_operands = 16;      // mma has 14
-constexpr float mma_share = 0.62f;     // the rate of mma.sync on sm_90 as a share of wgmma's
 
 // No host address is in these windows: shared memory of the block (its start is never 0, as on a GPU), the parameters, and local memory
 // of the thread. An address of shared memory has 24 bits; above them, 1 + the rank of another block of the cluster, as mapa makes it.
@@ -53,9 +52,11 @@ struct Instruction {
     int operands[most_operands] = {};  // slots: first the outputs, then the inputs
     int64_t offsets[3] = {};           // of the addresses, in order
     int target = -1, join = -1;        // of a branch: where it goes to, and where both ways meet again
+    uint8_t unrolled = 1;              // of a branch: its copies in a basic block of the machine code; 0: it is none there
+    bool constant = false;             // a load of what no thread writes (.nc)
     int line = 0;                      // in the module's text
     std::vector<int> accumulators;     // slots, of wgmma
-    float work = 1;                    // of the tensor cores: in the time of an mma.m16n8k16
+    float work = 1;                    // of the tensor cores: in products of m16n8k16, bf16
     uint32_t flop = 0;                 // of the tensor cores, by a warp
 };
 
@@ -125,6 +126,9 @@ std::vector<int> joins(const std::vector<Instruction> &code);
 
 // ptxas makes one load of 16 or 8 bytes of four or two loads of neighbouring words of shared memory in a basic block. This counts them so.
 void join_loads(std::vector<Instruction> &code);
+
+// Branches that are none in machine code: ptxas executes a few instructions under a predicate, and unrolls a small loop four times.
+void find_machine_blocks(std::vector<Instruction> &code);
 
 // An instruction's handler and the widths of its operands in bytes, where 0 is a predicate. Addresses count as operands.
 struct Form {

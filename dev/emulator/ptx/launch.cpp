@@ -23,7 +23,7 @@ void Count::operator+=(const Count &other) {
 void Counts::multiply(double factor) {
     const auto grow = [&](auto &...numbers) { ((numbers = uint64_t(std::llround(double(numbers) * factor))), ...); };
     for (Count &c : instructions) grow(c.executed, c.threads, c.requests, c.sectors, c.lines, c.wavefronts, c.least_wavefronts);
-    grow(barriers, divergent_branches, traffic.l2);
+    grow(barriers, divergent_branches, traffic.l2, traffic.bulk);
 }
 Count Counts::total() const {
     Count sum;
@@ -54,6 +54,7 @@ Demand Counts::demand(const Kernel &kernel) const {
         const double all = double(c.executed) * i.machine;
         add(Unit::issue, all);
         if (i.pipe == Pipe::special) add(Unit::special, double(c.executed)), add(Unit::fp32, all - double(c.executed));
+        else if (!i.accumulators.empty()) add(Unit::wgmma, all * double(i.work));
         else if (unit_of[size_t(i.pipe)] != Unit::issue) add(unit_of[size_t(i.pipe)], all * double(i.work));
         add(Unit::shared, double(c.wavefronts) + double(c.lines));
     }
@@ -123,7 +124,7 @@ void start_warp(Block &block, int number) {
 
 void start_block(Block &block) {
     const size_t warps = block.warps.size(), cells = ceil_div(block.shared.size(), size_t(block.running->kernel->cell_bytes));
-    block.ended = false;
+    block.ended = false, block.queues = {}, block.given_back = 0;
     std::fill(block.shared.begin(), block.shared.end(), 0xff);  // NaN
     std::fill(block.local.begin(), block.local.end(), 0xff);
     block.cells.assign(cells, Cell());
@@ -137,7 +138,7 @@ void start_block(Block &block) {
 void start_cluster(Cluster &cluster, Extent first) {
     cluster.agents = cluster.readers;
     cluster.inward.clear();
-    cluster.phase = 0, cluster.now = cluster.ended = View();
+    cluster.phase = 0, cluster.now = cluster.ended = View(), cluster.last = cluster.over = 0;
     const Extent &shape = cluster.shape;
     for (Block &block : cluster.blocks) {
         block.number += uint32_t(cluster.blocks.size());

@@ -13,6 +13,7 @@ constexpr uint32_t most_arrivals = most_bytes;
 void end_phase(Cluster &cluster, MBarrier &b) {
     if (b.pending || b.expected != b.arrived) return;
     b.phase++;
+    b.over = b.last;
     b.pending = b.count, b.expected = b.arrived = 0;
     b.now.known.set(b.agent, b.phase);  // whoever waits knows the copies of this phase
     b.ended.join(b.now);
@@ -83,6 +84,7 @@ template <Arrival arrival, bool returns, bool argument, bool relaxed> void arriv
         else b.now.join(w.view);
         if (arrival == Arrival::dropping) b.count -= arrivals;
         b.pending -= arrivals;
+        b.last = std::max(b.last, w.timing.now() + (&place_of(w, l, address).block == w.block ? 0 : cluster_cycles));
         w.block->cluster->events++;
         end_phase(*w.block->cluster, b);
     });
@@ -95,7 +97,7 @@ template <bool expects> void change_bytes(Warp &w, const Instruction &i) {
         MBarrier &b = mbarrier_at(w, l, address_of(w, i, 0, l));
         const uint32_t bytes = w.values<uint32_t>(i.operands[1])[l];
         if (expects) expect_bytes(w, l, b, bytes);
-        else complete_bytes(*w.block->cluster, b, bytes);
+        else complete_bytes(*w.block->cluster, b, bytes, w.timing.now());
     });
 }
 
@@ -103,6 +105,7 @@ template <bool expects> void change_bytes(Warp &w, const Instruction &i) {
 template <bool parity, bool relaxed> void wait(Warp &w, const Instruction &i) {
     uint32_t done = 0;
     int lane = 0;
+    float ended = 0;
     const MBarrier *lacking = nullptr;
     Warp::each_lane(w.active, [&](int l) {
         const uint32_t address = address_of(w, i, 1, l);
@@ -113,6 +116,7 @@ template <bool parity, bool relaxed> void wait(Warp &w, const Instruction &i) {
         if (!over) lacking = &b, lane = l;
         else {
             done |= 1u << l;
+            ended = std::max(ended, b.over);
             if (!relaxed) w.learn(b.ended);
         }
     });
@@ -120,7 +124,7 @@ template <bool parity, bool relaxed> void wait(Warp &w, const Instruction &i) {
         return w.stall([&w, lacking, address = address_of(w, i, 1, lane)] {
             return format("waits for the mbarrier at %s: %s", shared_text(address).c_str(), state_of(*lacking).c_str());
         });
-    if (done) w.block->cluster->events++;
+    if (done) w.timing.wait_until(ended), w.block->cluster->events++;
     w.write_predicate(i.operands[0], done);
 }
 }  // namespace
@@ -147,8 +151,9 @@ MBarrier &mbarrier_of_copy(Warp &w, int lane, uint32_t address) {
     return b;
 }
 
-void complete_bytes(Cluster &cluster, MBarrier &b, int64_t bytes) {
+void complete_bytes(Cluster &cluster, MBarrier &b, int64_t bytes, float cycle) {
     b.arrived += bytes;
+    b.last = std::max(b.last, cycle);
     cluster.events++;
     end_phase(cluster, b);
 }

@@ -54,11 +54,15 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
                in_l1 = way == Way::read && touched.block == w.block->number;
     if (way != Way::write) {
         if (!in_l2) of_allocation.read += bytes;
-        // Other blocks may have brought it to L2, of which a sample only knows how often a byte is read.
+        // Other blocks may have brought it to L2, of which a sample only knows how often a byte is read. Where all run at once they wait for the same
+        // bytes together.
+        constexpr size_t threads_at_once = 132 * 2048;  // of an H100
+        const bool at_once = r.launch->grid.count() * r.launch->threads.count() <= threads_at_once;
         const double bytes_there = double(of_allocation.sectors.size() * bytes);
-        const float share = float(std::min(1.0, bytes_there / (double(of_allocation.read) * r.scale)));
+        const float share = at_once ? 1 : float(std::min(1.0, bytes_there / (double(of_allocation.read) * r.scale)));
         const float dram = l2_cycles + share * (dram_cycles - l2_cycles);
-        w.timing.memory = std::max(w.timing.memory, in_l1 ? l1_cycles : in_l2 ? l2_cycles : dram);
+        const bool there = in_l2 && !(at_once && way == Way::read && touched.block != w.block->number);
+        w.timing.memory = std::max(w.timing.memory, in_l1 ? l1_cycles : there ? l2_cycles : dram);
     }
     if (writes && !touched.written) of_allocation.written += bytes;
     if (!in_l1) r.counts->traffic.l2 += bytes;
@@ -387,9 +391,11 @@ std::string describe(const Warp &w, uint64_t address) {
 void count_bulk(Warp &w, const std::vector<uint64_t> &addresses, bool writes) {
     std::vector<uint64_t> sectors;
     for (const uint64_t address : addresses) sectors.push_back(address / 32);
-    const uint64_t lines = w.count().lines;
+    Traffic &traffic = w.block->running->counts->traffic;
+    const uint64_t lines = w.count().lines, before = traffic.l2;
     count_request(w, sectors.data(), sectors.size(), writes ? Way::write : Way::read_past_l1);
     w.count().lines = lines;  // L1 has no part in it; what goes to or from shared memory is counted as wavefronts
+    traffic.bulk += traffic.l2 - before;
 }
 
 const uint8_t *readable(Warp &w, int lane, uint64_t address, uint32_t bytes) {

@@ -7,21 +7,24 @@
 namespace ptx {
 
 // Data sheets, the CUDA Programming Guide, "Arithmetic Instructions", and measurements; docs/gpu_model.md says which figure is from where. Of
-// instructions and integers ptxas merges a part, so that the rates of PTX are higher than the machine's 4 and 2. Tensor: an mma does 4096 FLOP.
-// On H100 mma.sync reaches about 62 % of the data sheet's rate for wgmma.
+// instructions and integers ptxas merges a part, so that the rates of PTX are higher than the machine's 4 and 2. Tensor: a product of m16n8k16 is
+// 4096 FLOP. On H100 mma.sync reaches about 62 % of the data sheet's rate, which is wgmma's.
 constexpr double issue = 4 / 0.8, integer = 2 / 0.75;
 const std::array<Gpu, 4> gpus = {{
-    // name, multiprocessors, clock, DRAM, L2, {issue, integer, FP32, FP64, special, convert, tensor, shared}, warps, blocks, shared memory
-    {"H100", 132, 1.755e9, 2.98e12, 7.0e12, {issue, integer, 4, 2, 0.5, 2, 0.62, 1}, 64, 32, 228 * 1024},
-    {"H200", 132, 1.755e9, 4.26e12, 7.0e12, {issue, integer, 4, 2, 0.5, 2, 0.62, 1}, 64, 32, 228 * 1024},
-    {"A100", 108, 1.41e9, 1.81e12, 4.0e12, {issue, integer, 2, 1, 0.5, 0.5, 0.5, 1}, 64, 32, 164 * 1024},
-    {"RTX 4090", 128, 2.52e9, 0.90e12, 4.0e12, {issue, integer, 4, 1.0 / 16, 0.5, 2, 0.125, 1}, 48, 24, 100 * 1024},
+    // name, multiprocessors, clock, DRAM, L2, L2 by TMA, clock with wgmma, {issue, integer, FP32, FP64, special, convert, tensor, wgmma, shared},
+    // warps, blocks, shared memory
+    {"H100", 132, 1.755e9, 2.98e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1}, 64, 32, 228 * 1024},
+    {"H200", 132, 1.755e9, 4.26e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1}, 64, 32, 228 * 1024},
+    {"A100", 108, 1.41e9, 1.81e12, 4.0e12, 4.0e12, 1, {issue, integer, 2, 1, 0.5, 0.5, 0.5, 1, 1}, 64, 32, 164 * 1024},
+    {"RTX 4090", 128, 2.52e9, 0.90e12, 4.0e12, 4.0e12, 1, {issue, integer, 4, 1.0 / 16, 0.5, 2, 0.125, 1, 1}, 48, 24, 100 * 1024},
 }};
 
 namespace {
-constexpr const char *unit_names[units] = {"issue", "integer", "FP32", "FP64", "special", "convert", "tensor", "shared"};
+constexpr const char *unit_names[units] = {"issue", "integer", "FP32", "FP64", "special", "convert", "tensor", "wgmma", "shared"};
 constexpr double launch_seconds = 2.5e-6;
-constexpr double overlap = 1.5;  // of work and waiting: 1 would add them up, infinity would take the longer one
+// Of work and waiting: 1 would add them up, infinity would take the longer one. The latency of blocks with wgmma has the queues of tensor cores
+// and TMA in it.
+constexpr double overlap = 1.5, asynchronous = 8;
 
 // Places with the least work, of which the next block takes one.
 class Places {
@@ -49,7 +52,7 @@ Prediction predict(const LaunchWork &work, const Gpu &gpu) {
     const auto limit = [&](double seconds, const char *bound) {
         if (seconds > most.seconds) most = {seconds, bound};
     };
-    limit(double(work.traffic.l2) / gpu.l2, "L2");
+    limit(double(work.traffic.l2 - work.traffic.bulk) / gpu.l2 + double(work.traffic.bulk) / gpu.bulk, "L2");
 
     const auto busiest = [](const Demand &d) { return size_t(std::max_element(d.begin(), d.end()) - d.begin()); };
     const size_t grid = work.launch.grid.count(), n = size_t(gpu.multiprocessors);
@@ -66,9 +69,12 @@ Prediction predict(const LaunchWork &work, const Gpu &gpu) {
         });
         residents.take([&](size_t r) { return waited[r] += block.latency; });
     }
-    for (const Demand &of_units : cycles) limit(of_units[busiest(of_units)] / gpu.clock, unit_names[busiest(of_units)]);
-    const double latency = residents.longest() / gpu.clock;
-    const double both = std::pow(std::pow(most.seconds, overlap) + std::pow(latency, overlap), 1 / overlap);
+    const bool wgmma = std::any_of(cycles.begin(), cycles.end(), [](const Demand &d) { return d[size_t(Unit::wgmma)] > 0; });
+    const double clock = gpu.clock * (wgmma ? gpu.sustained : 1);
+    for (const Demand &of_units : cycles) limit(of_units[busiest(of_units)] / clock, unit_names[busiest(of_units)]);
+    const double latency = residents.longest() / clock;
+    const double p = wgmma ? asynchronous : overlap;
+    const double both = std::pow(std::pow(most.seconds, p) + std::pow(latency, p), 1 / p);
     return {launch_seconds + both, latency > most.seconds ? "latency" : most.bound};
 }
 

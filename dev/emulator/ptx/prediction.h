@@ -9,7 +9,8 @@ struct Gpu {
     const char *name;
     int multiprocessors;
     double clock;                    // Hz
-    double dram, l2;                 // bytes a second, of the GPU
+    double dram, l2, bulk;           // bytes a second, of the GPU; bulk: of L2 by TMA
+    double sustained;                // the share of the clock that is left while wgmma keeps the tensor cores busy
     std::array<double, units> rate;  // PTX instructions of a warp, in the order of Unit
     int warps, blocks;               // that a multiprocessor holds at most
     size_t shared;                   // bytes of a multiprocessor that can be shared memory

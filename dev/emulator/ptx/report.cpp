@@ -22,7 +22,8 @@ LaunchWork mean_launch(const Launches &l, int registers) {
         for (double &x : block.demand) x /= double(l.launches);
         block.latency /= double(l.launches);
     }
-    out.traffic = {l.traffic.read / l.launches, l.traffic.written / l.launches, l.traffic.l2 / l.launches};
+    out.traffic = {l.traffic.read / l.launches, l.traffic.written / l.launches, l.traffic.l2 / l.launches,
+                   l.traffic.bulk / l.launches};
     return out;
 }
 

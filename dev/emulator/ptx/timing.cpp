@@ -17,6 +17,16 @@ constexpr Unit unit_of[pipes] = {Unit::issue, Unit::integer, Unit::fp32,  Unit::
                                  Unit::issue, Unit::issue,   Unit::issue, Unit::issue, Unit::issue,   Unit::issue};
 }  // namespace
 
+float time_wgmma(Warp &w, const Instruction &i) {
+    constexpr float cycles_of_product = 4;  // m16n8k16
+    return w.block->queues.tensor[size_t(w.number % 4)].add(w.timing.now(), cycles_of_product * i.work) +
+           latency_of[size_t(Pipe::tensor)];
+}
+
+float time_bulk_copy(Warp &w, size_t bytes, float latency) {
+    return w.block->queues.copies.add(w.timing.now(), float(bytes) / bulk_bytes) + latency;
+}
+
 void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     WarpTiming &t = w.timing;
     const Count &now = w.count();
@@ -25,18 +35,35 @@ void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     const auto needs = [&](int slot) { at = std::max(at, t.ready[size_t(slot)]); };
     if (i.guard >= 0) needs(i.guard);
     for (int n = i.writes; n < i.writes + i.reads; n++) needs(i.operands[n]);
-    const float wavefronts = float(now.wavefronts - before.wavefronts) + float(now.lines - before.lines);
+    const bool queued =
+        !i.accumulators.empty() || (i.pipe == Pipe::copy && !i.bytes);  // wgmma, TMA: their time is that of their queue
+    const float wavefronts = queued ? 0 : float(now.wavefronts - before.wavefronts) + float(now.lines - before.lines);
+    const bool global = i.pipe == Pipe::global, loads = global && i.writes;
+    if (loads && !i.constant) at = std::max(at, t.stored);  // it may be the same address
+    const bool ordered =
+        i.pipe != Pipe::move && i.pipe != Pipe::integer && i.pipe != Pipe::control;  // addresses are not: they are merged
+    if (ordered) at = std::max(at, t.order[t.instructions % t.order.size()]);
     float latency = latency_of[pipe] + 4 * float(std::max(int(i.machine) - 1, 0));
-    if (i.pipe == Pipe::global || i.pipe == Pipe::copy) latency += std::max(t.memory, 4.0f);
+    if (!queued && (global || i.pipe == Pipe::copy)) latency += std::max(t.memory, 4.0f);
     latency += std::max(0.0f, wavefronts - 1);
     if (i.pipe != Pipe::move) {
         t.issued = std::max(t.issued, at);
+        if (ordered) t.order[t.instructions++ % t.order.size()] = t.issued;
         t.work[size_t(Unit::issue)] += float(i.machine);
-        t.work[size_t(unit_of[pipe])] += cycles_of[pipe] * (i.pipe == Pipe::special ? 1 : float(i.machine)) * i.work;
+        if (!queued) t.work[size_t(unit_of[pipe])] += cycles_of[pipe] * (i.pipe == Pipe::special ? 1 : float(i.machine)) * i.work;
         t.work[size_t(Unit::shared)] += wavefronts;
     }
     for (int n = 0; n < i.writes; n++) t.ready[size_t(i.operands[n])] = at + latency;
     if (i.pipe == Pipe::copy && i.bytes) t.copied = std::max(t.copied, at + latency);
+    if (global && !loads) t.stored = std::max(t.stored, at);
     t.memory = 0;
+}
+
+// A loop's branch that is taken goes on in the same basic block until all of its copies have run.
+void time_control(Warp &w, const Instruction &i, bool taken) {
+    WarpTiming &t = w.timing;
+    if (!i.unrolled) return;
+    t.iterations = i.unrolled > 1 && taken ? (t.iterations + 1) % i.unrolled : 0;
+    if (!t.iterations) t.end_basic_block();
 }
 }  // namespace ptx

@@ -188,6 +188,7 @@ struct MBarrier {
     int64_t expected = 0, arrived = 0;  // bytes of copies in this phase
     uint32_t phase = 0;                 // how many have ended
     View now, ended;                    // of the arrivals in this phase, and in all that have ended
+    float last = 0, over = 0;  // the cycles of the last arrival in this phase, and of the end of the one before it (timing.h)
 };
 
 struct Cluster;
@@ -203,6 +204,8 @@ struct Block {
     std::vector<uint32_t> reads;  // (cells, readers of the cluster): the time of the agent when it read the cell last
     std::vector<Warp> warps;
     Barrier barriers[16];
+    Queues queues;
+    float given_back = 0;                    // the cycle in which a warp gave registers back
     std::map<uint32_t, MBarrier> mbarriers;  // by address
     uint8_t *registers = nullptr;            // (warps, slots, lanes)
 
@@ -218,6 +221,7 @@ struct Cluster {
     std::vector<std::shared_ptr<BulkCopy>> inward;  // copies to shared memory on their way
     uint64_t phase = 0;                             // of the cluster's barrier: how many have ended
     View now, ended;                                // of its arrivals in this phase, and in all that have ended
+    float last = 0, over = 0;                       // their cycles, as of an mbarrier
     uint64_t events = 0;                            // that may help a stalled warp
 };
 }  // namespace ptx

@@ -199,6 +199,7 @@ template <class A, class B, bool registers> void start(Warp &w, const Instructio
     Matrix(g->b, g->b_turned, sizeof(typename B::Bits)).add_words(g->words, first, end);
     for (const uint32_t address : g->words) shared_place(w, 0, address, word), note_async_read(w, 0, address, word);
     use_registers(w, i, registers, 1);
+    g->done = time_wgmma(w, i);
     w.wgmmas.push_back(g);
     const size_t wavefronts = ceil_div(g->words.size() * word, 128);
     if (w.block->running->launch->count_memory) w.count().wavefronts += wavefronts, w.count().least_wavefronts += wavefronts;
@@ -252,6 +253,7 @@ void wait(Warp &w, const Instruction &i) {
     if (until > 0) compute_groups(w, warps, uint64_t(until)), w.view.known.set(w.group, uint32_t(until));
     while (!w.wgmmas.empty() && int64_t(w.wgmmas.front()->group) < until) {
         use_registers(w, *w.wgmmas.front()->instruction, w.wgmmas.front()->from_registers, -1);
+        w.timing.wait_until(w.wgmmas.front()->done);
         w.wgmmas.pop_front();
     }
 }

@@ -13,6 +13,7 @@ struct Wgmma {
     bool keep = false;                  // the accumulators' values, and not 0
     bool from_registers = false, negative = false, a_turned = false, b_turned = false;
     bool computed = false;
+    float done = 0;                    // the cycle in which it has ended (timing.h)
     std::vector<uint32_t> words = {};  // of 16 bytes, in shared memory: the reads that this warp has marked
 };
 
