@@ -40,8 +40,8 @@ template <bool is_e4m3> __device__ uint16_t fp8_pair(float first, float second) 
     if (is_e4m3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
     else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
     return pair;
-#elif defined(__CUDA_ARCH__)
-    return 0;  // such a GPU is refused when a run begins
+#elif defined(__CUDACC__)
+    return 0;  // an older GPU is refused when a run begins; and clang also compiles a kernel's functions for the host
 #else
     constexpr Fp8Format f = is_e4m3 ? e4m3 : e5m2;
     return uint16_t(fp8_code(f, fp8_nearest(f, first)) | fp8_code(f, fp8_nearest(f, second)) << 8);
