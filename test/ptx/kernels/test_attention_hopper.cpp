@@ -242,10 +242,10 @@ TEST(AttentionHopper, AsksNoMoreThanFlashAttention3) {
         for (const size_t T : {4096, 16384}) {
             const auto tflops = alone(launch, D, T, queries);
             const auto of = [&](ptx::Unit unit) { return tflops[size_t(unit)]; };
-            printf("  D %3zu, T %5zu: tensor %.0f, shared %.0f, issue %.0f, special %.0f\n", D, T, of(ptx::Unit::tensor),
+            printf("  D %3zu, T %5zu: tensor %.0f, shared %.0f, issue %.0f, special %.0f\n", D, T, of(ptx::Unit::wgmma),
                    of(ptx::Unit::shared), of(ptx::Unit::issue), of(ptx::Unit::special));
             if (D != 128 || T != 4096) continue;
-            EXPECT_GT(of(ptx::Unit::tensor), 920 / 1.05);
+            EXPECT_GT(of(ptx::Unit::wgmma), 920 / 1.05);
             EXPECT_GT(of(ptx::Unit::shared), 1025 / 1.05);
             EXPECT_GT(of(ptx::Unit::issue), 1688 / 1.05);
             EXPECT_GT(of(ptx::Unit::special), 1781 / 1.05);
