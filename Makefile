@@ -111,8 +111,9 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
-# The library is one unit of compilation for each folder of llmc, which includes all its .cpp files.
-LIBRARY := $(patsubst llmc/%/,$(BUILD)/llmc/%.o,$(wildcard llmc/*/))
+# The library is one unit of compilation for each folder of llmc, which includes all its .cpp files. The longest ones start first, so that no core
+# waits for another at the end.
+LIBRARY := $(patsubst %,$(BUILD)/llmc/%.o,train app model data $(filter-out train app model data,$(patsubst llmc/%/,%,$(wildcard llmc/*/))))
 $(LIBRARY:.o=.cpp): $(BUILD)/llmc/%.cpp: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(sort $(wildcard $(TREE)llmc/$*/*.cpp)) > $@.new; cmp -s $@.new $@ || cp $@.new $@; rm $@.new

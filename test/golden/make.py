@@ -7,7 +7,7 @@
 writes, for each model, test/golden/NAME/:
   config.json, *.safetensors   the model, as save_pretrained writes it (some then respelled, as transformers 4 or the hub's GPT-2 have them)
   golden.safetensors           tokens I32, loss_mask U8 (1: this token is predicted), doc_offsets I64,
-                               logits F32 (rows, V): all positions of the documents `logits_documents`, one after the other
+                               logits F32 (rows, V): positions 0, 4, 8, ... of each of the documents `logits_documents`; their last is one of them
   golden.json                  what is expected, in float64 unless it says otherwise:
     loss, entropy, accuracy    means over all targets: negative log-likelihood, entropy of the prediction (nats), argmax == target
     bf16                       on 100 documents of 101 random tokens, so many that their mean is more than noise, with the weights
@@ -52,10 +52,10 @@ DOCUMENTS = [  # length, spans of targets
     (2, [(1, 2)]),
     (70, [(10, 30), (45, 70)]),
 ]
-LOGITS_DOCUMENTS = [2, 3]
+LOGITS_DOCUMENTS, LOGITS_STRIDE = [2, 3], 4
 BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 
-SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=96,
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=96,
              max_position_embeddings=128, rms_norm_eps=1e-5)
 SMALLER = dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, pad_token_id=None, bos_token_id=1, eos_token_id=2)
 SMALL_GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=128, bos_token_id=1, eos_token_id=2)
@@ -71,52 +71,48 @@ def gemma_rope(theta, local_theta, **scaling):
     return dict(rope_parameters=dict(full_attention=rope(theta, **scaling)["rope_parameters"], sliding_attention=rope(local_theta)["rope_parameters"]))
 
 
-# name: model_type, what differs from SMALL or SMALL_GPT2, and how the files are written
+# name: model_type, what differs from SMALL or SMALL_GPT2, and how the files are written (in bfloat16 unless they say otherwise)
 MODELS = {
     "llama2": ("llama", dict(num_key_value_heads=4, **rope(1e4)), dict(v4=True, drop=["num_key_value_heads", "head_dim"])),
-    "llama3": ("llama", dict(vocab_size=112, **rope(5e5)), dict(max_shard_size="60KB")),
+    "llama3": ("llama", dict(vocab_size=112, **rope(5e5)), dict(max_shard_size="30KB")),
     "llama31": ("llama", dict(rope_parameters=LLAMA3_SCALING, eos_token_id=[2, 3]), dict(v4=True, drop=["head_dim"])),
     "llama32": ("llama", dict(rope_parameters=LLAMA3_SCALING, head_dim=16, tie_word_embeddings=True), {}),
-    "llama_bias": ("llama", dict(attention_bias=True, mlp_bias=True, **rope(1e4)), {}),
-    "llama_yarn": ("llama", rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=1.0),
-                   dict(dtype=torch.bfloat16)),
+    "llama_bias": ("llama", dict(SMALLER, attention_bias=True, mlp_bias=True, **rope(1e4)), {}),
+    "llama_yarn": ("llama", dict(SMALLER, **rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=1.0)), {}),
     "llama_linear": ("llama", rope(1e4, "linear", factor=4.0), dict(dtype=torch.float16, v4=True, legacy_type=True)),
-    "qwen2": ("qwen2", dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1, rms_norm_eps=1e-6,
+    "qwen2": ("qwen2", dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1, intermediate_size=32, rms_norm_eps=1e-6,
                             tie_word_embeddings=True, use_sliding_window=False, **rope(1e6)),
               dict(v4=True, extra=dict(sliding_window=24, max_window_layers=1))),  # a window that is not used, as Qwen2.5 ships it
-    "qwen2_window": ("qwen2", dict(num_hidden_layers=3, rms_norm_eps=1e-6, use_sliding_window=True, sliding_window=16,
-                                   max_window_layers=1, **rope(1e6)), {}),
-    "qwen3": ("qwen3", dict(head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=True, **rope(1e6)), {}),
+    "qwen2_window": ("qwen2", dict(SMALLER, rms_norm_eps=1e-6, use_sliding_window=True, sliding_window=16, max_window_layers=1, **rope(1e6)), {}),
+    "qwen3": ("qwen3", dict(head_dim=16, intermediate_size=64, rms_norm_eps=1e-6, tie_word_embeddings=True, **rope(1e6)), dict(dtype=torch.float32)),
     "mistral": ("mistral", dict(sliding_window=24, vocab_size=101, **rope(1e4)), {}),
     "phi3": ("phi3", dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, sliding_window=20,
-                          pad_token_id=None, eos_token_id=2, **rope(1e4)), dict(dtype=torch.bfloat16)),
+                          pad_token_id=None, eos_token_id=2, **rope(1e4)), {}),
     # documents of 33 and 70 tokens are longer than the original positions, the others are not
     "phi4": ("phi3", dict(SMALLER, hidden_size=32, num_attention_heads=4, intermediate_size=40, original_max_position_embeddings=32, tie_word_embeddings=True,
                           **rope(1e4, "longrope", short_factor=[1.0, 1.25, 1.5], long_factor=[2.0, 3.0, 4.5], partial_rotary_factor=0.75)),
-             dict(dtype=torch.bfloat16, v4=True)),
-    "seed_oss": ("seed_oss", dict(SMALLER, head_dim=16, **rope(1e4)), dict(dtype=torch.bfloat16)),
-    "smollm3": ("smollm3", dict(SMALLER, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=20, **rope(1e4)), dict(dtype=torch.bfloat16)),
-    "ministral": ("ministral", dict(SMALLER, head_dim=8, layer_types=["full_attention", "sliding_attention"], sliding_window=16, **rope(1e4)),
-                  dict(dtype=torch.bfloat16)),
+             dict(v4=True)),
+    "seed_oss": ("seed_oss", dict(SMALLER, head_dim=16, **rope(1e4)), {}),
+    "smollm3": ("smollm3", dict(SMALLER, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=20, **rope(1e4)), {}),
+    "ministral": ("ministral", dict(SMALLER, head_dim=8, layer_types=["full_attention", "sliding_attention"], sliding_window=16, **rope(1e4)), {}),
     "granite": ("granite", dict(SMALLER, intermediate_size=40, embedding_multiplier=6.0, residual_multiplier=0.35, attention_multiplier=0.5, logits_scaling=2.0,
-                                tie_word_embeddings=True, **rope(1e4)), dict(dtype=torch.bfloat16)),
-    "exaone4": ("exaone4", dict(SMALLER, head_dim=16, layer_types=["sliding_attention", "full_attention"], sliding_window=16, sliding_window_pattern=2, **rope(1e4)),
-                dict(dtype=torch.bfloat16)),
-    "dynamic": ("llama", dict(SMALLER, **rope(1e4, "dynamic", factor=4.0)), dict(dtype=torch.bfloat16, v4=True)),
+                                tie_word_embeddings=True, **rope(1e4)), {}),
+    "exaone4": ("exaone4", dict(SMALLER, head_dim=16, layer_types=["sliding_attention", "full_attention"], sliding_window=16, sliding_window_pattern=2, **rope(1e4)), {}),
+    "dynamic": ("llama", dict(SMALLER, **rope(1e4, "dynamic", factor=4.0)), dict(v4=True)),
     "phi35": ("phi3", dict(SMALLER, hidden_size=32, num_attention_heads=4, intermediate_size=40, original_max_position_embeddings=32,
-                           **rope(1e4, "longrope", short_factor=[1.0, 1.25, 1.5, 1.75], long_factor=[2.0, 3.0, 4.5, 6.0])), dict(dtype=torch.bfloat16, v4=True)),
-    "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
-                              **rope(1e5)), dict(dtype=torch.bfloat16)),
-    "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)),  # queries are wider than the residual stream: each norm shows its width
-              dict(dtype=torch.bfloat16)),
+                           **rope(1e4, "longrope", short_factor=[1.0, 1.25, 1.5, 1.75], long_factor=[2.0, 3.0, 4.5, 6.0])), dict(v4=True)),
+    "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, num_hidden_layers=1, tie_word_embeddings=True,
+                              **rope(1e5)), {}),
+    # queries are wider than the residual stream: each norm shows its width
+    "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)), {}),
     "gemma3": ("gemma3_text", dict(SMALLER, head_dim=16, layer_types=["sliding_attention", "full_attention"], sliding_window=16, query_pre_attn_scalar=24,
-                                   **gemma_rope(1e5, 1e3, rope_type="linear", factor=4.0)), dict(dtype=torch.bfloat16)),
+                                   **gemma_rope(1e5, 1e3, rope_type="linear", factor=4.0)), {}),
     "gemma3_wide": ("gemma3_text", dict(SMALLER, head_dim=16, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=3, sliding_window=8,
                                         sliding_window_pattern=2, query_pre_attn_scalar=16, tie_word_embeddings=False, **gemma_rope(1e6, 1e4)),
-                    dict(dtype=torch.bfloat16, v4=True, extra=dict(sliding_window_pattern=2))),
+                    dict(v4=True, extra=dict(sliding_window_pattern=2))),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
-                 dict(dtype=torch.bfloat16, like_the_hubs=True)),
+                 dict(like_the_hubs=True)),
 }
 
 
@@ -161,7 +157,7 @@ def write_model(name, folder, model_type, config, files):
             p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
             if p.dim() == 1 and tensor.endswith("weight") and model_type != "gemma3_text":  # whose norms add 1 themselves
                 p.add_(1)
-    model = model.to(files.get("dtype", torch.float32))
+    model = model.to(files.get("dtype", torch.bfloat16))
     model.save_pretrained(folder, max_shard_size=files.get("max_shard_size", "1GB"))
     if files.get("v4"):
         path = folder / "config.json"
@@ -299,11 +295,16 @@ def flat_gradients(model, gradients):
     return {name: (g.T if name in in_out else g).numpy().ravel() for name, g in zip(names, gradients)}
 
 
+def describe_gradient(name, g):
+    """To nine digits: they are compared to four."""
+    digits = lambda x: float(f"{x:.9g}")
+    return dict(norm=digits(np.linalg.norm(g)), projections=[digits(g @ signs(name, k, g.size) / g.size**0.5) for k in range(4)])
+
+
 def describe_gradients(model):
     out = {}
     for name, g in flat_gradients(model, [p.grad for p in model.parameters()]).items():
-        projections = [float(g @ signs(name, k, g.size)) / g.size**0.5 for k in range(4)]
-        out[name] = dict(norm=float(np.linalg.norm(g)), projections=projections)
+        out[name] = describe_gradient(name, g)
     return out
 
 
@@ -389,7 +390,7 @@ def make(name):
 
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
                   doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),
-                  logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy())
+                  logits=torch.cat([logits[d][::LOGITS_STRIDE] for d in LOGITS_DOCUMENTS]).float().numpy())
     save_arrays(folder / "golden.safetensors", arrays, dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
                   loss=loss.item(), bf16=bf16, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,

@@ -31,7 +31,8 @@ def main():
         scales = values.abs().view(-1, BLOCK).amax(1)
         scaled = (values.view(-1, BLOCK) / scales[:, None]).view(-1)
         codes = (scaled.double()[:, None] - fractions.double()).abs().argmin(1)
-        out[name] = {"fractions": fractions.tolist(), "values": values.tolist(), "codes": codes.tolist(), "scales": scales.tolist()}
+        digits = lambda x: [float(f"{v:.9g}") for v in x.tolist()]  # all of a float
+        out[name] = {"fractions": digits(fractions), "values": digits(values), "codes": codes.tolist(), "scales": digits(scales)}
     path = pathlib.Path(__file__).parent / "blockwise.json"
     path.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(part)}' for name, part in out.items()) + "\n}\n")
 

@@ -16,29 +16,28 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import peft
 import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from make import (HERE, LOGITS_DOCUMENTS, MAX_NORM, OPTIMIZER, STEPS, WEIGHT_DECAY, evaluate, global_norm, load, save_arrays, signs,
-                  stream_of, widened)
+from make import (HERE, LOGITS_DOCUMENTS, LOGITS_STRIDE, MAX_NORM, OPTIMIZER, STEPS, WEIGHT_DECAY, describe_gradient, evaluate, global_norm, load,
+                  save_arrays, stream_of, widened)
 
 CASES = {  # name: base, LoRA's settings
     "llama3": ("llama3", dict(r=4, lora_alpha=6, target_modules="all-linear")),
-    "qwen2": ("qwen2", dict(r=5, lora_alpha=10, target_modules="all-linear")),
+    "qwen2": ("qwen2", dict(r=3, lora_alpha=10, target_modules="all-linear")),
     "qwen3": ("qwen3", dict(r=8, lora_alpha=16, use_rslora=True, target_modules=["q_proj", "v_proj"])),
     "mistral": ("mistral", dict(r=3, lora_alpha=6, target_modules=["k_proj", "o_proj", "gate_proj", "down_proj"])),
     "phi3": ("phi3", dict(r=2, lora_alpha=3, target_modules="all-linear")),
-    "olmo2": ("olmo2", dict(r=3, lora_alpha=4, target_modules="all-linear")),
+    "olmo2": ("olmo2", dict(r=3, lora_alpha=12, target_modules="all-linear")),
     "gpt2": ("gpt2", dict(r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=True)),
     "modules": ("llama3", dict(r=2, lora_alpha=4, target_modules=["q_proj", "down_proj"], modules_to_save=["embed_tokens", "lm_head"])),
     "tied": ("smollm2", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head"])),
     "wte": ("gpt2", dict(r=2, lora_alpha=4, target_modules=["c_attn"], modules_to_save=["wte"], fan_in_fan_out=True)),
 }
-REWARD = ("qwen2", dict(r=4, lora_alpha=8, target_modules="all-linear", modules_to_save=["score"]))
+REWARD = ("qwen2", dict(r=2, lora_alpha=8, target_modules="all-linear", modules_to_save=["score"]))
 
 
 def randomise(model, name):
@@ -71,9 +70,7 @@ def describe_gradients(model):
     out = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            g, own = p.grad.numpy().ravel(), our_name(name)
-            projections = [float(g @ signs(own, k, g.size)) / g.size**0.5 for k in range(4)]
-            out[own] = dict(norm=float(np.linalg.norm(g)), projections=projections)
+            out[our_name(name)] = describe_gradient(our_name(name), p.grad.numpy().ravel())
     return out
 
 
@@ -137,7 +134,7 @@ def make(name, base, settings):
     error = bf16_gradient_error(folder, base, tokens, masks)
     save_arrays(folder / "golden.safetensors",
                 dict(tokens=arrays["tokens"].numpy(), loss_mask=arrays["loss_mask"].numpy(), doc_offsets=arrays["doc_offsets"].numpy(),
-                     logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy()), dict(kind="sft"))
+                     logits=torch.cat([logits[d][::LOGITS_STRIDE] for d in LOGITS_DOCUMENTS]).float().numpy()), dict(kind="sft"))
     write_golden(folder, dict(base=base, loss=loss.item(), base_loss=base_loss.item(), merged=merged, entropy=entropy, accuracy=accuracy,
                               grad_norm=grad_norm, bf16=dict(gradient_error=error), losses=losses, logits_documents=LOGITS_DOCUMENTS, gradients=gradients))
     print(f"{name:10} {base_loss.item():9.6f} {loss.item():9.6f} {merged:9.6f} {grad_norm:9.5f} {losses[-1]:9.6f} {error:9.1e}", flush=True)

@@ -18,7 +18,7 @@ The formulas are written here once more, from the papers that llmc/train/advanta
 import numpy as np
 import torch
 import transformers
-from make import HERE, MODELS, flat_gradients, load, stream_of, widened
+from make import HERE, flat_gradients, load, stream_of, widened
 from make_preference import FIRST_ID, load_reward_model, make_score, reference_of, vocabulary, write_json
 
 NAMES = ["llama2", "qwen3", "phi3", "gpt2"]
@@ -89,7 +89,8 @@ def make_advantages(rollouts, old, reference, advantage_estimator="group_norm", 
 
 def make_loss(model, rollouts, old, reference, **flags):
     kind, N = flags.get("policy_loss_type", "ppo"), sum(len(r["completion_ids"]) for r in rollouts)
-    low, high = map(float, (str(flags.get("eps_clip", 0.2)) + "," + str(flags.get("eps_clip", 0.2))).split(","))
+    low, *high = map(float, str(flags.get("eps_clip", 0.2)).split(","))
+    high = high[0] if high else low
     aggregation = flags.get("loss_aggregation", "sequence_mean" if kind == "gspo" else "token_mean")
     advantages = make_advantages(rollouts, old, reference, **flags)
     policy = extra = 0
@@ -198,7 +199,7 @@ def main():
                 ref = [token_logps(reference, r)[0].numpy() for r in rollouts]
             old = [np.minimum(lp + random.normal(0, 0.2, len(lp)), 0).round(6) for lp in now]
             losses = {case: make_loss(model, rollouts, old, ref, **flags) for case, flags in CASES.items()}
-        score = make_score(name)
+        score = make_score(name, 0)
         ppo = {case: make_ppo(name, score, rollouts, old, ref, **flags) for case, flags in PPO.items()}
         models[name] = dict(reference=reference_of(name), logprobs=[lp.tolist() for lp in old], losses=losses, score=score, ppo=ppo)
         print(name, {case: round(loss["policy_loss"], 4) for case, loss in losses.items()}, flush=True)

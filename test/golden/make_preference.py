@@ -67,8 +67,8 @@ REWARD_LOSSES = {
 REFERENCE = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
                  tie_word_embeddings=True)
 OWN_REFERENCES = {  # as MODELS
-    "reference101": ("llama", dict(vocab_size=101, **REFERENCE, **rope(1e4)), dict(dtype=torch.bfloat16)),
-    "reference112": ("llama", dict(vocab_size=112, **REFERENCE, rope_parameters=LLAMA3_SCALING), dict(dtype=torch.bfloat16)),
+    "reference101": ("llama", dict(vocab_size=101, **REFERENCE, **rope(1e4)), {}),
+    "reference112": ("llama", dict(vocab_size=112, **REFERENCE, rope_parameters=LLAMA3_SCALING), {}),
 }
 
 
@@ -187,6 +187,13 @@ def make_reward(name, documents, margins, number=0):
 
 # ---- files ----------------------------------------------------------------------------------------------------------------------
 
+def shortened(value):
+    """Floats to twelve digits."""
+    if isinstance(value, (list, dict)):
+        return {key: shortened(member) for key, member in value.items()} if isinstance(value, dict) else list(map(shortened, value))
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
 def write_json(path, value, depth):
     """Objects down to that depth have a line for each member, all else is one line."""
     def text(value, depth, indent):
@@ -194,7 +201,7 @@ def write_json(path, value, depth):
             return json.dumps(value)
         lines = [f"{indent} {json.dumps(key)}: {text(member, depth - 1, indent + ' ')}" for key, member in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    path.write_text(text(value, depth, "") + "\n")
+    path.write_text(text(shortened(value), depth, "") + "\n")
 
 
 def main():

@@ -66,6 +66,7 @@ def options(**more):
 
 def whole_batch(trainer, documents):
     """All pairs as TRL tokenizes and collates them."""
+    trainer.model.train()  # for the metrics of training; these models have no dropout
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(PAIRS))])
     for ids, mask, want in zip(batch["input_ids"], batch["attention_mask"], documents[::2] + documents[1::2]):
         assert ids[mask.bool()].tolist() == want.tolist()
