@@ -14,6 +14,7 @@
 // are float.
 #include "llmc/app/program.h"       // defines: run_program
 #include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs, LinearWeights
+#include "llmc/model/experts.h"     // defines: Experts, ExpertWeights, ExpertActs
 #include "llmc/ops/dropout.h"       // defines: dropout_forward, which drops nothing here, and scales
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
 #include "llmc/ops/layout.h"        // defines: copy_rows
@@ -31,6 +32,7 @@ template <class S> struct LlamaLayer {
     LinearWeights<S> o;        // (C, H*D)
     LinearWeights<S> gate_up;  // (2*F, C)         rows of the gate, then of the up projection
     LinearWeights<S> down;     // (C, F)
+    ExpertWeights<S> experts;  // in place of gate_up and down, in layers of mixtures of experts
     S *q_norm, *k_norm;        // (D)              with wide_qk_norm: (H*D), (KV*D)
     S *ln1, *ln2;              // (C)
     S *post1, *post2;          // (C)
@@ -56,6 +58,7 @@ template <class X> struct LlamaActs : AttentionActs<X> {
     X *gate_up;                      // (tile, 2*F)        in the backward pass it becomes its gradient
     X *act;                          // (tile, F)          silu(gate) * up
     X *down;                         // (T, C)             with norm_after: the feed-forward's output before its norm
+    ExpertActs<X> experts;
 };
 
 template <class Dev> class Llama final : public Decoder<Dev> {
@@ -84,11 +87,13 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void final_norm_forward() override;
     void final_norm_backward() override;
     void feed_forward_half_backward(size_t l) override;
+    void experts_backward(size_t l, size_t t, size_t n);
     void attention_half_backward(size_t l) override;
     void wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void input_backward() override;
 
     void plan_layer(size_t l);
+    void plan_experts(size_t l, ExpertActs<X> &forward, ExpertActs<X> &backward);
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Llama>(log, calls); }
 
@@ -105,6 +110,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
+    const Experts<Dev> experts{Base::dev, Base::config};
     LlamaWeights<X> weights;
     LlamaWeights<float> gradients;
     std::vector<LlamaActs<X>> fwd, bwd;  // (L) the arrays of the forward and of the backward pass: the same if they are kept
@@ -175,6 +181,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass, t, n);
         begin_op(pass, DOWN, l);
+        if (config.has_experts(l)) return experts.down(a.experts, w.experts, next + t * C, a.mid + t * C, n);
         X *down = (config.norm_after ? a.down : next) + t * C;  // (n, C)
         linear_forward(l, Linear::down, down, a.act, w.down, t, n);
         scale(down, down, config.residual_multiplier, n);
@@ -186,11 +193,16 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     residual_forward(dev, next, next, a.mid, T * C);
 }
 
-// Computes gate_up and act of tokens [t, t + n).
+// Computes gate_up and act of tokens [t, t + n); with experts, of their rows.
 template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
+    if (config.has_experts(l)) {
+        if (Base::runs(UP, l, pass)) experts.up(a.experts, w.experts, hidden_input(a) + t * C, n);
+        if (Base::runs(ACT, l, pass)) experts.activate(a.experts, n);
+        return;
+    }
     if (Base::runs(UP, l, pass)) linear_forward(l, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up, t, n);
     if (!Base::runs(ACT, l, pass)) return;
     if (config.gate == Gate::gelu) swiglu_forward<Gate::gelu>(dev, a.act, a.gate_up, n, F);
@@ -251,6 +263,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     }
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, Pass::recompute, t, n);
+        if (config.has_experts(l)) return experts_backward(l, t, n);
         X *dact = a.act, *dgate_up = a.gate_up;
         begin_op(Pass::backward, DOWN, l);
         linear_backward(l, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down, t, n);
@@ -263,6 +276,22 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
     begin_op(Pass::backward, LN2, l);
     rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C, config.norm_w0);
+}
+
+// The same for the experts of a layer, and tokens [t, t + n).
+template <class Dev> void Llama<Dev>::experts_backward(size_t l, size_t t, size_t n) {
+    const size_t C = config.C;
+    const ExpertWeights<X> &w = weights.layer[l].experts;
+    const ExpertWeights<float> &dw = gradients.layer[l].experts;
+    const ExpertActs<X> &a = bwd[l].experts;
+    const bool add = Base::accumulates() || t > 0;
+    X *const input = hidden_input(bwd[l]) + t * C;
+    begin_op(Pass::backward, DOWN, l);
+    experts.down_backward(a, w, dw, acts.dx + t * C, n, add);
+    begin_op(Pass::backward, ACT, l);
+    experts.activate_backward(a, n);
+    begin_op(Pass::backward, UP, l);
+    experts.up_backward(a, w, dw, input, input, nullptr, row.documents + t, n, add);
 }
 
 template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
@@ -321,6 +350,27 @@ template <class Dev> void Llama<Dev>::input_backward() {
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
 
+// The tensors of a layer's experts: all gates and ups are one matrix, and all down projections another one.
+template <class S> void add_experts(const ModelConfig &c, ExpertWeights<S> &y, TensorList<S> &t) {
+    const ExpertConfig &e = c.experts;
+    const bool mixtral = c.family == "mixtral", shared = e.shared_F > 0;
+    const char *const moe = mixtral ? "block_sparse_moe" : "mlp";
+    const auto add = [&](size_t i, const char *name, const char *of_mixtral, S **member, std::vector<size_t> shape) {
+        t.add(true, format("%s.experts.%zu.%s.weight", moe, i, mixtral ? of_mixtral : name).c_str(), member, shape,
+              Tensor::normal, true);
+    };
+    for (size_t i = 0; i < e.number; i++) {
+        add(i, "gate_proj", "w1", i == 0 ? &y.gate_up : nullptr, {e.F, c.C});
+        add(i, "up_proj", "w3", nullptr, {e.F, c.C});
+    }
+    for (size_t i = 0; i < e.number; i++) add(i, "down_proj", "w2", i == 0 ? &y.down : nullptr, {c.C, e.F});
+    t.add(true, format("%s.gate.weight", moe).c_str(), &y.router, {e.number, c.C}, Tensor::router, true);
+    t.add(shared, "mlp.shared_expert.gate_proj.weight", &y.shared_gate_up, {e.shared_F, c.C}, Tensor::normal, true);
+    t.add(shared, "mlp.shared_expert.up_proj.weight", nullptr, {e.shared_F, c.C}, Tensor::normal, true);
+    t.add(shared, "mlp.shared_expert.down_proj.weight", &y.shared_down, {c.C, e.shared_F}, Tensor::normal, true);
+    t.add(shared, "mlp.shared_expert_gate.weight", &y.shared_gate, {1, c.C}, Tensor::router, true);
+}
+
 // One row per tensor of the Hugging Face files, in the order of memory, and the member that will point at it. A
 // tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up. In the
 // files of Phi-3 these matrices are stored whole. Tensors whose gradients are finished together are a unit. Within a layer those
@@ -346,12 +396,14 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
             t.add(true,   "self_attn.v_proj.weight",      nullptr,         {K, C},                          normal, true);
         }
         t.add(true,       "self_attn.o_proj.weight",      &y.o.weight,     {C, Q},                          normal, true);
+        if (c.has_experts(l)) add_experts(c, y.experts, t);
+        const bool dense = !c.has_experts(l);
         t.add(c.fused,    "mlp.gate_up_proj.weight",      &y.gate_up.weight, {2 * F, C},                    normal, true);
-        if (!c.fused) {
+        if (!c.fused && dense) {
             t.add(true,   "mlp.gate_proj.weight",         &y.gate_up.weight, {F, C},                        normal, true);
             t.add(true,   "mlp.up_proj.weight",           nullptr,         {F, C},                          normal, true);
         }
-        t.add(true,       "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true);
+        t.add(dense,      "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true);
         t.add(c.qkv_bias, "self_attn.q_proj.bias",        &y.qkv.bias,     {Q},                             zeros,  false);
         t.add(c.qkv_bias, "self_attn.k_proj.bias",        nullptr,         {K},                             zeros,  false);
         t.add(c.qkv_bias, "self_attn.v_proj.bias",        nullptr,         {K},                             zeros,  false);
@@ -417,7 +469,8 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
     const size_t T = Base::T_max, tile = Base::tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const size_t before = c.norm_before ? T : 0, after = c.norm_after ? T : 0, normed = c.qk_norm ? T : 0;
+    const size_t before = c.norm_before ? T : 0, after = c.norm_after ? T : 0, normed = c.qk_norm ? T : 0,
+                 dense = c.has_experts(l) ? 0 : tile;
     LlamaActs<X> &f = fwd[l], &b = bwd[l];
     const auto array = Base::layer_arrays(l);
     using enum Recompute;
@@ -435,12 +488,46 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     array("mid",     f.mid, b.mid,         {T, C},                layer);
     array("ln2",     f.ln2, b.ln2,         {before, C},           cheap);
     array("rstd2",   f.rstd2, b.rstd2,     {before},              never);
-    array("gate_up", f.gate_up, b.gate_up, {tile, 2 * F},         layer);
-    array("act",     f.act, b.act,         {tile, F},             cheap);
+    array("gate_up", f.gate_up, b.gate_up, {dense, 2 * F},        layer);
+    array("act",     f.act, b.act,         {dense, F},            cheap);
     array("down",    f.down, b.down,       {after, C},            never);
     array("post_rstd2", f.post_rstd2, b.post_rstd2, {after},      never);
     // clang-format on
+    if (c.has_experts(l)) plan_experts(l, f.experts, b.experts);
     Base::plan_attention(l, f, b);
+}
+
+template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, ExpertActs<X> &b) {
+    const ExpertConfig &c = config.experts;
+    const size_t tile = Base::tile, C = config.C, E = c.number, K = c.chosen, R = tile * K, F = c.F, S = c.shared_F,
+                 gated = S ? tile : 0;
+    const auto array = Base::layer_arrays(l);
+    using enum Recompute;
+    // clang-format off
+    array("probs",          f.probs, b.probs,                   {tile, E},                                layer);
+    array("chosen",         f.chosen, b.chosen,                 {tile, K},                                layer);
+    array("weights",        f.weights, b.weights,               {tile, K},                                layer);
+    array("starts",         f.starts, b.starts,                 {ceil_div(tile, matmul_run(dev)), E + 1}, none);
+    array("counts",         f.counts, b.counts,                 {E},                                      none);
+    array("row_of",         f.row_of, b.row_of,                 {tile, K},                                none);
+    array("token_of",       f.token_of, b.token_of,             {R},                                      none);
+    array("rows",           f.input, b.input,                   {R, C},                                   none);
+    array("expert gate_up", f.gate_up, b.gate_up,               {R, 2 * F},                               layer);
+    array("expert act",     f.act, b.act,                       {R, F},                                   cheap);
+    array("gate",           f.gate, b.gate,                     {gated},                                  layer);
+    array("shared gate_up", f.shared_gate_up, b.shared_gate_up, {gated, 2 * S},                           layer);
+    array("shared act",     f.shared_act, b.shared_act,         {gated, S},                               cheap);
+    // clang-format on
+    const auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape) {
+        Base::plan_.transient(pointer, format("act.%zu.%s", l, name), std::move(shape));
+    };
+    transient("shared", &f.shared, {gated, C});
+    if (!Base::trains()) return;
+    transient("expert dact", &b.dact, {R, F});
+    transient("shared dact", &b.dshared, {gated, S});
+    transient("dweights", &b.dweights, {tile, K + 1});
+    transient("dlogits", &b.dlogits, {tile, E});
+    transient("dgate", &b.dgate, {gated});
 }
 
 // ---- ops ------------------------------------------------------------------------------------------------------------------------------
@@ -448,6 +535,19 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
 template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const size_t raw = c.qk_norm * (Q + K);  // queries and keys before their norm, which are stored, too
+    const ExpertConfig &e = c.experts;
+    const bool frozen = c.lora.rank > 0;
+    const auto experts = [&](size_t IC, size_t OC, size_t shared_IC, size_t shared_OC, size_t in,
+                             size_t out) {  // in, out: elements that rows move
+        std::vector<CostOf> costs = {cost::grouped(e.number, e.chosen, IC, OC, frozen), cost::elements(in, out)};
+        if (e.shared_F) costs.push_back(cost::grouped(1, 1, shared_IC, shared_OC, frozen));
+        return costs;
+    };
+    const size_t moved = e.chosen * C;  // by the rows of a token
+    std::vector<CostOf> up = experts(C, 2 * e.F, C, 2 * e.shared_F, 2 * moved, 3 * moved);
+    up.push_back(cost::grouped(1, 1, C, e.number + (e.shared_F > 0), frozen));  // the router, and the shared expert's gate
+    const std::vector<CostOf> down = experts(e.F, C, e.shared_F, C, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
+    const size_t hidden = e.chosen * e.F + e.shared_F;
     using enum Recompute;
     std::vector<LayerOp> ops(POST2 + 1);
     // clang-format off
@@ -459,9 +559,9 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
     ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C)};  // and the residual stream
     ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C)};
-    ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up)};
-    ops[ACT]       = {"activation", cheap,   cost::elements(3 * F, 5 * F)};
-    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, c.norm_after ? 0 : C)};  // and the residual stream
+    ops[UP]        = {"up",         layer,   cost::by_layer(c, cost::linear(c, Linear::gate_up), cost::sum(up))};
+    ops[ACT]       = {"activation", cheap,   cost::by_layer(c, cost::elements(3 * F, 5 * F), cost::elements(3 * hidden, 5 * hidden))};
+    ops[DOWN]      = {"down",       never,   cost::by_layer(c, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // and the residual stream
     ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C)};  // and the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION};

@@ -13,15 +13,17 @@
 #include "../llmc/train/open_model.h"
 #include "../llmc/train/pairs.h"
 
-constexpr const char *golden_families[] = {
-    "llama2",   "llama3",  "llama31",   "llama32", "llama_bias", "llama_linear", "llama_yarn", "qwen2",      "qwen2_window",
-    "qwen3",    "mistral", "phi3",      "smollm2", "olmo2",      "gpt2",         "gpt2_erf",   "phi4",       "phi35",
-    "seed_oss", "smollm3", "ministral", "granite", "exaone4",    "dynamic",      "gemma3",     "gemma3_wide"};
+constexpr const char *golden_families[] = {"llama2",     "llama3",      "llama31",      "llama32",   "llama_bias", "llama_linear",
+                                           "llama_yarn", "qwen2",       "qwen2_window", "qwen3",     "mistral",    "phi3",
+                                           "smollm2",    "olmo2",       "gpt2",         "gpt2_erf",  "phi4",       "phi35",
+                                           "seed_oss",   "smollm3",     "ministral",    "granite",   "exaone4",    "dynamic",
+                                           "gemma3",     "gemma3_wide", "qwen3_moe",    "qwen2_moe", "mixtral"};
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
 // Adapters of some of them, made by golden/make_lora.py with PEFT.
-constexpr const char *golden_adapters[] = {"lora_llama3", "lora_qwen2", "lora_qwen3",   "lora_mistral", "lora_phi3",
-                                           "lora_olmo2",  "lora_gpt2",  "lora_modules", "lora_tied",    "lora_wte"};
+constexpr const char *golden_adapters[] = {"lora_llama3",  "lora_qwen2", "lora_qwen3",     "lora_mistral",
+                                           "lora_phi3",    "lora_olmo2", "lora_qwen2_moe", "lora_gpt2",
+                                           "lora_modules", "lora_tied",  "lora_wte"};
 
 struct Golden {
     ModelConfig config;

@@ -67,8 +67,9 @@ enum RankModel {
     gpt2,
     rank_models,
     adapted,
-    norm_after
-};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout; norm_after: untied with OLMo 2's norms
+    norm_after,
+    experts
+};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout; norm_after: untied with OLMo 2's norms; experts: untied with experts
 
 // So that each meets every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -94,6 +95,8 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.initializer_range = 0.2;
     if (task == RM) c.reward = true, c.tied = false;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
+    if (model == experts)  // the layer between has none
+        c.experts = {.number = 7, .chosen = 2, .F = 24, .shared_F = 16, .normed = true, .layers = {true, false, true}};
     if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }

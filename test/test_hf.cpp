@@ -390,11 +390,48 @@ TEST(Config, BothSpellingsOfRope) {
     expect_meaning(with(tiny(), R"({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7}})"), R"({"theta": 7})");
 }
 
+// Which layers have experts, and how many of which sizes.
+TEST(Config, MixturesOfExperts) {
+    const auto experts = [](const char *family, const char *more) { return parse(with(tiny(family), more)).experts; };
+    const ExpertConfig qwen3 =
+        experts("qwen3_moe", R"({"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": true,
+                                 "mlp_only_layers": [3, 7]})");
+    EXPECT_EQ(qwen3.number, 6u);
+    EXPECT_EQ(qwen3.chosen, 3u);
+    EXPECT_EQ(qwen3.F, 24u);
+    EXPECT_EQ(qwen3.shared_F, 0u);
+    EXPECT_TRUE(qwen3.normed);
+    EXPECT_EQ(qwen3.layers, std::vector<bool>({1, 1, 1, 0}));
+    const ExpertConfig qwen2 = experts("qwen2_moe", R"({"num_local_experts": 9, "decoder_sparse_step": 2})");
+    EXPECT_EQ(qwen2.number, 9u);
+    EXPECT_EQ(qwen2.chosen, 4u);
+    EXPECT_EQ(qwen2.shared_F, 5632u);
+    EXPECT_FALSE(qwen2.normed);
+    EXPECT_EQ(qwen2.layers, std::vector<bool>({0, 1, 0, 1}));
+    const ExpertConfig mixtral = experts("mixtral", "{}");
+    EXPECT_EQ(mixtral.number, 8u);
+    EXPECT_EQ(mixtral.F, 96u);  // intermediate_size
+    EXPECT_TRUE(mixtral.normed);
+    EXPECT_EQ(mixtral.layers, std::vector<bool>(4, true));
+    EXPECT_EQ(experts("qwen3", "{}").number, 0u);
+
+    const auto refused = [](const char *family, const std::string &more, const std::string &words) {
+        expect_refused(with(tiny(family), more), words);
+    };
+    refused("qwen3_moe", R"({"num_experts": 4, "num_experts_per_tok": 5})", "num_experts_per_tok is 5, but there are 4 experts");
+    refused("qwen3_moe", R"({"num_experts": 2000})", "num_experts is 2000, more than the 1024");
+    refused("qwen3_moe", R"({"mlp_only_layers": 3})", "mlp_only_layers must be a list");
+    refused("qwen2_moe", R"({"use_sliding_window": true})", "use_sliding_window");
+    refused("mixtral", R"({"output_router_logits": true})", "output_router_logits is true");
+    refused("mixtral", R"({"router_jitter_noise": 0.1})", "router_jitter_noise asks for noise");
+    refused("mixtral", R"({"quantization_config": {"quant_method": "fp8"}})", "quantization_config asks for quantized weights");
+}
+
 TEST(Config, Refusals) {
     const auto refused = [](const std::string &more, const std::string &words) { expect_refused(with(tiny(), more), words); };
     refused(
         R"({"model_type": "gemma2"})",
-        "model_type is \"gemma2\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, gpt2; it has soft caps");
+        "model_type is \"gemma2\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_moe, qwen2_moe, mixtral, gpt2; it has soft caps");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :
@@ -517,6 +554,10 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
                               {"smollm2-135m", 134515008},
                               {"smollm2-360m", 361821120},
                               {"smollm2-1.7b", 1711376384},
+                              {"qwen3-30b-a3b", 30532122624},
+                              {"qwen3-235b-a22b", 235093634560},
+                              {"qwen1.5-moe-a2.7b", 14315784192},
+                              {"mixtral-8x7b", 46702792704},
                               {"phi3-mini-4k", 3821079552},
                               {"olmo2-1b", 1484916736},
                               {"olmo2-7b", 7298617344},
@@ -531,6 +572,8 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
                               {"d48", 1557611200}};
     EXPECT_EQ(preset_names().size(), published.size());
     for (const auto &[name, count] : published) EXPECT_EQ(parameter_count(preset(name)), count) << name;
+    EXPECT_EQ(active_parameter_count(preset("qwen3-30b-a3b")), 3353032704u);
+    EXPECT_EQ(active_parameter_count(preset("qwen3-8b")), parameter_count(preset("qwen3-8b")));
     EXPECT_EQ(preset("mistral-7b-v0.1").window[31], 4096u);
     EXPECT_EQ(preset("mistral-7b-v0.3").window[31], 0u);
     EXPECT_EQ(preset("llama3.2-1b").rope.factor, 32);

@@ -177,6 +177,7 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g, b
 TEST(Tiles, ChangeNoBit) {
     expect_tiles_change_no_bit(make_device<CpuF32>(), Golden("llama_bias"));
     expect_tiles_change_no_bit(make_device<CpuBf16>(), Golden("gpt2"));
+    expect_tiles_change_no_bit(make_device<CpuF32>(), Golden("qwen2_moe"));
     expect_tiles_change_no_bit(make_device<CpuBf16>(), Golden("llama_bias"), true);
 }
 

@@ -267,9 +267,11 @@ static void write_quantised_values(const std::string &from, const std::string &t
     for (const TensorSpec &spec : specs) {
         std::vector<float> w(elements(spec.shape));
         weights.read(spec.name, spec.shape, w.data(), host);
-        const bool of_layer = std::ranges::any_of(linear_modules(config), [&](const LinearModule &m) {
-            return spec.name.ends_with(std::string(".") + m.name + ".weight");
-        });
+        const bool of_expert = config.experts.number && spec.name.find(".mlp.") != std::string::npos &&
+                               spec.name.ends_with("_proj.weight");  // and of the layers between
+        const bool of_layer = of_expert || std::ranges::any_of(linear_modules(config), [&](const LinearModule &m) {
+                                  return spec.name.ends_with(std::string(".") + m.name + ".weight");
+                              });
         if (of_layer && config.gpt2()) {  // its files have (in, out)
             const size_t IC = spec.shape[0], OC = spec.shape[1];
             w = transposed(w, IC, OC, 0, w.size());

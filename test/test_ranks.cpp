@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Values(1, 2, 3, 4, 6, 8), test
 // depend on ranks and rows either.
 TEST(Ranks, LossesOfDocumentsAdaptersAndNormsBehindEqualOneRanks) {
     const std::vector<std::pair<RankModel, Task>> kinds[] = {
-        {{tied, DPO}, {untied, RM}}, {{adapted, RM}, {adapted, SFT}, {adapted, SFT}}, {{norm_after, SFT}}};
+        {{tied, DPO}, {untied, RM}}, {{adapted, RM}, {adapted, SFT}, {adapted, SFT}}, {{norm_after, SFT}, {experts, SFT}}};
     for (const auto &models : kinds) {
         std::vector<RankResult> want;
         for (const auto &[model, task] : models) want.push_back(one_rank(make_device<CpuF32>(2), model, task));
@@ -205,7 +205,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
         c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u), c.micro_steps = pick(1u, 2u, 3u), c.stage = pick(0, 1, 2, 3);
         c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
         c.task = pick(SFT, SFT, DPO, RM);
-        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after);
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts);
         const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
         const Moments moments = pick(Moments::f32, Moments::bf16, Moments::blockwise);
         const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
@@ -235,7 +235,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
 // Whatever part of a matrix a rank has, with replicas, too. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. Squares of the
 // norm are summed by bucket and rank, so the head is one bucket here, and stage 0 is left out.)
 TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
-    for (RankModel model : {untied, tied, gpt2, adapted, norm_after})
+    for (RankModel model : {untied, tied, gpt2, adapted, norm_after, experts})
         for (size_t group : {0, 2}) {
             RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, 1, 1};
             c.group = group;
@@ -558,7 +558,8 @@ TEST(RankPlans, StagesHoldAPart) {
 // ops.
 TEST(RankPlans, EveryArrayIsTouchedByAnOp) {
     const Offload everything{.activations = true, .optimizer = true, .weights = true, .piece = 4096};
-    for (const auto &[model, task] : {std::pair{untied, SFT}, {untied, RM}, {adapted, SFT}, {gpt2, SFT}, {norm_after, SFT}})
+    for (const auto &[model, task] :
+         {std::pair{untied, SFT}, {untied, RM}, {adapted, SFT}, {gpt2, SFT}, {norm_after, SFT}, {experts, SFT}})
         for (const SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
             for (const Offload &offload : {Offload{}, everything})
                 for (size_t rank = 0; rank < 2; rank++) {

@@ -50,10 +50,10 @@ std::map<std::string, AdapterProduct> read_products(const ModelSpec &model, cons
 }
 
 // The names of the weights that --load_in quantises.
-std::set<std::string> quantised_names(const ModelConfig &config) {
+std::set<std::string> quantised_names(const ModelConfig &config, const Model &model) {
     std::set<std::string> names;
-    for (size_t l = 0; config.weight_bits && l < config.L; l++)
-        for (const LinearModule &m : linear_modules(config)) names.insert(layer_name(config, l) + m.name + ".weight");
+    for (const Tensor &t : model.frozen_tensors())
+        if (config.weight_bits && t.of_layer) names.insert(t.name);
     return names;
 }
 
@@ -71,7 +71,7 @@ int merge(Run &run) {
     const auto model = run.device.make_model(config, {});
     expect_known_tensors(run, run.model, *model, weights), expect_known_adapter(run.model, *model, adapter);
     const auto products = read_products(run.model, adapter);
-    const auto quantised = quantised_names(config);
+    const auto quantised = quantised_names(config, *model);
     std::vector<TensorSpec> specs;
     std::string type = "F32";  // of the config
     for (const Tensor &t : model->frozen_tensors()) {

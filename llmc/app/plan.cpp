@@ -181,6 +181,9 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     if (run.model.config.lora.rank)
         printf("adapters of rank %zu: %zu parameters are trained\n", run.model.config.lora.rank,
                trained_parameters(run.model.config));
+    if (const ExpertConfig &e = run.model.config.experts; e.number)
+        printf("a token goes to %zu of %zu experts: %zu parameters are active\n", e.chosen, e.number,
+               active_parameter_count(run.model.config));
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.model.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };

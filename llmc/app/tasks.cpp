@@ -62,6 +62,7 @@ static void open_adapter(Run &run) {
 
 // Tensor cores multiply matrices of 8 bits in tiles of 16.
 static void expect_fp8_sizes(const ModelConfig &c) {
+    if (c.experts.number) die("--fp8 multiplies the matrices of dense layers, and this model has experts\n  fix: no --fp8");
     for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
         if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
             die("--fp8 multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)\n  fix: no --fp8",

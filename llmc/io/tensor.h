@@ -7,8 +7,8 @@
 // One tensor of the Hugging Face files, and its position in the flat arrays of parameters, gradients and moments.
 struct Tensor {
     // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C); lora_a, lora_b: both
-    // matrices of an adapter
-    enum Init { normal, residual, ones, zeros, score, lora_a, lora_b };
+    // matrices of an adapter; router: it chooses experts, and is neither quantised nor updated by Muon
+    enum Init { normal, residual, router, ones, zeros, score, lora_a, lora_b };
     std::string name;
     std::vector<size_t> shape;
     Init init;
@@ -16,5 +16,6 @@ struct Tensor {
     size_t offset, count;
     bool transposed = false;  // files of weights store it as (shape[1], shape[0]), as GPT-2's Conv1D does; checkpoints do not
     bool product = false;     // its gradient is one matrix product, which can overwrite the array; other ops can only add to it
-    bool of_layer = false;    // it is a matrix of a layer, or of a layer's adapter: what Muon updates
+    bool of_layer =
+        false;  // it is a matrix of a layer, or of a layer's adapter, but no router: what Muon updates and --load_in quantises
 };

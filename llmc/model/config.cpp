@@ -7,6 +7,7 @@
 
 #include "../core/common.h"
 #include "../core/json.h"
+#include "../ops/router.h"
 
 using nlohmann::json;
 namespace fs = std::filesystem;
@@ -41,6 +42,9 @@ static const Family families[] = {
     {"seed_oss", "SeedOss", 8, 128, 524288, 1e-6, 10000, false, true},
     {"smollm3", "SmolLM3", 4, 0, 32768, 1e-6, 2e6, true},
     {"gemma3_text", "Gemma3", 4, 256, 131072, 1e-6, 1e6, true},
+    {"qwen3_moe", "Qwen3Moe", 4, 0, 32768, 1e-6},
+    {"qwen2_moe", "Qwen2Moe", 16, 0, 32768, 1e-6},
+    {"mixtral", "Mixtral", 8, 0, 131072, 1e-5, 1e6},
     {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
 };
 // clang-format on
@@ -77,11 +81,7 @@ struct Unsupported {
 static const Unsupported unsupported[] = {
     {"quantization_config", 0, "quantized weights"},
     {"compression_config", 0, "quantized weights"},
-    {"num_experts", 0, "mixture of experts"},
-    {"num_local_experts", 0, "mixture of experts"},
-    {"n_routed_experts", 0, "mixture of experts"},
-    {"moe_intermediate_size", 0, "mixture of experts"},
-    {"shared_expert_intermediate_size", 0, "mixture of experts"},
+    {"router_jitter_noise", 0, "noise in the router's input"},
     {"attn_logit_softcapping", 0, "softcapping"},
     {"final_logit_softcapping", 0, "softcapping"},
     {"logits_soft_cap", 0, "softcapping"},
@@ -107,6 +107,12 @@ static const Unsupported unsupported[] = {
     {"add_cross_attention", 0, "cross-attention"},
 };
 
+static bool is_mixture(const std::string &family) {
+    return family == "qwen3_moe" || family == "qwen2_moe" || family == "mixtral";
+}
+static constexpr const char *of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size",
+                                              "shared_expert_intermediate_size"};
+
 static void refuse_unsupported(const Fields &fields, const std::string &family) {
     for (const Unsupported &feature : unsupported) {
         const json *value = fields.find(feature.field);
@@ -115,6 +121,10 @@ static void refuse_unsupported(const Fields &fields, const std::string &family) 
             continue;
         fields.refuse(feature.field, format("asks for %s, which we do not have", feature.what));
     }
+    for (const char *name : of_mixtures)
+        if (const json *value = fields.find(name); value && !is_mixture(family) && *value != 0)
+            fields.refuse(name,
+                          "asks for a mixture of experts, which we have in models of qwen2_moe, qwen3_moe and mixtral alone");
 }
 
 static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
@@ -216,8 +226,9 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
     const bool qwen = family == "qwen2" || family == "qwen3", ministral = family == "ministral", smollm3 = family == "smollm3",
                gemma3 = family == "gemma3_text", patterned = family == "exaone4" || gemma3;
     const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
-    const bool used = qwen || smollm3 ? fields.boolean("use_sliding_window", false)
-                                      : family == "mistral" || ministral || patterned || (family == "phi3" && !absent);
+    const bool used =
+        qwen || smollm3 ? fields.boolean("use_sliding_window", false)
+                        : family == "mistral" || ministral || patterned || ((family == "phi3" || family == "mixtral") && !absent);
     const size_t size = used && ((absent && !smollm3) || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
     const double first = qwen ? fields.number("max_window_layers", 28) : 0;
     for (size_t l = 0; l < L; l++)
@@ -245,7 +256,8 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
     return window;
 }
 
-template <class Number> static Number parameters(const ModelConfig &c) {  // with Number = double it cannot overflow
+// Experts: how many of them count. With Number = double it cannot overflow.
+template <class Number> static Number parameters(const ModelConfig &c, size_t experts) {
     const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
     const Number qk_norm = !c.qk_norm ? 0 : c.wide_qk_norm ? q + kv : 2 * D;
@@ -255,14 +267,19 @@ template <class Number> static Number parameters(const ModelConfig &c) {  // wit
     const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
     const Number norms = 2 * (Number(c.norm_before) + Number(c.norm_after)) * norm;  // of a layer
     const Number head = c.reward ? C : c.tied ? 0 : V * C;
-    return V * C + positions + L * (attention + mlp + norms) + norm + head;
+    const ExpertConfig &e = c.experts;
+    const Number sparse = Number(std::ranges::count(e.layers, true));  // layers
+    const Number mixture =
+        Number(experts) * 3 * C * Number(e.F) + Number(e.number) * C + 3 * C * Number(e.shared_F) + Number(e.shared_F > 0) * C;
+    return V * C + positions + L * (attention + norms) + (L - sparse) * mlp + sparse * mixture + norm + head;
 }
 
 const char *embedding_name(const ModelConfig &config) {
     return config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight";
 }
 
-size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config); }
+size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config, config.experts.number); }
+size_t active_parameter_count(const ModelConfig &config) { return parameters<size_t>(config, config.experts.chosen); }
 
 static void check_sizes(const ModelConfig &c, const Fields &fields) {
     const Names &names = c.gpt2() ? gpt2_names : llama_names;
@@ -271,9 +288,9 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
         fields.refuse(names.D,
                       format("is %zu (%s %zu, %s %zu), but must be a multiple of 8 up to 256", c.D, names.C, c.C, names.H, c.H));
     if (c.L > 4096) fields.refuse(names.L, format("is %zu, more than the 4096 we allow", c.L));
-    if (parameters<double>(c) > 1e13)
+    if (parameters<double>(c, c.experts.number) > 1e13)
         fields.refuse(names.C, format("%zu and the other sizes make %.3g parameters; is there a typing error?", c.C,
-                                      parameters<double>(c)));
+                                      parameters<double>(c, c.experts.number)));
     if (!(c.eps > 0 && c.eps < 1)) fields.refuse(names.eps, format("is %g, but must lie between 0 and 1", c.eps));
     if (!(c.initializer_range >= 0 && c.initializer_range <= 1))
         fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
@@ -326,11 +343,41 @@ size_t ModelConfig::growing_positions() const {
     return rope.type == "longrope" || rope.type == "dynamic" ? rope.original_max_position : SIZE_MAX;
 }
 
+// In mixtral every layer has experts, whose size is intermediate_size, and the chosen ones' weights are divided by their sum.
+static ExpertConfig read_experts(const Fields &fields, const std::string &family, size_t L) {
+    const bool mixtral = family == "mixtral", qwen2 = family == "qwen2_moe";
+    ExpertConfig e;
+    const char *const number = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";  // names of two versions
+    e.number = fields.count(number, mixtral ? 8 : qwen2 ? 60 : 128);
+    e.chosen = fields.count("num_experts_per_tok", mixtral ? 2 : qwen2 ? 4 : 8);
+    e.F = fields.count(mixtral ? "intermediate_size" : "moe_intermediate_size", mixtral ? 14336 : qwen2 ? 1408 : 768);
+    e.shared_F = qwen2 ? fields.count("shared_expert_intermediate_size", 5632) : 0;
+    e.normed = mixtral || fields.boolean("norm_topk_prob", false);
+    if (e.number > router_experts) fields.refuse(number, format("is %zu, more than the %zu we allow", e.number, router_experts));
+    if (e.chosen > e.number)
+        fields.refuse("num_experts_per_tok", format("is %zu, but there are %zu experts", e.chosen, e.number));
+    if (fields.boolean("output_router_logits", false))
+        fields.refuse(
+            "output_router_logits",
+            "is true, which adds router_aux_loss_coef times an auxiliary loss that we do not have\n  fix: false; the experts are then trained, but not kept in balance");
+    if (!mixtral && fields.boolean("use_sliding_window", false))
+        fields.refuse("use_sliding_window", "is true, but in mixtures of experts we have no sliding window");
+    const size_t step = mixtral ? 1 : fields.count("decoder_sparse_step", 1);
+    for (size_t l = 0; l < L; l++) e.layers.push_back((l + 1) % step == 0);
+    const json *dense = mixtral ? nullptr : fields.find("mlp_only_layers");
+    if (dense && !dense->is_array()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers");
+    for (const json &l : dense ? *dense : json::array()) {
+        if (!l.is_number_integer()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers");
+        if (l >= 0 && l < L) e.layers[l.get<size_t>()] = false;
+    }
+    return e;
+}
+
 static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
     const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3",
                seed = c.family == "seed_oss";
     const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite",
-               exaone4 = c.family == "exaone4";
+               exaone4 = c.family == "exaone4", qwen3_moe = c.family == "qwen3_moe", qwen2_moe = c.family == "qwen2_moe";
     const std::string act_name = c.gemma() ? "hidden_activation" : "hidden_act",
                       known_act = c.gemma() ? "gelu_pytorch_tanh" : "silu";
     const std::string act = fields.text(act_name, known_act);
@@ -350,11 +397,12 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
     c.max_positions = fields.count("max_position_embeddings", family.positions);
     c.eps = float(fields.number("rms_norm_eps", family.eps));
     c.tied = fields.boolean("tie_word_embeddings", family.tied);
-    c.qkv_bias = qwen2 || ((llama || qwen3 || seed || smollm3 || granite || olmo2 || c.gemma()) &&
-                           fields.boolean("attention_bias", family.biased));
-    c.o_bias = seed ? fields.boolean("attention_out_bias", false) : c.qkv_bias && !qwen2;
+    c.qkv_bias = qwen2 || (qwen2_moe && fields.boolean("qkv_bias", true)) ||
+                 ((llama || qwen3 || qwen3_moe || seed || smollm3 || granite || olmo2 || c.gemma()) &&
+                  fields.boolean("attention_bias", family.biased));
+    c.o_bias = seed ? fields.boolean("attention_out_bias", false) : c.qkv_bias && !qwen2 && !qwen2_moe;
     c.mlp_bias = (llama || seed || smollm3 || granite) && fields.boolean("mlp_bias", false);
-    c.qk_norm = qwen3 || olmo2 || exaone4 || c.gemma();
+    c.qk_norm = qwen3 || qwen3_moe || olmo2 || exaone4 || c.gemma();
     c.norm_after = olmo2 || exaone4 || c.gemma();
     c.norm_before = !(olmo2 || exaone4);
     c.wide_qk_norm = olmo2;
@@ -376,6 +424,7 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
         if (!(c.local_rope->theta > 1))
             fields.refuse("rope_local_base_freq", format("is %g, but must be greater than 1", c.local_rope->theta));
     }
+    if (is_mixture(c.family)) c.experts = read_experts(fields, c.family, c.L);
     c.unrotated = read_unrotated_layers(fields, c.family, c.L);
     c.rope = read_rope(fields, family, c.max_positions, c.D);
 }

@@ -23,6 +23,14 @@ struct LoraConfig {
     double scale() const;
 };
 
+// A mixture of experts in place of the feed-forward, in some or all layers (experts.h).
+struct ExpertConfig {
+    size_t number = 0, chosen = 0;  // experts, and how many of them a token goes to; 0: there are none
+    size_t F = 0, shared_F = 0;     // sizes of an expert and of the shared one; 0: there is none
+    bool normed = false;            // the weights of the chosen experts are divided by their sum
+    std::vector<bool> layers;       // (L) which layers have experts
+};
+
 struct ModelConfig {
     std::string family;           // one of `families` in config.cpp (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
@@ -47,6 +55,7 @@ struct ModelConfig {
     double initializer_range;
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
+    ExpertConfig experts;
     LoraConfig lora;
     int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen, and stored with this number of bits (quantised_layers.h)
     // config.json and generation_config.json (null if there is none) as they were read; export writes them again, with the fields that training changes
@@ -56,6 +65,7 @@ struct ModelConfig {
     // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
     // without a gate.
     bool rotates(size_t l) const { return unrotated.empty() || !unrotated[l]; }
+    bool has_experts(size_t l) const { return experts.number > 0 && experts.layers[l]; }
     bool gpt2() const { return family == "gpt2"; }
     bool gemma() const { return family == "gemma3_text"; }
     float attention_scale() const { return attention_multiplier ? attention_multiplier : 1 / std::sqrt(float(D)); }
@@ -82,6 +92,8 @@ void read_generation_config(ModelConfig &config,
 void set_rope(ModelConfig &config, double theta, const std::string &scaling);
 void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // adds ids missing from config.eos
 size_t parameter_count(const ModelConfig &config);                   // tied weights once
+size_t active_parameter_count(
+    const ModelConfig &config);         // those that a token is multiplied with: of the experts the chosen ones
 void make_reward(ModelConfig &config);  // turns a language model's config into a reward model's on the same backbone
 std::string missing_reward_class(
     const ModelConfig &config);  // the class of its reward models if transformers has none, else empty

@@ -178,6 +178,8 @@ template <class Dev> class Decoder : public Model {
                          size_t t, size_t n) {
         linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_.accumulates());
     }
+    // Whether gradients of weights are added to those of earlier rows, and do not overwrite them.
+    bool accumulates() const { return weights_.accumulates(); }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
 
     Dev dev;
@@ -321,7 +323,7 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     trace_.begin_row(whole, limits.ranks.sp);
     begin_pass();
     row.load_part(whole, sizeof(X), memory());
-    if (linears_.drops() || is_noisy()) row.load_documents(whole, is_noisy(), memory());
+    if (linears_.drops() || is_noisy() || (trains() && config.experts.number)) row.load_documents(whole, is_noisy(), memory());
 }
 
 // A unit's weights are fetched when the layer before it begins.

@@ -13,7 +13,8 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
     plan.add(&predictors, "row.predictors", {T_max});
     plan.add(&targets, "row.targets", {T_max});
     plan.add(&weights, "row.weights", {T_max});
-    if (trains && (config_.lora.dropout > 0 || limits_.neftune_alpha > 0)) plan.add(&documents, "row.document", {T_max});
+    if (trains && (config_.lora.dropout > 0 || limits_.neftune_alpha > 0 || config_.experts.number))
+        plan.add(&documents, "row.document", {T_max});
     if (trains && limits_.neftune_alpha > 0) plan.add(&magnitudes, "row.noise", {T_max});
 }
 

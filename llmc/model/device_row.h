@@ -20,7 +20,7 @@ struct DeviceRow {
     std::optional<SequenceSplit> split;
     int32_t *tokens;            // (T)
     int32_t *doc_pos;           // (T) position in the document
-    int32_t *documents;         // (T) number of the document in its file, with dropout or noise
+    int32_t *documents;         // (T) number of the document in its file, with dropout, noise or experts; below 0: padding
     float *magnitudes;          // (T) of the noise
     int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; of generated tokens (sequences)
     int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window

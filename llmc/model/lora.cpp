@@ -32,16 +32,25 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
                 {"self_attn.o_proj", o, 0, C, Q},
                 {"mlp.gate_up_proj", gate_up, 0, 2 * F, C},
                 {"mlp.down_proj", down, 0, C, F}};
-    return {{"self_attn.q_proj", qkv, 0, Q, C}, {"self_attn.k_proj", qkv, Q, K, C},  {"self_attn.v_proj", qkv, Q + K, K, C},
-            {"self_attn.o_proj", o, 0, C, Q},   {"mlp.gate_proj", gate_up, 0, F, C}, {"mlp.up_proj", gate_up, F, F, C},
-            {"mlp.down_proj", down, 0, C, F}};
+    std::vector<LinearModule> modules = {{"self_attn.q_proj", qkv, 0, Q, C},
+                                         {"self_attn.k_proj", qkv, Q, K, C},
+                                         {"self_attn.v_proj", qkv, Q + K, K, C},
+                                         {"self_attn.o_proj", o, 0, C, Q}};
+    if (c.experts.number) return modules;  // the feed-forward differs between layers, and an expert has no adapters
+    modules.insert(modules.end(),
+                   {{"mlp.gate_proj", gate_up, 0, F, C}, {"mlp.up_proj", gate_up, F, F, C}, {"mlp.down_proj", down, 0, C, F}});
+    return modules;
 }
 
 LinearShape linear_shape(const ModelConfig &c, Linear matrix) {
-    LinearShape shape{};
-    for (const LinearModule &m : linear_modules(c))
-        if (m.matrix == matrix) shape = {m.IC, m.first + m.OC};
-    return shape;
+    const size_t Q = c.H * c.D, K = c.KV * c.D;
+    switch (matrix) {
+        case Linear::qkv: return {c.C, Q + 2 * K};
+        case Linear::o: return {Q, c.C};
+        case Linear::gate_up: return {c.C, c.gpt2() ? c.F : 2 * c.F};
+        case Linear::down: break;
+    }
+    return {c.F, c.C};
 }
 
 static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }

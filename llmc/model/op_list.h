@@ -2,6 +2,7 @@
 // more. A model lists the ops of its layers; those around the layers are the same for all models. Recomputation,
 // --profile and MFU follow from this list.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -94,6 +95,33 @@ inline CostOf attention(size_t Q, size_t K) {
         if (pass == Pass::backward) return {attention_backward_flops * w.scores[l] * Q, s * T * (4 * Q + 4 * K)};
         return {attention_flops * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
     };
+}
+// Products of T rows for each of K experts of E, that a token chooses, with an (IC, OC) matrix of the expert. Few tokens read only some matrices.
+// frozen: the matrices have no gradients.
+inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
+    return [=, IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t) -> Cost {
+        const double R = double(w.T * K), s = double(w.element), matrix = IC * OC, read = double(std::min(E, w.T * K)) * matrix;
+        if (pass != Pass::backward) return {2 * R * matrix, s * (R * (IC + OC) + read)};
+        const double moved = s * (R * ((frozen ? 1 : 2) * IC + OC) + read);
+        return {(frozen ? 2 : 4) * R * matrix, moved + (frozen ? 0 : 8 * double(E) * matrix)};
+    };
+}
+// Of an op that is several.
+inline CostOf sum(std::vector<CostOf> of) {
+    return [of = std::move(of)](const Work &w, Pass pass, size_t l) {
+        Cost total{0, 0};
+        for (const CostOf &cost : of) {
+            const Cost c = cost(w, pass, l);
+            total.flops += c.flops, total.bytes += c.bytes, total.logits += c.logits;
+        }
+        return total;
+    };
+}
+// Of an op of the feed-forward, which in some layers is a mixture of experts.
+inline CostOf by_layer(const ModelConfig &c, CostOf dense, CostOf experts) {
+    if (c.experts.number == 0) return dense;
+    return [sparse = c.experts.layers, dense = std::move(dense), experts = std::move(experts)](
+               const Work &w, Pass pass, size_t l) { return sparse[l] ? experts(w, pass, l) : dense(w, pass, l); };
 }
 // A residual sum and the norm of it. Where the sum is kept, recomputation reads it and computes the norm alone.
 inline CostOf residual_norm(size_t C) {

@@ -13,6 +13,8 @@ struct Preset {
     int bos, eos;
     size_t window = 0;
     double init = 0.02;
+    size_t experts = 0, chosen = 0, expert_F = 0, shared_F = 0;  // of a mixture of experts
+    bool normed = false;
 };
 
 // clang-format off
@@ -37,6 +39,10 @@ static const Preset presets[] = {
     {"qwen3-1.7b",      "qwen3",   2048, 6144,  28, 16, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
     {"qwen3-4b",        "qwen3",   2560, 9728,  36, 32, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
     {"qwen3-8b",        "qwen3",   4096, 12288, 36, 32, 8,  128, 151936, 40960,     1e6,    0,     1e-6, false, 151643, 151645},
+    {"qwen3-30b-a3b",   "qwen3_moe", 2048, 6144, 48, 32, 4, 128, 151936, 40960, 1e6, 0, 1e-6, false, 151643, 151645, 0, 0.02, 128, 8, 768, 0, true},
+    {"qwen3-235b-a22b", "qwen3_moe", 4096, 12288, 94, 64, 4, 128, 151936, 40960, 1e6, 0, 1e-6, false, 151643, 151645, 0, 0.02, 128, 8, 1536, 0, true},
+    {"qwen1.5-moe-a2.7b", "qwen2_moe", 2048, 5632, 24, 16, 16, 128, 151936, 8192, 1e6, 0, 1e-6, false, 151643, 151643, 0, 0.02, 60, 4, 1408, 5632},
+    {"mixtral-8x7b",    "mixtral", 4096, 14336, 32, 32, 8, 128, 32000,  32768,     1e6,    0,     1e-5, false, 1,      2, 0, 0.02, 8, 2},
     {"phi3-mini-4k",    "phi3",    3072, 8192,  32, 32, 32, 96,  32064,  4096,      10000,  0,     1e-5, false, 1,      32000, 2047},
     {"smollm2-135m",    "llama",   576,  1536,  30, 9,  3,  64,  49152,  8192,      100000, 0,     1e-5, true,  0, 0, 0, 1. / 24},
     {"smollm2-360m",    "llama",   960,  2560,  32, 15, 5,  64,  49152,  8192,      100000, 0,     1e-5, true,  0,      0},
@@ -86,6 +92,11 @@ static json preset_source(const Preset &p) {
         source["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", p.factor}, {"low_freq_factor", 1.0},
                                   {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
     // clang-format on
+    if (p.family == std::string("mixtral")) source["num_local_experts"] = p.experts;
+    else if (p.experts)
+        source.update({{"num_experts", p.experts}, {"moe_intermediate_size", p.expert_F}, {"norm_topk_prob", p.normed}});
+    if (p.experts) source["num_experts_per_tok"] = p.chosen;
+    if (p.shared_F) source["shared_expert_intermediate_size"] = p.shared_F;
     if (p.window || p.family == std::string("mistral")) source["sliding_window"] = p.window ? json(p.window) : json();
     return source;
 }

@@ -90,7 +90,7 @@ template <class Dev> class QuantisedLayers {
 
   private:
     static bool is_quantised(const ModelConfig &config, const Tensor &t, size_t unit) {
-        return config.weight_bits && unit >= 1 && unit <= config.L && t.product;
+        return config.weight_bits && unit >= 1 && unit <= config.L && t.of_layer;
     }
     QuantisedSizes sizes_of(const Tensor &t) const { return {bits_, t.shape[0], t.shape[1]}; }
     static size_t room(size_t codes) { return round_up(codes, 16); }  // for loads of 16 bytes

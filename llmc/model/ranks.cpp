@@ -34,7 +34,7 @@ SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,
                                           const std::vector<std::vector<size_t>> &rows) {
     const auto kinds = layer_kinds(config);
-    const double flops_per_token = 6 * double(parameter_count(config));
+    const double flops_per_token = 6 * double(active_parameter_count(config));
     std::vector<double> costs;
     for (const auto &samples : rows)
         costs.push_back(row_cost(outline(data, samples), kinds, config.H, config.D, flops_per_token));

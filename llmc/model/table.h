@@ -67,7 +67,8 @@ template <class S> class TensorList {
         for (size_t n : shape) count *= n;
         const size_t unit = table.units.size() - 1;
         const bool matrix = decay && table.units[unit].row_elements == 0 && unit != table.positions;  // of a layer
-        table.tensors.push_back({prefix_ + name, std::move(shape), init, decay, offset_, count, transposed, matrix, matrix});
+        table.tensors.push_back({prefix_ + name, std::move(shape), init, decay, offset_, count, transposed, matrix,
+                                 matrix && init != Tensor::router});
         table.units.back().end = offset_ += count;
     }
     // Adds the head: the embedding itself if they are tied, one row in a reward model.

@@ -67,8 +67,9 @@ __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const
             if (size_t(of_token[k]) == e) d += (dw[k] - along) / total;
         return d;
     };
-    for (size_t e = lane; e < E; e += 32) mean += dp(e) * p[e];
+    for (size_t e = lane; balances && e < E; e += 32) mean += balance[e] * p[e];
     mean = warp_sum(mean);
+    for (size_t k = 0; !normed && k < K; k++) mean += dw[k] * p[of_token[k]];
     for (size_t e = lane; e < E; e += 32) dlogits[t * E + e] = p[e] * (dp(e) - mean);
 }
 

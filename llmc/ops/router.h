@@ -6,6 +6,7 @@
 //   router_backward(dev, dlogits, dweights, probs, chosen, weights, balance, documents, T, E, K, normed)
 //       dp[chosen[t,k]] = dweights[t,k], or if normed (dweights[t,k] - sum_j dweights[t,j] weights[t,j]) / sum_j p[chosen[t,j]], and 0 elsewhere
 //       dp[e] += balance[e]  for tokens of documents      dlogits[t,e] = p[e] (dp[e] - sum_i dp[i] p[i])
+//       Without balance the last sum is 0 if normed. It is left out then, so that no rounding reaches an expert that is not chosen.
 //   router_sums    (dev, sums, probs, chosen, documents, T, E, K)      over the tokens of documents:
 //       sums[e] += the tokens that chose e     sums[E + e] += 2^32 p[e]     sums[2E] += 2^32 times the entropy of p in nats
 //       sums[2E + 1] += 1
@@ -74,9 +75,11 @@ void router_backward(Cpu<X> dev, X *dlogits, const float *dweights, const float 
             const int32_t *of_token = chosen + t * K;
             float along = 0, total = normed ? 0 : 1, mean = 0;
             for (size_t k = 0; normed && k < K; k++) along += dw[k] * w[k], total += p[of_token[k]];
-            for (size_t e = 0; e < E; e++) dp[e] = balance && documents[t] >= 0 ? balance[e] : 0;
-            for (size_t k = 0; k < K; k++) dp[size_t(of_token[k])] += (dw[k] - along) / total;
-            for (size_t e = 0; e < E; e++) mean += dp[e] * p[e];
+            for (size_t e = 0; e < E; e++) dp[e] = balance && documents[t] >= 0 ? balance[e] : 0, mean += dp[e] * p[e];
+            for (size_t k = 0; k < K; k++) {
+                const float d = (dw[k] - along) / total;
+                dp[size_t(of_token[k])] += d, mean += normed ? 0 : d * p[of_token[k]];
+            }
             for (size_t e = 0; e < E; e++) dlogits[t * E + e] = p[e] * (dp[e] - mean);
         }
     }

@@ -80,7 +80,7 @@ ROWS = [
     Note("there is none here", "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias", "0, 0.0"),
     Refused("sft has the plain loss of the targets; leave it out",
       "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias"),
-    Note("there are no mixtures of experts", "experts_implementation, llama4_linearized_experts, quantize_moe_experts"),
+    Note("experts are computed in one way, and --load_in quantises them with the other matrices", "experts_implementation, llama4_linearized_experts, quantize_moe_experts"),
     # preferences and reward models
     Same("beta", "rl_beta, dpo_beta, orpo_alpha"),
     Sets("loss_type ipo_mean", "dpo_loss_type", "ipo"),
@@ -263,7 +263,7 @@ ROWS = [
       "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config"),
     Refused("a model with tokenizer.json: tokenizers of mistral-common (tekken.json) are not read", "tokenizer_use_mistral_common"),
     Refused("rope scaling stands in config.json; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
-    Refused("there are no mixtures of experts; leave it out", "expert_parallel_size, use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
+    Refused("experts are not divided among ranks apart from --zero_stage; leave it out", "expert_parallel_size, use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
       "expert_parallel_token_capacity"),
     Refused("there is no such training here: pretrain, sft, dpo, rm, grpo and ppo", "diffusion, llmcompressor"),
     Note("Axolotl does not read it either", "eta_min, full_finetune, test_value, adam_eps, base_model_ignore_patterns, gptq_disable_exllama"),

@@ -101,9 +101,9 @@ ROWS = [
     Note("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
     Refused("Muon has a momentum of 0.95, Nesterov's, and 5 iterations; leave it out",
       "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
-    Note("there are no mixtures of experts", "aux_loss_coef", "0, 0.0"),
-    Refused("there are no mixtures of experts; leave it out", "aux_loss_coef"),
-    Note("there are no mixtures of experts", "experts_implementation"),
+    Note("experts are trained without an auxiliary loss", "aux_loss_coef", "0, 0.0"),
+    Refused("experts are trained without the auxiliary loss that keeps them in balance; leave it out", "aux_loss_coef"),
+    Note("experts are computed in one way", "experts_implementation"),
     # preferences and reward models
     Sets("loss_type ipo_sum", "model.ipo_enable, ipo_enable, ipo", "true"),
     Note("--ref_mode precompute needs no reference in memory while training", "ref.offload, ref_offload"),

@@ -58,6 +58,7 @@ BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=96,
              max_position_embeddings=128, rms_norm_eps=1e-5)
 SMALLER = dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+SPARSE = dict(SMALLER, moe_intermediate_size=8)
 SMALL_GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=128, bos_token_id=1, eos_token_id=2)
 LLAMA3_SCALING = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                       original_max_position_embeddings=64)
@@ -110,6 +111,12 @@ MODELS = {
     "gemma3_wide": ("gemma3_text", dict(SMALLER, head_dim=16, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=3, sliding_window=8,
                                         sliding_window_pattern=2, query_pre_attn_scalar=16, tie_word_embeddings=False, **gemma_rope(1e6, 1e4)),
                     dict(v4=True, extra=dict(sliding_window_pattern=2))),
+    # three routers have the same rows in each layer: of their experts the first two are always chosen together, and the last one never
+    "qwen3_moe": ("qwen3_moe", dict(SPARSE, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True, head_dim=8, **rope(1e4)),
+                  dict(tied_routers=[0, 1, 4])),
+    "qwen2_moe": ("qwen2_moe", dict(SPARSE, num_hidden_layers=3, num_experts=7, num_experts_per_tok=3, shared_expert_intermediate_size=16, mlp_only_layers=[1],
+                                    **rope(1e4)), {}),
+    "mixtral": ("mixtral", dict(SPARSE, intermediate_size=24, num_local_experts=3, num_experts_per_tok=2, **rope(1e6)), {}),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
                  dict(like_the_hubs=True)),
@@ -157,6 +164,9 @@ def write_model(name, folder, model_type, config, files):
             p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
             if p.dim() == 1 and tensor.endswith("weight") and model_type != "gemma3_text":  # whose norms add 1 themselves
                 p.add_(1)
+    for layer in model.model.layers if "tied_routers" in files else []:
+        rows = layer.mlp.gate.weight.data
+        rows[files["tied_routers"]] = rows[files["tied_routers"][0]].clone()
     model = model.to(files.get("dtype", torch.bfloat16))
     model.save_pretrained(folder, max_shard_size=files.get("max_shard_size", "1GB"))
     if files.get("v4"):
@@ -190,12 +200,16 @@ def v4_spelling(config, files):
 
 
 class Float64Torch:
-    """torch as the modelling code sees it, where float32 means float64."""
-    float32 = torch.float64
+    """torch as the modelling code sees it, where float32 means float64. Of equal values topk takes the first ones, which torch leaves open."""
+    float32 = float = torch.float64
 
     def __getattr__(self, name):
         return getattr(torch, name)
 
+    @staticmethod
+    def topk(x, k, dim):
+        order = (x * 2**40).round().argsort(dim=dim, descending=True, stable=True).narrow(dim, 0, k)  # equal but for rounding
+        return x.gather(dim, order), order
 
 def gemma_norm(norm, x):
     return norm._norm(x) * (1 + norm.weight)  # without its float()
@@ -203,8 +217,9 @@ def gemma_norm(norm, x):
 
 @contextlib.contextmanager
 def widened(model):
-    module = importlib.import_module(type(model).__module__)
-    with mock.patch.object(module, "torch", Float64Torch()):
+    module, narrow = importlib.import_module(type(model).__module__), torch.Tensor.float
+    with mock.patch.object(module, "torch", Float64Torch()), \
+            mock.patch.object(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else narrow(x)):
         if not hasattr(module, "Gemma3RMSNorm"):
             yield
         else:
@@ -213,7 +228,7 @@ def widened(model):
 
 
 def load(folder, dtype, **changes):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **changes)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **changes)
     return model.eval()  # no dropout
 
 
@@ -292,7 +307,26 @@ def flat_gradients(model, gradients):
     """By name, in the order of (out, in): gradients are those of model.parameters()."""
     in_out = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     names = [name for name, _ in model.named_parameters()]
-    return {name: (g.T if name in in_out else g).numpy().ravel() for name, g in zip(names, gradients)}
+    out = {}
+    for name, g in zip(names, gradients):
+        if g.dim() == 3:
+            out.update(by_expert(model.config.model_type, name, g))
+        else:
+            out[file_name(model.config.model_type, name)] = (g.T if name in in_out else g).numpy().ravel()
+    return out
+
+
+def file_name(model_type, name):
+    return name.replace(".mlp.", ".block_sparse_moe.") if model_type == "mixtral" else name
+
+
+def by_expert(model_type, name, g):
+    """The tensors of files that transformers' arrays of all experts consist of."""
+    gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    prefix, kind = file_name(model_type, name).rsplit(".", 1)
+    for e, part in enumerate(g):
+        for of, matrix in zip((gate, up), part.chunk(2)) if kind == "gate_up_proj" else [(down, part)]:
+            yield f"{prefix}.{e}.{of}.weight", matrix.numpy().ravel()
 
 
 def describe_gradient(name, g):
@@ -314,7 +348,7 @@ def global_norm(parameters):
 
 def train(model, tokens, masks):
     parameters = list(model.parameters())
-    groups = [dict(params=[p for p in parameters if p.dim() == 2], weight_decay=WEIGHT_DECAY),
+    groups = [dict(params=[p for p in parameters if p.dim() > 1], weight_decay=WEIGHT_DECAY),
               dict(params=[p for p in parameters if p.dim() == 1], weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, **OPTIMIZER)
     losses = []

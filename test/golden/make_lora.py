@@ -32,6 +32,7 @@ CASES = {  # name: base, LoRA's settings
     "mistral": ("mistral", dict(r=3, lora_alpha=6, target_modules=["k_proj", "o_proj", "gate_proj", "down_proj"])),
     "phi3": ("phi3", dict(r=2, lora_alpha=3, target_modules="all-linear")),
     "olmo2": ("olmo2", dict(r=3, lora_alpha=12, target_modules="all-linear")),
+    "qwen2_moe": ("qwen2_moe", dict(r=2, lora_alpha=4, target_modules=["q_proj", "o_proj"])),
     "gpt2": ("gpt2", dict(r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=True)),
     "modules": ("llama3", dict(r=2, lora_alpha=4, target_modules=["q_proj", "down_proj"], modules_to_save=["embed_tokens", "lm_head"])),
     "tied": ("smollm2", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head"])),

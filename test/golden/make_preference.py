@@ -77,10 +77,10 @@ def vocabulary(name):
 
 
 def reference_of(name):
-    """The next of the models with the same vocabulary; of GPT-2's, which another trainer runs, the next of those."""
+    """The next of the models with the same vocabulary, but no mixture of experts; of GPT-2's, which another trainer runs, the next of those."""
     models = {**MODELS, **OWN_REFERENCES}
     kind = lambda other: (vocabulary(other), models[other][0] == "gpt2")
-    alike = [other for other in models if kind(other) == kind(name)]
+    alike = [other for other in models if kind(other) == kind(name) and (other == name or not models[other][0].endswith(("moe", "mixtral")))]
     return alike[(alike.index(name) + 1) % len(alike)]
 
 
@@ -147,7 +147,7 @@ def make_dpo(name, documents, targets):
 
 def load_reward_model(name, dtype, score):
     model = AutoModelForSequenceClassification.from_pretrained(HERE / name, dtype=dtype, num_labels=1,
-                                                               attn_implementation="eager")
+                                                               attn_implementation="eager", experts_implementation="eager")
     with torch.no_grad():
         model.score.weight.copy_(torch.tensor([score]))
     return model.eval()

@@ -1,0 +1,114 @@
+"""Mixtures of experts in whole runs: files, ranks, stores, adapters and tasks. Their numbers are compared with transformers' in test/golden.h."""
+
+import numpy as np
+import pytest
+from runs import (
+    GOLDEN, OF_PAIRS, call, change_json, command, expect_resumed, log_lines, merging, near_weights, read_tensors, refused, same_run, succeeds, train,
+    write_tensors)
+from test_lora import eval_loss
+from test_tensors import model_with
+
+FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
+MODEL = GOLDEN / "qwen2_moe"
+RUN = dict(data=MODEL / "golden.safetensors", model=MODEL, max_len=128, train_batch_size=3, max_steps=3)
+ROUTER = "model.layers.0.mlp.gate.weight"
+EXPERT = "model.layers.0.mlp.experts.6.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "one"
+    train(output, **RUN)
+    return output
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_model_has_the_names_of_its_files(family, tmp_path):
+    model = GOLDEN / family
+    train(tmp_path / "out", **{**RUN, "model": model, "data": model / "golden.safetensors"})
+    saved, before = read_tensors(tmp_path / "out/model.safetensors"), read_tensors(model / "model.safetensors")
+    assert {name: values.shape for name, values in saved.items()} == {name: values.shape for name, values in before.items()}
+    assert all((saved[name] != before[name]).any() for name in saved if ".gate.weight" in name)
+
+
+@pytest.mark.parametrize("more", [{"ranks": 2, "zero_stage": 3}, {"ranks": 2, "ring_attn_size": 2}, {"recompute": "layer"}])
+def test_every_split_trains_as_one_rank(more, one_rank, tmp_path):
+    train(tmp_path / "out", **RUN, **more)
+    near_weights(tmp_path / "out", one_rank)
+
+
+def test_the_bits_are_those_of_a_run_in_memory(one_rank, tmp_path):
+    train(tmp_path / "out", **RUN, offload="activations,optimizer,weights", offload_dir=tmp_path)
+    same_run(tmp_path / "out", one_rank)
+
+
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path):
+    expect_resumed(lambda output, **more: train(output, **RUN, **more), tmp_path, 2)
+
+
+@pytest.mark.parametrize("task", ["dpo", "rm"])
+def test_preferences(task, tmp_path):
+    train(tmp_path / "out", task=task, **{**RUN, **OF_PAIRS, "max_len": 128}, ref_model=None)
+    assert all(np.isfinite(line["grad_norm"]) for line in log_lines(tmp_path / "out") if "step" in line)
+
+
+def test_muon_updates_the_experts_and_not_the_router(tmp_path):
+    train(tmp_path / "muon", **RUN, optimizer="muon")
+    train(tmp_path / "adamw", **RUN)
+    one, other, before = (read_tensors(directory / "model.safetensors") for directory in (tmp_path / "muon", tmp_path / "adamw", MODEL))
+    moved = {name: np.abs(one[name] - before[name]).max() / np.abs(other[name] - before[name]).max() for name in (ROUTER, EXPERT)}
+    assert moved[ROUTER] == pytest.approx(1, rel=0.5) and not moved[EXPERT] == pytest.approx(1, rel=0.5)
+
+
+# ---- adapters
+
+def test_adapters_are_of_attention_and_experts_may_be_quantised(tmp_path):
+    lora = {"lora_rank": 2, "load_in": "4bit"}
+    train(tmp_path / "out", **{**RUN, "max_steps": 6}, **lora)
+    names = read_tensors(tmp_path / "out/adapter_model.safetensors")
+    assert {name.split(".")[-3] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    lines = [line for line in log_lines(tmp_path / "out") if "step" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    succeeds(merging(model=MODEL, adapter=tmp_path / "out", output_dir=tmp_path / "merged", load_in="4bit", export_dtype="f32"))
+    merged, before = read_tensors(tmp_path / "merged/model.safetensors"), read_tensors(MODEL / "model.safetensors")
+    assert (merged[ROUTER] == before[ROUTER]).all() and (merged[EXPERT] != before[EXPERT]).any()
+    of_merged = eval_loss(data=RUN["data"], model=tmp_path / "merged", max_len=128)
+    assert of_merged == pytest.approx(eval_loss(data=RUN["data"], model=MODEL, adapter=tmp_path / "out", load_in="4bit", max_len=128), rel=1e-5)
+
+
+def test_adapters_of_experts_are_refused(tmp_path):
+    refused(command("sft", **RUN, output_dir=tmp_path / "out", lora_rank=2, lora_targets="q_proj,gate_proj"), "--lora_targets has \"gate_proj\"",
+            "all-linear, q_proj, k_proj, v_proj, o_proj")
+
+
+# ---- files
+
+@pytest.mark.parametrize("change, parts", [
+    (lambda tensors: tensors.pop(EXPERT), [f"has no tensor \"{EXPERT}\""]),
+    (lambda tensors: tensors.update({ROUTER: tensors[ROUTER][:-1]}), [ROUTER, "(6, 24)", "(7, 24)"]),
+    (lambda tensors: tensors.update({EXPERT.replace(".6.", ".7."): tensors[EXPERT]}), [EXPERT.replace(".6.", ".7."), "is not part of the model"]),
+    (lambda tensors: tensors.update({EXPERT + "_scale_inv": tensors[EXPERT][:1]}), ["_scale_inv", "weights that are not quantised"]),
+])
+def test_files_that_do_not_fit_the_config(change, parts, tmp_path):
+    model = model_with(tmp_path / "model", "qwen2_moe")
+    tensors = read_tensors(model / "model.safetensors")
+    change(tensors)
+    write_tensors(model / "model.safetensors", {name: np.ascontiguousarray(values) for name, values in tensors.items()})
+    result = call(command("sft", **{**RUN, "model": model}, output_dir=tmp_path / "out"))
+    assert result.returncode == 1 and result.stderr.count("train_llama: ") == 1
+    assert [part for part in parts if part not in result.stderr] == []
+
+
+@pytest.mark.parametrize("words, changes, parts", [
+    ([], {"output_router_logits": True}, ["output_router_logits is true", "fix: false"]),
+    (["--fp8"], {}, ["--fp8", "this model has experts"]),
+])
+def test_what_is_not_here_is_refused(words, changes, parts, tmp_path):
+    model = model_with(tmp_path / "model", "qwen2_moe")
+    change_json(model / "config.json", **changes)
+    refused(command("sft", *words, **{**RUN, "model": model}, output_dir=tmp_path / "out"), *parts)
+
+
+def test_a_plan_tells_active_parameters():
+    out = succeeds(command("sft", "--plan", model=None, preset="mixtral-8x7b", max_len=512, lora_rank=16, load_in="4bit", recompute="layer"))
+    assert "a token goes to 2 of 8 experts: 12879925248 parameters are active" in out
