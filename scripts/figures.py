@@ -23,7 +23,7 @@ lifetimes.png: when the arrays of a layer are alive, as a rehearsed step found i
 
 timeline.png: predicted computation, communication, copies and memory over time, by ./train_llama --plan --timeline.
 
-book/*.png: the pictures of docs/book, from the functions of the program beside each.
+book/*.png: the pictures of docs/book, from the functions of each chapter's program.
 
 longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the seconds of a step of it, by ./train_llama --plan --fit,
 next to TRL's published figures.

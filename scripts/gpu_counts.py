@@ -71,7 +71,7 @@ def predicted(program, version, shape):
 
 
 def comparison(programs):
-    """The table of measured and predicted times, and what it says in a sentence."""
+    """The table of measured and predicted times, and its summary in a sentence."""
     table = "| op, shape | version | measured us | predicted us | ratio | bound |\n|---|---|---|---|---|---|\n"
     ratios, last, right, wrong, left_out = [], [], 0, 0, []
     for op, shape, times in measured():

@@ -148,7 +148,7 @@ unit's instructions, a tenth of the float ones), and its integers and barriers m
 
 
 def section(ladder):
-    text = (f"\n## {ladder}\n\n| version | idea | instructions | sectors | wavefronts | conflicts | barriers | us | beside the version before |\n|"
+    text = (f"\n## {ladder}\n\n| version | idea | instructions | sectors | wavefronts | conflicts | barriers | us | against the previous version |\n|"
             + "---|" * 9 + "\n")
     before = None
     for version, idea in enumerate(ideas(ladder), 1):

@@ -1,6 +1,6 @@
 """Reads the output of `nvcc -Xptxas -v` and prints the registers and memory of each kernel per thread on each GPU architecture. A kernel that uses local
 memory (a stack frame, or registers spilled to it) fails: local memory is device memory, and its loads wait in the innermost loops. So does a kernel
-whose wgmma ptxas has put one behind the other, or fenced itself (its remarks C7510 to C7519): the source does not say what the machine does.
+whose wgmma ptxas has put one behind the other, or fenced itself (its remarks C7510 to C7519): the source does not show the order of the machine code.
 
     scripts/ptxas.py LOG...     `make ptxas` writes the logs
 
