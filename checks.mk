@@ -54,7 +54,7 @@ GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(HOPPER)) $(call
 
 # The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
 # linker keeps the first.
-$(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(filter-out %/gpu_query.o,$(GPU_HALF))
+$(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(GPU_HALF)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
@@ -72,7 +72,8 @@ ptxas: $(GPU_OBJECTS) $(BUILD)/test/test_cuda  ## compile the kernels for GPU_AR
 PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/emulator/ptx/*.cpp)))
 PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
 PTX_LADDER      := $(BUILD)/dev/emulator/ptx/ladder.o
-PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o $(BUILD)/ptx/llmc/ops/attention_hopper.o
+PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) \
+                   $(patsubst %,$(BUILD)/ptx/llmc/%.o,core/gpu_query parallel/comm_nccl ops/attention_hopper)
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
 PTX_LADDERS     := $(LADDERS:%=$(BUILD)/ptx/dev/cuda/%)
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
@@ -84,6 +85,7 @@ PTX_ARCH        := 90
 PTX_CODE        = compute_$(PTX_ARCH)
 $(PTX_LADDERS:=.o): private PTX_CODE := [compute_90,sm_90]
 $(patsubst %,$(BUILD)/ptx/%.o,test/ptx/kernels/test_hopper llmc/ops/attention_hopper): private PTX_ARCH := 90a
+$(BUILD)/ptx/llmc/core/gpu_query.o: private PTX_NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(PTX_ARCH)"'
 $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)
 
