@@ -328,6 +328,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     return cudaErrorInvalidValue;
 }
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int) { return snprintf(id, size_t(length), "none"), cudaSuccess; }
