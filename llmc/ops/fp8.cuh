@@ -11,8 +11,8 @@ template <class X> constexpr size_t fp8_bytes(Cuda<X>) { return 1; }
 
 // The bits of a magnitude, as an integer, are in the order of magnitudes, with infinity and then NaN behind all numbers; and the largest of integers does not
 // depend on the order in which they come. A block has every gridDim.x-th row. The kernel reads rows * columns elements.
-template <class X, int N>
-__global__ void fp8_scale_kernel1(unsigned *largest, const X *x, size_t rows, size_t columns, size_t ld) {
+template <class X> __global__ void fp8_scale_kernel1(unsigned *largest, const X *x, size_t rows, size_t columns, size_t ld) {
+    constexpr int N = Vec<X>::size;
     unsigned bits = 0;
     for (size_t r = blockIdx.x; r < rows; r += gridDim.x)
         for (size_t c = threadIdx.x * N; c < columns; c += blockDim.x * N) {
@@ -24,11 +24,9 @@ __global__ void fp8_scale_kernel1(unsigned *largest, const X *x, size_t rows, si
 }
 
 template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, Fp8Format, const X *x, size_t rows, size_t columns, size_t ld = 0) {
-    constexpr int N = Vec<X>::size;
-    ld = ld ? ld : columns;
     clear_floats(dev, q.scale + 1, 1);
-    launch(dev, fit_vectors<N>(columns, x) && ld % N == 0 ? fp8_scale_kernel1<X, N> : fp8_scale_kernel1<X, 1>,
-           Grid{std::min<size_t>(rows, 1024)}, 256, 0, reinterpret_cast<unsigned *>(q.scale + 1), x, rows, columns, ld);
+    launch(dev, fp8_scale_kernel1<X>, Grid{std::min<size_t>(rows, 1024)}, 256, 0, reinterpret_cast<unsigned *>(q.scale + 1), x,
+           rows, columns, ld ? ld : columns);
 }
 
 // ---- rounding -------------------------------------------------------------------------------------------------------------------

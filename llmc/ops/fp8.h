@@ -7,7 +7,7 @@
 //                                                              (rows, columns), or if turned (columns, rows). After fp8_scale of the same x
 //   fp8_product(dev, out, a, b, bias, T, IC, OC, accumulate)   out[t,o] = a.scale[0] b.scale[0] sum_i a[t,i] b[o,i] + bias[o], or out += that
 //
-//   x: rows of `ld` elements X, of which the first `columns` are the matrix; 0: columns     rows, columns, T, IC, OC: multiples of 16
+//   x: rows of `ld` elements X, of which the first `columns` are the matrix; 0: columns     rows, columns, ld, T, IC, OC: multiples of 16; x is aligned to 16 bytes
 //   a: values (T, IC)     b: values (OC, IC) in e4m3     out (T, OC) X or float     bias (OC) X, may be null
 //
 //   e4m3: 4 bits of exponent, 3 of fraction, up to 448: for activations and weights     e5m2: 5 and 2, up to 57344: for gradients
