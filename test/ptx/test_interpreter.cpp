@@ -239,7 +239,7 @@ TEST(PtxFlow, LabelsBelongToTheirScope) {
                    "{ .reg .pred %again;  WAIT: add.s32 %r20, %r20, 10;  setp.lt.u32 %again, %r20, 20;  @%again bra WAIT; }\n"
                    "{ bra BEHIND;  add.s32 %r20, %r20, 100; }\nBEHIND: add.s32 %r20, %r20, 1000;"),
               1023u);
-    expect_error("{ INSIDE: mov.u32 %r20, 0; }\nbra INSIDE;", "there is no label INSIDE");
+    expect_error("bra INSIDE;\n{ INSIDE: mov.u32 %r20, 0; }", "there is no label INSIDE");
     expect_error("TWICE: mov.u32 %r20, 0;\nTWICE: mov.u32 %r20, 1;", "two labels TWICE in one scope");
 }
 
