@@ -178,10 +178,8 @@ template void HfWeights::read_part(const std::string &, const Shape &, size_t, s
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
 // Buffers that transformers computes but that old files hold as tensors: rotary frequencies, and the causal masks of GPT-2. And the heads of MiMo that predict
-// further tokens, and Gemma 3's vision tower, which nothing here reads (config.cpp says so).
+// further tokens, which nothing here reads (config.cpp says so).
 static bool is_buffer(const std::string &name) {
-    for (const char *part : {"vision_tower.", "multi_modal_projector."})
-        if (name.find(part) != name.npos) return true;
     return name.starts_with("model.mtp_layers.") || name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
            name.ends_with(".attn.masked_bias");
 }
@@ -211,12 +209,25 @@ static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
     return "the config.json that belongs to these weights, or a model that transformers has saved";
 }
 
+// Of a model that also sees, whose text model is read.
+static bool is_vision(const std::string &name) {
+    return name.find("vision_tower.") != name.npos || name.find("multi_modal_projector.") != name.npos;
+}
+bool HfWeights::has_vision() const {
+    const auto begins = [&](const char *prefix) {
+        const auto it = where_.lower_bound(prefix);
+        return it != where_.end() && it->first.starts_with(prefix);
+    };
+    return (begins("language_model.") || begins("model.language_model.")) &&
+           std::ranges::any_of(where_, [](const auto &entry) { return is_vision(entry.first); });
+}
+
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     std::set<std::string> names;  // in the file
     for (const std::string &name : known)
         if (const auto it = entry_of(name); it != where_.end()) names.insert(it->first);
     for (const auto &[name, file] : where_)
-        if (!names.contains(name) && !is_buffer(name))
+        if (!names.contains(name) && !is_buffer(name) && !(has_vision() && is_vision(name)))
             die("%s: tensor \"%s\" %s is not part of the model that %sconfig.json describes\n  fix: %s", file->path().c_str(),
                 name.c_str(), shape_text(file->at(name).shape).c_str(), *kind_.prefix ? "adapter_" : "",
                 fix_for_unknown(name, *kind_.prefix).c_str());

@@ -32,6 +32,8 @@ class HfWeights {
     void read_as(const std::string &name, const std::string &other) { others_[name] = other; }
     // Reads a matrix of `from` rows as if it had `to`: those that the files do not have are the mean of theirs.
     void extend(const std::string &name, size_t from, size_t to);
+    bool has_vision()
+        const;  // the files also have a vision tower, beside a text model; expect_only() lets it pass, and its caller says so
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
     // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;

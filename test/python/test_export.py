@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from preparing import CHATML, DATA, PLAIN, chat, make_tokenizer
 from runs import (
-    DEMO, FAMILIES, GOLDEN, OF_PAIRS, PAIRS, ROOT, call, change_json, command, evaluate, first_step, merging, model_with, read_tensors, succeeds,
+    DEMO, FAMILIES, GOLDEN, OF_PAIRS, PAIRS, ROOT, call, change_json, command, evaluate, first_step, merging, model_with, read_tensors, refused, succeeds,
     weights, write_data, write_lines, write_tensors)
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
@@ -373,9 +373,12 @@ def test_the_text_model_of_one_that_sees(prefix, tmp_path):
     of_vision = {"vision_tower.vision_model.post_layernorm.weight": ones, "multi_modal_projector.mm_soft_emb_norm.weight": ones}
     write_tensors(model / "model.safetensors", tensors | of_vision)
     options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3}
-    train(tmp_path / "a", model=model, **options)
-    train(tmp_path / "b", model=golden, **options)
+    said = succeeds(command("sft", model=model, output_dir=tmp_path / "a", **options))
+    assert "note: the vision tower in " in said
+    succeeds(command("sft", model=golden, output_dir=tmp_path / "b", **options))
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    write_tensors(golden / "model.safetensors", read_tensors(golden / "model.safetensors") | of_vision)  # of which nothing says that it sees
+    refused(command("sft", model=golden, output_dir=tmp_path / "c", **options), "is not part of the model that config.json describes")
     saved = json.loads((tmp_path / "a" / "config.json").read_text())
     assert saved["model_type"] == "gemma3_text" and saved["architectures"] == ["Gemma3ForCausalLM"] and saved["eos_token_id"] == 2
 
