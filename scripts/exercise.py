@@ -6,7 +6,7 @@
     scripts/exercise.py rope --check        builds it, checks it in three orders of threads with races, counts it, and compares with the bound
     scripts/exercise.py rope --solution     writes the solution over the start: dev/cuda/exercises/rope.patch
 
-The start passes the checks of its results and misses the bound. --tree DIRECTORY works on a copy of the sources instead.
+A start misses its bound, or its results are wrong. --tree DIRECTORY works on a copy of the sources instead.
 """
 
 import argparse
@@ -24,26 +24,36 @@ EXERCISES = ROOT / "dev/cuda/exercises"
 
 
 class Exercise:
-    """A file of dev/cuda/exercises: lines "start: version N", "bound: COUNT at most NUMBER", "time: ...", the task, the solution's patch."""
+    """A file of dev/cuda/exercises: lines "start: version N", "bound: COUNT at most NUMBER", "time: ...", the task, the solution's patch.
+
+    Where the start is wrong, a line "says: ..." is what its check answers, and another patch, in front of the solution's, makes it from the copy.
+    """
 
     def __init__(self, name):
         path = EXERCISES / f"{name}.patch"
         if not path.exists():
             sys.exit(f"there is no exercise {name}\n  fix: one of {' '.join(names())}")
         self.name, text = name, path.read_text()
-        self.text, mark, patch = text.partition("--- a/")
-        self.patch = mark + patch
+        self.text, *patches = re.split(r"^(?=--- a/)", text, flags=re.M)
+        self.patch, self.to_start = patches[-1], patches[:-1]
         self.start = int(re.search(r"^start: version (\d+)$", self.text, re.M)[1])
         self.time = re.search(r"^time: (.*)$", self.text, re.M)[1]
-        self.bounds = [(name, int(most)) for name, most in re.findall(r"^bound: ([a-z ]+) at most (\d+)$", self.text, re.M)]
+        self.says = "".join(re.findall(r"^says: (.*)$", self.text, re.M))
+        self.bounds = [(name, int(most)) for name, most in re.findall(r"^bound: ([a-z_ ]+) at most (\d+)$", self.text, re.M)]
 
     def begin(self, tree):
-        return new_version.Ladder(tree, self.name).add(self.start)
+        version = new_version.Ladder(tree, self.name).add(self.start)
+        for patch in self.to_start:
+            self.apply(patch, tree)
+        return version
 
     def solve(self, tree):
-        done = subprocess.run(["patch", "-p1", "--quiet", "-d", tree], input=self.patch, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.apply(self.patch, tree)
+
+    def apply(self, patch, tree):
+        done = subprocess.run(["patch", "-p1", "--quiet", "-d", tree], input=patch, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
-            sys.exit(f"the solution does not fit dev/cuda/{self.name}.cu:\n{done.stdout}\n"
+            sys.exit(f"the exercise's patch does not fit dev/cuda/{self.name}.cu:\n{done.stdout}\n"
                      f"  fix: git checkout dev/cuda/{self.name}.cu, then scripts/exercise.py {self.name}")
 
     def check(self, tree):
