@@ -51,6 +51,8 @@ class Exercise:
         self.apply(self.patch, tree)
 
     def apply(self, patch, tree):
+        if not shutil.which("patch"):
+            sys.exit("exercise.py needs patch\n  fix: make deps")
         done = subprocess.run(["patch", "-p1", "--quiet", "-d", tree], input=patch, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
             sys.exit(f"the exercise's patch does not fit dev/cuda/{self.name}.cu:\n{done.stdout}\n"

@@ -19,6 +19,7 @@ packages=(
     "openmpi-bin         ranks that are processes: mpirun"
     "libgtest-dev        GoogleTest, for the C++ tests"
     "libboost-context-dev  the emulator that runs CUDA kernels on the CPU"
+    "patch               the workshop's exercises: scripts/exercise.py"
     "clang               a second compiler, with the fuzzers of make test-all"
     "clang-format        make format"
     "clang-tidy          make tidy"

@@ -165,14 +165,13 @@ Frames frames(const void *pc) {
     Frames &out = known[pc];
     Dl_info info;
     if (!dladdr(pc, &info)) return out;
-    char program[4096] = {};
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0) return out;
     const size_t offset = size_t(static_cast<const char *>(pc) - static_cast<char *>(info.dli_fbase));
-    FILE *pipe = popen(format("addr2line -f -C -i -e '%s' %#zx 2> /dev/null", program, offset).c_str(), "r");
+    FILE *pipe = popen(format("addr2line -f -C -i -e /proc/%d/exe %#zx 2> /dev/null", int(getpid()), offset).c_str(), "r");
     if (!pipe) return out;
     char function[4096], line[4096];
     while (fgets(function, sizeof function, pipe) && fgets(line, sizeof line, pipe)) {
-        function[strcspn(function, "\n")] = line[strcspn(line, " \n")] = 0;
+        function[strcspn(function, "\n")] = line[strcspn(line, "\n")] = 0;
+        if (char *more = strstr(line, " (discriminator ")) *more = 0;
         out.emplace_back(function, line);
     }
     pclose(pipe);

@@ -4,6 +4,7 @@
     python3 scripts/port/page.py"""
 
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -116,7 +117,7 @@ def example(peer):
             (Path(folder) / name).write_text(file)
         (Path(folder) / "data").mkdir()  # of LLaMA-Factory
         (Path(folder) / "data/dataset_info.json").write_text(json.dumps({name: {"file_name": f"{name}.json"} for name in ("identity", "alpaca_en_demo")}))
-        said = subprocess.run(f"{ROOT / 'train_llama'} {words} --convert", shell=True, cwd=folder, capture_output=True, text=True)
+        said = subprocess.run([ROOT / "train_llama", *shlex.split(words), "--convert"], cwd=folder, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     shown = [f"    # {name}", *(f"    {line}" for line in file.splitlines()), ""] if file else []
     return [f"{peer.name}'s {place}, and what becomes of it:", "", *shown, f"    $ ./train_llama {words} --convert", *(f"    {line}" for line in said.stdout.splitlines()), ""]

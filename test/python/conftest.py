@@ -1,11 +1,14 @@
 """Fixtures of several files."""
 
 import shutil
+import signal
 import subprocess
 
 import numpy as np
 import pytest
 from runs import ENVIRONMENT, ROOT, random_documents, write_data
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it, and so would all programs under test
 
 
 @pytest.fixture(scope="session")

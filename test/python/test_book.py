@@ -45,7 +45,7 @@ def matches(shown, printed):
 ALL = [(page, command, shown) for page in CHAPTERS for command, shown in commands(page)]
 BUILDS = [entry for entry in ALL if re.match(r"make|build/|\./train", entry[1])]
 QUICK = [entry for entry in ALL if entry not in BUILDS and "mutants.py" not in entry[1]]
-TURN = int(subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout or 0)
+TURN = int(subprocess.run("git rev-list --count HEAD", shell=True, cwd=ROOT, capture_output=True, text=True).stdout or 0)
 
 
 def run(command):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BARE_PYTHON = f"{sys.executable} -S"  # without any package
+BARE_PYTHON = [sys.executable, "-S"]  # without any package
 
 
 def make(*words, cwd=ROOT, **environment):
@@ -80,9 +81,9 @@ def test_packages_that_are_missing_without_root(tmp_path):
 
 def test_tests_that_are_left_out_are_named_first_and_last(tmp_path):
     stand_in(tmp_path / "tests", "echo '[ RUN      ] A.B'; echo '[       OK ] A.B (0 ms)'\n")
-    command = [*BARE_PYTHON.split(), "scripts/run_tests.py", "--build", tmp_path, "--cpp", tmp_path / "tests", "--python", tmp_path, "--no_mpi"]
+    command = [*BARE_PYTHON, "scripts/run_tests.py", "--build", tmp_path, "--cpp", tmp_path / "tests", "--python", tmp_path, "--no_mpi"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    assert lines[1] == lines[-2] and re.match(r"left out: Python tests \(\S+ has no .*, pytest: make deps\); ranks over MPI \(no MPI: make deps\)",
+    assert lines[1] == lines[-2] and re.match(r"left out: Python tests \(.+ has no .*, pytest: make deps\); ranks over MPI \(no MPI: make deps\)",
                                               lines[1]), lines
 
 
@@ -92,7 +93,7 @@ def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_pa
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     stand_in(tmp_path / "train_llama", "echo started")
-    stand_in(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
+    stand_in(tmp_path / ".venv/bin/python3", f'exec {shlex.join(BARE_PYTHON)} "$@"\n')
     result = subprocess.run([interpreter, tmp_path / script], capture_output=True, text=True)
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr == ("prepare.py: Python has no numpy, tokenizers, transformers, jinja2, xxhash\n"
