@@ -129,9 +129,9 @@ def test_a_mutant_comes_and_goes(tmp_path):
 
 
 def test_every_question_has_an_answer_somewhere():
-    """The index has 40 questions; that its links lead to headings is test_docs.py's."""
+    """No question occurs twice. test_docs.py checks that the links lead to headings."""
     rows = re.findall(r"^\d+\. (.*\?) \[.*\]\((.*)\)$", (BOOK / "questions.md").read_text(), re.M)
-    assert len(rows) == 40 and len({question for question, _ in rows}) == 40
+    assert len({question for question, _ in rows}) == len(rows) >= 70
 
 
 def test_pictures_are_drawn_from_the_programs(tmp_path):
