@@ -139,6 +139,11 @@ TEST(Options, LogRoundTripsThroughConfig) {
     }
 }
 
+TEST(Options, EachTaskHasAtMost110Flags) {
+    for (Task task : {PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, GENERATE, MERGE})
+        EXPECT_LE(to_json(default_options(task), task).size(), 110u) << task_name(task);
+}
+
 TEST(Options, ConfigHoldsAnyFlagAndTheCommandLineWins) {
     const ConfigFile file(
         R"({"model": "M", "data": "D", "max-len": 64, "output_dir": "O", "adam_betas": [0.5, 0.6], "overwrite": true})");

@@ -374,7 +374,7 @@ TEST(PolicyLoss, RefusesOptionsWithoutMeaning) {
     refused({"dual_clip", "0.5"}, [](auto &o) { o.dual_clip = 0.5; });
     refused({"eps_clip"}, [](auto &o) { o.clip_low = -1; });
     refused({"--is_correction vtrace", "icepop"}, [](auto &o) { o.correction = "vtrace"; });
-    refused({"--is_correction_range 2,5", "0.5,5"}, [](auto &o) { o.correction = "tis", o.correction_low = 2; });
+    refused({"--is_correction tis,2,5", "0.5,5"}, [](auto &o) { o.correction = "tis", o.correction_low = 2; });
     refused({"--is_correction tis", "gspo", "leave it out"}, [](auto &o) { o.correction = "tis", o.type = "gspo"; });
 }
 

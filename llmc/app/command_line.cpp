@@ -256,7 +256,10 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
     must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");
     must(o.lr_warmup == 0 || steps(o.lr_warmup), "lr_warmup", "0 (none), a whole number, or a share of all steps below 1");
-    for (const std::string &name : o.report_to) one_of(name, "report_to", "tensorboard,wandb,trackio,none");
+    for (const std::string &name : o.report_to) {
+        const bool project = !name.ends_with(':') && (name.starts_with("wandb:") || name.starts_with("trackio:"));
+        one_of(project ? name.substr(0, name.find(':')) : name, "report_to", "tensorboard,wandb,trackio,none");
+    }
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
     must(share(o.lr_decay_ratio), "lr_decay_ratio", "between 0 and 1");
     for (double beta : o.adam_betas) must(beta >= 0 && beta < 1, "adam_betas", "two numbers in [0, 1)");
@@ -332,8 +335,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.early_stopping_patience && o.eval_data.empty() && o.eval_fraction == 0)
         die("--early_stopping_patience counts evaluations, and there are none\n  fix: --eval_data FILE, or --eval_fraction 0.05");
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
-    if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
-        die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
+    if ((started_by_hand(o).processes == 0) != o.rendezvous.empty())
+        die("--rank and --rendezvous belong together\n  fix: --rank 0/2 --rendezvous HOST:29500, say");
     if (o.offload.empty() && !o.offload_dir.empty())
         die("--offload_dir is where --offload puts arrays, and nothing is offloaded\n  fix: --offload activations, say");
     if (std::ranges::count(o.offload, "weights") && !o.load_in.empty())
@@ -481,7 +484,7 @@ static void check_model(const Options &o, Task task, Problems &) {
 static std::string converted(const CommandLine &request, const Parser &parser) {
     std::string text = parser.command() + "\n";
     if (!request.as.empty()) {
-        const size_t ranks = std::max({world(), parser.options.ranks, parser.options.world_size});
+        const size_t ranks = std::max({world(), parser.options.ranks, size_t(started_by_hand(parser.options).processes)});
         text = run_port({{"as", request.as}, {"task", task_name(parser.task)}, {"settings", parser.understood}, {"ranks", ranks}},
                         "--as")
                    .get<std::string>();

@@ -90,11 +90,12 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
 
 // Ranks that are started by hand move their data by NCCL, from GPU to GPU.
 static int run_by_hand(const Program &program, const Options &o, const std::function<int(Comm &)> &run) {
+    const auto [rank, processes] = started_by_hand(o);
     if (std::string note; !finds_gpu(program, o, note))
-        die("--rendezvous is for ranks with a GPU each, and this one would compute on a CPU%s\n  fix: for ranks on CPUs scripts/launch.sh -np %zu "
-            "./%s ... (MPI), or --ranks %zu (threads of one process)",
-            note.empty() ? "" : (" (" + note + ")").c_str(), o.world_size, program.name, o.world_size);
-    return run_sockets({o.rank, int64_t(o.world_size), o.rendezvous}, {.timeout = o.comm_timeout}, run);
+        die("--rendezvous is for ranks with a GPU each, and this one would compute on a CPU%s\n  fix: for ranks on CPUs scripts/launch.sh -np %d "
+            "./%s ... (MPI), or --ranks %d (threads of one process)",
+            note.empty() ? "" : (" (" + note + ")").c_str(), int(processes), program.name, int(processes));
+    return run_sockets({rank, processes, o.rendezvous}, {.timeout = o.comm_timeout}, run);
 }
 
 static int run_all_ranks(const Program &program, const std::vector<std::string> &arguments) {

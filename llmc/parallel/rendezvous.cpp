@@ -353,8 +353,8 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
         die("rank 0 at %s does not know this rank's secret\n  fix: the same LLMC_RENDEZVOUS_SECRET in the environment of all ranks",
             at);
     if (answer.world != me.world)
-        die("rank %d has --world_size %d, but rank 0 at %s has %d\n  fix: the same --world_size for all ranks", int(me.rank),
-            int(me.world), at, answer.world);
+        die("this process has --rank %d/%d, but the first one at %s 0/%d\n  fix: the same number of processes for all",
+            int(me.rank), int(me.world), at, answer.world);
     if (answer.verdict != welcome)
         die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", int(me.rank),
             at, int(me.world) - 1);
@@ -369,10 +369,11 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
 
 std::vector<Socket> meet(const Rendezvous &me, double timeout) {
     if (me.world < 1 || me.world > most_ranks)
-        die("--world_size %lld\n  fix: the number of processes, from 1 to %d", static_cast<long long>(me.world), most_ranks);
+        die("--rank %lld/%lld\n  fix: a number of processes from 1 to %d", static_cast<long long>(me.rank),
+            static_cast<long long>(me.world), most_ranks);
     if (me.rank < 0 || me.rank >= me.world)
-        die("--rank %lld is not a rank of --world_size %d\n  fix: from 0 to %d", static_cast<long long>(me.rank), int(me.world),
-            int(me.world) - 1);
+        die("--rank %lld/%d: there is no such process\n  fix: from 0/%d to %d/%d", static_cast<long long>(me.rank), int(me.world),
+            int(me.world), int(me.world) - 1, int(me.world));
     const Address address = parse_address(me.address);
     const std::string secret = secret_for(address);
     if (me.rank == 0) return gather(me, address, secret, timeout);

@@ -1,6 +1,10 @@
 #include "options.h"
 
+#include <cinttypes>
+#include <cstdio>
 #include <nlohmann/json.hpp>
+
+#include "../core/common.h"
 
 const char *task_name(Task task) {
     switch (task) {
@@ -16,6 +20,17 @@ const char *task_name(Task task) {
         case MERGE: return "merge";
     }
     return "";
+}
+
+StartedByHand started_by_hand(const Options &o) {
+    StartedByHand out;
+    char more;
+    if (o.rank.empty()) return out;
+    if (o.rank.find_first_not_of("0123456789/") != o.rank.npos || o.rank.size() > 12 ||
+        sscanf(o.rank.c_str(), "%" SCNd64 "/%" SCNd64 "%c", &out.rank, &out.processes, &more) != 2 || out.rank >= out.processes)
+        die("--rank \"%s\" is not R/N, process R of N with R from 0 to N - 1\n  fix: --rank 0/2 for the first of two processes",
+            o.rank.c_str());
+    return out;
 }
 
 Options default_options(Task task) {

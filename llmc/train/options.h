@@ -45,11 +45,16 @@ struct Steps {
 };
 void to_json(nlohmann::ordered_json &, const Steps &);  // 50, not 50.0
 
+struct StartedByHand {  // by --rank R/N; 0 processes without it
+    int64_t rank = 0, processes = 0;
+};
+
 struct Options {
 #define OPT(type, name, value, tasks, help) type name = value;
 #include "options.def"
 };
 
+StartedByHand started_by_hand(const Options &);
 Options default_options(Task);                                  // a task's defaults, before any flag is read
 nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back
 std::string to_text(const nlohmann::ordered_json &value);       // a flag's value as one would write it on the command line

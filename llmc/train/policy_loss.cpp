@@ -30,8 +30,8 @@ void check_options(const PolicyLossOptions &o) {
     if (o.correction != "tis" && o.correction != "icepop" && o.correction != "seq-mask-tis")
         die("--is_correction %s is not known\n  fix: tis, icepop or seq-mask-tis", o.correction.c_str());
     if (!(0 <= o.correction_low && o.correction_low <= 1 && 1 <= o.correction_high))
-        die("--is_correction_range %g,%g does not hold 1, the weight of an answer of the policy as it is\n  fix: 0.5,5, say",
-            o.correction_low, o.correction_high);
+        die("--is_correction %s,%g,%g: between these weights is not 1, that of an answer of the policy as it is\n  fix: --is_correction %s,0.5,5, say",
+            o.correction.c_str(), o.correction_low, o.correction_high, o.correction.c_str());
     if (o.type == "gspo")
         die("--is_correction %s: the ratio of gspo is taken to the probability with which an answer was sampled, and so is corrected itself\n  fix: leave it out",
             o.correction.c_str());

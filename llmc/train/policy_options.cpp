@@ -12,6 +12,16 @@ static void check_kl_target(const Options &o) {
             target, horizon, horizon, o.rollout_batch_size * o.n, target);
 }
 
+// --is_correction NAME or NAME,C,D
+static void set_correction(PolicyLossOptions &out, const std::string &text) {
+    out.correction = text.substr(0, text.find(','));
+    char more;
+    if (out.correction != text && (out.correction.empty() || sscanf(text.c_str() + out.correction.size(), ",%lf,%lf%c",
+                                                                    &out.correction_low, &out.correction_high, &more) != 2))
+        die("--is_correction %s is not NAME,C,D with the smallest and the largest weight\n  fix: --is_correction %s,0.5,5, say",
+            text.c_str(), out.correction.empty() ? "tis" : out.correction.c_str());
+}
+
 PolicyOptions policy_options(const Options &o, Task task) {
     if (!(o.temperature > 0))
         die("--temperature %g: greedy answers have no probabilities to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
@@ -21,13 +31,12 @@ PolicyOptions policy_options(const Options &o, Task task) {
                      o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
     check_options(out.advantage);
     check_kl_target(o);
-    if ((task == PPO) != (o.advantage_estimator == "gae"))
-        die("--advantage_estimator %s is not for %s\n  fix: the task ppo for gae, which has a critic; grpo for the others, which have none",
-            o.advantage_estimator.c_str(), task_name(task));
-    out.loss = {o.policy_loss_type,      o.loss_aggregation, o.eps_clip.front(),
-                o.eps_clip.back(),       o.dual_clip,        o.kl_use_loss ? o.kl_coef : 0,
-                o.kl_estimator,          o.is_correction,    o.is_correction_range[0],
-                o.is_correction_range[1]};
+    if (task == GRPO && o.advantage_estimator == "gae")
+        die("--advantage_estimator gae has a critic, and grpo has none\n  fix: the task ppo, or another estimator");
+    out.loss = {o.policy_loss_type, o.loss_aggregation, o.eps_clip.front(),
+                o.eps_clip.back(),  o.dual_clip,        o.kl_use_loss ? o.kl_coef : 0,
+                o.kl_estimator};
+    set_correction(out.loss, o.is_correction);
     check_options(out.loss);
     out.shaping = {o.max_new_tokens, size_t(o.overlong_buffer[0]), o.overlong_buffer.size() > 1 ? o.overlong_buffer[1] : 1,
                    o.stop_properly_coef};

@@ -43,9 +43,13 @@ void RunLog::open(size_t step) {
     const bool same_log = !training_.resume_from.empty() && std::filesystem::exists(log);
     logger_ = std::make_unique<Logger>(log, same_log, step);
     if (!same_log) describe_run();
-    for (const std::string &where : o_.report_to)
-        if (where != "none")
-            reporters_.emplace_back(where, log, where == "tensorboard" ? o_.output_dir + "/tensorboard" : o_.report_project);
+    for (const std::string &tracker : o_.report_to) {
+        const size_t colon = tracker.find(':');  // before a project
+        if (tracker == "tensorboard") reporters_.emplace_back(tracker, log, o_.output_dir + "/tensorboard");
+        else if (tracker != "none")
+            reporters_.emplace_back(tracker.substr(0, colon), log,
+                                    colon == tracker.npos ? "train_llama" : tracker.substr(colon + 1));
+    }
 }
 
 void RunLog::describe_run() {

@@ -15,10 +15,10 @@ ROWS = [
     Sets("device cpu", "use_cpu, no_cuda", "true"),
     Refused("--debug finds the first value that is not finite, and calls of ranks that differ", "debug"),
     # ranks
-    Together("processes", "--ranks N, or mpirun -np N in front of the program", "num_processes, nproc_per_node"),
+    Together("processes", "--ranks N, or mpirun -np N in front of the program", "num_processes, nproc_per_node, world_size"),
     Note("all ranks are on this machine", "num_machines, nnodes", "1"),
     Note("this is the first machine", "machine_rank, node_rank", "0"),
-    Refused("--rank R --world_size W --rendezvous HOST:PORT, or mpirun",
+    Refused("--rank R/N --rendezvous HOST:PORT, or mpirun",
       "num_machines, machine_rank, main_process_ip, main_process_port, nnodes, node_rank, master_addr, master_port"),
     Note("the flags of ranks and --zero_stage say how ranks share the work", "distributed_type", "no, multi_gpu, multi_cpu, fsdp, deepspeed"),
     Note("it belongs to accelerate's launcher",

@@ -51,6 +51,7 @@ ROWS = [
       "algo.dynamic_filtering_range, dynamic_filtering_reward_range"),
     Same("rollout_batch_size", "rollout.batch_size"),
     Same("num_episodes", "train.num_episodes"),
+    Note("the task ppo has a critic", "algo.advantage.estimator, advantage_estimator", "gae"),
     Same("advantage_estimator", "algo.advantage.estimator"),
     Same("gamma", "algo.advantage.gamma"),
     Same("no_std_norm", "algo.advantage.no_std_norm, no_advantage_std_norm"),
@@ -63,7 +64,6 @@ ROWS = [
     Same("policy_loss_type", "actor.policy_loss_type"),
     Same("eps_clip", "actor.eps_clip, actor.eps_clip_low_high, eps_clip_low_high"),
     Same("dual_clip", "actor.dual_clip"),
-    Same("is_correction_range", "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
     Same("entropy_coef", "actor.entropy_coef"),
     Same("critic_model", "critic.model_name_or_path, critic_pretrain"),
     Same("critic_learning_rate", "critic.adam.lr"),
@@ -77,7 +77,6 @@ ROWS = [
     Same("max_num", "ckpt.max_num, max_ckpt_num"),
     Same("eval_data", "eval.dataset, eval_dataset"),
     Same("eval_steps", "eval.steps"),
-    Same("report_project", "logger.wandb.project, wandb.project, wandb_project"),
     Same("logging_steps", "logger.logging_steps"),
     Same("n", "rollout.n_samples_per_prompt, n_samples_per_prompt"),
     Same("max_new_tokens", "rollout.max_new_tokens"),
@@ -126,6 +125,8 @@ ROWS = [
     Together("corrects", "with is_correction_type, which is tis by default: --is_correction TYPE",
       "algo.advantage.is_correction_enable, enable_vllm_is_correction, vllm_enable_is_correction"),
     Together("correction", "where is_correction_enable is given: --is_correction TYPE", "algo.advantage.is_correction_type, vllm_is_correction_type"),
+    Together("correction_range", "where is_correction_enable is given: --is_correction TYPE,LOW,HIGH",
+      "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
     Note("every rank has a share of all models, and --ranks or mpirun says how many ranks there are",
       "num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
       "reward_num_gpus_per_node, critic_num_nodes, critic_num_gpus_per_node, colocate_all, colocate_all_models, colocate_actor_ref, "
@@ -176,6 +177,7 @@ ROWS = [
       "tensorboard_dir, use_tensorboard, use_wandb, wandb_org, wandb_group, wandb_run_name"),
     Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
       "wandb.key, wandb.org, wandb.group, wandb.run_name"),
+    Note("--report_to wandb:PROJECT hands metrics on to that project as training goes", "logger.wandb.project, wandb.project, wandb_project"),
     Note("checkpoints are written to output_dir/step_N", "ckpt.path, ckpt_path"),
     Note("--max_num limits the checkpoints kept", "max_mem, max_ckpt_mem"),
     Note("every checkpoint holds the model as a Hugging Face directory", "save_hf, save_hf_ckpt"),
@@ -241,7 +243,8 @@ def complete(t):
     if t.has("filters"):
         t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
     if t.has("corrects"):
-        t.set("is_correction", t.get("correction", "tis"), t.together["corrects"].where)
+        limits = t.together["correction_range"].values if t.has("correction_range") else []
+        t.set("is_correction", ",".join([t.get("correction", "tis"), *limits]), t.together["corrects"].where)
     if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):
         t.set("eval_data", ",".join(f"{name}[test]" for name in t.flag("eval_data").split(",")), t.flags["eval_data"].where)
         t.note("", "eval.dataset is read from its split test, as in OpenRLHF")

@@ -76,7 +76,8 @@ class Translation:
     def ranks(self):
         """The ranks of the run, as far as they are known before it starts, that do not share a sequence."""
         processes = self.count("processes", 1) if self.own["ranks"] == 1 else 1  # of accelerate or torchrun
-        ranks = max(self.own["ranks"], self.number("ranks", processes), self.number("world_size", 1))
+        by_hand = str(self.flag("rank", "")).partition("/")[2]
+        ranks = max(self.own["ranks"], self.number("ranks", processes), int(by_hand) if by_hand.isdecimal() else 1)
         return max(1, ranks // max(1, self.number("ring_attn_size", 1)))
 
     # ---- one setting

@@ -1,7 +1,7 @@
 #!/bin/bash
 # TRL's SFT by `accelerate launch --config_file multi_node.yaml --machine_rank R`, which is run on each of two machines with 8 GPUs. Here
 # mpirun is run on one, and starts ranks on the other by ssh. MODEL, DATA and OUT must lie where both see them. (Without ssh: start each
-# rank by hand, with --rank R --world_size 16 --rendezvous 10.0.0.1:29500, and one LLMC_RENDEZVOUS_SECRET: docs/ranks.md.)
+# rank by hand, with --rank R/16 --rendezvous 10.0.0.1:29500, and one LLMC_RENDEZVOUS_SECRET: docs/ranks.md.)
 #   HOSTS                   main_process_ip, num_machines, machine_rank
 #   --train_batch_size 128  per_device_train_batch_size 8, the default there, on 16 GPUs
 # The other flags are the same as in trl_sft_multi_gpu.sh.

@@ -105,8 +105,8 @@ def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
 @needs_emulator
 def test_ranks_started_by_hand_train_as_threads(data, tmp_path):
     """Over sockets they agree; the emulator moves what NCCL would."""
-    options = {**SMALL, "data": data, "max_steps": 3, "ring_attn_size": 2, "zero_stage": 2, "world_size": 2, "rendezvous": free_address()}
-    ranks = [start(emulated("sft", output_dir=tmp_path / "by_hand", rank=rank, **options)) for rank in (1, 0)]
+    options = {**SMALL, "data": data, "max_steps": 3, "ring_attn_size": 2, "zero_stage": 2, "rendezvous": free_address()}
+    ranks = [start(emulated("sft", output_dir=tmp_path / "by_hand", rank=f"{rank}/2", **options)) for rank in (1, 0)]
     for rank in ranks:
         said, error = rank.communicate(timeout=120)
         assert rank.returncode == 0 and error == "", said + error
@@ -118,7 +118,7 @@ def test_ranks_started_by_hand_train_as_threads(data, tmp_path):
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_on_cpus_ranks_are_not_started_by_hand(device, data, tmp_path):
     for rank in (0, 1):
-        words = command("sft", data=data, output_dir=tmp_path / "out", max_len=64, device=device, rank=rank, world_size=2, rendezvous=free_address())
+        words = command("sft", data=data, output_dir=tmp_path / "out", max_len=64, device=device, rank=f"{rank}/2", rendezvous=free_address())
         refused(words, "--rendezvous is for ranks with a GPU each", "\n  fix: for ranks on CPUs scripts/launch.sh -np 2 ./train_llama ", "--ranks 2")
     assert not (tmp_path / "out").exists()
 

@@ -172,8 +172,8 @@ NO_ADDRESSES = ["", "node1", "node1:", ":29500", "node1:0", "node1:65536", "node
 
 @pytest.mark.parametrize("rank, world, address, said", [
     *[(1, 2, address, f'--rendezvous "{address}" is not HOST:PORT') for address in NO_ADDRESSES],
-    (2, 2, None, "--rank 2 is not a rank of --world_size 2"), (-1, 2, None, "--rank -1 is not"), (2**32, 2, None, "--rank 4294967296 is not"),
-    (0, 0, None, "--world_size 0"), (0, 2**32 + 2, None, "--world_size 4294967298"),
+    (2, 2, None, "--rank 2/2: there is no such process"), (-1, 2, None, "--rank -1/2: "), (2**32, 2, None, "--rank 4294967296/2: "),
+    (0, 0, None, "--rank 0/0"), (0, 2**32 + 2, None, "--rank 0/4294967298"),
     (1, 2, "no.such.host.invalid:29500", 'there is no host "no.such.host.invalid"'),
     (0, 2, "192.0.2.1:29500", "cannot listen at 192.0.2.1:29500: Cannot assign requested address")])
 def test_wrong_ranks_and_addresses(rank, world, address, said):
@@ -357,7 +357,7 @@ def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
     right = [start("agreement", rank, 3, address) for rank in [0, 1]]
     time.sleep(0.5)
     assert f"another process is rank 1 at {address} already" in one(1, 3, address)
-    assert f"rank 1 has --world_size 2, but rank 0 at {address} has 3" in one(1, 2, address)
+    assert f"this process has --rank 1/2, but the first one at {address} 0/3" in one(1, 2, address)
     assert f"cannot listen at {address}: Address already in use" in one(0, 3, address)
     expect_done(all_of(ends([*right, start("agreement", 2, 3, address)])), "3 ranks: agreement")
 

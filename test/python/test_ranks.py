@@ -254,7 +254,8 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
     (2, {"zero_stage": 5}, ["--zero_stage", "0, 1, 2 or 3"]),
     (4, {"zero_group": 3}, ["--zero_group 3 does not divide 4 ranks", "one of 2, 4"]),
     (2, {"comm_timeout": 0}, ["--comm_timeout", "above 0"]),
-    (1, {"rank": 0}, ["--rank, --world_size and --rendezvous belong together"]),
+    (1, {"rank": "0/2"}, ["--rank and --rendezvous belong together"]),
+    *((1, {"rank": rank, "rendezvous": "h:1"}, [f'--rank "{rank}" is not R/N']) for rank in ("0", "2/2", "-1/2", "0/0", "1/2/3", "1/99999999999999999999")),
 ])
 def test_flags_of_ranks(ranks, options, parts, data, tmp_path):
     refused(sft(data, tmp_path / "run", ranks=ranks, **options), *parts)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import call, command, log_lines
+from runs import ENVIRONMENT, call, command, log_lines
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -163,8 +163,8 @@ def test_a_tracker_is_given_every_number(monkeypatch, package):
     assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
 
 
-def reporting_run(data, output, to):
-    return call(command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=output, report_to=to))
+def reporting_run(data, output, to, **more):
+    return call(command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=output, report_to=to), **more)
 
 
 def test_a_run_reports_by_itself(data, tensorboard, tmp_path):
@@ -172,6 +172,18 @@ def test_a_run_reports_by_itself(data, tensorboard, tmp_path):
     result = reporting_run(data, tmp_path / "run", "tensorboard")
     assert result.returncode == 0 and "note" not in result.stdout, result.stderr
     assert [e.step for e in tensorboard(tmp_path / "run" / "tensorboard" / "run").Scalars("loss")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("to, project", [("trackio", "train_llama"), ("trackio:mine", "mine")])
+def test_a_run_names_its_project(to, project, data, tmp_path):
+    (tmp_path / "trackio.py").write_text("def init(project, **_):\n    print('project', project, flush=True)\n    raise OSError('no place')\n")
+    result = reporting_run(data, tmp_path / "run", to, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
+    assert f"project {project}\n" in result.stdout and "no place" in result.stderr
+
+
+def test_wrong_trackers(data, tmp_path):
+    for to in ("wandb:", "tensorboard:mine", "none:mine", "comet"):
+        assert f'--report_to is "{to}"' in reporting_run(data, tmp_path / "run", to).stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is there")
