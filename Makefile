@@ -146,7 +146,9 @@ $(GPU)/%.o: %$(1) $(GPU)/flags
 	@$$(NVCC) $$(NVCCFLAGS) $$(GENCODE) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(type))))
-$(GPU)/llmc/ops/attention_hopper.o: private ARCHS := 90a
+# The units for sm_90a: the kernels of attention, and ladders of the workshop, whose instructions the emulator has not.
+HOPPER_LADDERS := hopper_copy hopper_matmul
+$(patsubst %,$(GPU)/%.o,llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private ARCHS := 90a
 
 # These files change when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: private FLAGS = $(COMPILER) $(CXXFLAGS)
@@ -196,7 +198,7 @@ $(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(CPU_MODELS) $(LIBRARY)
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, with nvcc and a GPU, for that.
 # It needs no other folders of the library.
 WORKSHOP_LIBRARY := $(patsubst %,$(BUILD)/llmc/%.o,core ops parallel)
-LADDERS  := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
+LADDERS  := $(filter-out $(HOPPER_LADDERS),$(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu))))
 WORKSHOP := $(BUILD)/dev/cuda/common.o $(LADDERS:%=$(BUILD)/dev/cuda/%.o)
 $(WORKSHOP): private FLAGS_OF_FILE := $(EMULATE)
 $(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o) $(WORKSHOP_LIBRARY)
@@ -204,6 +206,9 @@ $(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) 
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
 ifneq ($(CUDA),)
 $(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(GPU)/dev/cuda/%.o
+$(HOPPER_LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(GPU)/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(GPU)/dev/cuda/timing.o $(WORKSHOP_LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lcublas $(CUDA_LIBS) -lgtest -lpthread -o $@
 endif
 
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))

@@ -10,7 +10,8 @@ check       = $(if $(filter $1,$(CHECKS)),$2)
 part        = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
 CLANG      := $(shell command -v clang++ 2> /dev/null)
 
-$(call needs,try,test '$(filter $(L),$(LADDERS))',a ladder: "$(L)" is none,make try L=rope V=3; $(LADDERS))
+$(call needs,try,test '$(filter $(L),$(LADDERS) $(HOPPER_LADDERS))',a ladder: "$(L)" is none,make try L=rope V=3; $(LADDERS) $(HOPPER_LADDERS))
+$(if $(filter $(L),$(HOPPER_LADDERS)),$(call needs,try,test '$(NVCC)',nvcc: only the PTX interpreter has the instructions of $(L),install the CUDA toolkit))
 $(call needs,test-all,test -z '$(filter-out $(ALL_CHECKS),$(CHECKS))',to know which checks: CHECKS="$(CHECKS)",CHECKS="$(ALL_CHECKS)" or some of them)
 $(call check,fuzzers,$(call needs,test-all,test '$(CLANG)',clang++,make deps))
 $(call needs,ptxas test-gpu count,test '$(NVCC)',nvcc,install the CUDA toolkit)
@@ -37,11 +38,13 @@ $(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
 
-# One version of a ladder, beside the one before it: checked in three orders of threads, with races, and counted; with nvcc also its PTX.
-try: $(if $(L),build/race/dev/cuda/$(L))     ## a version of a kernel, checked and counted beside the one before: make try L=rope V=3
-	@./$< $(or $(V),shipped) --emu
-	@$(PYTHON) scripts/ladder_counts.py try $(L) $(or $(V),shipped)
-ifneq ($(HAVE_NVCC),)
+# One version of a ladder, beside the one before it: checked in three orders of threads, with races, and counted; with nvcc also its PTX, which is all
+# that there is of a ladder for Hopper.
+TRY_PTX := $(if $(filter $(L),$(HOPPER_LADDERS)),y)
+try: $(if $(L),build/$(if $(TRY_PTX),ptx,race)/dev/cuda/$(L))     ## a version of a kernel, checked and counted beside the one before: make try L=rope V=3
+	@./$< $(or $(V),shipped) $(if $(TRY_PTX),,--emu)
+	@$(PYTHON) scripts/ladder_counts.py try $(L) $(or $(V),shipped) $(if $(TRY_PTX),--ptx)
+ifneq ($(and $(HAVE_NVCC),$(if $(TRY_PTX),,y)),)
 	@MAKEFLAGS= $(MAKE) --no-print-directory -s build/ptx/dev/cuda/$(L)
 	@$(PYTHON) scripts/ladder_counts.py try $(L) $(or $(V),shipped) --ptx
 endif
@@ -49,7 +52,7 @@ endif
 # ---- GPUs -------------------------------------------------------------------------------------------------------------------------
 
 GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
-GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
+GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS) $(if $(HOPPER),$(HOPPER_LADDERS)))
 GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(HOPPER)) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
 
 # The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
@@ -75,7 +78,7 @@ PTX_LADDER      := $(BUILD)/dev/emulator/ptx/ladder.o
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) \
                    $(patsubst %,$(BUILD)/ptx/llmc/%.o,core/gpu_query parallel/comm_nccl ops/attention_hopper)
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
-PTX_LADDERS     := $(LADDERS:%=$(BUILD)/ptx/dev/cuda/%)
+PTX_LADDERS     := $(patsubst %,$(BUILD)/ptx/dev/cuda/%,$(LADDERS) $(HOPPER_LADDERS))
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
 # The slow suites are left out: they launch the same kernels. Launches that are interpreted at once cannot be recorded.
 PTX_TESTS_RUN   := -*Slow*:CudaGraphs*
@@ -83,8 +86,8 @@ PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
 # ptxas reports the registers of the ladders; nothing runs its machine code.
 PTX_ARCH        := 90
 PTX_CODE        = compute_$(PTX_ARCH)
-$(PTX_LADDERS:=.o): private PTX_CODE := [compute_90,sm_90]
-$(patsubst %,$(BUILD)/ptx/%.o,test/ptx/kernels/test_hopper llmc/ops/attention_hopper): private PTX_ARCH := 90a
+$(PTX_LADDERS:=.o): private PTX_CODE = [compute_$(PTX_ARCH),sm_$(PTX_ARCH)]
+$(patsubst %,$(BUILD)/ptx/%.o,test/ptx/kernels/test_hopper llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private PTX_ARCH := 90a
 $(BUILD)/ptx/llmc/core/gpu_query.o: private PTX_NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(PTX_ARCH)"'
 $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)

@@ -248,8 +248,11 @@ static Counts check_and_time(const AnyLadder &ladder, const Arguments &args) {
 }
 
 int main(int argc, char **argv) try {
-    const auto args = parse(argc, argv, the_interpreter ? *gpu_ladder : *emulated_ladder);
+    const auto args = parse(argc, argv, emulated_ladder ? *emulated_ladder : *gpu_ladder);
     if (!args) return 0;
+    if (!emulated_ladder && !the_interpreter && (args->emulate || args->count))
+        die("the emulator has not the instructions of %s\n  fix: make try L=%s runs them in the PTX interpreter",
+            gpu_ladder->about.name, gpu_ladder->about.name);
     if (args->count) return the_interpreter ? count_all(*gpu_ladder, *args) : count_accesses(*emulated_ladder, *args), 0;
     if (the_interpreter) {
         const Counts counts = check_ptx(*gpu_ladder, *args);

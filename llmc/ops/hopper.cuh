@@ -71,7 +71,8 @@ __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::c
 
 // Describes an array (rows, columns) of bf16 whose rows are `stride` elements apart, and boxes of tile_rows x width, for tiles as below. Both numbers of
 // columns are multiples of 64. The map is a parameter of the kernel, __grid_constant__. "CUDA Driver API: Tensor Map Object Management".
-inline CUtensorMap map_of(const bf16 *data, size_t rows, size_t columns, size_t stride, unsigned tile_rows, unsigned width) {
+inline CUtensorMap map_of(const bf16 *data, size_t rows, size_t columns, size_t stride, unsigned tile_rows, unsigned width,
+                          CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
     static const auto encode = [] {
         void *function = nullptr;
         cudaDriverEntryPointQueryResult result;  // asked for at run time, so that programs start where there is no driver
@@ -89,8 +90,7 @@ inline CUtensorMap map_of(const bf16 *data, size_t rows, size_t columns, size_t 
     const cuuint32_t box[] = {panel, tile_rows, width / panel}, steps[] = {1, 1, 1};
     CUtensorMap map;
     if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16 *>(data), dims, strides, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
         die("no tensor map of (%zu, %zu) bf16 at %p with a stride of %zu", rows, columns, static_cast<const void *>(data),
             stride);
     // Drivers up to 13.1 set a wrong bit for arrays below 128 KB. CUTLASS clears it, too (cute/atom/copy_traits_sm90_tma.hpp).
