@@ -147,7 +147,7 @@ $(GPU)/%.o: %$(1) $(GPU)/flags
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(type))))
 # The units for sm_90a: the kernels of attention, and ladders of the workshop, whose instructions the emulator has not.
-HOPPER_LADDERS := hopper_copy hopper_matmul
+HOPPER_LADDERS := $(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*hopper*.cu))
 $(patsubst %,$(GPU)/%.o,llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private ARCHS := 90a
 
 # These files change when the compiler or a flag does, and everything is compiled again.
@@ -206,6 +206,9 @@ $(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) 
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
 ifneq ($(CUDA),)
 $(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(GPU)/dev/cuda/%.o
+endif
+$(call needs,$(HOPPER_LADDERS:%=$(BUILD)/dev/cuda/%),test '$(and $(CUDA),$(filter 90,$(ARCHS)))',GPU_ARCHS=90 and a Hopper GPU,make try L=hopper_copy V=2 runs a version in the PTX interpreter)
+ifneq ($(and $(CUDA),$(filter 90,$(ARCHS))),)
 $(HOPPER_LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(GPU)/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(GPU)/dev/cuda/timing.o $(WORKSHOP_LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lcublas $(CUDA_LIBS) -lgtest -lpthread -o $@

@@ -60,15 +60,16 @@ class Exercise:
 
     def check(self, tree):
         """What is wrong with the last version; nothing if it is right and within the bounds."""
-        program = f"build/race/dev/cuda/{self.name}"
+        hopper = ladder_counts.for_hopper(self.name)
+        program = (ladder_counts.INTERPRETER if hopper else ladder_counts.EMULATOR) + self.name
         version = len(new_version.Ladder(tree, self.name).launchers)
         built = subprocess.run(["make", program], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if built.returncode:
             return [built.stdout]
-        ran = subprocess.run([program, str(version), "--emu"], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ran = subprocess.run([program, str(version), *([] if hopper else ["--emu"])], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if ran.returncode:
             return [ran.stdout]
-        counts = ladder_counts.emulated(self.name, version, tree)
+        counts = ladder_counts.interpreted(self.name, version, tree)[0] if hopper else ladder_counts.emulated(self.name, version, tree)
         return [f"{name}: {counts[name]}, and at most {most} are allowed" for name, most in self.bounds if counts[name] > most]
 
 
@@ -84,7 +85,7 @@ def copy_of_sources(to):
         (to / "dev" / name).symlink_to(ROOT / "dev" / name)
     for name in ("Makefile", "checks.mk", "llmc", "test", "scripts", "train_llama.cu", "train_gpt2.cu"):
         (to / name).symlink_to(ROOT / name)
-    patterns = ("probe.mk", "flags", "llmc/*", "dev/emulator/*.[od]", "dev/cuda/common.[od]")
+    patterns = ("probe.mk", "flags", "llmc/*", "dev/emulator/*.[od]", "dev/emulator/ptx/*.[od]", "dev/cuda/common.[od]")
     objects = [path for pattern in patterns for path in (ROOT / "build").glob(pattern)]
     for path in objects:  # with their times, so that make does not build them again
         copy = to / path.relative_to(ROOT)

@@ -107,7 +107,13 @@ shards=$(( $(nproc) > 2 ? $(nproc) / 2 : 1 ))
 
 test_cuda=build/gpu_$arch/test/test_cuda
 programs=()
-for file in dev/cuda/*.cu; do [ "$file" = dev/cuda/timing.cu ] || programs+=("build/${file%.cu}"); done
+for file in dev/cuda/*.cu; do
+    case $file in
+        dev/cuda/timing.cu) ;;
+        *hopper*) [ "$arch" != 90 ] || programs+=("build/${file%.cu}") ;;
+        *) programs+=("build/${file%.cu}") ;;
+    esac
+done
 
 # ---- sections -----------------------------------------------------------------------------------------------------------------------
 
