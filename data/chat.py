@@ -516,7 +516,7 @@ class Turns:
 
 
 def ending(ids, first, stop, tokenizer):
-    """Returns the special token that ends ids[first:stop], white space after it aside, or None."""
+    """Returns the special token that ends ids[first:stop], ignoring white space after it, or None."""
     while stop > first and tokenizer.is_blank(ids[stop - 1]):
         stop -= 1
     return int(ids[stop - 1]) if stop > first and tokenizer.special[ids[stop - 1]] else None

@@ -188,8 +188,8 @@ def pref_drafts(fields, options, template):
 
 
 def judged_pair(fields):
-    """Returns the name of the prompt, and those of the better and the worse answer: [] if a record has no two answers of known names, None if neither
-    is better."""
+    """Returns the names of the prompt, of the better and of the worse answer; [] if a record has no two answers of known names, None if neither is
+    better."""
     for prompt, first, second, name, better in JUDGED:
         if has(fields, first) and has(fields, second) and (name is None or has(fields, name)):
             if name is None:

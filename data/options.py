@@ -43,7 +43,7 @@ def whole_number(least, why):
     return number
 
 
-length = whole_number(2, "too short: one token to predict another takes two")
+length = whole_number(2, "too short: a sample needs at least two tokens, of which one predicts the other")
 count = whole_number(1, "less than one")
 natural = whole_number(0, "negative")
 
@@ -202,7 +202,7 @@ def build_parser(description=None):
     add_common(pretrain, takes_ids=True)
     add_length(pretrain, "split", ["split", "drop", "keep"])
     add_show(pretrain)
-    pretrain.add_argument("--input_key", metavar="FIELD", help="field of the text")
+    pretrain.add_argument("--input_key", metavar="FIELD", help="field with the text")
     pretrain.add_argument("--to_bin", metavar="PREFIX", help="also write the tokens as shards of llm.c: PREFIX_000000.bin, ...")
 
     prompts = tasks.add_parser("prompts", help="prompts to generate from", allow_abbrev=False,

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains by command lines and files of other trainers in TRL and in train_llama, and compares what they do in each step.
+"""Trains by command lines and files of other trainers in TRL and in train_llama, and compares the figures of each step.
 
     .venv-compare/bin/python scripts/check_trl.py CHECKOUT [--only TEXT]
 
-A checkout of TRL, OpenRLHF or Axolotl. Of TRL every line of sft, dpo and reward is given to both sides as it lies, and those of LINES; a file of
-OTHERS is given to train_llama, and TRL gets what it says in TRL's words, by hand. Both have a tiny random model and look-alike data for three
+A checkout of TRL, OpenRLHF or Axolotl. Both sides get every sft, dpo and reward line of TRL unchanged, and the lines of LINES; a file of
+OTHERS goes to train_llama, and TRL gets a translation made by hand. Both have a tiny random model and look-alike data for three
 steps, in floats on the CPU, in the order of the file, without dropout; chats have assistant_only_loss, without which the conversion says that TRL
 trains all tokens. The learning rate, samples and target tokens of each step must be equal, and the loss and the norm of the gradients agree
 within 1e-4. Adapters begin with the same random matrices."""
@@ -29,7 +29,7 @@ from port.reading import PortError, read_words
 STEPS, PACKED = 3, 256
 AGREE = 1e-4
 TASKS = {"sft": "sft", "dpo": "dpo", "reward": "rm", "reward_modeling": "rm"}
-# Of the machine or the hub, or given by the check.
+# Options of the machine or the hub, or set by the check.
 WITHOUT = {"push_to_hub", "report_to", "run_name", "eos_token", "accelerate_config", "num_processes", "attn_implementation", "dtype", "torch_dtype",
            "bf16", "output_dir", "max_steps", "no_remove_unused_columns", "model_name_or_path"}
 SMALL = "--model_name_or_path M --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --learning_rate 1e-3"
@@ -50,7 +50,7 @@ LINES = [  # losses and options that no line of TRL's repository has
 OPENRLHF = ("--per_device_train_batch_size 16 --gradient_accumulation_steps 16 --num_train_epochs 1 --lr_scheduler_type cosine_with_min_lr "
             "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' --warmup_steps 0.03 --adam_beta2 0.95")
 AXOLOTL = "--per_device_train_batch_size 2 --learning_rate 2e-4 --lr_scheduler_type cosine --warmup_steps 0.1 --max_length 2048"
-OTHERS = {  # a file: the task, the form of the data in it and in TRL, and what it says in TRL's words
+OTHERS = {  # a file: the task, the format of its data and of TRL's, and its options under TRL's names
     "examples/scripts/train_sft.sh": ("sft", "OpenOrca", "user-assistant", f"{OPENRLHF} --learning_rate 5e-6 --max_length 2048"),
     "examples/scripts/train_dpo_llama.sh": ("dpo", "binarized", "binarized", f"{OPENRLHF} --learning_rate 5e-7 --max_length 8192"),
     "examples/scripts/train_rm.sh": ("rm", "binarized", "binarized", f"{OPENRLHF} --learning_rate 9e-6 --max_length 8192"),
@@ -200,7 +200,7 @@ def lines_of(checkout, folder):
 # ---- both sides ------------------------------------------------------------------------------------------------------------------------------
 
 def train_in_trl(task, words, adapter, out, log):
-    """TRL's own script, with a count of what it trains on, in a process of its own. Writes the figures of its steps."""
+    """Runs TRL's own script in a process of its own, counts its trained tokens, and writes the figures of its steps."""
     import transformers
 
     for stream in (1, 2):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Counts of the workshop's versions, beside each other.
+"""Compares the counts of the workshop's versions.
 
     scripts/ladder_counts.py try LADDER VERSION [--ptx]    what `make try L=LADDER V=VERSION` prints behind the checks: the version and the
                                                            one before it
     scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes docs/ladder_counts.md, as `make count` does: every version of every ladder; or of
                                                            these ladders, and the others stay as they are in the page
-    scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses beside the interpreter's; the last line is "N equal, M differ"
+    scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses and the interpreter's; the last line is "N equal, M differ"
 
 The programs are build/race/dev/cuda/LADDER, whose emulator counts loads, stores and warp operations, and build/ptx/dev/cuda/LADDER, which interprets
 nvcc's PTX. `make` builds them.
@@ -44,7 +44,7 @@ def ideas(ladder):
 
 
 def rows(command, tree="."):
-    """Dictionaries of a program's --csv; a column that only pairs with the one before, as `bound` does, is joined to it."""
+    """Dictionaries of a program's --csv; a column that qualifies its left neighbour, as `bound` does, is joined to it."""
     done = subprocess.run([*command, "--count", "--csv"], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.stderr or f"{' '.join(command)}: exit code {done.returncode}")
@@ -130,7 +130,7 @@ def compare_with_the_one_before(ladder, version, ptx):
 
 
 def step(before, now):
-    """What a version brought, beside the one before, in a line."""
+    """Returns a line with the gains of a version over its predecessor."""
     said = [f"{name} {change(before[name], now[name])}" for name in ("instructions", "sectors", "wavefronts", "conflicts", "barriers", "us")
             if before[name] != now[name]]
     return ", ".join(said) or "the same"

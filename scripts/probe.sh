@@ -22,7 +22,7 @@ build_googletest() {
 # shellcheck disable=SC2086
 links() { $CXX $CXXFLAGS "$work/probe.cpp" $1 -o "$work/probe" 2> "$work/errors"; }
 
-# try NAME "source" "libraries" "what it means if missing": sets HAVE_NAME in the file and prints a line.
+# try NAME "source" "libraries" "consequence of its absence": sets HAVE_NAME in the file and prints a line.
 try() {
     printf '%b\n' "$2" > "$work/probe.cpp"
     if links "$3"; then

@@ -29,7 +29,7 @@ def read(text):
 
 
 def wgmma_remarks(text):
-    """Returns (architecture, remark of ptxas) pairs. A remark stands in front of its kernel's report."""
+    """Returns (architecture, remark of ptxas) pairs. A remark precedes its kernel's report."""
     kernels = dict(re.findall(r"Compiling entry function '(\S+)' for '(\S+)'", text))
     return [(kernels.get(name, "sm_90a"), remark) for remark, name in re.findall(r"(\(C751\d\) .*? in function '(\S+?)'.*)", text)]
 

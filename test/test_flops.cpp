@@ -168,7 +168,7 @@ TEST(Prediction, MessagesOverRates) {
 }
 
 // Where ops take longer than messages, only the embedding, the first layer and their gradients, the last ones, are waited for; and from stage 2 on the gradient
-// of a tied head, which is summed by itself: the next sum, that of the final norm, waits for it.
+// of a tied head, which is summed alone: the next sum, the final norm's, waits for it.
 TEST(Prediction, OpsHideMessages) {
     const Predicted p(8, 1, 3);
     auto planned = p.model();

@@ -145,7 +145,7 @@ TEST(Config, HeadsAndHeadSize) {
         EXPECT_EQ(parse(with(tiny(family), R"({"num_key_value_heads": null})")).KV, 4u);
 }
 
-// What a family has by itself, and where it heeds fields.
+// The defaults of each family, and the fields that change them.
 TEST(Config, Families) {
     const std::string asked = R"({"attention_bias": true, "mlp_bias": true})";
     const struct {
@@ -277,7 +277,7 @@ TEST(Config, TheTextModelOfGemma3) {
     expect_refused(with(tiny(), R"({"model_type": "gemma3"})"), "text_config is missing");
 }
 
-// The counts are those that transformers has of these configurations.
+// The expected counts are transformers' counts of these configurations.
 TEST(Config, ParametersOfRelatives) {
     struct Model {
         const char *type;
@@ -583,7 +583,7 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
 struct Hf : TemporaryDirectory {
     const std::string single = dir + "/model.safetensors", index = dir + "/model.safetensors.index.json";
 
-    // Writes F32 tensors, or those of the given types.
+    // Writes tensors, as F32 unless types are given.
     void write(const std::vector<std::pair<TensorSpec, std::vector<float>>> &tensors, size_t shard_bytes = SIZE_MAX) const {
         std::vector<TensorSpec> specs;
         for (const auto &[spec, values] : tensors) specs.push_back(spec);

@@ -211,7 +211,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
         const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
         const bool half = pick(0, 1), rounds = pick(0, 1);
         if (pick(0, 1) && c.stage > 0 && c.world > 2 && c.world % 2 == 0) c.group = 2;
-        const bool late = pick(0, 1) && c.micro_steps > 1;  // each rank has a row after an update, and waits for what is gathered
+        const bool late = pick(0, 1) && c.micro_steps > 1;  // each rank has a row after an update, and waits for gathered weights
         const uint32_t what = number % 7 + 1;
         const Offload offload{.activations = (what & 1) > 0,
                               .optimizer = (what & 2) > 0,
@@ -232,7 +232,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
     }
 }
 
-// Whatever part of a matrix a rank has, with replicas, too. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. Squares of the
+// Any part of a matrix on a rank gives the same update, also with replicas. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. Squares of the
 // norm are summed by bucket and rank, so the head is one bucket here, and stage 0 is left out.)
 TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
     for (RankModel model : {untied, tied, gpt2, adapted, norm_after, experts})

@@ -4,7 +4,7 @@
 //   ./ops [threads]
 //
 // GFLOP/s count two operations per multiply and add. GB/s count each array that an op reads or writes once. A copy also loads the
-// lines that it will overwrite, three transfers for the two counted, whereas AdamW only writes lines that it has read: hence its share
+// lines that it will overwrite, three transfers where two are counted. AdamW only writes lines that it has read, hence its share
 // of up to 1.5.
 #include "../../llmc/ops/adamw.h"
 #include "../../llmc/ops/gelu.h"

@@ -2,8 +2,8 @@
 // llmc/ops/attention_decode.h
 //
 // 8 sequences of up to 8192 tokens, 32 query heads, 8 key heads, D 128 in bf16 for timing. A key and its value are 4 D bytes and make 4 D FLOP
-// for each query head of their group: 4 FLOP a byte here, so that reading the cache once, 151 MB, is all that counts. It takes many loads
-// under way at the same time, from all over the GPU; the versions differ in their number, and in how often K and V are read.
+// for each query head of their group: 4 FLOP a byte here, so that the time is that of reading the cache once, 151 MB. Full bandwidth takes many loads
+// in flight at the same time, on all SMs; the versions differ in their number, and in how often K and V are read.
 //
 //   version                            K and V are read    warps at work           limited by
 //   1 a warp per query head            4 times             256                     one key after the other, of a sequence of 8192
@@ -69,7 +69,7 @@ void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
 // ---- version 2: a block per query head -----------------------------------------------------------------------------------------
 //
 // Four warps take every fourth key each. Their results are merged through shared memory, in order: the largest maximum counts, and sums under a
-// smaller maximum shrink (join_channel, of the shipped kernel).
+// smaller maximum are rescaled (join_channel, of the shipped kernel).
 
 __device__ void put_warp(float *sums, float *out, const WarpHead &head,
                          size_t D) {  // of this warp among (warps, 2) and (warps, D)
@@ -140,9 +140,9 @@ void attention_decode3(CudaBf16 dev, bf16 *out, const Decode &in) {
 // ---- version 4: a block per split of the keys ----------------------------------------------------------------------------------
 //
 // Each block has 256 of the keys (more where a sequence has more than 8192), and writes its result to scratch: 2 % of the bytes read.
-// A second kernel joins a sequence's splits, in order: where they lie depends on the sequence alone, so its result does not change with
-// the batch that it is in. Memory is busy now. But a warp still takes one key at a time, 2 bytes a lane and load, ends each score with
-// five shuffles, and shrinks its sums for every key.
+// A second kernel joins a sequence's splits in order. Their places depend on the sequence alone, so its result does not change with the
+// rest of the batch. Memory is busy now. But a warp still takes one key at a time, 2 bytes a lane and load, ends each score with
+// five shuffles, and rescales its sums for every key.
 
 __global__ void attention_decode_kernel4(Decode in) {
     const size_t b = blockIdx.x, kv = blockIdx.y, i = blockIdx.z;
@@ -165,7 +165,7 @@ void attention_decode4(CudaBf16 dev, bf16 *out, const Decode &in) {
 // ---- version 5: llmc/ops/attention_decode.cuh ----------------------------------------------------------------------------------
 //
 // 16 bytes a lane, so that 16 lanes have a key of 128 channels, and a warp two. Each takes four neighbouring keys at once: eight loads of 16
-// bytes under way per lane, four shuffles for the scores of two keys, and one shrinking of the sums for four keys.
+// bytes in flight per lane, four shuffles for the scores of two keys, and one rescaling of the sums for four keys.
 
 void attention_decode5(CudaBf16 dev, bf16 *out, const Decode &in) {
     attention_decode(dev, out, in.parts.sums, in.q, in.cache, in.table, in.first_key, in.length, in.B, in.pages, in.H, in.KV,

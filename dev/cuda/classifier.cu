@@ -37,7 +37,7 @@ __device__ inline float dlogit(float logit, float max, float scale, float weight
 // ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
 // Three passes: maximum, sums, gradient. 12 V bytes read and V elements written for each row, a row apart between neighbouring
-// threads; and 128 rows are 4 warps, on a GPU with room for thousands. This is what parallel over rows alone means.
+// threads. 128 rows are only 4 warps, on a GPU with room for thousands: rows alone are too little parallelism.
 
 template <class X>
 __global__ void classifier_kernel1(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
@@ -71,7 +71,7 @@ void classifier1(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 //
 // The same three passes by 256 threads side by side, with a maximum and two sums over the block in between (shuffles in each
 // warp, then over the warps). Still 12 V bytes read, some of them from L2: 128 rows are 66 MB. Whether an earlier logit equals
-// the maximum takes a vote of the block, as nobody has seen all of them.
+// the maximum takes a vote of the block, because no thread has seen all logits.
 
 template <class T> struct WarpValues { T partial[32]; };
 
@@ -113,8 +113,8 @@ void classifier2(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 //
 // Maximum and sums in one pass (Milakov and Gimelshein, 2018, arXiv:1805.02867): sums relative to one maximum become sums
 // relative to another by a factor exp(old - new), so parts of a row can be merged in any grouping, by threads, lanes and warps
-// alike (merge() in loss.cuh). 8 V bytes read. The price is arithmetic, two exp for each merge; another way to spend it would be
-// one per rise of the maximum.
+// alike (merge() in loss.cuh). 8 V bytes read. The price is arithmetic, two exp for each merge. The alternative is one exp for each rise
+// of the maximum.
 
 template <class X>
 __global__ void classifier_kernel3(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
@@ -147,8 +147,8 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 
 // ---- version 4: 16 bytes per load, 1024 threads --------------------------------------------------------------------------------
 //
-// The threads of one block keep an SM's loads under way, even if there is only one row per SM. The second reading of a row should
-// come from L2 where the rows under way fit it.
+// The threads of one block keep enough loads of an SM in flight, even with a single row per SM. The second pass over a row should
+// hit L2 if the rows in flight fit there.
 
 template <class X>
 __global__ void __launch_bounds__(1024) classifier_kernel4(HeadStats stats, X *dlogits, const float *logits,
@@ -226,7 +226,7 @@ template <class X> struct Classifier {
           d_targets(targets) {}
 
     std::vector<int32_t>
-    some_targets() {  // every second one is the largest logit of its row, and every fourth has an equal in front
+    some_targets() {  // every second target is the largest logit of its row, and every fourth has an equal logit before it
         std::vector<int32_t> out(n);
         const Random random{1, Purpose::test, 3};
         for (size_t r = 0; r < n; r++) {

@@ -69,7 +69,7 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
                                                     : "count the emulator's loads, stores and warp operations (make try)");
     if (the_interpreter) {
         app.add_option("--sample", out.sample,
-                       "run only so many blocks of each launch, spread over the grid, and multiply their counts")
+                       "run only this number of blocks of each launch, spread over the grid, and multiply their counts")
             ->needs(count)
             ->check(CLI::Range(1, 1000000));
     } else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");

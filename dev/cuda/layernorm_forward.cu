@@ -113,9 +113,9 @@ void layernorm_forward3(Cuda<X> dev, X *out, float *mean, float *rstd, const X *
 
 // ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
 //
-// Version 1 again, but the row waits in shared memory: one reading from memory, with 16 bytes per load, and two from where a lane
-// reads only its own stores. Two passes there cost less than Welford's divisions, and the second one also finds what the first
-// one's sum lost of the mean. The same kernel adds the residual. The memory's bandwidth is the limit.
+// Version 1 again, but the row is kept in shared memory: one pass over device memory, with 16 bytes per load, and two over shared memory,
+// where a lane reads only its own stores. Two passes there cost less than Welford's divisions, and the second one also finds the rounding error of the first
+// one's mean. The same kernel adds the residual. The memory's bandwidth is the limit.
 
 template <class X> struct LayernormForward {
     static constexpr double eps = 0.125;  // large enough to show where it is forgotten

@@ -2,7 +2,7 @@
 //
 // T = IC = OC = 4096 for timing: 2 T IC OC = 137 GFLOP, and 2 (T IC + OC IC + T OC) = 101 MB to read and write once, that is 1365
 // FLOP a byte: a kernel that reads each value about once is limited by arithmetic. Versions 2 and 3 read fewer times, 4 multiplies
-// faster, 5 does both at once.
+// faster, 5 overlaps loads with products.
 //
 // A tile of R x C outputs reads (R + C) IC values, for 2 R C IC FLOP. All tiles together read 2 T IC OC (1/R + 1/C) bytes from L2:
 //
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(1024)
         s.w[r][c] = o0 + r < OC && k0 + c < IC ? float(w[(o0 + r) * IC + k0 + c]) : 0.0f;
         __syncthreads();
         for (int k = 0; k < 32; k++) sum += s.x[r][k] * s.w[c][k];
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // no thread reads the tiles any more
     }
     if (t0 + r < T && o0 + c < OC) out[(t0 + r) * OC + o0 + c] = sum;
 }
@@ -76,7 +76,7 @@ void matmul_forward2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 // ---- version 3: an 8 x 8 tile per thread ---------------------------------------------------------------------------------------
 //
 // 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs are stored transposed, so that
-// four neighbours come with one 16-byte load, and 8 threads read 128 bytes at a stretch: all banks once. Written, a warp fills 32
+// one 16-byte load gets four neighbours, and 8 threads read 128 consecutive bytes: all banks once. In a store, a warp fills 32
 // neighbours.
 
 constexpr int block_rows = 128;  // of x, and the same number of w: versions 3 to 5 make 128 x 128 outputs a block
@@ -96,7 +96,7 @@ struct TransposedSlab {
         const Vec<bf16> values = read_8(from, row0 + row, rows, k0 + k, IC);
         for (int j = 0; j < 8; j++) x[k + j][row] = float(values[j]);
     }
-    // Of 128 rows a thread owns four, and the four that stand 64 further.
+    // Of 128 rows a thread owns four, and four more at a distance of 64.
     __device__ static int row(int i, int e) { return e / 4 * 64 + 4 * i + e % 4; }
     __device__ void read(float (&values)[8], int k, int i) const {
         for (int half = 0; half < 2; half++) {
@@ -226,9 +226,9 @@ void matmul_forward4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 // ---- version 5: mma.sync and cp.async ------------------------------------------------------------------------------------------
 //
 // Four pairs of slabs, 64 KiB: while one is multiplied, the next three are on their way, from memory to shared memory past the
-// registers. One barrier per slab is enough: after it the slab has landed for all threads, and all are done with the one
-// before, whose place the next to be fetched takes. At the end that memory turns the outputs, of which a lane has two neighbours,
-// into rows of 16-byte chunks.
+// registers. One barrier per slab is enough: after it slab n has landed for all threads, and no thread reads slab n-1, whose memory
+// slab n+3 takes. At the end the outputs, of which a lane has two neighbours, are rearranged in the same memory into rows of 16-byte
+// chunks.
 //
 // The tensor cores of an SM of sm_80 make 2048 FLOP a clock: at 1/32 byte each that is half of the 128 bytes that its shared memory
 // gives. Those of sm_90 make 4096, for which it is all of them; wgmma, which needs no ldmatrix, is the way on.
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(tensor_threads)
             attention::load<tensor_threads>(s.stage[n % stages].x, {x + k0, IC}, x_rows, IC - k0);
             attention::load<tensor_threads>(s.stage[n % stages].w, {w + k0, IC}, w_rows, IC - k0);
         }
-        cp_async_commit();  // an empty group, too: the waits count groups
+        cp_async_commit();  // also if the group is empty, because the waits count groups
     };
     for (int n = 0; n < stages - 1; n++) fetch(n);
     WarpTile tile;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(tensor_threads)
     }
 
     auto &outputs = shared_mem<attention::Tile<block_rows, block_rows>>();
-    __syncthreads();  // all are done with the slabs
+    __syncthreads();  // no thread reads the slabs any more
     tile.for_each_pair([&](int row, int column, float first, float second) {
         reinterpret_cast<uint32_t *>(outputs.chunk(row, column / 8))[column % 8 / 2] = pack_bf16(first, second);
     });

@@ -734,7 +734,7 @@ void barrier(int id, int threads, bool wait, std::source_location at) {
     if (wait) run_another(current->warp);
 }
 
-// For the race detector a read: reads and other atomics may happen beside it, and no write. Blocks run on several CPU cores.
+// The race detector treats an atomic as a read: reads and other atomics may be concurrent, writes may not. Blocks run on several CPU cores.
 template <class T> T atomic(Atomic operation, T *p, T value, T expected, std::source_location at) {
     const Place place{at, __builtin_return_address(0)};
     if (uintptr_t(p) % sizeof(T))

@@ -51,7 +51,7 @@ def show(name, values):
     print(f"  {name:<24}" + " ".join(f"{round(v, 7) + 0.0:9.5f}" for v in values))
 
 
-x, w, dout = np.array([1.0, 2.0, 2.0]), np.array([1.0, 0.5, 2.0]), np.array([0.6, -1.0, 0.2])  # what is traced in the chapter
+x, w, dout = np.array([1.0, 2.0, 2.0]), np.array([1.0, 0.5, 2.0]), np.array([0.6, -1.0, 0.2])  # the example of the chapter
 
 
 def main():

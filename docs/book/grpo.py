@@ -32,7 +32,7 @@ def one_sample(theta, baseline):
 
 
 def advantages(rewards, estimator):
-    """Of a group of answers to one prompt, as llmc/train/advantages.cpp shapes them."""
+    """Advantages of a group of answers to one prompt, as llmc/train/advantages.cpp computes them."""
     n = len(rewards)
     centred = rewards - rewards.mean()
     if estimator == "reinforce":

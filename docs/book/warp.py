@@ -1,7 +1,7 @@
 """What 32 addresses cost: sectors of device memory and wavefronts of shared memory. Chapter C: gpu.md."""
 
 WARP = range(32)
-PATTERNS = [  # what each lane of a warp loads: the addresses, and the bytes of one load
+PATTERNS = [  # the loads of a warp: the address of each lane, and the bytes of one load
     ("neighbouring floats", [4 * lane for lane in WARP], 4),
     ("neighbouring bf16", [2 * lane for lane in WARP], 2),
     ("16 bytes a lane", [16 * lane for lane in WARP], 16),

@@ -128,7 +128,7 @@ struct Parser {
         return out + "'";
     }
 
-    // Returns a command line with our names of everything that was understood.
+    // Returns a command line of all understood options under this program's names.
     std::string command() const {
         std::string line = "./" + program + " " + task_name(task);
         for (const auto &[name, value] : understood) line += " --" + name + " " + quoted(value);
@@ -159,7 +159,7 @@ struct Parser {
             option->add_result(values);
             option->run_callback();
         } catch (const CLI::ParseError &) {
-            options = before;  // half of a value would be a second mistake
+            options = before;  // a partly parsed value would cause a second error
             die("%s \"%s\" is not %s", s.where.c_str(), CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
         std::erase_if(understood, [&](const auto &earlier) { return earlier.first == flag.name; });
@@ -315,7 +315,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
     if (!o.lora_modules_to_save.empty() && o.lora_rank == 0)
         problems.push_back(
-            "--lora_modules_to_save names what is trained beside new adapters, and there are none\n  fix: --lora_rank 16, say; --adapter has modules of its own");
+            "--lora_modules_to_save names modules trained beside new adapters, but there are none\n  fix: --lora_rank 16, say; --adapter has modules of its own");
     both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
@@ -338,7 +338,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if ((started_by_hand(o).processes == 0) != o.rendezvous.empty())
         die("--rank and --rendezvous belong together\n  fix: --rank 0/2 --rendezvous HOST:29500, say");
     if (o.offload.empty() && !o.offload_dir.empty())
-        die("--offload_dir is where --offload puts arrays, and nothing is offloaded\n  fix: --offload activations, say");
+        die("--offload_dir has no effect without --offload\n  fix: --offload activations, for example");
     if (std::ranges::count(o.offload, "weights") && !o.load_in.empty())
         die("--offload weights: the matrices that --load_in %s makes small stay in memory\n  fix: leave weights out of --offload, or leave --load_in out",
             o.load_in.c_str());
@@ -375,13 +375,13 @@ static void check_together(const std::string &program, const Options &o, Task ta
 
 // ---- the interface ---------------------------------------------------------------------------------------------------------------
 
-// What a command line asks for.
+// The request of a command line.
 struct CommandLine {
     Task task = SFT;
     std::vector<Setting> settings;
     std::vector<std::string> notes, problems;
     bool convert = false;
-    std::string as;    // whose names are asked for, if any
+    std::string as;    // the trainer whose names --as asks for; empty: none
     bool ours = true;  // no other trainer's names were used
 };
 
@@ -417,7 +417,7 @@ static ordered_json run_port(const ordered_json &question, const std::string &wh
     return ordered_json::parse(run_python(why + ": to look it up among the names of other trainers", script, {question.dump()}));
 }
 
-// Asks scripts/port what words mean that are not all this program's own.
+// Asks scripts/port to translate a command line with names of another trainer.
 static CommandLine ask_port(const std::string &program, const std::vector<std::string> &words, const std::string &stranger) {
     ordered_json question = {
         {"program", program}, {"words", words}, {"ranks", world()}, {"converts", is_asked(words, "--convert")}};
@@ -454,7 +454,7 @@ static CommandLine read_request(const std::string &program, const std::vector<st
     return request;
 }
 
-// Calls the functions in turn, with a list that they add problems to or with an error that they end with, and ends with one message of all.
+// Calls the functions in turn, collects the problems that they list and the errors that they end with, and dies with one message of all.
 template <class... F> static void collect(const Parser &parser, bool ours, Problems problems, F &&...functions) {
     const auto call = [&](auto &function) {
         try {
@@ -498,7 +498,7 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     const bool brings = !asks && !bundled.empty() && own_task(given) == DEMO;
     std::vector<std::string> words = brings ? bundled : given;
     if (brings) words.insert(words.end(), given.begin(), given.end());
-    if (brings && given.empty()) words.push_back("--overwrite");  // only ever its own
+    if (brings && given.empty()) words.push_back("--overwrite");  // the directory only ever holds its own run
     if (asks) {
         const Task task = own_task(words).value_or(DEMO);
         return {task, default_options(task), true, {}, help(program, task, is_asked(words, "all"))};

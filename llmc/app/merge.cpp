@@ -89,7 +89,7 @@ int merge(Run &run) {
         HfWriter writer(dir, specs);
         HostMemory host;
         for (const TensorSpec &spec : specs) {
-            const HfWeights &from = adapter.find(spec.name) ? adapter : weights;  // what is trained in full
+            const HfWeights &from = adapter.find(spec.name) ? adapter : weights;  // modules trained in full
             const auto product = products.find(spec.name);
             const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
                          rows = spec.shape.empty() ? 1 : spec.shape[0];

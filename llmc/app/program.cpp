@@ -150,7 +150,7 @@ int run_program(const Program &program, const std::vector<std::string> &argument
         const int code = run_all_ranks(program, arguments);
         const bool lost = ferror(stdout);  // errno then belongs to a later call
         if (fflush(stdout) != 0 || lost)
-            die("what it printed did not all reach its file or pipe%s%s\n  fix: free space there, and a reader that stays to the end",
+            die("not all output reached its file or pipe%s%s\n  fix: free space there, or a reader that stays to the end",
                 lost ? "" : ": ", lost ? "" : strerror(errno));
         return code;
     } catch (const std::exception &error) {

@@ -19,7 +19,7 @@
 #include "../train/reward.h"
 #include "plan.h"
 
-// PEFT saves the embedding and the head beside adapters, too, if it has seen them resized: they are then trained with the adapters.
+// PEFT also saves the embedding and the head if they were resized. Both are then trained with the adapters.
 static void add_saved_modules(Run &run) {
     ModelConfig &config = run.model.config;
     LoraConfig lora = config.lora;

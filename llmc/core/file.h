@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string>
 
-// The end of a message about what cannot be written.
+// The end of a message about a failed write.
 inline constexpr const char *other_place = "\n  fix: a place with enough free space that may be written to";
 
 class InputFile {
@@ -24,8 +24,8 @@ class InputFile {
     size_t size_;
 };
 
-// The file is written as PATH.tmp, or, where such a file exists, as PATH.1.tmp and so on. commit() syncs it, gives it its name and syncs the directory. Without commit() the destructor removes it. If PATH is a
-// symbolic link the file that it leads to is written. A device or a pipe gets the bytes as they come.
+// A file that is written as PATH.tmp, or, if such a file exists, as PATH.1.tmp and so on. commit() syncs the file, renames it to PATH and syncs the directory.
+// Without commit() the destructor removes it. If PATH is a symbolic link, its target is written. Writes to a device or a pipe go there directly.
 class OutputFile {
   public:
     explicit OutputFile(const std::string &path);
@@ -43,8 +43,8 @@ class OutputFile {
     int fd_;
 };
 
-// Keeps a directory for one user: while this object lives, no other one of the directory can be made in any process of this machine. A process that ends in
-// whatever way gives it free. File systems without locks have none.
+// An exclusive lock of a directory: while this object lives, no process of this machine can lock the directory again. The system releases the lock however the
+// process ends. On file systems without locks this class does nothing.
 class DirectoryLock {
   public:
     explicit DirectoryLock(const std::string &dir);  // dies if the directory stays locked
@@ -52,7 +52,7 @@ class DirectoryLock {
     DirectoryLock(const DirectoryLock &) = delete;
 
   private:
-    // A run that was killed keeps its lock until the system has taken back its memory.
+    // A killed run keeps its lock until the system has reclaimed its memory.
     static constexpr std::chrono::seconds patience{5};
 
     int fd_;
@@ -60,11 +60,11 @@ class DirectoryLock {
 
 void write_file(const std::string &path, const std::string &text);
 void copy_file(const std::string &from, const std::string &to);
-void sync_directory(const std::string &dir);  // makes renames and removals in it survive a power cut
+void sync_directory(const std::string &dir);  // makes renames and removals in the directory survive a power cut
 
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
 std::string cache_file(const std::string &name);    // the path of a file of the user's cache, whose directory exists
 bool cache_is_writable();
 
-// Returns a file's size and a hash of all its bytes, which are read once, by all threads.
+// Returns a file's size and a hash of all its bytes, which all threads together read once.
 std::string fingerprint(const InputFile &file);

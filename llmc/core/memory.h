@@ -1,5 +1,5 @@
-// The memory of a device, as the host uses it. It allocates the arena and copies data in and out: weights, the indices of a packed row,
-// the state for a checkpoint. Calls are coarse, so a runtime interface costs nothing. Copies keep the order of the ops around them.
+// The host's interface to the memory of a device: it allocates the arena and copies data in and out (weights, the indices of a packed row,
+// the state for a checkpoint). Calls are coarse, so a runtime interface costs nothing. Copies keep the order of the ops around them.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -19,10 +19,10 @@ class Memory {
     virtual size_t available() const = 0;    // bytes that an allocation may still take
     // Bytes to keep free for libraries that are loaded later. communicators: connections to ranks on other devices (Ranks::communicators)
     virtual size_t reserve(size_t /*communicators*/) const { return 0; }
-    virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will take
-    virtual size_t peak() const = 0;     // the most bytes that the process has held so far
+    virtual size_t process() const = 0;  // bytes of this process outside the arena, libraries that load later included
+    virtual size_t peak() const = 0;     // the peak memory of the process so far, in bytes
 
-    virtual void use_on_this_thread() {}            // a thread calls it before it uses the memory that another one has made
+    virtual void use_on_this_thread() {}            // a thread calls this before it uses memory that another thread has made
     virtual std::byte *allocate(size_t bytes) = 0;  // the memory is 0; dies if there is not enough
     virtual void release(std::byte *, size_t bytes) = 0;
     virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;

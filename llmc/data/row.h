@@ -1,5 +1,5 @@
 // A packed row, and every step that shapes one: documents are laid end to end, padded for the ranks of a ring, and cut into the parts of these ranks.
-// Which samples share a row is the loader's decision (dataloader.h), which positions a rank takes that of the split (../parallel/split.h).
+// The loader decides which samples share a row (dataloader.h), the split which positions a rank takes (../parallel/split.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -31,8 +31,8 @@
 
 class PreparedData final : public Samples {
   public:
-    // Checks the whole file in one parallel pass and refuses data that a model of `vocab` tokens cannot train on. `tokenizer_hash` is that of
-    // the model's tokenizer. If this hash or the file's is empty, they are not compared.
+    // Checks the whole file in one parallel pass and refuses data that a model of `vocab` tokens cannot train on. `tokenizer_hash` is the hash of
+    // the model's tokenizer. It is compared with the file's unless one of the hashes is empty.
     PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash);
 
     size_t documents() const override { return offsets_.size() - 1; }

@@ -50,7 +50,7 @@ void HfWeights::open_shards(const std::string &dir) {
             die("%s is missing, but %s names it\n  fix: fetch the model again", path.c_str(), listing_.c_str());
         const SafetensorsFile &file = files_.try_emplace(shard, path).first->second;
         if (!file.tensors().contains(name))
-            die("%s: has no tensor \"%s\", but %s says so\n  fix: fetch the model again", path.c_str(), name.c_str(),
+            die("%s: has no tensor \"%s\", but %s lists it\n  fix: fetch the model again", path.c_str(), name.c_str(),
                 listing_.c_str());
         where_[name] = &file;
     }
@@ -209,7 +209,7 @@ static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
     return "the config.json that belongs to these weights, or a model that transformers has saved";
 }
 
-// Of a model that also sees, whose text model is read.
+// Returns whether a tensor belongs to the vision tower of a multimodal model; only the text model is read.
 static bool is_vision(const std::string &name) {
     return name.find("vision_tower.") != name.npos || name.find("multi_modal_projector.") != name.npos;
 }

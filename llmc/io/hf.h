@@ -30,10 +30,9 @@ class HfWeights {
     void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
     // Reads a tensor that the files do not have as another one: the head of a tied model.
     void read_as(const std::string &name, const std::string &other) { others_[name] = other; }
-    // Reads a matrix of `from` rows as if it had `to`: those that the files do not have are the mean of theirs.
+    // Reads a matrix of `from` rows as if it had `to` rows: each missing row is the mean of the rows in the files.
     void extend(const std::string &name, size_t from, size_t to);
-    bool has_vision()
-        const;  // the files also have a vision tower, beside a text model; expect_only() lets it pass, and its caller says so
+    bool has_vision() const;  // the files also hold a vision tower; expect_only() accepts it, and its caller prints a note
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
     // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;
@@ -81,8 +80,8 @@ class HfWriter {
 // Whether saved models and adapters have files of this name: configuration, weights, or what copy_tokenizer copies.
 bool is_model_file(const std::string &name);
 
-// Copies the files of tokenizer and chat template that exist. If a `chat_template` is given that is not the one of all these files, the copy has it in
-// their place.
+// Copies the existing files of tokenizer and chat template. If `chat_template` is given and differs from the template in any of these files, the copy has
+// this template instead.
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, const std::string &chat_template = "");
 
 // Copies missing older forms of a vocabulary: other programs read them, and adapters have none.

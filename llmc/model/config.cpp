@@ -52,7 +52,7 @@ static const Family families[] = {
 // What models of other families have that we do not.
 static const std::pair<const char *, const char *> others[] = {
     {"gemma", "soft caps of its scores or logits, or another layer than gemma3_text"},
-    {"cohere", "both halves of a layer beside each other, and norms that subtract the mean"},
+    {"cohere", "both halves of a layer in parallel, and norms that subtract the mean"},
     {"glm", "interleaved rotation of a part of each head, and norms after each half of a layer"},
     {"exaone", "other names of its fields and tensors"},
     {"apertus", "another activation"},
@@ -322,7 +322,7 @@ static void read_token_ids(ModelConfig &config, const Fields &fields) {
     if (const auto bos = fields.ids("bos_token_id"); !bos.empty()) config.bos = bos[0];
 }
 
-// Returns which layers are not rotated: in SmolLM3 those that no_rope_layers gives a 0, or without it every fourth.
+// Returns which layers are not rotated: in SmolLM3 the layers with a 0 in no_rope_layers, or without this field every fourth.
 static std::vector<bool> read_unrotated_layers(const Fields &fields, const std::string &family, size_t L) {
     std::vector<bool> out(L, false);
     if (family != "smollm3") return out;

@@ -48,7 +48,7 @@ struct ModelConfig {
     RopeConfig rope;
     std::optional<RopeConfig> local_rope;  // of layers with a window, if they are rotated in another way
     std::vector<bool> unrotated;           // (L) whether queries and keys of the layer stay as they are; empty: all are rotated
-    // Factors of Granite, of which Gemma has the first and the third: of the embedding, of what each half of a layer adds to the residual stream, and of attention's scores; and the divisor of the logits
+    // Granite's factors of the embedding, of the sum that each half of a layer adds to the residual stream, and of attention's scores, and its divisor of the logits. Gemma has the first and the third.
     float embedding_multiplier = 1, residual_multiplier = 1, attention_multiplier = 0, logits_scaling = 1;
     Gelu gelu;               // GPT-2's
     Gate gate = Gate::silu;  // of the others
@@ -88,12 +88,11 @@ ModelConfig preset(const std::string &name);  // a published configuration; an u
 std::vector<std::string> preset_names();
 void read_generation_config(ModelConfig &config,
                             const std::string &dir);  // of a model or an adapter; changes nothing if `dir` has none
-// Replaces the base of the rotation, unless it is 0, and its scaling, unless that is empty: JSON as in config.json. What is exported has them, too.
+// Replaces the base of the rotation, unless `theta` is 0, and its scaling (JSON as in config.json), unless `scaling` is empty. Exported models have both.
 void set_rope(ModelConfig &config, double theta, const std::string &scaling);
 void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // adds ids missing from config.eos
 size_t parameter_count(const ModelConfig &config);                   // tied weights once
-size_t active_parameter_count(
-    const ModelConfig &config);         // those that a token is multiplied with: of the experts the chosen ones
+size_t active_parameter_count(const ModelConfig &config);  // parameters that a token uses: of the experts only the chosen ones
 void make_reward(ModelConfig &config);  // turns a language model's config into a reward model's on the same backbone
 std::string missing_reward_class(
     const ModelConfig &config);  // the class of its reward models if transformers has none, else empty

@@ -1,18 +1,18 @@
 // The base class of every model: a decoder-only transformer on packed rows. It holds the parts common to all architectures: the row and
 // its parts on ranks, attention, the loss, the sums of gradients, the optimizer. A trainer adds the tensors, arrays and ops of
-// its layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step, and nothing else
-// says this order: lifetimes of arrays, the profile and predicted times follow from running it (../core/rehearsal.h).
+// its layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step. No other place states this order:
+// lifetimes of arrays, the profile and predicted times come from running the step (../core/rehearsal.h).
 //
-//     forward()      input_forward; attention_half and feed_forward_half of each layer; final_norm_forward; head, which is this class's
-//     gradients()    head, final_norm_backward; for the feed-forward of each layer, from the last to the first, and then for its attention: the half's forward
-//                    function once more, for what was not kept, and its backward function; input_backward
+//     forward()      input_forward; attention_half and feed_forward_half of each layer; final_norm_forward; the head of this class
+//     gradients()    head, final_norm_backward; then, from the last layer to the first, the feed-forward half and the attention half: each calls its forward
+//                    function again to recompute discarded activations, then its backward function; input_backward
 //
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others
 // (../parallel/ring.h). The gradients of a unit are summed over all ranks as soon as the backward pass has computed them. One
 // rank is a ring of one.
 //
-// weights.h makes weights readable wherever they are stored, trace.h has the tools that watch ops, and generator.h the passes
-// that generate.
+// weights.h loads weights from wherever they are stored, trace.h has the tools that observe ops, and generator.h the forward passes
+// of generation.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -45,7 +45,7 @@ template <class X> struct AttentionActs {
     X *qkv;        // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
     X *att;        // (T, H*D)
     float *lse;    // (H, T)
-    float *out32;  // (T, H*D)           attention output while blocks are merged; where none are, it may be empty
+    float *out32;  // (T, H*D)           attention output during the merge of blocks; may be empty without a merge
     X *datt;       // (T, H*D)
     AttentionGrads grads;
     float *delta;         // (H, T)
@@ -62,7 +62,7 @@ template <class Dev> class Decoder : public Model {
     }
     RehearsedSteps rehearse_steps(size_t micro_steps) override;
     Arena &arena() override { return *arena_; }
-    Memory &memory() override {  // is made when it is first used, because a plan needs no device
+    Memory &memory() override {  // created on first use, because a plan needs no device
         if (!memory_) memory_ = make_memory(dev);
         return *memory_;
     }
@@ -119,8 +119,7 @@ template <class Dev> class Decoder : public Model {
 
     // ---- the trainer's part -----------------------------------------------------------------------------------------------------------
 
-    // Points the trainer's weights and their gradients at their arrays. The gradients of weights that are not trained become
-    // null.
+    // Points the trainer's weights and their gradients at their arrays. The gradients of frozen weights become null.
     virtual void point_weights(TensorList<X> &params, TensorList<float> &grads) = 0;
     virtual void input_forward() = 0;  // computes acts.x[0] from row.tokens
     // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection
@@ -129,8 +128,8 @@ template <class Dev> class Decoder : public Model {
     virtual void feed_forward_half(size_t l, Pass pass) = 0;
     virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
     virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by the gradient of acts.x[L]
-    // They replace acts.dx, the gradient of acts.x[l+1], by the gradient of the residual stream after attention, and then by the gradient
-    // of acts.x[l].
+    // The first function replaces acts.dx, the gradient of acts.x[l+1], by the gradient of the residual stream after attention, and the
+    // second one by the gradient of acts.x[l].
     virtual void feed_forward_half_backward(size_t l) = 0;
     virtual void attention_half_backward(size_t l) = 0;
     virtual void rehearse(Touches &log, const Calls &calls) = 0;  // is rehearse_as<the trainer's class>(log, calls)
@@ -148,9 +147,9 @@ template <class Dev> class Decoder : public Model {
 
     // ---- computation ------------------------------------------------------------------------------------------------------------------
 
-    // An op of layer l begins, or one of the others. bucket: Work::bucket
+    // Marks the beginning of an op, of layer l if it belongs to a layer. bucket: Work::bucket
     void begin_op(Pass pass, size_t op, size_t l, size_t bucket = 0) {
-        matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
+        matmul_use_scratch(dev, acts.matmul);  // another model on this device may have set its own scratch, and freed it since
         trace_.begin(pass, op, l, bucket);
     }
     void begin_op(Pass pass, RowOp op, size_t bucket = 0) { begin_op(pass, ops.number(op), 0, bucket); }
@@ -178,7 +177,7 @@ template <class Dev> class Decoder : public Model {
                          size_t t, size_t n) {
         linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_.accumulates());
     }
-    // Whether gradients of weights are added to those of earlier rows, and do not overwrite them.
+    // Returns whether gradients of weights are added to the gradients of earlier rows; if not, they overwrite them.
     bool accumulates() const { return weights_.accumulates(); }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
 
@@ -187,8 +186,8 @@ template <class Dev> class Decoder : public Model {
     const ModelLimits limits;
     const size_t T_max;  // tokens of this rank's part of the longest row
     const OpList ops;
-    // The tokens for which the hidden arrays of the feed-forward exist at a time. Where they are not kept for the backward pass,
-    // that is limits.tile_tokens, rounded up to a multiple of matmul_run so that no bit depends on it, and by default one run.
+    // Tokens in the hidden arrays of the feed-forward: all tokens if the backward pass keeps these arrays, otherwise limits.tile_tokens
+    // (by default one matmul_run), rounded up to a multiple of matmul_run so that no bit depends on it.
     const size_t tile;
     const size_t positions_unit;  // of the table
     Plan plan_;
@@ -243,7 +242,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Store> store_;    // copies from the arena and to it
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
     SelfComm alone_;                  // this rank alone, for generation
-    std::optional<uint64_t> key_;     // of dropout and noise; without one there is neither
+    std::optional<uint64_t> key_;     // of dropout and noise; without a key both are off
     X *base_embed_, *base_head_;      // embed_w and head_w as the base has them
     size_t targets_ = 0;              // the number of targets since the last take_sums()
 
@@ -252,8 +251,8 @@ template <class Dev> class Decoder : public Model {
         std::vector<X *> forward, backward;
     } residual_;
 
-    // An array that is copied to the store after its layer's forward pass, and back before the layer's backward pass, to another
-    // one.
+    // An array that is offloaded to the store after its layer's forward pass, and loaded into another array before the layer's backward
+    // pass.
     struct OffloadedArray {
         size_t place, bytes;  // bytes: of T_max tokens
         void **forward, **backward;
@@ -353,8 +352,8 @@ template <class Dev> void Decoder<Dev>::forward() {
 }
 
 // Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks the host's actions between
-// launches: messages of a ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its
-// launches.
+// launches: messages of a ring, time stamps, and fills or checks of dead arrays. The key of dropout would be fixed, because it is an
+// argument of the launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || generator_.runs() || !linears_.adapters_are_on) return work();
@@ -362,14 +361,14 @@ template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, St
     graphs_->run(key, work);
 }
 
-// Starts offloading what layer l keeps, and waits for the layer before it, whose arrays the next layer may overwrite.
+// Starts offloading the kept activations of layer l, and waits for layer l-1, whose arrays the next layer may overwrite.
 template <class Dev> void Decoder<Dev>::offload(size_t l) {
     if (l > 0) wait_for_copies(l - 1, Pass::forward);
     trace_.pause(Pass::forward, COPY, l);
     for (const OffloadedArray &t : offloaded_[l]) store_->offload(t.place, *t.forward, bytes_now(t));
 }
 
-// Waits for layer l's kept activations, and starts reading back layer l-1's.
+// Waits for layer l's kept activations, and starts prefetching layer l-1's.
 template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
     wait_for_copies(l, Pass::backward);
     acts.x[l] = residual_.backward[l];

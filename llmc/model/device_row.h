@@ -31,7 +31,7 @@ struct DeviceRow {
 
     void plan(Plan &plan, size_t T_max);
     void load(const Row &row, Memory &memory);  // the row as it is
-    // Takes this rank's part of a row, which is padded (pad_row). element: bytes of X
+    // Loads this rank's part of a row that pad_row() has padded. element: bytes of X
     void load_part(const Row &whole, size_t element, Memory &memory);
     // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
     void load_first_keys(std::span<const int32_t> doc_begin, Memory &memory);

@@ -4,8 +4,8 @@
 //
 // The pointers of a call belong to n tokens of a layer, from token t of the row on. docs/lora.md derives the backward pass.
 //
-// With in_fp8 the products with W are in FP8 (../ops/fp8.h), those with adapters are not. Activations are rounded a matmul_run of tokens at a time, so that a
-// scale does not depend on what other tokens a caller passes; W is rounded whole, before each product.
+// With in_fp8 the products with W are in FP8 (../ops/fp8.h), the products with adapters are not. Activations are rounded a matmul_run of tokens at a time, so
+// that a scale does not depend on the other tokens of a call; W is rounded whole, before each product.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -28,8 +28,8 @@ template <class Dev> class LinearLayers {
     void plan(Plan &plan, size_t T, bool trains);
     void plan_fp8(Plan &plan, size_t T, bool trains);
     void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
-    // Computes the gradients of the trained weights, and the input's, which may overwrite the input; dx may be null, and so may dw's pointers. `accumulate`: they
-    // are added to those of earlier rows.
+    // Computes the gradients of the trained weights, and the input's, which may overwrite the input; dx and dw's pointers may be null. With `accumulate` the
+    // weights' gradients are added to the gradients of earlier rows.
     void backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
                   size_t t, size_t n, bool accumulate);
     bool drops() const { return adapters_are_on && dropout_key && config.lora.dropout > 0; }

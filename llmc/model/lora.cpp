@@ -216,7 +216,7 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     if (const std::string unknown = read_modules(lora, whole); !unknown.empty())
         fields.refuse(
             "modules_to_save",
-            format("has \"%s\", but embed_tokens, lm_head and a reward model's score are what is trained beside adapters",
+            format("has \"%s\", but only embed_tokens, lm_head and a reward model's score can be trained beside adapters",
                    unknown.c_str()));
     if (reward && lora.head) fields.refuse("modules_to_save", "has lm_head, but a reward model has none");
     ModelConfig adapted = config;

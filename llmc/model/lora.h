@@ -29,14 +29,14 @@ std::vector<LinearModule> linear_modules(const ModelConfig &config);
 std::vector<std::string> without_expressions(const ModelConfig &config, const std::vector<std::string> &targets);
 LinearShape linear_shape(const ModelConfig &config, Linear matrix);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // the modules named by config.lora.targets
-size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of what is trained beside them
+size_t trained_parameters(const ModelConfig &config);                  // in the adapters and in the modules trained with them
 void check_lora(const ModelConfig &config, const std::string &dir);    // dies if the model in `dir` cannot have such adapters
 
 // PEFT's adapter_config.json. Reading refuses, by name, what we cannot compute as PEFT does. `reward` says that the adapter belongs to a reward model.
 LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward);
-// Gives a model adapters. If its head is its embedding and either is trained beside them, they become two tensors, as in PEFT.
+// Gives a model adapters. If head and embedding are tied and one of them is trained, they become two tensors, as in PEFT.
 void set_lora(ModelConfig &config, const LoraConfig &lora);
-// Takes up the modules that are trained in full: embed_tokens (GPT-2: wte) and lm_head, with or without what stands before. Returns the first other name.
+// Adds the modules that are trained in full: embed_tokens (GPT-2: wte) and lm_head, with or without a path before the name. Returns the first other name.
 std::string read_modules(LoraConfig &lora, const std::vector<std::string> &names);
 void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base);
 

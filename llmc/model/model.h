@@ -110,12 +110,12 @@ class Model {
     virtual ~Model() = default;
     std::shared_ptr<void> device_state;  // the device's state between calls, which other models may share
 
-    virtual Plan &plan() = 0;  // allocate() places it, or a caller that only wants to show it
-    virtual RehearsedSteps rehearse_steps(size_t micro_steps) = 0;  // of so many rows each; the result refers to the model
+    virtual Plan &plan() = 0;                                       // allocate() places it; so does a caller that only prints it
+    virtual RehearsedSteps rehearse_steps(size_t micro_steps) = 0;  // of `micro_steps` rows each; the result refers to the model
     virtual void profile() = 0;                                     // measures the steps from now on; is called before allocate()
     virtual Trace &trace() = 0;                                     // what watches its ops
     virtual Generator &generator() = 0;                             // for limits with a cache
-    // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
+    // `mesh` is the mesh of limits.ranks and must outlive the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;                                   // the memory of the arena

@@ -68,8 +68,8 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
 //   host and device, and FETCH_PARAMS, which waits for parameters of other ranks or of a store, are left at 0.
 struct Cost {
     double flops, bytes;
-    double logits = 0;   // bytes of the head's logits, which are read and written between its products and not beside them
-    double rounded = 0;  // bytes by which the operands of a layer's matrix are rounded to FP8, if they are, before the product
+    double logits = 0;   // bytes of the head's logits: traffic between its products, which does not overlap with them
+    double rounded = 0;  // bytes moved by rounding the operands of a layer's matrix to FP8, before the product
 };
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
 
@@ -106,7 +106,7 @@ inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
         return {(frozen ? 2 : 4) * R * matrix, moved + (frozen ? 0 : 8 * double(E) * matrix)};
     };
 }
-// Of an op that is several.
+// Returns the cost of an op that consists of several.
 inline CostOf sum(std::vector<CostOf> of) {
     return [of = std::move(of)](const Work &w, Pass pass, size_t l) {
         Cost total{0, 0};

@@ -182,7 +182,7 @@ class Simulation {
         sum.messages += waits, op_end_ += waits;
     }
 
-    // A message sends what the ops before it have written. Copies overlap with the op that starts them, which uses other pieces.
+    // A message sends results of the ops before it. A copy overlaps with the op that starts it, which uses other pieces.
     void start(const Event &e) {
         if (e.key.op == ops_.attention) return;  // of a ring
         if (e.lane == Event::messages) end_op();

@@ -77,7 +77,7 @@ template <class Dev> class Weights {
     void plan_buffers(Plan &plan);
     void use(Mesh &mesh, Memory &memory, Store *store);  // after the arrays have their addresses
 
-    bool base_alone = false;  // the model is its base: what is trained in full takes no unit's place
+    bool base_alone = false;  // the model is its base: modules trained in full replace no unit
 
     // Lists that point at weights and gradients.
     TensorList<X> trained_weights();

@@ -34,8 +34,8 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
 
 // The range is divided among the warps of a row of the grid. A warp reads all tokens, 256 at a time, whose loads wait together, and adds up the
 // gradients of the tokens in its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw, so the kernel
-// needs no atomics, no sorting and no scratch. It moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens
-// per warp, which come from the cache.
+// needs no atomics, no sorting and no scratch. It moves C elements of dout and 2 C floats of dw for each token of the range, and loads T tokens
+// per warp from the cache.
 template <class X, int N>
 __global__ void embedding_backward_kernel5(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
                                            size_t count) {

@@ -53,7 +53,7 @@ struct Fp8Tile {
 };
 
 // A warp loads rows of the tile, each lane two neighbouring columns. The rounded tile is stored from shared memory, so that neighbouring lanes store neighbouring
-// bytes whether or not it is turned. The kernel reads rows * columns elements and writes as many bytes.
+// bytes whether or not it is transposed. The kernel loads rows * columns elements and stores rows * columns bytes.
 template <class X, bool is_e4m3, bool turned>
 __global__ void fp8_round_kernel1(uint8_t *out, float *scale, const X *x, size_t rows, size_t columns, size_t ld) {
     auto &tile = shared_mem<Fp8Tile>();

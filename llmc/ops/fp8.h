@@ -1,5 +1,5 @@
 // Products of matrices whose elements are rounded to 8 bits (Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv:2209.05433), which tensor
-// cores multiply twice as fast as those of 16. A matrix is scaled by its own largest magnitude when it is rounded ("current scaling").
+// cores multiply twice as fast as elements of 16 bits. A matrix is scaled by its own largest magnitude when it is rounded ("current scaling").
 //
 //   fp8_scale  (dev, q, format, x, rows, columns, ld)          q.scale[1] = max |x|     q.scale[0] = 2^-e with the largest e for which
 //                                                              2^e max |x| is a number of the format

@@ -1,4 +1,4 @@
-// Gradients in bf16 on CUDA. Contract: gradients.h. Both are bound by memory, 6 bytes an element.
+// Gradients in bf16 on CUDA. Contract: gradients.h. Both kernels are limited by the memory's bandwidth: 6 bytes an element.
 #pragma once
 #include "gradients.h"
 #include "warp.cuh"
@@ -22,7 +22,7 @@ template <class X> void widen_gradients(Cuda<X> dev, float *out, const bf16 *sto
            threads, 0, out, stored, n);
 }
 
-// A thread rounds a group, of which the first and the last of an array may be shorter.
+// A thread rounds a group. The first and the last group of an array may be shorter.
 template <bool wide>
 __global__ void round_gradients_kernel1(bf16 *stored, const float *x, size_t n, Random random, size_t first) {
     constexpr int N = int(rounding_group);

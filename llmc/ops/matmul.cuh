@@ -265,7 +265,7 @@ void cublas_product(Cuda<X> dev, Out *D, MatmulOperand A, MatmulOperand B, const
                                     plan.d, &plan.algorithm, dev.ctx->workspace, matmul_workspace, dev.stream),
                      "a product");
     };
-    const auto point = [&](MatmulPlan &plan) {  // at what is this call's
+    const auto point = [&](MatmulPlan &plan) {  // sets the pointers of this call
         if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
         if (A.scale) plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, A.scale);
         if (B.scale) plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, B.scale);

@@ -10,7 +10,7 @@ inline namespace CUDA_BACKEND {
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
 // Copies x, or x + y rounded to X, which is also written to `sum`, to shared memory, so that every byte is read once, however often the row is
-// needed. y and sum may be null. Each lane reads only what it wrote itself, which needs no barrier. Returns the sum of term(element).
+// needed. y and sum may be null. Each lane reads only its own stores, so no barrier is needed. Returns the sum of term(element).
 template <class X, int N, class Term> __device__ float norm_read(X *row, X *sum, const X *x, const X *y, size_t C, Term term) {
     const size_t lane = threadIdx.x % 32;
     float terms = 0;

@@ -28,8 +28,8 @@ struct OptimizerState {
     size_t count;                      // elements of the model
     size_t writers;                    // the first `writers` ranks of the world have each element once, and write files
     Memory *memory;
-    // Of what lies in a store (pieces.h) one piece is in `memory` at a time: open() precedes whatever reads or writes a part, and keep() follows what
-    // has written to it.
+    // Of arrays in a store (pieces.h) one piece is in `memory` at a time: open() precedes every access to a part, and keep() follows every
+    // write.
     std::function<void(const OptimizerPart &)> open = [](const OptimizerPart &) {}, keep = open;
 };
 

@@ -356,8 +356,8 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
         die("this process has --rank %d/%d, but the first one at %s 0/%d\n  fix: the same number of processes for all",
             int(me.rank), int(me.world), at, answer.world);
     if (answer.verdict != welcome)
-        die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", int(me.rank),
-            at, int(me.world) - 1);
+        die("another process is already rank %d at %s\n  fix: give each process its own --rank, from 0 to %d", int(me.rank), at,
+            int(me.world) - 1);
 
     char begin;
     if (!s.receive_all(&begin, 1, in_seconds(timeout + longest_search)))

@@ -1,5 +1,5 @@
-// The gradients of a rank, and their sums over ranks (zero.h). A gradient is computed where it is stored, or in a buffer: where ranks store
-// only the sums of their own parts, and where gradients are stored in bf16, since what is computed and sent are floats.
+// The gradients of a rank, and their sums over ranks (zero.h). A gradient is computed in place, or in a buffer of floats if ranks store
+// only the sums of their own parts, or if gradients are stored in bf16.
 //
 // A backward pass makes these calls for each bucket b, the same on all ranks:
 //
@@ -64,7 +64,7 @@ template <class Dev> struct ShardedGradients {
         clear_up_to(stored());
     }
 
-    // buffer: (parts * part). The sum over ranks includes the sum so far once: each rank begins with what it stores, and other ranks' parts are 0.
+    // buffer: (parts * part). The sum over ranks includes the sum so far once: each rank begins with its stored part, and other ranks' parts are 0.
     void start(const ShardRanks &ranks, Memory &memory, size_t b, float *buffer) {
         if (!in_buffers()) return;
         if (sum_.bucket == b || sum_.from == buffer) finish(ranks);

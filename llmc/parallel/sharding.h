@@ -1,6 +1,6 @@
 // How the flat arrays of parameters, gradients and optimizer state are divided among ranks: into buckets, which are summed and gathered one by one,
 // and each bucket into one part per rank. The parts that a rank updates are its shard. Parts are of equal size; padding at the end of a bucket
-// fills up the last one. There is more of it before a unit, whose matrices are thus aligned like arrays, also in bf16.
+// fills up the last one. Additional padding before a unit aligns its matrices like arrays, also in bf16.
 #pragma once
 #include <vector>
 
@@ -8,13 +8,13 @@
 #include "../io/tensor.h"
 
 // Whole tensors whose gradients are finished, and therefore summed, together: a layer, for example. A unit consists of elements [begin, end)
-// of the table. It is one bucket, however large, unless its gradients can be computed row by row, as an embedding's: then it may be several.
+// of the table. It is one bucket, however large, unless its gradients can be computed row by row, as an embedding's can: then it may be several buckets.
 struct Unit {
     size_t begin, end, row_elements = 0;  // row_elements: size of a row; 0: the unit is never divided
 };
 
 struct Bucket {
-    size_t global;  // number of its first element, counted without padding, which is the same for every world
+    size_t global;  // number of its first element, counted without padding, and so the same for every world
     size_t begin;   // the same element in the flat arrays
     size_t count;   // elements, without padding
     size_t part;    // elements of a rank's part, padding included

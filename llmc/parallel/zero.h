@@ -16,8 +16,8 @@
 //
 // Parameters may be offloaded to a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.
 //
-// With groups of ranks (mesh.h) there is one shard per rank of a group, W is their number, and every group sends what the table says, but for
-// stage 0. In the last micro-step ranks that have the same part in the R groups sum its gradients, too: (R - 1) * 2 * 4 * padded elements more, by all
+// With groups of ranks (mesh.h) there is one shard per rank of a group, W is their number, and every group sends the bytes of the table, except at
+// stage 0. In the last micro-step ranks that have the same part in the R groups also sum its gradients: (R - 1) * 2 * 4 * padded elements more, by all
 // together.
 //
 // Gradients may be stored in bf16 (../ops/gradients.h), in 2 bytes in place of 4 and with buffers at every stage. What is computed and sent are floats: a

@@ -58,9 +58,9 @@ static void untie(ModelConfig &config, const std::string &dir, std::vector<std::
     if (!weights.find(head_name) || !weights.find(embedding) || weights.same(head_name, weights, embedding)) return;
     config.tied = false;
     config.source["tie_word_embeddings"] = false;
-    notes.push_back(
-        format("%s has a %s that is not its embedding: the two are not tied, though config.json says so, as in transformers 5",
-               dir.c_str(), head_name));
+    notes.push_back(format(
+        "%s has a %s that differs from its embedding: the matrices are not tied, although config.json says so, as in transformers 5",
+        dir.c_str(), head_name));
 }
 
 ModelSpec open_config(const Run &run, const std::string &dir) {

@@ -17,7 +17,7 @@ void expect_same(const Run &run, const std::string &path, const std::string &own
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 std::unique_ptr<Samples> open_samples(const Run &run,
-                                      const std::string &path);  // what the task trains on: such data, or rollouts
+                                      const std::string &path);  // the task's training data, or rollouts
 
 // Dies if a document has more tokens than the model has positions. It concerns the calling rank alone.
 void expect_positions(const Run &run, const ModelSpec &model, const Samples &data);

@@ -194,7 +194,7 @@ void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &o
 }
 
 void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &adapter) {
-    std::vector<std::string> names = {embedding_name(model.config), head_name};  // those that are not trained equal the model's
+    std::vector<std::string> names = {embedding_name(model.config), head_name};  // frozen ones equal the model's
     for (const Tensor &t : opened.tensors()) {
         names.push_back(t.name);
         if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(model, adapter, t.name, t.shape);

@@ -59,7 +59,7 @@ void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const 
         eval_batch_ = Batch{.rollouts = dynamic_cast<const Rollouts &>(*eval_data)};
         prepare(*eval_batch_, nullptr, reference_.get(), false);
     }
-    reference_.reset();  // it has done its work
+    reference_.reset();  // no longer needed
 }
 
 // ---- a batch ------------------------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
     const Rollouts &rollouts = batch.rollouts;
     if (policy) {
         batch.old_logps = logps(run_, run_.model, *policy, rollouts, false);
-        policy->take_sums();  // drops them: no step begins yet
+        policy->take_sums();  // discards the sums: no step has begun yet
     }
     if (reference) batch.reference_logps = logps(run_, base ? run_.model : *reference_spec_, *reference, rollouts, base);
     if (critic_) batch.values = critic_->values(rollouts);
@@ -209,7 +209,7 @@ void Policy::update(const AdamW &adamw, double rate) {
     if (critic_) critic_->update(adamw, rate);
 }
 
-// Returns loss and metrics of the step or evaluation, whose sums begin anew.
+// Returns loss and metrics of the step or evaluation, and clears their sums.
 Measured Policy::take_sums(Model &model, const Batch &batch, const std::string &prefix) {
     const LossSums tokens = over_ranks(run_.comm, model.take_sums());
     const PolicySums sums = over_ranks(run_.comm, std::exchange(sums_, {}));

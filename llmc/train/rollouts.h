@@ -5,8 +5,8 @@
 //   prompt_ids, completion_ids   token ids; a completion has at least one
 //   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature
 //   reward                       a number
-//   group                        an integer; answers to the same prompt have the same
-//   truncated                    optional: whether the completion ended because it became too long
+//   group                        an integer; the same for all answers to a prompt
+//   truncated                    optional: whether the length limit cut the completion off
 #pragma once
 #include <memory>
 #include <string>
@@ -31,7 +31,7 @@ class Rollouts final : public Samples {
     Rollouts() = default;  // none
     // Reads a file. Dies at the first line that a model of `vocab` tokens cannot learn from.
     Rollouts(const std::string &path, size_t vocab);
-    // Those that were sampled for prompts of a file, which must outlive them.
+    // Takes rollouts sampled for the prompts of a file, which must outlive this object.
     Rollouts(std::vector<Rollout> all, const InputFile &prompts)
         : file_(&prompts), all_(std::make_shared<std::vector<Rollout>>(std::move(all))) {}
 

@@ -15,11 +15,11 @@ using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, c
 
 struct Device {
     ModelFactory make_model;
-    // Returns the memory of its models, whose name and size are known without a model. A plan for another device does not call it.
+    // Returns the memory of the run's models. Its name and size are known without a model; a plan for another device does not call it.
     std::function<std::unique_ptr<Memory>()> make_memory;
 };
 
-// A model in memory in addition to the trained one.
+// A model that is in memory beside the trained one.
 struct CoResidentModel {
     const char *what;  // for people
     ModelConfig config;
@@ -36,7 +36,7 @@ struct ModelSpec {
     size_t grown_from = 0;            // rows of the vocabulary in dir, where config has more (use_tokenizer); else 0
     Ranks ranks = {};
     bool new_head = false;                           // the head of a reward model starts from random values if dir has none
-    std::vector<CoResidentModel> co_residents = {};  // models that have no memory yet, for which this one leaves room
+    std::vector<CoResidentModel> co_residents = {};  // models allocated later; the plan of this model reserves their memory
 };
 
 struct Run {

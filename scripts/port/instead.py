@@ -2,7 +2,7 @@
 
 import re
 
-# A pattern of their path, what they do, and what there is instead.
+# A pattern of their path, their purpose, and the alternative here.
 INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix in (
     (r"(\w+/)?\w*(vlm|carla)\w*", "trains on pictures", "models of text alone are trained, by pretrain, sft, dpo, rm, grpo or ppo"),
     (r"(openenv|harbor|openreward)/\w+|grpo_agent", "plays several turns with an environment",

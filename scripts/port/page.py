@@ -155,7 +155,7 @@ def table(peer):
 
 def page_of(peer):
     lines = [f"# Coming from {peer.name}", "", *(example(peer) if peer.name in EXAMPLES else []), f"## Names of {peer.name} {peer.version}", "",
-             "A value of theirs that is listed stands for what is said beside it; other values go on to the next line that has the name."]
+             "A row with a value applies to that value alone; other values go on to the next row with the same name."]
     if peer.bases:
         lines.append(f"Names that are not below are those of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)}.")
     return "\n".join([*lines, "", *table(peer)])

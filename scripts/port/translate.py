@@ -167,7 +167,7 @@ class Translation:
         self.set(flag, values or ["true"] * about["boolean"], setting.where, by_default)
 
     def hint(self, name):
-        """The flag that was meant: of which two of two words, or of two and three, are those of the name, though they may be misspelled. Letters of
+        """Returns the flag that was probably meant: two of its two or three words are in the name, perhaps misspelled. Letters of
         a whole name would say that eos_token means row_tokens, and ds_type dtype."""
         last = name.rpartition(".")[2]
         names = [flag for flag, about in self.own["flags"].items() if self.task in about["tasks"]]

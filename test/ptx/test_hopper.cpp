@@ -71,7 +71,7 @@ ptx::TensorMap map_of(const void *base, ptx::Element element, std::array<uint64_
     return map;
 }
 
-// ---- parts of kernels: an mbarrier lies at the start of shared memory, data from 1024 on --------------------------------------------
+// ---- parts of kernels: an mbarrier is at the start of shared memory, data from 1024 on ---------------------------------------------
 
 const std::string initialise = "@%p0 mbarrier.init.shared::cta.b64 [%r2], 1;\n",
                   announce = "fence.mbarrier_init.release.cluster;\n", block_barrier = "bar.sync 0;\n",
@@ -295,7 +295,7 @@ const Kind kinds[] = {
 int a_of(int row, int k) { return (row * 5 + k * 3 + row / 8) % 9 - 4; }
 int b_of(int column, int k) { return (column * 7 + k * 5 + column / 8 * 2) % 9 - 4; }
 
-// How A or B lies in x and in shared memory. Its boxes have 64 rows (of K, if that is contiguous) of one swizzle, or of 16 bytes without.
+// The layout of A or B in x and in shared memory. Its boxes have 64 rows (of K, if that is contiguous) of one swizzle, or of 16 bytes without.
 struct Layout {
     int swizzle;
     bool turned;  // K is not contiguous

@@ -408,7 +408,7 @@ TEST(PtxMemory, HintsAndOrdersChangeNothing) {
     EXPECT_EQ(run("st.shared::cta.u32 [%r3], %r0;  ld.shared::cta.u32 %r5, [%r3];  st.global.u32 [%rd3], %r5;").y[9], 9u);
 }
 
-// Initial values, also of several dimensions, are those of the text; what a kernel leaves stays.
+// Initial values, also of several dimensions, equal the text's; the values that a kernel leaves persist.
 TEST(PtxMemory, VariablesOfTheModule) {
     const std::string variables = ".global .align 4 .u32 table[2][2] = {{1, 2}, {3}};\n.const .align 8 .f32 half = 0f3F000000;\n";
     const auto first = [&](const std::string &body) { return launch(body + "st.global.u32 [%rd3], %r20;", {}, variables).y[0]; };
@@ -423,7 +423,7 @@ TEST(PtxMemory, VariablesOfTheModule) {
               std::string::npos);
 }
 
-// A thread has its own, whose words lie beside those of the warp's other threads.
+// Local memory is private to a thread, and word k of all threads of a warp is contiguous.
 TEST(PtxMemory, LocalMemory) {
     const std::string
         variables =
@@ -468,7 +468,7 @@ TEST(PtxShared, WrongAddressesAndWhatNobodyWrote) {
     expect_error("ld.shared.u32 %r5, [%r3];", "reads shared memory + 0, which nobody wrote");
 }
 
-// Static variables lie in front of the dynamic shared memory, each at its alignment, wherever they are declared.
+// Static variables precede the dynamic shared memory, each at its alignment, wherever they are declared.
 TEST(PtxShared, StaticVariables) {
     const std::string variables =
         ".shared .align 4 .b8 unused[1000];\n.shared .align 2 .b8 pair[6];\n.extern .shared .align 16 .b8 rest[];\n";
@@ -803,7 +803,7 @@ TEST(PtxTiming, AnInstructionWaitsForItsOperands) {
         << "ptxas orders a basic block";
 }
 
-// ptxas moves what comes within 16 instructions, executes a few of them under a predicate, unrolls a small loop four times, and keeps loads behind
+// ptxas moves instructions by up to 16 places, executes a few of them under a predicate, unrolls a small loop four times, and keeps loads behind
 // stores to what may be the same address.
 TEST(PtxTiming, BasicBlocksAreThoseOfTheMachineCode) {
     const std::string end = "bra.uni $E;\n$E:\n", use = "add.f32 %f6, %f6, %f5;\n";

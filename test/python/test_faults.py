@@ -149,7 +149,7 @@ def test_what_is_printed_arrives_or_the_exit_code_is_1(what, how, data):
     result = call(["bash", "-c", line, "bash", *words])
     if how == "no reader" and result.returncode == 0:
         return  # it was quicker
-    assert result.returncode == 1 and result.stderr.count("did not all reach its file or pipe") == result.stderr.count("fix: ") == 1, result.stderr
+    assert result.returncode == 1 and result.stderr.count("not all output reached its file or pipe") == result.stderr.count("fix: ") == 1, result.stderr
 
 
 def test_a_result_takes_no_other_file_s_place(data, tmp_path):

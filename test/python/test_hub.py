@@ -16,7 +16,7 @@ COMMITS = {"main": "0123456789abcdef0123456789abcdef01234567", "v2": "76543210fe
 
 class Hub(BaseHTTPRequestHandler):
     """GET /api/models/NAME/revision/REVISION names the commit, and .../tree/COMMIT its files; HEAD and GET /NAME/resolve/COMMIT/FILE give one
-    of them. Of a data set the paths begin with /api/datasets and /datasets."""
+    of them. Paths of data sets begin with /api/datasets and /datasets."""
 
     def log_message(self, *_):
         pass

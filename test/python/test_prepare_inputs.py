@@ -203,7 +203,7 @@ def test_the_number_of_processes_does_not_matter(bench, flags):
 
 
 def test_workers(bench):
-    """They name a bad record; and one that is too deep to reach them is prepared all the same: a list of a .json file is parsed at once, and its
+    """Workers name a bad record. A record that is too deep to be sent to a worker is still prepared: a list of a .json file is parsed at once, and its
     records are pickled, which takes more stack than parsing them."""
     tokenizer = bench.tokenizer()
     with pytest.raises(prepare.DataError, match=r"record 2501 \(line 2501\) of .*in.jsonl: has fields txt"):

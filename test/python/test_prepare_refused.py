@@ -1,4 +1,4 @@
-"""data/prepare.py's refusals: one message, with what is wrong, where, and how to mend it; nothing is written. No part of a record is lost."""
+"""data/prepare.py's refusals: one message with the problem, its place and the fix; nothing is written. No part of a record is lost."""
 
 import json
 import os
@@ -218,7 +218,7 @@ def test_rewritten_content(bench, template, turn):
 @pytest.mark.parametrize("task, source, flags, message", [
     ("sft", [SAID], ["--truncation", "split"], "invalid choice: 'split'"), ("pref", [AB], ["--truncation", "split"], "invalid choice: 'split'"),
     ("sft", [SAID], ["--maxlen", "5"], "unrecognized arguments: --maxlen"), ("sft", [SAID], ["--append_eos", "maybe"], "neither true nor false"),
-    ("sft", [SAID], ["--max_len", "1"], "takes two"), ("sft", [SAID], ["--input_template", "User:"], "has no {}"),
+    ("sft", [SAID], ["--max_len", "1"], "at least two tokens"), ("sft", [SAID], ["--input_template", "User:"], "has no {}"),
     ("pref", [AB], ["--input_template", "User:"], "has no {}"),
     ("sft", [SAID], ["--tokenizer_chat_template", "none.jinja"], "neither a template nor a file"),
     ("sft", [SAID], ["--tokenizer_chat_template", "x"], "neither a template nor a file, nor one of chatml, llama3, phi_3"),

@@ -308,7 +308,7 @@ def test_a_frame_that_no_rank_sends_ends_the_run(frame):
         assert false.recv(41, socket.MSG_WAITALL)[-1:] == b"!"  # an answer, and the start
         false.sendall(frame)
         ((code, out, err),) = ends([first])
-    assert (code, out) == (1, "") and err.startswith("rank 1 has sent what no rank sends\n  fix: "), err
+    assert (code, out) == (1, "") and err.startswith("rank 1 has sent an unknown message\n  fix: "), err
 
 
 def test_nobody_listens_after_the_start():
@@ -356,7 +356,7 @@ def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
     address = free_address()
     right = [start("agreement", rank, 3, address) for rank in [0, 1]]
     time.sleep(0.5)
-    assert f"another process is rank 1 at {address} already" in one(1, 3, address)
+    assert f"another process is already rank 1 at {address}" in one(1, 3, address)
     assert f"this process has --rank 1/2, but the first one at {address} 0/3" in one(1, 2, address)
     assert f"cannot listen at {address}: Address already in use" in one(0, 3, address)
     expect_done(all_of(ends([*right, start("agreement", 2, 3, address)])), "3 ranks: agreement")

@@ -1,5 +1,5 @@
-"""scripts/recipes, and the corresponding command lines of OpenRLHF: the parser takes their flags, and a plan shows what they
-mean. Nothing is trained."""
+"""scripts/recipes, and the corresponding command lines of OpenRLHF: the parser accepts their flags, and a plan shows their
+meaning. Nothing is trained."""
 
 import json
 import re

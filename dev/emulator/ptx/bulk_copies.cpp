@@ -222,8 +222,8 @@ void commit(Warp &w, const Instruction &) {
     Warp::each_lane(w.active, [&](int l) { w.bulk_groups[l]++; });
 }
 
-// Until at most so many of the lane's last groups are on their way; with `reads`, until they have read shared memory. The copy reads as late as it
-// may.
+// Waits until at most this number of the lane's last groups are in flight; with `reads`, until they have read shared memory. A copy reads as late as
+// it may.
 template <bool reads> void wait(Warp &w, const Instruction &i) {
     const int64_t pending = w.one(i.operands[0]);
     float done = 0;

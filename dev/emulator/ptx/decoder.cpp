@@ -257,7 +257,7 @@ Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &argu
         } else
             for (const std::string &part : split(a, '|')) operands.push_back(part);
     }
-    if (name == "cp.async.wait_all") i.offsets[0] = -1;  // also those that are not committed
+    if (name == "cp.async.wait_all") i.offsets[0] = -1;  // uncommitted copies included
     else if (name == "cp.async.wait_group") {
         i.offsets[0] = std::stoll(operands.at(0));
         operands.clear();
@@ -314,8 +314,8 @@ const Variable *Decoder::variable(const std::string &name) const {
     return found == variables_.end() ? nullptr : &found->second;
 }
 
-// The address in a variable. Its place in shared or local memory is chosen where the kernel first names it; dynamic shared memory lies behind
-// the static, at an address that is known at the end.
+// The address in a variable. Its place in shared or local memory is chosen at its first use in the kernel; dynamic shared memory follows the static, at
+// an address that is known at the end.
 int Decoder::place(const Variable &v, uint64_t offset, int width) {
     if (v.memory) {
         if (!v.unknown.empty()) fail(v.name + " has the unknown initial value " + v.unknown);

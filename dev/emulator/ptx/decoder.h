@@ -55,11 +55,11 @@ class Decoder {
     size_t dynamic_align_ = 0;                                // of dynamic shared memory, if the kernel uses it
     std::vector<size_t> dynamic_presets_;                     // addresses in it
     std::map<std::pair<uint64_t, int>, int> constants_;
-    // A pair of brackets { }. Its registers and labels are known inside alone, and hide those of the same name outside.
+    // A pair of brackets { }. Its registers and labels are only visible inside, and hide outer ones of the same name.
     struct Scope {
         std::map<std::string, std::string> registers;  // their unique names
         std::map<std::string, Variable> variables;
-        std::map<std::string, int> labels;                     // the instructions that they stand in front of
+        std::map<std::string, int> labels;                     // the instruction after each label
         std::vector<std::pair<size_t, std::string>> branches;  // instructions, and labels that may follow
     };
     std::vector<Scope> scopes_;

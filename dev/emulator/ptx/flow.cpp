@@ -79,7 +79,7 @@ bool is_word_load(const Instruction &i) {
     return i.pipe == Pipe::shared && i.move && i.writes == 1 && i.bytes == 4 && i.vector == 1 && i.guard < 0;
 }
 
-// Loads by one address register: joins those whose offsets fill an aligned group of words.
+// Joins loads by one address register if their offsets fill an aligned group of words.
 void join_group(std::vector<Instruction> &code, std::map<int64_t, size_t> &by_offset) {
     for (int words : {4, 2})
         for (auto first = by_offset.begin(); first != by_offset.end(); ++first) {

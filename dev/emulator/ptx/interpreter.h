@@ -42,7 +42,7 @@ struct Launch {
     size_t shared = 0;           // dynamic
     bool count_memory = false;   // sectors and wavefronts, too
     Extent cluster = {0, 0, 0};  // blocks of a cluster; 0: as the kernel says
-    size_t sample = 0;  // clusters that are run, one of each so many parts of the grid, and whose counts are multiplied; 0: all
+    size_t sample = 0;           // clusters that run, one of each equal part of the grid; their counts are multiplied. 0: all
 };
 
 // Of one instruction, or of a launch.

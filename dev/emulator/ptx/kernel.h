@@ -52,8 +52,8 @@ struct Instruction {
     int operands[most_operands] = {};  // slots: first the outputs, then the inputs
     int64_t offsets[3] = {};           // of the addresses, in order
     int target = -1, join = -1;        // of a branch: where it goes to, and where both ways meet again
-    uint8_t unrolled = 1;              // of a branch: its copies in a basic block of the machine code; 0: it is none there
-    bool constant = false;             // a load of what no thread writes (.nc)
+    uint8_t unrolled = 1;              // of a branch: its copies in a basic block of the machine code; 0: no branch there
+    bool constant = false;             // a load of memory that no thread writes (.nc)
     int line = 0;                      // in the module's text
     std::vector<int> accumulators;     // slots, of wgmma
     float work = 1;                    // of the tensor cores: in products of m16n8k16, bf16
@@ -148,5 +148,5 @@ void add_system_calls(Forms &forms);        // system_calls.cpp
 void add_mbarriers(Forms &forms);           // mbarrier.cpp
 void add_bulk_copies(Forms &forms);         // bulk_copies.cpp
 void add_wgmma(Forms &forms);               // wgmma.cpp
-void add_clusters(Forms &forms);            // cluster.cpp: clusters, and what else is new on sm_90
+void add_clusters(Forms &forms);            // cluster.cpp: clusters and other instructions of sm_90
 }  // namespace ptx

@@ -15,7 +15,7 @@ void end_phase(Cluster &cluster, MBarrier &b) {
     b.phase++;
     b.over = b.last;
     b.pending = b.count, b.expected = b.arrived = 0;
-    b.now.known.set(b.agent, b.phase);  // whoever waits knows the copies of this phase
+    b.now.known.set(b.agent, b.phase);  // a waiting warp learns of the copies of this phase
     b.ended.join(b.now);
     cluster.events++;
 }
@@ -67,7 +67,7 @@ void invalidate(Warp &w, const Instruction &i) {
 
 enum class Arrival { counted, expecting, dropping };
 
-// {state,} [address] {, arrivals or bytes}; `relaxed` tells nobody what this warp did before.
+// {state,} [address] {, arrivals or bytes}; `relaxed` publishes none of this warp's earlier accesses.
 template <Arrival arrival, bool returns, bool argument, bool relaxed> void arrive(Warp &w, const Instruction &i) {
     alignas(64) uint64_t state[lanes] = {};
     Warp::each_lane(w.active, [&](int l) {
@@ -101,7 +101,7 @@ template <bool expects> void change_bytes(Warp &w, const Instruction &i) {
     });
 }
 
-// p, [address], the phase's parity or a state {, how long to wait}. The warp waits until a phase that one of its lanes asks for has ended.
+// p, [address], the phase's parity or a state {, time limit}. The warp waits until the phase requested by one of its lanes has ended.
 template <bool parity, bool relaxed> void wait(Warp &w, const Instruction &i) {
     uint32_t done = 0;
     int lane = 0;

@@ -12,7 +12,7 @@ namespace {
 
 enum class Space { global, constant, shared, cluster, local, param, generic };
 
-// ---- where an address lies --------------------------------------------------------------------------------------------------------
+// ---- the space of an address ------------------------------------------------------------------------------------------------------
 
 uint8_t *global_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     DeviceMemory::Allocation &last = w.block->running->last;  // most accesses hit the previous access's allocation
@@ -54,8 +54,8 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
                in_l1 = way == Way::read && touched.block == w.block->number;
     if (way != Way::write) {
         if (!in_l2) of_allocation.read += bytes;
-        // Other blocks may have brought it to L2, of which a sample only knows how often a byte is read. Where all run at once they wait for the same
-        // bytes together.
+        // Other blocks may have loaded the sector into L2; a sample only knows how often a byte is read. Blocks that all run at once wait for the
+        // same bytes together.
         constexpr size_t threads_at_once = 132 * 2048;  // of an H100
         const bool at_once = r.launch->grid.count() * r.launch->threads.count() <= threads_at_once;
         const double bytes_there = double(of_allocation.sectors.size() * bytes);
@@ -85,7 +85,7 @@ void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
     count_request(w, sectors, n, way);
 }
 
-// A word of local memory lies beside those of the warp's other lanes. Stores go to L2 and stay there; L1 answers loads.
+// Local memory is interleaved: word k of all lanes of a warp is contiguous. Stores go to L2 and stay there; loads hit L1.
 void count_local(Warp &w, const uint64_t *addresses, uint32_t mask, uint32_t bytes, Way way) {
     std::vector<uint64_t> sectors;
     Warp::each_lane(mask, [&](int l) {
@@ -284,7 +284,7 @@ template <class U> void add_bit_atomics(Forms &forms, const std::string &type) {
     add_atomic<U>(forms, "exch." + type, [](U, U a) { return a; });
 }
 
-// Sums of floats in device memory take subnormal numbers as 0, those in shared memory and of halves do not.
+// Atomic float sums in device memory flush subnormal numbers to 0; sums in shared memory and of halves do not.
 template <class Half> uint32_t add_pairs(uint32_t x, uint32_t a) {
     const auto value = [](uint32_t bits) { return float(std::bit_cast<Half>(uint16_t(bits))); };
     const auto sum = [&](uint32_t p, uint32_t q) { return uint32_t(std::bit_cast<uint16_t>(Half(value(p) + value(q)))); };
@@ -394,7 +394,7 @@ void count_bulk(Warp &w, const std::vector<uint64_t> &addresses, bool writes) {
     Traffic &traffic = w.block->running->counts->traffic;
     const uint64_t lines = w.count().lines, before = traffic.l2;
     count_request(w, sectors.data(), sectors.size(), writes ? Way::write : Way::read_past_l1);
-    w.count().lines = lines;  // L1 has no part in it; what goes to or from shared memory is counted as wavefronts
+    w.count().lines = lines;  // L1 is not involved; traffic of shared memory is counted as wavefronts
     traffic.bulk += traffic.l2 - before;
 }
 

@@ -219,8 +219,7 @@ static CUresult encode_tiled(CUtensorMap *out, CUtensorMapDataType type, cuuint3
         if (d + 1 < rank) map.strides[d] = strides[d];
         plain &= element_strides[d] == 1;
     }
-    const std::string problem =
-        plain ? broken_rule(map) : "what the interpreter does not know: interleaving, steps, or NaN outside";
+    const std::string problem = plain ? broken_rule(map) : "interleaving, steps and NaN outside are not interpreted";
     if (!problem.empty()) fprintf(stderr, "cuTensorMapEncodeTiled: %s\n", problem.c_str());
     if (!problem.empty()) return CUDA_ERROR_INVALID_VALUE;
     return memcpy(out, &map, sizeof map), CUDA_SUCCESS;

@@ -27,7 +27,7 @@ void forget_launches();
 std::vector<std::string> program_kernels();  // mangled: of all that is linked
 extern bool counting;                        // also counts memory; initially set by PTX_COUNT in the environment
 extern size_t sample;                        // Launch::sample of the launches from now on
-extern int compute_capability;               // what the runtime says: 90, or that of OtherGpu
+extern int compute_capability;               // as the runtime reports it: 90, or OtherGpu's
 
 // A product asked of cuBLASLt. The library's rules are checked at every product; a violation ends the call with the rule.
 struct Product {

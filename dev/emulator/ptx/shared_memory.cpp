@@ -86,8 +86,8 @@ void check_write(Warp &w, int lane, uint32_t address, Block &block, const Cell &
                             shared_text(address).c_str()));
 }
 
-// The async proxy sees what was written through the generic one, as ordinary stores are, behind a fence of the writer or of one who has met
-// the writer since.
+// The async proxy sees ordinary stores, which go through the generic proxy, after a fence by the writing thread or by a thread that has
+// synchronised with it since.
 void check_proxy(Warp &w, int lane, uint32_t address, const Cell &cell, const char *does) {
     const size_t writer = cell.thread / lanes;
     if (cell.written && writer < w.block->cluster->warps && cell.written > w.view.proxied.of(writer))
@@ -133,7 +133,7 @@ void note_read(Warp &w, int lane, uint32_t address, uint32_t bytes) {
     each_cell(block, offset, bytes,
               [&, &block = block](Cell &cell, uint32_t n) { check_read(w, lane, address, block, cell, n, "reads"); });
 }
-// As a read: reads and other atomics may happen beside it, and no write.
+// Treated as a read: reads and other atomics may be concurrent, writes may not.
 void note_update(Warp &w, int lane, uint32_t address, uint32_t bytes) {
     const auto [block, offset] = place_of(w, lane, address);
     each_cell(block, offset, bytes, [&, &block = block](Cell &cell, uint32_t n) {

@@ -62,7 +62,7 @@ struct Cell {
     uint32_t line = 0;       // of the instruction that is on its way, or was last
     uint32_t updated = 0;    // by an atomic: the time, of the warp that did it last
     uint32_t updater = 0;    // the thread
-    bool several = false;    // other threads of that warp did, too, at that time
+    bool several = false;    // other threads of that warp updated it at the same time
     bool mbarrier = false;   // part of one
 };
 
@@ -129,7 +129,7 @@ struct Warp {
     uint32_t time() const { return view.known.of(agent); }
     void advance() { view.known.set(agent, time() + 1); }
     void sync_lanes() { advance(), synced = time(); }
-    void learn(const View &other) {  // what has happened before; part of it are arrivals of this warp's own lanes
+    void learn(const View &other) {  // earlier events, arrivals of this warp's own lanes included
         view.join(other);
         synced = std::max(synced, other.known.of(agent) + 1);
     }
@@ -140,7 +140,7 @@ struct Barrier {
     int arrived = 0, expected = 0;  // threads
     View view;                      // joined views of the arrived warps
     float time = 0;                 // the cycle in which the last of them arrived (timing.h)
-    int voters = 0, votes = 0;      // of bar.red: threads, and those whose predicate holds
+    int voters = 0, votes = 0;      // of bar.red: threads, and threads with a true predicate
 };
 
 // Which sectors of device memory a launch has touched, by allocation.
@@ -184,7 +184,7 @@ struct MBarrier {
     size_t agent = 0;                   // its own, the writer of the copies that complete on it
     size_t initialiser = 0;             // the warp, an agent
     uint32_t initialised = 0;           // the time, of that warp
-    int count = 0, pending = 0;         // arrivals: of a phase, and those that it still lacks
+    int count = 0, pending = 0;         // arrivals: of a phase, and still missing
     int64_t expected = 0, arrived = 0;  // bytes of copies in this phase
     uint32_t phase = 0;                 // how many have ended
     View now, ended;                    // of the arrivals in this phase, and in all that have ended

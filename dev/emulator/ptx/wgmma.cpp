@@ -235,7 +235,7 @@ void compute_groups(Warp &w, Warp *const *warps, uint64_t until) {
     }
 }
 
-// Until at most so many groups are on their way. A group has ended when its four parts have started.
+// Waits until at most this number of groups is in flight. A group has ended when its four parts have started.
 void wait(Warp &w, const Instruction &i) {
     w.need_all_lanes();
     const int64_t until = int64_t(w.wgmma_groups) - int64_t(w.one(i.operands[0]));

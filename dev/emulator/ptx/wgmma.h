@@ -17,6 +17,6 @@ struct Wgmma {
     std::vector<uint32_t> words = {};  // of 16 bytes, in shared memory: the reads that this warp has marked
 };
 
-// Notes which registers an instruction other than wgmma uses, and refuses those of an operation that has not been waited for.
+// Records the registers that an instruction other than wgmma uses, and refuses registers of an operation that is still in flight.
 void note_registers(Warp &w, const Instruction &i);
 }  // namespace ptx
