@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Checks whether two runs of a trainer did the same: every figure of their logs, except times, memory and bytes sent, and every weight.
 
     scripts/compare_runs.py OUT_A OUT_B            bit for bit

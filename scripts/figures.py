@@ -595,8 +595,61 @@ def book_adamw():
     return figure
 
 
+def book_matmul():
+    """What a tile's edge brings, counted, and where eight rows of an ldmatrix lie in the banks."""
+    import matmul as chapter
+    figure, (left, *right) = plt.subplots(1, 4, figsize=(13, 3.4), width_ratios=(1.4, 1, 1, 1), layout="constrained")
+    edges = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    left.plot(edges, [m / 2 for m in edges], color=COMPUTED, label="m n / (m + n)")
+    left.plot(edges[2:], [chapter.flop_per_byte(chapter.tiled(m, m)[1]) for m in edges[2:]], "o", color=VISIBLE, label="counted")
+    left.axhline(185, color="#e06000", linewidth=1)
+    left.text(1, 205, "H200: device memory would do", fontsize=8, color="#b04c00")
+    left.axhline(790 / 7, color="#e06000", linewidth=1, linestyle=":")
+    left.text(1, 790 / 7 * 0.8, "L2 would do", fontsize=8, color="#b04c00", va="top")
+    left.set(xscale="log", yscale="log", ylim=(0.4, 600), xlabel="edge of a square tile", ylabel="FLOP a byte", title="reuse")
+    left.set_xticks(edges, map(str, edges))
+    left.minorticks_off()
+    left.legend(fontsize=8, loc="lower right")
+    for axis, (name, at) in zip(right, chapter.LAYOUTS.items()):
+        for row in range(8):
+            first = at(row, 1) % 128 // 16
+            axis.add_patch(Rectangle((first, row), 1, 1, facecolor=COMPUTED, edgecolor=VISIBLE))
+            axis.text(first + 0.5, row + 0.5, f"{row}", ha="center", va="center", fontsize=8)
+        axis.set(xlim=(0, 8), ylim=(8, 0), xticks=range(0, 9, 2), xticklabels=[f"{4 * c}" for c in range(0, 9, 2)], yticks=[], xlabel="bank")
+        axis.grid(axis="x", color="#eeeeee")
+        axis.set_title(f"chunk 1 of eight rows,\n{name.replace(', of which 16 are padding', '')}".replace(", chunk", ",\nchunk"), fontsize=8)
+    return figure
+
+
+def book_ranks():
+    """What hops where in attention around a ring of four, and what stages of ZeRO hold and send."""
+    import ranks as chapter
+    P = 4
+    figure, (*deals, right) = plt.subplots(1, 3, figsize=(13, 3.4), width_ratios=(1, 1, 1.2), layout="constrained")
+    for axis, deal in zip(deals, (chapter.contiguous(P), chapter.zigzag(P))):
+        name = "contiguous" if axis is deals[0] else "zigzag"
+        for owner, pieces in enumerate(deal):
+            for piece in pieces:
+                hops = chapter.hops_of(deal, owner, piece)
+                for hop in range(hops + 1):
+                    seen = max(deal[(owner + hop) % P]) >= piece
+                    axis.add_patch(Rectangle((hop, piece), 0.94, 0.9, facecolor=(VISIBLE if hop == 0 else COMPUTED) if seen else SKIPPED, edgecolor="#999999", linewidth=0.5))
+                    axis.text(hop + 0.47, piece + 0.45, f"rank {(owner + hop) % P}", ha="center", va="center", fontsize=8,
+                              color="white" if hop == 0 and seen else "black")
+        axis.set(xlim=(0, P), ylim=(2 * P, 0), xticks=[n + 0.47 for n in range(P)], xticklabels=range(P), yticks=[n + 0.45 for n in range(2 * P)],
+                 yticklabels=range(2 * P), xlabel="hop", ylabel="piece of the row", title=f"{name}: {chapter.mean_hops(deal):.3f} hops a key")
+    worlds = np.array([1, 2, 4, 8, 16, 32, 64])
+    for stage, colour in enumerate(("#999999", COMPUTED, VISIBLE, "#e06000")):
+        right.plot(worlds, [chapter.held(stage, W) for W in worlds], "o-", color=colour, markersize=3, label=f"stage {stage}")
+    right.set(xscale="log", xlabel="ranks", ylabel="bytes of a parameter on each rank", ylim=(0, None), title="ZeRO")
+    right.set_xticks(worlds, map(str, worlds))
+    right.minorticks_off()
+    right.legend(fontsize=8)
+    return figure
+
+
 FIGURES = (attention_rows, attention_tile, ring, ring_backward, banks, lifetimes, timeline, longest_sample, book_backward, book_softmax, book_warp, book_grpo,
-           book_adamw)
+           book_adamw, book_matmul, book_ranks)
 
 
 def main():

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Tests the tests: every known bug of test/mutants.txt is switched on, and some test must fail.
 
     scripts/mutants.py --make build/mutants/tree     a copy of the sources that holds all of them, each behind a switch (test/mutant.h)

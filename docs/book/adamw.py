@@ -1,4 +1,4 @@
-"""One parameter's life: rounding to bf16, and AdamW's first steps. Chapter D: adamw.md."""
+"""One parameter's life: rounding to bf16, and AdamW's first steps. Chapter E: adamw.md."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""GRPO by hand: a policy over four answers, whose every expectation is a finite sum. Chapter E: grpo.md."""
+"""GRPO by hand: a policy over four answers, whose every expectation is a finite sum. Chapter G: grpo.md."""
 
 import itertools
 

@@ -50,6 +50,11 @@ def test_the_files_that_a_page_names_exist():
     assert [(page, name) for page, name in names if not MADE.fullmatch(name) and "NAME" not in name and not (ROOT / name).exists()] == []
 
 
+def test_a_script_that_can_be_run_names_its_interpreter():
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and path.stat().st_mode & 0o100]
+    assert [path.name for path in scripts if not path.read_text().startswith("#!")] == []
+
+
 def test_every_flag_is_in_the_manual():
     flags = re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M)
     assert len(flags) > 50
