@@ -1,8 +1,8 @@
-"""The one kind of error that a user of the data tools sees."""
+"""The only error type that a user of the data tools sees."""
 
 
 class DataError(Exception):
-    """Something is wrong with the input: what and where, and how to mend it."""
+    """An error in the input: the problem with its place, and the fix."""
 
     def __init__(self, what, fix):
         super().__init__(what, fix)  # both as arguments, so that it travels between processes

@@ -322,7 +322,7 @@ def table_row(task, dtype, peer, theirs, ours, their_memory, our_memory, share, 
 
 
 def merge_rows(text, rows):
-    """Returns a document in which this CPU's table has these rows, in the places of those about the same training, dtype and peer."""
+    """Returns a document in which this CPU's table has these rows in place of earlier rows about the same training, dtype and peer."""
     heading = f"## {describe_cpu()}"
     parts = [part.strip() for part in re.split(r"(?m)^(?=## )", text) if part.strip()]
     if heading not in [part.splitlines()[0] for part in parts]:

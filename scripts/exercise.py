@@ -26,7 +26,7 @@ EXERCISES = ROOT / "dev/cuda/exercises"
 class Exercise:
     """A file of dev/cuda/exercises: lines "start: version N", "bound: COUNT at most NUMBER", "time: ...", the task, the solution's patch.
 
-    Where the start is wrong, a line "says: ..." is what its check answers, and another patch, in front of the solution's, makes it from the copy.
+    If the start is wrong, a line "says: ..." has its check's message, and a patch before the solution's turns the copy into the start.
     """
 
     def __init__(self, name):

@@ -1,8 +1,8 @@
 #!/bin/bash
 # A pretrained model learns from chats: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (scripts/smollm2.py says
-# where both come from). Prints the loss on 100 held-out chats and the answers to three questions, before and after. Then what came out
-# learns from pairs, right answers and those to other questions: to tell them apart as a reward model, and to prefer the right ones by DPO.
-# Finally from its own answers: the pretrained model by GRPO, to answer as the corpus does (judged by scripts/word_f1.py), and the model
+# where both come from). Prints the loss on 100 held-out chats and the answers to three questions, before and after. Then the result
+# learns from pairs of a right answer and an answer to another question: as a reward model to tell them apart, and by DPO to prefer the right one.
+# Finally models learn from their own answers: the pretrained model by GRPO, to answer as the corpus does (judged by scripts/word_f1.py), and the model
 # trained on chats by PPO, to please the reward model. Both are measured on prompts that they have not answered before.
 #
 #     make && scripts/smollm2.sh [DIR]       DIR is out/smollm2 by default; an hour on two cores, and 12 GB of disk

@@ -1,4 +1,4 @@
-// What the benchmarks share: inputs, a clock, and a heading that names the machine.
+// Shared by the benchmarks: inputs, a clock, and a heading that names the machine.
 #pragma once
 #include <omp.h>
 

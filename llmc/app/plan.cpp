@@ -41,8 +41,8 @@ static size_t micro_steps_of(const Run &run) {
     return ceil_div(ceil_div(all, o.row_tokens), run.model.ranks.dp());
 }
 
-// Returns the bytes that are alive at the moment of [first, last] at which most are: of arrays that live always, and of the others by kind, "act" of
-// "act.3.qkv", say.
+// Returns the bytes alive at the peak within [first, last]: of arrays that are always alive, and of the others by kind, for example "act" for
+// "act.3.qkv".
 static std::map<std::string, size_t> most_alive(const Plan &plan, size_t first, size_t last) {
     std::map<std::string, size_t> most;
     for (size_t now = first, most_bytes = 0; now <= last; now++) {

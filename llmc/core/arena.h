@@ -77,7 +77,7 @@ class Plan {
 
     size_t bytes() const { return bytes_; }  // of the placed arena
     size_t sum() const;                      // what all segments would take if none shared bytes
-    size_t state_bytes() const;              // of the state, which lives always; the others are activations and buffers
+    size_t state_bytes() const;              // of the state, which is always alive; the others are activations and buffers
     size_t store_bytes() const { return store_bytes_; }   // of all places in the store
     size_t store_bytes(const std::string &prefix) const;  // of the places whose names begin so
     bool guards() const { return guards_; }

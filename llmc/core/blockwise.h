@@ -9,8 +9,8 @@
 
 #include "memory.h"
 
-// of[code], ascending. Both maps have 0 and 1. Between 10^(i-7) and 10^(i-6) lie 2^i fractions of each sign, and without negative ones 2^(i+1):
-// the middles of equal intervals, for i = 0 to 6.
+// of[code], ascending. Both maps have 0 and 1. For i = 0 to 6 they have the middles of equal intervals between 10^(i-7) and 10^(i-6): 2^i of each
+// sign, or 2^(i+1) without negative fractions.
 struct Fractions {
     static constexpr int count = 256;
     float of[count];

@@ -41,7 +41,7 @@ std::string run_python(const std::string &purpose, const std::string &script, co
     if (child < 0) die("cannot start %s: %s", command[0].c_str(), strerror(errno));
     if (child == 0) {
         dup2(shows ? STDERR_FILENO : output, STDOUT_FILENO);  // our standard output may be read by a program
-        dup2(errors[1], STDERR_FILENO);                       // its error message is passed on
+        dup2(errors[1], STDERR_FILENO);                       // its error message is shown
         execvp(argv[0], argv.data());
         _exit(127);
     }
@@ -57,7 +57,7 @@ std::string run_python(const std::string &purpose, const std::string &script, co
         return out;
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        die("%s needs Python, and %s is not there\n  fix: make deps", purpose.c_str(), command[0].c_str());
+        die("%s needs Python, but %s does not exist\n  fix: make deps", purpose.c_str(), command[0].c_str());
     if (message.empty()) die("%s ended with status %d and no message", script.c_str(), status);
     die("%s", message.c_str());
 }

@@ -1,5 +1,5 @@
-// What a step is made of: samples, which are one document each or a pair of documents. A prepared file holds them (tokens.h), or memory (rollouts). They
-// are packed, split and dealt to ranks by the same code.
+// The samples of a step, each one document or a pair of documents, in a prepared file (tokens.h) or in memory (rollouts). The same code packs both, and splits
+// and deals them to ranks.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -69,7 +69,7 @@ struct ModelConfig {
     bool gpt2() const { return family == "gpt2"; }
     bool gemma() const { return family == "gemma3_text"; }
     float attention_scale() const { return attention_multiplier ? attention_multiplier : 1 / std::sqrt(float(D)); }
-    // How many positions a text that grows may have: in longrope and dynamic the rotation of all of a text changes with its length, which a cache of
+    // The most positions of a growing text: in longrope and dynamic the rotation of all of a text changes with its length, which a cache of
     // keys cannot follow.
     size_t growing_positions() const;
     const char *growing_positions_name() const {

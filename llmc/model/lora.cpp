@@ -273,7 +273,7 @@ CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
                                                                                                         size_t l) {
         Cost cost = product(w, pass, l);
         const double T = double(w.T),
-                     gradients = pass == Pass::backward ? 2 * T * OC : 0;           // rounded twice: as they are, and turned
+                     gradients = pass == Pass::backward ? 2 * T * OC : 0;           // rounded twice: as stored, and transposed
         cost.rounded = double(2 * w.element + 1) * (T * IC + IC * OC + gradients);  // read for the scale, read again, written
         return cost;
     };

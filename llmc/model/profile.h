@@ -35,7 +35,7 @@ class Profiler {
     // An op of the step begins, for `tokens` tokens of the row; 0: for all. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0, size_t tokens = 0);
     void end_step();            // waits for the device
-    std::string table() const;  // the result as a table for people
+    std::string table() const;  // the result as a printed table
 
   private:
     struct Entry {

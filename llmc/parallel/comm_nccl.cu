@@ -288,7 +288,7 @@ class NcclComm final : public Comm {
                 })};
     }
     void do_wait(uint64_t id) override { queue_->wait(id); }
-    void withdraw(uint64_t) noexcept override {}  // nothing can be called back; cudaFree waits for what still uses the memory
+    void withdraw(uint64_t) noexcept override {}  // no call can be cancelled; cudaFree waits until the memory is unused
     std::unique_ptr<Comm> do_split(int color, int key) override {
         auto part = host_.split(color, key);
         Comm &host = *part;

@@ -105,7 +105,7 @@ template <class Dev> class Optimizer {
 
   private:
     struct Moment {               // arrays that are not used are null
-        float *floats = nullptr;  // (shard_count, of v without Muon's elements), or of the piece that is here, as the next two
+        float *floats = nullptr;  // (shard_count, of v without Muon's elements), or of the piece in memory; so are the next two
         bf16 *rounded = nullptr;
         uint8_t *codes = nullptr;
         float *scales = nullptr;  // with codes: (blocks) of one run after the other

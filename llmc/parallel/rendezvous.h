@@ -1,5 +1,5 @@
-// How processes that were started by hand find each other: rank 0 listens at an address that all know, the others connect, and both sides prove
-// that they know one secret before anything else is said. Whoever does not is closed and disturbs nobody; docs/ranks.md says what this protects.
+// The rendezvous of processes started by hand: rank 0 listens at an address that all know, the others connect, and both sides prove
+// that they know one secret before they exchange anything else. Other connections are closed and disturb no rank; docs/ranks.md says what this protects.
 #pragma once
 #include <chrono>
 #include <cstdint>

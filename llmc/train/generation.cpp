@@ -79,7 +79,7 @@ class Engine {
     static size_t pages_for(size_t tokens) { return ceil_div(tokens, cache_page); }
     size_t capacity() const { return limits_.sequences - running_.size(); }
 
-    // Computes the prompts at the head of the queue that fit into a row and whose pages are free.
+    // Computes prompts from the head of the queue, as far as they fit into a row and have free pages.
     void compute_prompts() {
         if (waiting_.empty()) return;
         if (running_.empty() && waiting_.front().drawn.empty())  // the first in the queue may have all pages

@@ -1,4 +1,4 @@
-// What a run is asked for. The flags themselves, one line each, are in options.def; ../app/command_line.h reads them.
+// The options of a run. The flags themselves, one line each, are in options.def; ../app/command_line.h reads them.
 #pragma once
 #include <array>
 #include <cmath>

@@ -47,7 +47,7 @@ class Pairs final : public Objective {
     const Run &run_;
     std::optional<PreferenceLoss> preference_;  // dpo
     std::unique_ptr<Reference> reference_;
-    const Samples *data_ = nullptr;  // the data of the step or evaluation that goes on
+    const Samples *data_ = nullptr;  // the data of the current step or evaluation
     StepSize size_{};
     PairTotals totals_;     // sums over this rank's pairs since the last take_totals()
     PairTotals evaluated_;  // sums of the last evaluation, over all ranks

@@ -30,10 +30,10 @@ void check_options(const PolicyLossOptions &o) {
     if (o.correction != "tis" && o.correction != "icepop" && o.correction != "seq-mask-tis")
         die("--is_correction %s is not known\n  fix: tis, icepop or seq-mask-tis", o.correction.c_str());
     if (!(0 <= o.correction_low && o.correction_low <= 1 && 1 <= o.correction_high))
-        die("--is_correction %s,%g,%g: between these weights is not 1, that of an answer of the policy as it is\n  fix: --is_correction %s,0.5,5, say",
+        die("--is_correction %s,%g,%g: the range must contain 1, the weight of an answer of the current policy\n  fix: --is_correction %s,0.5,5, say",
             o.correction.c_str(), o.correction_low, o.correction_high, o.correction.c_str());
     if (o.type == "gspo")
-        die("--is_correction %s: the ratio of gspo is taken to the probability with which an answer was sampled, and so is corrected itself\n  fix: leave it out",
+        die("--is_correction %s: gspo already takes its ratio to the probability at sampling, which is the correction\n  fix: leave it out",
             o.correction.c_str());
 }
 

@@ -55,7 +55,7 @@ struct PolicyStep {
     double tokens, sequences, longest;
 };
 
-// What an answer adds to the loss, and sums over its tokens.
+// An answer's contribution to the loss, and sums over its tokens.
 struct PolicySums {
     double policy_loss = 0, kl_loss = 0;  // shares of the step's loss
     double tokens = 0, clipped = 0;       // clipped: tokens whose clipped objective is the smaller one

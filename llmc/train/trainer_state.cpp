@@ -46,7 +46,7 @@ void write_trainer_state(const std::string &dir, const TrainerState &state) {
 
 static constexpr double most = double(uint64_t(1) << 53);  // no run counts further
 
-// Checks that every field of `now` exists, has its type, and a value that a run can reach. The options may be others.
+// Checks that every field of `now` exists, has its type, and a value that a run can reach. The options may differ.
 static void check_fields(const json &saved, json now, const std::string &where, const std::string &fix) {
     now["options"] = json::object();
     const json fields = now.flatten();

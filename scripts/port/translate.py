@@ -215,7 +215,7 @@ class Translation:
                 self.note(self.together["processes"].where, "the ranks are started already")
 
     def refuse_rewards(self):
-        """Names of rewards, which no flag of ours takes up in another task."""
+        """Names of rewards; no flag of another task accepts them."""
         for key in ("generation_batch_size", "steps_per_generation", "epsilon_high"):
             if self.task not in RL and self.has(key):
                 self.refuse(f"{self.together[key].where} belongs to {', '.join(RL)}, not to {self.task}\n  fix: leave it out, or start with another task")

@@ -175,7 +175,7 @@ void Decoder::instruction(const std::string &s) {
             a = address(a).first, name.replace(0, 8, "mov");
     if (name == "call" || name == "call.uni") {
         call(i, arguments);
-        if (!i.run) return;  // a function, which is here now
+        if (!i.run) return;  // a function, defined by now
     } else if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" ||
                name == "bar.arrive" || name.rfind("bar.red", 0) == 0)
         control(i, name, arguments);

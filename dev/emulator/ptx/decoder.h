@@ -10,7 +10,7 @@ std::string strip(const std::string &s);                        // of white spac
 std::vector<std::string> split(const std::string &s, char at);  // but not inside brackets
 int width_of(const std::string &type);                          // in bytes: "u64", "pred" (0)
 
-// ".shared .align 4 .b8 tile[4096]": the variables of a declaration, which may also say their values.
+// ".shared .align 4 .b8 tile[4096]": the variables of a declaration, perhaps with initial values.
 std::vector<Variable> variables(const std::string &declaration);
 
 class Decoder {

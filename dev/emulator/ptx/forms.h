@@ -20,7 +20,7 @@ template <class F, class D, class... S> void lanewise(Warp &w, const Instruction
     w.write(i.operands[0], result);
 }
 
-// f, whose floats are 0 where they would be subnormal, with their sign: .ftz
+// f with .ftz: subnormal floats are flushed to 0 with their sign
 inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 template <class T> T flush(T x) { return x; }
 template <class F> struct Flushed {

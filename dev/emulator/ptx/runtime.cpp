@@ -66,7 +66,7 @@ std::string ptx_of(const FatWrapper &wrapper) {
 
 // ---- launches ---------------------------------------------------------------------------------------------------------------------
 
-struct Call {  // what <<< >>> leaves for the host function of the kernel
+struct Call {  // the launch configuration that <<< >>> passes to the host function of the kernel
     dim3 grid, threads;
     size_t shared;
     cudaStream_t stream;

@@ -41,7 +41,7 @@ extern std::vector<Product> products;  // in order; a test clears it
 extern int heuristics;                 // how often cuBLASLt was asked for an algorithm
 extern int heuristic_state;            // the heuristic's answer: a cublasStatus_t
 extern int candidates,
-    fastest;  // how many algorithms it has, and which of them takes no second in the time of events; the others take one
+    fastest;  // the number of algorithms, and the number of the one that takes 0 s by the clock of events; the others take 1 s
 extern double seconds;  // that products have taken so
 
 // Whether device memory [p, p + bytes) is allocated.

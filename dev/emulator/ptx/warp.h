@@ -19,7 +19,7 @@ struct Path {
     int at, join;
 };
 
-struct Copy {  // a cp.async of one lane, on its way
+struct Copy {  // a cp.async of one lane, in flight
     int lane, bytes;
     uint32_t group;  // of that lane, counted from the start
     uint32_t to;
