@@ -236,7 +236,7 @@ def test_what_is_refused(data, tmp_path):
     refused_training(data, tmp_path / "out", '--offload is "weight"', "one of activations,optimizer,weights", offload="weight", offload_dir=tmp_path)
     refused_training(data, tmp_path / "out", "the matrices that --load_in 4bit makes small stay in memory", "leave weights out of --offload",
                      offload=ALL, offload_dir=tmp_path, load_in="4bit", lora_rank=4)
-    refused_training(data, tmp_path / "out", "nothing is offloaded", "--offload activations", offload_dir=tmp_path)
+    refused_training(data, tmp_path / "out", "has no effect without --offload", "--offload activations", offload_dir=tmp_path)
     refused_training(data, tmp_path / "out", f"{tmp_path}/none: cannot create a file for --offload: No such file or directory",
                      offload=ALL, offload_dir=tmp_path / "none")
     refused(command("sft", "--plan", gpu="h100", preset="llama3.2-1b", model=None, device=None, threads=None, offload=ALL,
