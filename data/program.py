@@ -2,7 +2,7 @@
 import os
 import sys
 
-LOST = "what was printed did not all reach its file or pipe\n  fix: free space there, and a reader that stays to the end"
+LOST = "not all output reached its file or pipe\n  fix: free space there, or a reader that stays to the end"
 
 
 class Watched:
@@ -23,7 +23,7 @@ class Watched:
 
 
 def run(main):
-    """Exits with main()'s result, or with 1 and a message if the output did not all reach its file or pipe."""
+    """Exits with main()'s result, or with 1 and a message if not all output reached its file or pipe."""
     if sys.stdout is None:  # the caller has closed it
         sys.exit(LOST)
     sys.stdout = Watched(sys.stdout)
