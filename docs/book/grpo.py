@@ -18,9 +18,9 @@ def scores(theta):
     return np.eye(len(theta)) - policy(theta)
 
 
-def exact(theta, h=1e-6):
-    """The gradient of E[R] by finite differences."""
-    return np.array([(policy(theta + h * e) @ reward - policy(theta - h * e) @ reward) / (2 * h) for e in np.eye(len(theta))])
+def exact(theta, f=lambda p: p @ reward, h=1e-6):
+    """The gradient of a function of the policy, E[R], by finite differences."""
+    return np.array([(f(policy(theta + h * e)) - f(policy(theta - h * e))) / (2 * h) for e in np.eye(len(theta))])
 
 
 def one_sample(theta, baseline):
@@ -69,6 +69,17 @@ def several_steps(theta, steps, clip, lr=0.5):
     return policy(theta) / old
 
 
+def divergence(p, q):
+    """KL(p || q)"""
+    return p @ np.log(p / q)
+
+
+def gradient_of_estimate(theta, q, slope):
+    """The expected gradient of an estimate of KL(p || q), whose derivative with respect to d = log p - log q is the slope at d."""
+    p = policy(theta)
+    return p * slope(np.log(p / q)) @ scores(theta)
+
+
 def show(name, values):
     print(f"  {name:<26}" + " ".join(f"{round(float(v), 7) + 0.0:8.4f}" for v in values))
 
@@ -90,6 +101,12 @@ def main():
     print("p / p_old of each answer after 20 steps on one batch")
     show("without clipping", several_steps(theta, 20, None))
     show("clipped to 0.8 ... 1.2", several_steps(theta, 20, 0.2))
+    print("estimates of KL(p || reference) as losses: their expected gradients, and those of two divergences, by differences")
+    reference = policy(-theta)
+    for name, slope in [("k2 = d^2 / 2", lambda d: d), ("k3 = exp(-d) - 1 + d", lambda d: 1 - np.exp(-d))]:
+        show(name, gradient_of_estimate(theta, reference, slope))
+    show("of KL(p || reference)", exact(theta, lambda p: divergence(p, reference)))
+    show("of KL(reference || p)", exact(theta, lambda p: divergence(reference, p)))
 
 
 if __name__ == "__main__":
