@@ -200,6 +200,7 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t
     const LlamaActs<X> &a = arrays(l, pass);
     if (config.has_experts(l)) {
         if (Base::runs(UP, l, pass)) experts.up(a.experts, w.experts, hidden_input(a) + t * C, n);
+        if (pass == Pass::forward) Base::add_routing(l, a.experts.probs, a.experts.chosen, t, n);
         if (Base::runs(ACT, l, pass)) experts.activate(a.experts, n);
         return;
     }
@@ -291,7 +292,7 @@ template <class Dev> void Llama<Dev>::experts_backward(size_t l, size_t t, size_
     begin_op(Pass::backward, ACT, l);
     experts.activate_backward(a, n);
     begin_op(Pass::backward, UP, l);
-    experts.up_backward(a, w, dw, input, input, nullptr, row.documents + t, n, add);
+    experts.up_backward(a, w, dw, input, input, Base::balance(), row.documents + t, n, add);
 }
 
 template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {

@@ -51,6 +51,14 @@ struct Golden {
         logits.assign(all.begin(), all.end());
     }
 
+    // The same with the auxiliary loss of mixtures of experts.
+    Golden balanced() const {
+        Golden g = *this;
+        g.expected.update(expected["balanced"]);
+        g.config.experts.aux_loss_coef = g.expected["router_aux_loss_coef"];
+        return g;
+    }
+
     // The logits of every fourth position, and so of the last, of the document expected["logits_documents"][j].
     static constexpr size_t logits_stride = 4;
     const float *logits_at(size_t j, size_t position) const {
@@ -101,6 +109,8 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
     }
     double loss_and_gradient(const Golden &g, const std::vector<Row> &rows) {
         model->zero_gradients();
+        for (size_t i = 0; g.config.experts.aux_loss_coef > 0 && rows.size() > 1 && i < rows.size(); i++)
+            model->count_routing(rows[i], i + 1 == rows.size());
         for (const Row &row : rows) model->accumulate(row, 1 / float(g.targets()), false);
         const LossSums sums = model->take_sums();
         return sums.nll / sums.targets;
@@ -191,6 +201,20 @@ template <class Dev> void expect_gradients(Dev dev, const Golden &g) {
     }
     EXPECT_EQ(tensors, g.expected["gradients"].size());
     printf("  %-40s %.2g of %.2g allowed\n", "tensors' gradients", worst, 1e-4);
+}
+
+// However the documents are divided into rows.
+template <class Dev> void expect_auxiliary_loss(Dev dev, const Golden &g) {
+    Trained<Dev> t(dev, g);
+    std::vector<int64_t> loads;  // of the first layer
+    for (size_t per_row : {6, 2, 1}) {
+        t.loss_and_gradient(g, g.rows(per_row));
+        const Routing routing = t.model->routing();
+        expect_near_relative("auxiliary loss", routing.aux_loss(), g.expected["aux_loss"], 1e-5);
+        const std::vector<int64_t> own(routing.sums.begin(), routing.sums.begin() + ptrdiff_t(routing.experts));
+        if (loads.empty()) loads = own;
+        EXPECT_EQ(own, loads) << per_row << " documents in a row";
+    }
 }
 
 // The losses after `steps` AdamW steps.

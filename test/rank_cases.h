@@ -96,7 +96,13 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     if (task == RM) c.reward = true, c.tied = false;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
     if (model == experts)  // the layer between has none
-        c.experts = {.number = 7, .chosen = 2, .F = 24, .shared_F = 16, .normed = true, .layers = {true, false, true}};
+        c.experts = {.number = 7,
+                     .chosen = 2,
+                     .F = 24,
+                     .shared_F = 16,
+                     .normed = true,
+                     .layers = {true, false, true},
+                     .aux_loss_coef = 0.5};
     if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }
@@ -188,6 +194,8 @@ void rank_step(
     };
     const auto loss = [&] {
         model.zero_gradients();
+        for (size_t i = 0; config.experts.number && own.size() > 1 && i < own.size(); i++)
+            model.count_routing(own[i] == no_row ? Row{} : rows[own[i]], i + 1 == own.size());
         if (c.task != SFT) return loss_of_values();
         for (size_t i = 0; i < own.size(); i++)
             model.accumulate(own[i] == no_row ? Row{} : rows[own[i]], 1 / float(targets), i + 1 == own.size());

@@ -140,6 +140,8 @@ class PlannedModel final : public Model {
     void backward(std::span<const float>, float, bool) override {}
     void zero_gradients(uint64_t) override {}
     void accumulate(const Row &, float, bool) override {}
+    void count_routing(const Row &, bool) override {}
+    Routing routing() override { return {}; }
     LossSums take_sums() override { return {}; }
     double gradient_norm() override { return 0; }
     std::string nonfinite_gradient() override { return ""; }

@@ -413,6 +413,9 @@ TEST(Config, MixturesOfExperts) {
     EXPECT_EQ(mixtral.F, 96u);  // intermediate_size
     EXPECT_TRUE(mixtral.normed);
     EXPECT_EQ(mixtral.layers, std::vector<bool>(4, true));
+    EXPECT_EQ(experts("mixtral", R"({"router_aux_loss_coef": 0.02})").aux_loss_coef, 0);
+    EXPECT_EQ(experts("mixtral", R"({"router_aux_loss_coef": 0.02, "output_router_logits": true})").aux_loss_coef, 0.02);
+    EXPECT_EQ(experts("qwen3_moe", R"({"output_router_logits": true})").aux_loss_coef, 0.001);
     EXPECT_EQ(experts("qwen3", "{}").number, 0u);
 
     const auto refused = [](const char *family, const std::string &more, const std::string &words) {
@@ -422,7 +425,7 @@ TEST(Config, MixturesOfExperts) {
     refused("qwen3_moe", R"({"num_experts": 2000})", "num_experts is 2000, more than the 1024");
     refused("qwen3_moe", R"({"mlp_only_layers": 3})", "mlp_only_layers must be a list");
     refused("qwen2_moe", R"({"use_sliding_window": true})", "use_sliding_window");
-    refused("mixtral", R"({"output_router_logits": true})", "output_router_logits is true");
+    refused("mixtral", R"({"output_router_logits": true, "router_aux_loss_coef": -0.1})", "router_aux_loss_coef is -0.1");
     refused("mixtral", R"({"router_jitter_noise": 0.1})", "router_jitter_noise asks for noise");
     refused("mixtral", R"({"quantization_config": {"quant_method": "fp8"}})", "quantization_config asks for quantized weights");
 }

@@ -30,6 +30,14 @@ TEST_P(Goldens, Bf16PreferencesAsGoodAsTransformers) {
     expect_bf16_preferences_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), GetParam());
 }
 
+struct Mixtures : testing::TestWithParam<const char *> {
+    const Golden g = Golden(GetParam()).balanced();
+};
+TEST_P(Mixtures, AuxiliaryLoss) { expect_auxiliary_loss(make_device<CpuF32>(), g); }
+TEST_P(Mixtures, GradientsWithAuxiliaryLoss) { expect_gradients(make_device<CpuF32>(), g); }
+TEST_P(Mixtures, LossesOfTenStepsWithAuxiliaryLoss) { expect_losses(make_device<CpuF32>(), g, {5, 10}); }
+INSTANTIATE_TEST_SUITE_P(Families, Mixtures, testing::Values("qwen3_moe", "qwen2_moe", "mixtral"), family_name);
+
 // Every fourth position's logits, one token at a time through the key/value cache, several documents side by side.
 TEST_P(Goldens, LogitsThroughTheCache) {
     const Golden g(GetParam());

@@ -267,6 +267,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.weight_decay >= 0, "weight_decay", "0 or more");
     must(o.neftune_noise_alpha >= 0, "neftune_noise_alpha", "0 (no noise) or more");
     must(o.max_norm >= 0, "max_norm", "0 (no clipping) or more");
+    must(o.router_aux_loss_coef >= 0 || o.router_aux_loss_coef == -1, "router_aux_loss_coef",
+         "-1 (as config.json says), 0 (no auxiliary loss) or more");
     must(o.threads <= 4096, "threads", "at most 4096");
     one_of(o.sp_mode, "sp_mode", "ring,gather,ulysses");
     must(o.ranks > 0 && o.ranks <= 4096, "ranks", "between 1 and 4096");

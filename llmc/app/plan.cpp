@@ -184,6 +184,8 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     if (const ExpertConfig &e = run.model.config.experts; e.number)
         printf("a token goes to %zu of %zu experts: %zu parameters are active\n", e.chosen, e.number,
                active_parameter_count(run.model.config));
+    if (run.model.config.experts.aux_loss_coef > 0 && run.task & TRAINING)
+        printf("the auxiliary loss of experts adds a forward pass to steps of several rows for a rank\n");
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.model.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };

@@ -85,6 +85,12 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model.dir.c_str(), task_name(run.task));
     if (o.fp8) expect_fp8_sizes(run.model.config);
+    if (o.router_aux_loss_coef >= 0) {
+        if (run.model.config.experts.number == 0 && o.router_aux_loss_coef > 0)
+            die("--router_aux_loss_coef %g keeps experts in balance, but this model is no mixture of experts\n  fix: leave it out",
+                o.router_aux_loss_coef);
+        run.model.config.experts.aux_loss_coef = o.router_aux_loss_coef;
+    }
     run.model.new_head = run.task == RM;
     if (run.model.new_head && !run.model.config.reward) make_reward(run.model.config);
     if (const std::string name = missing_reward_class(run.model.config); run.task == RM && !name.empty())

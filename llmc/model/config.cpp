@@ -353,21 +353,27 @@ static ExpertConfig read_experts(const Fields &fields, const std::string &family
     e.F = fields.count(mixtral ? "intermediate_size" : "moe_intermediate_size", mixtral ? 14336 : qwen2 ? 1408 : 768);
     e.shared_F = qwen2 ? fields.count("shared_expert_intermediate_size", 5632) : 0;
     e.normed = mixtral || fields.boolean("norm_topk_prob", false);
-    if (e.number > router_experts) fields.refuse(number, format("is %zu, more than the %zu we allow", e.number, router_experts));
+    if (e.number > router_experts)
+        fields.refuse(number,
+                      format("is %zu, more than the %zu we allow\n  fix: a model with fewer experts", e.number, router_experts));
     if (e.chosen > e.number)
-        fields.refuse("num_experts_per_tok", format("is %zu, but there are %zu experts", e.chosen, e.number));
-    if (fields.boolean("output_router_logits", false))
-        fields.refuse(
-            "output_router_logits",
-            "is true, which adds router_aux_loss_coef times an auxiliary loss that we do not have\n  fix: false; the experts are then trained, but not kept in balance");
+        fields.refuse("num_experts_per_tok",
+                      format("is %zu, but there are %zu experts\n  fix: the config.json that belongs to the model's files",
+                             e.chosen, e.number));
+    if (fields.boolean("output_router_logits", false)) e.aux_loss_coef = fields.number("router_aux_loss_coef", 0.001);
+    if (!(e.aux_loss_coef >= 0 && std::isfinite(e.aux_loss_coef)))
+        fields.refuse("router_aux_loss_coef",
+                      format("is %g, but must be 0 or greater\n  fix: 0.001, say, or --router_aux_loss_coef", e.aux_loss_coef));
     if (!mixtral && fields.boolean("use_sliding_window", false))
-        fields.refuse("use_sliding_window", "is true, but in mixtures of experts we have no sliding window");
+        fields.refuse(
+            "use_sliding_window",
+            "is true, but in mixtures of experts we have no sliding window\n  fix: false, if samples are no longer than the window");
     const size_t step = mixtral ? 1 : fields.count("decoder_sparse_step", 1);
     for (size_t l = 0; l < L; l++) e.layers.push_back((l + 1) % step == 0);
     const json *dense = mixtral ? nullptr : fields.find("mlp_only_layers");
-    if (dense && !dense->is_array()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers");
+    if (dense && !dense->is_array()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers\n  fix: [0, 1], say");
     for (const json &l : dense ? *dense : json::array()) {
-        if (!l.is_number_integer()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers");
+        if (!l.is_number_integer()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers\n  fix: [0, 1], say");
         if (l >= 0 && l < L) e.layers[l.get<size_t>()] = false;
     }
     return e;

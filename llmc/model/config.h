@@ -29,6 +29,7 @@ struct ExpertConfig {
     size_t F = 0, shared_F = 0;     // sizes of an expert and of the shared one; 0: there is none
     bool normed = false;            // the weights of the chosen experts are divided by their sum
     std::vector<bool> layers;       // (L) which layers have experts
+    double aux_loss_coef = 0;       // weight of the auxiliary loss (routing.h)
 };
 
 struct ModelConfig {

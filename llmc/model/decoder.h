@@ -26,6 +26,7 @@
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
 #include "../ops/noise.h"
+#include "../ops/router.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
 #include "../parallel/rehearsal_comm.h"
@@ -82,6 +83,7 @@ template <class Dev> class Decoder : public Model {
     void zero_gradients(uint64_t key = 0) override {
         begin_op(Pass::step, ZERO_GRAD);
         weights_.begin_step(key);
+        if (routes()) clear_routing(), balance_is_known_ = false;
     }
     double gradient_norm() override {
         begin_op(Pass::step, GRAD_NORM);
@@ -108,7 +110,9 @@ template <class Dev> class Decoder : public Model {
     std::vector<double> evaluate_base(const Row &row) override;
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
+    void count_routing(const Row &row, bool last) override;
     LossSums take_sums() override;
+    Routing routing() override;
     Zero<Dev> &parameters() { return weights_.trained; }
 
   protected:
@@ -139,6 +143,7 @@ template <class Dev> class Decoder : public Model {
 
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
+    bool routes() const { return trains() && config.experts.number > 0; }
     bool trains_input() const { return !adapts() || config.lora.embedding; }
     auto layer_arrays(size_t l);
     template <class T> void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape);
@@ -179,6 +184,13 @@ template <class Dev> class Decoder : public Model {
     }
     // Returns whether gradients of weights are added to the gradients of earlier rows; if not, they overwrite them.
     bool accumulates() const { return weights_.accumulates(); }
+    // Adds tokens [t, t + n) of layer l to its sums, if the forward pass is one of a step.
+    void add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
+        const ExpertConfig &c = config.experts;
+        if (!routes() || generator_.runs() || !linears_.adapters_are_on) return;
+        router_sums(dev, acts.routing + l * Routing::width(c), probs, chosen, row.documents + t, n, c.number, c.chosen);
+    }
+    const float *balance() const { return config.experts.aux_loss_coef > 0 ? acts.balance : nullptr; }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
 
     Dev dev;
@@ -204,6 +216,8 @@ template <class Dev> class Decoder : public Model {
         HeadStats stats;     // (N) each
         float *scores;       // (N)              reward model
         double *sums;        // (3)              sums over the rows since the last take_sums()
+        int64_t *routing;    // (L, 2E+2)        with experts: router_sums of each layer's tokens since zero_gradients()
+        float *balance;      // (E)              derivatives of the auxiliary loss
         std::byte *matmul;   // matmul_scratch
     } acts;
 
@@ -222,6 +236,8 @@ template <class Dev> class Decoder : public Model {
     void head(X *dx, float *dhead);
     void head_backward();
     void add_sums();
+    void clear_routing() { memory().fill(acts.routing, 0, config.L * Routing::width(config.experts) * sizeof(int64_t)); }
+    void find_balance();
     std::vector<double> values_of(const Row &row);
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, config.attention_scale()}; }
@@ -245,6 +261,7 @@ template <class Dev> class Decoder : public Model {
     std::optional<uint64_t> key_;     // of dropout and noise; without a key both are off
     X *base_embed_, *base_head_;      // embed_w and head_w as the base has them
     size_t targets_ = 0;              // the number of targets since the last take_sums()
+    bool balance_is_known_ = false;   // of this step
 
     // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
     struct {
@@ -461,6 +478,28 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
 }
 
+// ---- the auxiliary loss of mixtures of experts ---------------------------------------------------------------------------------------
+
+template <class Dev> Routing Decoder<Dev>::routing() {
+    if (!routes()) return {};
+    return {config.experts.number, read(memory(), acts.routing, config.L * Routing::width(config.experts))};
+}
+
+// Its derivatives depend on the tokens of all ranks.
+template <class Dev> void Decoder<Dev>::find_balance() {
+    Routing whole = routing();
+    whole.sums = mesh_->all.sum(whole.sums);
+    write(memory(), acts.balance, whole.balance(config.experts.aux_loss_coef));
+    balance_is_known_ = true;
+}
+
+template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
+    row.T = 0;
+    if (r.T) load_part(r);
+    forward();
+    if (last) find_balance(), clear_routing();  // the rows come again
+}
+
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
@@ -492,6 +531,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     const Pass pass = Pass::backward;
     const size_t L = config.L;
+    if (routes() && config.experts.aux_loss_coef > 0 && !balance_is_known_) find_balance();
     weights_.begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
     head_backward();
     sum_gradients(weights_.units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });

@@ -39,6 +39,8 @@ void make_two_steps(Model &model, const std::vector<std::vector<int32_t>> &docum
     const Row row = row_of(documents, config);
     for (int step = 0; step < 2; step++) {
         model.zero_gradients();
+        for (size_t i = 1; config.experts.aux_loss_coef > 0 && micro_steps > 1 && i <= micro_steps; i++)
+            model.count_routing(row, i == micro_steps);
         for (size_t i = 1; i <= micro_steps; i++) model.accumulate(row, 1, i == micro_steps);
         model.gradient_norm(), model.update(AdamW{});
     }

@@ -14,6 +14,7 @@
 #include "../parallel/optimizer.h"
 #include "op_list.h"
 #include "ranks.h"
+#include "routing.h"
 #include "table.h"
 #include "trace.h"
 
@@ -150,6 +151,9 @@ class Model {
     virtual void backward(std::span<const float> weights, float entropy_weight, bool last) = 0;
     // Does both for the loss weight * sum of nll. As the weight is known beforehand, a language model's head computes its logits only once.
     virtual void accumulate(const Row &, float weight, bool last) = 0;
+    // A forward pass of a mixture of experts that only counts which experts the row's tokens go to, for the derivatives of the auxiliary loss. All rows of a
+    // step with an auxiliary loss are passed, up to the `last` one, before the first backward pass. A step of one micro-step does without.
+    virtual void count_routing(const Row &, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
     virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
@@ -160,6 +164,7 @@ class Model {
 
     virtual OptimizerState optimizer_state() = 0;       // this rank's part
     virtual LossSums take_sums() = 0;                   // sums over this rank's targets since the last call; waits for the device
+    virtual Routing routing() = 0;                      // of this rank's tokens since zero_gradients(); without experts nothing
     virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
     virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
 };

@@ -223,16 +223,19 @@ int64_t Comm::sum(int64_t value, Where at) {
     return out;
 }
 
-std::vector<double> Comm::sum(const std::vector<double> &values, Where at) {
+template <class T> std::vector<T> Comm::summed(const char *call, const std::vector<T> &values, const Where &at) {
     const size_t n = values.size();
-    Stamp s = stamp_of("sum(doubles)");
+    Stamp s = stamp_of(call);
     s.count = n;
     stamp(s, at);
-    std::vector<double> all(n * size_t(size)), out(n);
-    if (n) gather_host(values.data(), n * sizeof(double), all.data());
+    std::vector<T> all(n * size_t(size)), out(n);
+    if (n) gather_host(values.data(), n * sizeof(T), all.data());
     for (size_t i = 0; i < all.size(); i++) out[i % n] += all[i];
     return out;
 }
+
+std::vector<double> Comm::sum(const std::vector<double> &values, Where at) { return summed("sum(doubles)", values, at); }
+std::vector<int64_t> Comm::sum(const std::vector<int64_t> &values, Where at) { return summed("sum(int64_t list)", values, at); }
 
 double Comm::max(double value, Where at) {
     const auto all = gathered("max", value, at);

@@ -151,6 +151,7 @@ struct Comm {
     int64_t sum(int64_t value, Where at = Where::current());
     std::vector<double> sum(const std::vector<double> &values,
                             Where at = Where::current());  // elementwise; every rank gives the same number of values
+    std::vector<int64_t> sum(const std::vector<int64_t> &values, Where at = Where::current());
     double max(double value, Where at = Where::current());
     bool all(bool value, Where at = Where::current());
     std::vector<std::string> gather(const std::string &text,
@@ -192,6 +193,7 @@ struct Comm {
   private:
     void stamp(Stamp stamp, const Where &at);
     void gather_bytes(const char *call, const void *own, size_t bytes, void *all, const Where &at);
+    template <class T> std::vector<T> summed(const char *call, const std::vector<T> &values, const Where &at);
     template <class T> std::vector<T> gathered(const char *call, T value, const Where &at);
 };
 

@@ -17,6 +17,7 @@ ModelSpec critic_spec(const Run &run) {
     const std::string &dir = run.options.critic_model;
     ModelSpec out = spec_beside(run, dir, "--critic_model");
     out.config.lora = {}, out.config.weight_bits = 0;  // all weights of a critic are trained
+    out.config.experts.aux_loss_coef = 0;              // and its experts are not kept in balance
     agree(run.comm, [&] {
         if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
             die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",

@@ -115,10 +115,21 @@ Measured Trainer::compute_gradients(const Step &step) {
     model_.zero_gradients(key);
     model_.randomise(Random{o_.seed, Purpose::dropout, 0}.bits(state_.step));
     objective_.begin(step, key);
+    const ExpertConfig &experts = run_.model.config.experts;
+    if (experts.aux_loss_coef > 0)
+        for_own_rows(run_.model, *step.data, step.rows, [&](const Row &row, size_t i, size_t count) {
+            if (count > 1) model_.count_routing(row, i + 1 == count);
+        });
     for_own_rows(run_.model, *step.data, step.rows,
                  [&](const Row &row, size_t i, size_t count) { objective_.accumulate(model_, row, i + 1 == count); });
     model_.randomise({});
     Measured measured = objective_.take(model_);
+    if (experts.number) {
+        Routing routing = model_.routing();
+        routing.sums = run_.comm.sum(routing.sums);
+        routing.add_to(measured.metrics);
+        measured.loss += experts.aux_loss_coef * routing.aux_loss();
+    }
     model_.arena().check_guards();
     return measured;
 }

@@ -92,7 +92,7 @@ ROWS = [
     Note("it belongs to PyTorch; nothing here needs it", "enable_liger_kernel, use_v1_kernels, use_unsloth, upcast_layernorm, upcast_lmhead_output, use_kv_cache, "
       "ignore_pad_token_for_loss"),
     Sets("dtype bf16", "pure_bf16", "true"),
-    Refused("experts are trained without the auxiliary loss that keeps them in balance; leave it out", "moe_aux_loss_coef"),
+    Same("router_aux_loss_coef", "moe_aux_loss_coef"),
     Note("evaluation gives loss, perplexity and accuracy", "compute_accuracy, include_effective_tokens_per_second, eval_num_beams, eval_on_each_dataset"),
     Note("scripts/plot.py draws the loss", "plot_loss"),
     Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",

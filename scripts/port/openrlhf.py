@@ -39,6 +39,7 @@ ROWS = [
     Same("beta", "model.beta"),
     Same("label_smoothing", "model.label_smoothing"),
     Same("nll_loss_coef", "model.nll_loss_coef"),
+    Same("router_aux_loss_coef", "model.aux_loss_coef, aux_loss_coef"),
     Same("ref_model", "ref.model_name_or_path, ref_pretrain"),
     Same("margin_loss_enable", "model.margin_loss_enable, margin_loss"),
     Same("reward", "reward.remote_url, reward.model_name_or_path, remote_rm_url, reward_pretrain"),
@@ -100,8 +101,6 @@ ROWS = [
     Note("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
     Refused("Muon has a momentum of 0.95, Nesterov's, and 5 iterations; leave it out",
       "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
-    Note("experts are trained without an auxiliary loss", "aux_loss_coef", "0, 0.0"),
-    Refused("experts are trained without the auxiliary loss that keeps them in balance; leave it out", "aux_loss_coef"),
     Note("experts are computed in one way", "experts_implementation"),
     # preferences and reward models
     Sets("loss_type ipo_sum", "model.ipo_enable, ipo_enable, ipo", "true"),

@@ -31,6 +31,7 @@ ROWS = [
     Refused("texts are continued, or scored by one number (the task rm): there are no classes, embeddings and rerankers", "task_type, problem_type"),
     Note("a reward model gives one number", "num_labels", "1"),
     Refused("a reward model gives one number", "num_labels"),
+    Same("router_aux_loss_coef", "router_aux_loss_coef"),
     Same("beta,kl_coef", "beta"),
     Note("the assistant's messages are trained", "loss_scale", "default"),
     Refused("the fields of a record say what is a target (docs/data.md); leave it out", "loss_scale"),

@@ -41,7 +41,7 @@ ROWS = [
     Note("the loss is the mean over the targets of a step, and logits exist for a part of the tokens at a time", "loss_type", "nll, chunked_nll"),
     Refused("sft has the plain loss of the targets; leave it out", "loss_type", "dft"),
     Note("there is no dropout", "disable_dropout"),
-    Note("it counts only where config.json has output_router_logits, and such a model is refused", "router_aux_loss_coef"),
+    Same("router_aux_loss_coef", "router_aux_loss_coef"),
     # preferences and reward models
     Same("beta,kl_coef", "beta"),
     Sets("loss_aggregation token_mean", "loss_type", "dapo, bnpo"),

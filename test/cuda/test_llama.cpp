@@ -42,6 +42,14 @@ TEST(CudaPairs, EqualTransformers) {
     expect_reward_model(CudaF32{nullptr, ctx.get()}, "qwen3");
 }
 
+TEST(CudaMixtures, EqualTransformersWithAuxiliaryLoss) {
+    const auto ctx = make_cuda_context(2);
+    const CudaF32 dev{nullptr, ctx.get()};
+    const Golden g = Golden("qwen2_moe").balanced();
+    expect_auxiliary_loss(dev, g);
+    expect_gradients(dev, g);
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
 #ifdef CHECKED_BUILD
 INSTANTIATE_TEST_SUITE_P(Families, SlowGoldens, testing::Values("llama_bias", "qwen2_window", "qwen3"), family_name);

@@ -20,6 +20,8 @@ writes, for each model, test/golden/NAME/:
                                sign[i] = Random{1, Purpose::test, stream_of(NAME) + k}.block(i)[0] & 1 ? 1 : -1   (llmc/core/rng.h)
                                i counts in the order of (out, in), also where the file has (in, out): GPT-2's Conv1D
     losses[0..10]              before the first and after each of 10 AdamW steps on the same documents (OPTIMIZER below)
+    balanced                   of mixtures of experts: aux_loss of all documents as one batch; and with router_aux_loss_coef times it added to the loss
+                               grad_norm, gradients and losses, as above
 
 Documents are run one by one: nothing is packed here. The modelling code is transformers' own with eager attention; its float32
 islands (norms, softmax) are widened to float64. Rope angles, cosines and sines stay float32, as they are for any dtype.
@@ -42,6 +44,7 @@ from transformers.pytorch_utils import Conv1D
 
 HERE = Path(__file__).parent
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+AUX_LOSS_COEF = 0.5  # large enough that every router notices
 WEIGHT_DECAY, MAX_NORM, STEPS = 0.1, 1.0, 10  # decay of matrices, embeddings too; not of norms and biases
 
 DOCUMENTS = [  # length, spans of targets
@@ -346,7 +349,24 @@ def global_norm(parameters):
     return torch.stack([p.grad.norm() for p in parameters]).norm()
 
 
-def train(model, tokens, masks):
+def aux_loss(model, tokens):
+    """As transformers adds it to the loss of one batch of these documents."""
+    routers = [model(input_ids=ids[None], use_cache=False, output_router_logits=True).router_logits for ids in tokens]
+    config = model.config
+    experts = config.num_local_experts if config.model_type == "mixtral" else config.num_experts
+    of_batch = tuple(torch.cat(layer) for layer in zip(*routers))
+    return importlib.import_module(type(model).__module__).load_balancing_loss_func(of_batch, experts, config.num_experts_per_tok)
+
+
+def make_balanced(folder, tokens, masks):
+    model = load(folder, torch.float64)
+    loss = aux_loss(model, tokens)
+    (evaluate(model, tokens, masks)[0] + AUX_LOSS_COEF * loss).backward()
+    return dict(router_aux_loss_coef=AUX_LOSS_COEF, aux_loss=loss.item(), grad_norm=global_norm(list(model.parameters())).item(),
+                losses=train(load(folder, torch.float64), tokens, masks, AUX_LOSS_COEF), gradients=describe_gradients(model))
+
+
+def train(model, tokens, masks, aux_loss_coef=0):
     parameters = list(model.parameters())
     groups = [dict(params=[p for p in parameters if p.dim() > 1], weight_decay=WEIGHT_DECAY),
               dict(params=[p for p in parameters if p.dim() == 1], weight_decay=0.0)]
@@ -355,7 +375,7 @@ def train(model, tokens, masks):
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = evaluate(model, tokens, masks)[0]
-        loss.backward()
+        (loss + aux_loss_coef * aux_loss(model, tokens) if aux_loss_coef else loss).backward()
         losses.append(loss.item())
         norm = global_norm(parameters)
         if norm > MAX_NORM:
@@ -413,6 +433,7 @@ def make(name):
         grad_norm = global_norm(list(model.parameters())).item()
         gradients = describe_gradients(model)
         losses = train(load(folder, torch.float64), tokens, masks)
+        balanced = dict(balanced=make_balanced(folder, tokens, masks)) if "num_experts_per_tok" in model.config.to_dict() else {}
         with torch.no_grad():
             for what, changes in without_specials(model.config).items():
                 other_loss, _, _, other_logits = evaluate(load(folder, torch.float64, **changes), tokens, masks)
@@ -428,7 +449,7 @@ def make(name):
     save_arrays(folder / "golden.safetensors", arrays, dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
                   loss=loss.item(), bf16=bf16, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
-                  logits_documents=LOGITS_DOCUMENTS, gradients=gradients)
+                  logits_documents=LOGITS_DOCUMENTS, gradients=gradients, **balanced)
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items()]
     (folder / "golden.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     size = sum(f.stat().st_size for f in folder.iterdir())

@@ -200,7 +200,6 @@ WORDS = [
     (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no word of weights
     (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
     (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
-    (f"sft {OPENRLHF} --model.aux_loss_coef 0.001", '--model.aux_loss_coef "0.001" has no meaning here\n  fix: experts are trained without the auxiliary loss'),
     (f"sft {OPENRLHF} --pretrain_mode", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out"),
     (f"sft {OPENRLHF} --ds.param_dtype fp16", '--ds.param_dtype "fp16" has no meaning here\n  fix: --dtype bf16 or f32'),
     (f"sft {OPENRLHF} --critic.model_name_or_path C", "belongs to ppo, not to sft"),  # is not the model

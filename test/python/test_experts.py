@@ -60,6 +60,47 @@ def test_muon_updates_the_experts_and_not_the_router(tmp_path):
     assert moved[ROUTER] == pytest.approx(1, rel=0.5) and not moved[EXPERT] == pytest.approx(1, rel=0.5)
 
 
+# ---- the auxiliary loss
+
+def steps_of(output):
+    return [line for line in log_lines(output) if "step" in line and "loss" in line]
+
+
+def test_the_auxiliary_loss_is_of_the_whole_step(tmp_path):
+    balanced = dict(RUN, train_batch_size=6, router_aux_loss_coef=0.5)
+    train(tmp_path / "one", **balanced, row_tokens=128)
+    train(tmp_path / "rows", **balanced, row_tokens=128, ranks=2)
+    train(tmp_path / "plain", **dict(balanced, router_aux_loss_coef=0), row_tokens=128)
+    near_weights(tmp_path / "rows", tmp_path / "one")
+    one, rows, without = (steps_of(tmp_path / name) for name in ("one", "rows", "plain"))
+    for a, b in zip(one, rows):
+        assert a["aux_loss"] == pytest.approx(b["aux_loss"], rel=1e-5) and a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+    assert one[0]["loss"] == pytest.approx(without[0]["loss"] + 0.5 * without[0]["aux_loss"], rel=1e-6)
+    assert one[-1]["aux_loss"] < without[-1]["aux_loss"]
+
+
+def test_config_json_asks_for_the_auxiliary_loss(tmp_path):
+    model = model_with(tmp_path / "model", "qwen2_moe")
+    change_json(model / "config.json", output_router_logits=True, router_aux_loss_coef=0.5)
+    train(tmp_path / "file", **{**RUN, "model": model})
+    train(tmp_path / "flag", **RUN, router_aux_loss_coef=0.5)
+    train(tmp_path / "off", **{**RUN, "model": model}, router_aux_loss_coef=0)
+    train(tmp_path / "plain", **RUN)
+    same_run(tmp_path / "file", tmp_path / "flag")
+    same_run(tmp_path / "off", tmp_path / "plain")
+
+
+def test_the_log_has_the_loads(one_rank):
+    line = steps_of(one_rank)[0]
+    assert 0 <= line["expert_load_min"] < 1 < line["expert_load_max"] == max(line["expert_load_max_by_layer"])
+    assert len(line["expert_load_max_by_layer"]) == 2 and 0 < line["router_entropy"] < np.log(7)
+    assert line["aux_loss"] > 3  # which it is of equal loads
+
+
+def test_a_dense_model_has_no_experts_to_balance(tmp_path):
+    refused(command("sft", **{**RUN, "model": GOLDEN / "qwen3"}, output_dir=tmp_path / "out", router_aux_loss_coef=0.1), "no mixture of experts")
+
+
 # ---- adapters
 
 def test_adapters_are_of_attention_and_experts_may_be_quantised(tmp_path):
@@ -100,8 +141,9 @@ def test_files_that_do_not_fit_the_config(change, parts, tmp_path):
 
 
 @pytest.mark.parametrize("words, changes, parts", [
-    ([], {"output_router_logits": True}, ["output_router_logits is true", "fix: false"]),
     (["--fp8"], {}, ["--fp8", "this model has experts"]),
+    (["--router_aux_loss_coef", "-0.5"], {}, ["--router_aux_loss_coef is -0.5 but must be -1"]),
+    ([], {"output_router_logits": True, "router_aux_loss_coef": -1}, ["router_aux_loss_coef is -1"]),
 ])
 def test_what_is_not_here_is_refused(words, changes, parts, tmp_path):
     model = model_with(tmp_path / "model", "qwen2_moe")

@@ -1,0 +1,33 @@
+// How a mixture of experts has routed the tokens of a step: the load of each expert, and the auxiliary loss that keeps the loads in balance (Fedus, Zoph and
+// Shazeer, "Switch transformers", JMLR 2022), as transformers' load_balancing_loss_func computes it. With n tokens that pass through layers with experts, each
+// counted once for each such layer, and E experts:
+//
+//   aux_loss = E sum_e f_e P_e     f_e = (tokens that chose e) / n     P_e = (sum of p[e] over tokens) / n
+//
+// Both sums are over all layers and over the whole step, so that the loss is no mean of means. f_e has no derivative, and d aux_loss / d p[e] = E f_e / n of
+// each token.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "config.h"
+
+struct Routing {
+    size_t experts = 0;              // E; 0: the model has none
+    std::vector<int64_t> sums = {};  // (layers, 2E + 2) router_sums of ../ops/router.h; all 0 for a layer without experts
+
+    static size_t width(const ExpertConfig &c) { return 2 * c.number + 2; }  // of a layer's sums
+
+    double aux_loss() const;
+    std::vector<float> balance(
+        double coefficient) const;  // (E) the derivatives of coefficient * aux_loss with respect to p of a token
+
+    // Adds aux_loss; router_entropy, the mean over tokens, in nats; and the loads of the experts relative to the mean load of their layer: the largest one of each
+    // layer and of all, and the smallest one of all.
+    void add_to(nlohmann::ordered_json &line) const;
+
+  private:
+    size_t layers() const { return sums.size() / (2 * experts + 2); }
+    double sum(size_t i) const;  // over layers
+};
