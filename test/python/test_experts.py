@@ -1,10 +1,12 @@
 """Mixtures of experts in whole runs: files, ranks, stores, adapters and tasks. Their numbers are compared with transformers' in test/golden.h."""
 
+import shutil
+
 import numpy as np
 import pytest
 from runs import (
-    GOLDEN, OF_PAIRS, call, change_json, command, expect_resumed, log_lines, merging, near_weights, read_tensors, refused, same_run, succeeds, train,
-    write_tensors)
+    DEMO, GOLDEN, OF_PAIRS, call, change_json, command, expect_resumed, log_lines, merging, near_weights, read_tensors, refused, same_run, succeeds, train,
+    write_data, write_tensors)
 from test_lora import eval_loss
 from test_tensors import model_with
 
@@ -13,6 +15,10 @@ MODEL = GOLDEN / "qwen2_moe"
 RUN = dict(data=MODEL / "golden.safetensors", model=MODEL, max_len=128, train_batch_size=3, max_steps=3)
 ROUTER = "model.layers.0.mlp.gate.weight"
 EXPERT = "model.layers.0.mlp.experts.6.up_proj.weight"
+
+
+def steps_of(output):
+    return [line for line in log_lines(output) if "step" in line and "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,22 @@ def test_preferences(task, tmp_path):
     assert all(np.isfinite(line["grad_norm"]) for line in log_lines(tmp_path / "out") if "step" in line)
 
 
+@pytest.mark.parametrize("task, more", [("grpo", {}), ("ppo", {"ranks": 2, "zero_stage": 3}), ("grpo", {"lora_rank": 2, "load_in": "4bit", "kl_coef": 0.1})])
+def test_answers_of_its_own_are_learned_from(task, more, tmp_path):
+    model = model_with(tmp_path / "model", "qwen2_moe")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, model)
+    change_json(model / "config.json", eos_token_id=2)
+    random = np.random.default_rng(5)
+    data = write_data(tmp_path / "prompts.safetensors", [(np.append(random.integers(4, 90, 5), [7]), np.array([0] * 5 + [1])) for _ in range(4)])
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward(prompts, answers, labels):\n    return [len(a) for a in answers]\n")
+    succeeds(command(task, model=model, data=data, reward=reward, output_dir=tmp_path / "out", max_len=64, rollout_batch_size=4, n=4, max_new_tokens=6,
+                     train_batch_size=16, max_steps=2, temperature=1, router_aux_loss_coef=0.01, **more))
+    for line in steps_of(tmp_path / "out"):
+        assert line["grad_norm"] > 0 and np.isfinite(line["loss"]) and line["aux_loss"] > 3
+
+
 def test_muon_updates_the_experts_and_not_the_router(tmp_path):
     train(tmp_path / "muon", **RUN, optimizer="muon")
     train(tmp_path / "adamw", **RUN)
@@ -61,10 +83,6 @@ def test_muon_updates_the_experts_and_not_the_router(tmp_path):
 
 
 # ---- the auxiliary loss
-
-def steps_of(output):
-    return [line for line in log_lines(output) if "step" in line and "loss" in line]
-
 
 def test_the_auxiliary_loss_is_of_the_whole_step(tmp_path):
     balanced = dict(RUN, train_batch_size=6, router_aux_loss_coef=0.5)
