@@ -19,10 +19,19 @@ struct Wavefronts {
     size_t least;  // if no two words met in a bank
 };
 
-// Shared memory answers 128 bytes at a time: to 32 lanes with 4 bytes each, to halves of the warp with 8, and to quarters with 16. In each part
-// words of one bank wait for each other; lanes that want the same word share it.
+// Whether each lane wants what its neighbour does, the lane whose number differs in the bit `step`.
+inline bool in_pairs(const uint32_t *addresses, uint32_t mask, uint32_t step) {
+    for (uint32_t l = 0; l < 32; l++)
+        if (mask >> l & mask >> (l ^ step) & 1 && addresses[l] != addresses[l ^ step]) return false;
+    return true;
+}
+
+// Shared memory answers 128 bytes at a time: to 32 lanes with 4 bytes each, to halves of the warp with 8, and to quarters with 16; twice as many
+// lanes if they want the same in pairs. Of those that are answered at once words of one bank wait for each other; lanes that want the same word
+// share it.
 inline Wavefronts wavefronts(const uint32_t *addresses, uint32_t mask, uint32_t bytes) {
-    const int lanes_at_once = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
+    int lanes_at_once = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
+    if (bytes > 4 && (in_pairs(addresses, mask, 1) || in_pairs(addresses, mask, 2))) lanes_at_once *= 2;
     std::vector<uint32_t> all, words;
     size_t count = 0;
     for (int first = 0; first < 32; first += lanes_at_once) {

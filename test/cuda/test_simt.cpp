@@ -665,6 +665,17 @@ TEST(SimtCounts, ARequestIsWhatTheLanesDoAtTheSameTimeOfTheirLoops) {
     EXPECT_EQ(padded.wavefronts, 2u);
     EXPECT_EQ(quarters.wavefronts, 8u);
     EXPECT_EQ(quarters.conflicts(), 0u);
+    const auto of_places = [&](auto place) {  // 16 bytes a lane
+        return counts_of(all,
+                         [&](const auto &access) {
+                             for (int lane = 0; lane < 32; lane++) access(lane, true, 16 * uint64_t(place(lane)), 16);
+                         })
+            .wavefronts;
+    };
+    EXPECT_EQ(of_places([](int lane) { return lane / 2; }), 2u);  // lanes want the same in pairs: halves of the warp are answered
+    EXPECT_EQ(of_places([](int lane) { return lane % 2; }), 2u);
+    EXPECT_EQ(of_places([](int lane) { return lane / 8; }), 2u);
+    EXPECT_EQ(of_places([](int lane) { return lane % 8; }), 4u);
 
     // Lanes that leave the loop earlier, and a warp of 16 lanes.
     const KernelCounts ragged = counts_of(0xffff, [](const auto &access) {

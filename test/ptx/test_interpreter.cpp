@@ -762,6 +762,27 @@ TEST(PtxCounts, LoadsOfNeighbouringWordsAreJoined) {
     EXPECT_EQ(wavefronts(odd + four), 4 * wavefronts(odd + load(0))) << "a lane's address is not aligned";
 }
 
+// In a loop that is unrolled, a load of the next word is joined with the one before it.
+TEST(PtxCounts, LoadsOfALoopAreJoined) {
+    const auto shared = [](ptx::Unit unit, int step, const std::string &store) {
+        const std::string body = format(
+                                     "mad.lo.u32 %%r9, %%r0, 256, %%r2;\nmov.u32 %%r10, 0;\n$L:\nadd.u32 %%r11, %%r9, %%r10;\n"
+                                     "ld.shared.f32 %%f5, [%%r11];\nadd.u32 %%r10, %%r10, %d;\n",
+                                     step) +
+                                 store + format("setp.lt.u32 %%p1, %%r10, %d;\n@%%p1 bra $L;\n", 16 * step);
+        const std::string fill =
+            "mov.u32 %r12, 0;\nmad.lo.u32 %r9, %r0, 4, %r2;\n$F:\nst.shared.f32 [%r9], %f6;\n"
+            "add.u32 %r9, %r9, 128;\nadd.u32 %r12, %r12, 1;\nsetp.lt.u32 %p1, %r12, 66;\n@%p1 bra $F;\nbar.sync 0;\n";
+        const auto of = [&](const std::string &all) { return run(all).counts.blocks[0].demand[size_t(unit)]; };
+        return of(fill + body) - of(fill);
+    };
+    EXPECT_EQ(shared(ptx::Unit::shared, 4, ""), 16 * 32 / 4 * 1)
+        << "all lanes in one bank: 32 places of 16 bytes, 8 lanes at a time";
+    EXPECT_EQ(shared(ptx::Unit::access, 4, ""), 4);
+    EXPECT_EQ(shared(ptx::Unit::access, 8, ""), 16) << "every second word";
+    EXPECT_EQ(shared(ptx::Unit::access, 4, "st.shared.f32 [%r9], %f5;\n"), 32) << "a store may change the next word";
+}
+
 // Without .ftz, machine code scales arguments and results that may be subnormal.
 TEST(PtxCounts, MachineInstructionsOfApproximateFunctions) {
     const auto issued = [](const std::string &body) { return run(body).counts.blocks[0].demand[size_t(ptx::Unit::issue)]; };
@@ -803,6 +824,13 @@ TEST(PtxTiming, AnInstructionWaitsForItsOperands) {
         << "ptxas orders a basic block";
 }
 
+TEST(PtxTiming, WavefrontsKeepSharedMemoryBusy) {
+    std::string loads;
+    for (int n = 0; n < 20; n++) loads += "ld.shared.f32 %f5, [%r7];\n";
+    const std::string end = "bra.uni $E;\n$E:\n", fill = "st.shared.f32 [%r7], %f5;\nbar.sync 0;\n";
+    EXPECT_GT(latency(strided(128) + fill + loads + end), latency(strided(4) + fill + loads + end) + 500);
+}
+
 // ptxas moves instructions by up to 16 places, executes a few of them under a predicate, unrolls a small loop four times, and keeps loads behind
 // stores to what may be the same address.
 TEST(PtxTiming, BasicBlocksAreThoseOfTheMachineCode) {
@@ -820,12 +848,14 @@ TEST(PtxTiming, BasicBlocksAreThoseOfTheMachineCode) {
     const std::string predicate = "setp.gt.u32 %p1, %r0, 40;\n@%p1 bra $B;\n";
     EXPECT_NEAR(latency(load(0) + use + predicate + load(1) + use + "$B:\n" + end), one, 20);
     EXPECT_NEAR(latency(load(0) + use + predicate + load(1) + use + filler(10) + "$B:\n" + end), 2 * one, 40);
-    const auto loop = [&](int fill) {
-        return "mov.u32 %r9, 0;\nmov.u64 %rd9, %rd0;\n$L:\nld.global.f32 %f5, [%rd9];\n" + use +
-               "add.s64 %rd9, %rd9, 2048;\nadd.s32 %r9, %r9, 1;\nsetp.lt.u32 %p1, %r9, 8;\n" + filler(fill) + "@%p1 bra $L;\n";
+    const auto loop = [&](int fill, const std::string &step = "1") {
+        return "mov.u32 %r10, 1;\nmov.u32 %r9, 0;\nmov.u64 %rd9, %rd0;\n$L:\nld.global.f32 %f5, [%rd9];\n" + use +
+               "add.s64 %rd9, %rd9, 2048;\nadd.s32 %r9, %r9, " + step + ";\nsetp.lt.u32 %p1, %r9, 8;\n" + filler(fill) +
+               "@%p1 bra $L;\n";
     };
     EXPECT_NEAR(latency(loop(0)), 2 * one, 300) << "eight iterations, of which the first four wait together";
     EXPECT_GT(latency(loop(16)), 7 * one);
+    EXPECT_GT(latency(loop(0, "%r10")), 7 * one) << "the step is not a constant";
 }
 
 // The data of a first read are in device memory, of a second one in L1.

@@ -45,7 +45,11 @@ void Decoder::kernel(size_t begin) {
     const std::vector<int> join = joins(kernel_.code);
     for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
     join_loads(kernel_.code);
-    find_machine_blocks(kernel_.code);
+    kernel_.looped = number_looped_loads(kernel_.code);
+    std::set<int> constants;
+    for (const Preset &p : kernel_.presets)
+        if (p.special.empty()) constants.insert(p.slot);
+    find_machine_blocks(kernel_.code, constants);
 }
 
 // Statements end with ';', labels with ':'; a bracket where a statement could start opens or closes a scope.

@@ -1,4 +1,5 @@
 // Where the paths of a branch join again: the nearest post-dominator. (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".)
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -121,7 +122,43 @@ void join_loads(std::vector<Instruction> &code) {
     join_all();
 }
 
-void find_machine_blocks(std::vector<Instruction> &code) {
+int number_looped_loads(std::vector<Instruction> &code) {
+    int number = 0;
+    for (int n = 0, first = 0; n < int(code.size()); n++) {  // first: of the basic block, if nothing else jumps into it
+        const Instruction &end = code[size_t(n)];
+        if (end.control == Control::none) continue;
+        const bool loop = end.control == Control::branch && end.target >= first && end.target < n;
+        const auto begin = code.begin() + (loop ? end.target : n);
+        const auto stores = [](const Instruction &i) { return i.pipe == Pipe::shared && !i.writes; };
+        if (std::none_of(begin, code.begin() + n, stores))
+            std::for_each(begin, code.begin() + n, [&](Instruction &i) {
+                if (is_word_load(i) && i.joined == 1) i.looped = number++;
+            });
+        first = n + 1;
+    }
+    return number;
+}
+
+// Whether the loop ends by a counter to which each iteration adds a constant: one of the values that its predicate compares.
+static bool counts_by_constant(const std::vector<Instruction> &code, const Instruction &branch, int n,
+                               const std::set<int> &constants) {
+    const auto of_loop = [&](auto f) { return std::any_of(code.begin() + branch.target, code.begin() + n, f); };
+    const auto writes = [](const Instruction &i, int slot) { return std::count(i.operands, i.operands + i.writes, slot) > 0; };
+    return of_loop([&](const Instruction &compares) {
+        if (!writes(compares, branch.guard)) return false;
+        const int *inputs = compares.operands + compares.writes;
+        return std::any_of(inputs, inputs + compares.reads, [&](int counter) {
+            return of_loop([&](const Instruction &i) {
+                const int *from = i.operands + i.writes;
+                return i.pipe == Pipe::integer && i.reads == 2 && writes(i, counter) &&
+                       ((from[0] == counter && constants.contains(from[1])) ||
+                        (from[1] == counter && constants.contains(from[0])));
+            });
+        });
+    });
+}
+
+void find_machine_blocks(std::vector<Instruction> &code, const std::set<int> &constants) {
     constexpr int most_predicated = 10, most_unrolled = 16;  // instructions
     constexpr uint8_t copies = 4;
     const auto instructions = [&](int first, int end) {  // without moves; many if there is a branch or a barrier
@@ -138,7 +175,8 @@ void find_machine_blocks(std::vector<Instruction> &code) {
             Instruction &i = code[size_t(n)];
             if (i.control != Control::branch || i.guard < 0 || loops != (i.target <= n)) continue;
             if (!loops && instructions(n + 1, i.target) <= most_predicated) i.unrolled = 0;
-            if (loops && instructions(i.target, n) <= most_unrolled) i.unrolled = copies;
+            if (loops && instructions(i.target, n) <= most_unrolled && counts_by_constant(code, i, n, constants))
+                i.unrolled = copies;
         }
 }
 }  // namespace ptx

@@ -49,6 +49,7 @@ struct Launch {
 struct Count {
     uint64_t executed = 0, threads = 0;             // warps and threads that executed it
     uint64_t requests = 0, sectors = 0, lines = 0;  // of global memory: by warps, of 32 and of 128 bytes
+    uint64_t shared_requests = 0;                   // of shared memory, by warps
     uint64_t wavefronts = 0,
              least_wavefronts = 0;  // of shared memory: as its banks allow, and if no two words of a warp met in a bank
     uint64_t flop = 0;              // of tensor cores, in sums over instructions
@@ -56,9 +57,9 @@ struct Count {
 };
 
 // Units of a multiprocessor that work in parallel. A block's work is counted in warp instructions per unit, for the last one in wavefronts: 128 bytes
-// that go between registers and shared memory or L1. `issue` is the sum of all instructions.
-enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, wgmma, shared };
-constexpr size_t units = 9;
+// that go between registers and shared memory or L1. `issue` is the sum of all instructions, `access` of loads and stores.
+enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, wgmma, access, shared };
+constexpr size_t units = 10;
 using Demand = std::array<double, units>;
 
 // What a block asks of a multiprocessor; `latency`: cycles that it would take alone (timing.h).

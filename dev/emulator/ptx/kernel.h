@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct Instruction {
     uint8_t bytes = 0, vector = 1;  // of a load, store or copy: bytes of an element, elements
     uint8_t machine = 1;            // instructions that the machine code has for it
     uint8_t joined = 1;  // loads of neighbouring words of shared memory that it stands for; 0: another one stands for it
+    int looped = -1;     // of a load of a word of shared memory in a loop: its number among the kernel's
     bool guard_negated = false;
     int guard = -1;                    // the predicate's slot
     int operands[most_operands] = {};  // slots: first the outputs, then the inputs
@@ -88,7 +90,7 @@ struct Kernel {
     std::vector<Instruction> code;
     std::vector<std::string> text;  // of each instruction
     std::vector<Preset> presets;
-    int slots = 0;
+    int slots = 0, looped = 0;
     size_t static_shared = 0, local_bytes = 0;  // of a block, up to its dynamic shared memory; of a thread
     uint32_t max_shared = ptx::max_shared;      // of a block on the GPU that the module is for
     std::vector<const Variable *> variables;    // of the module, in device memory
@@ -127,8 +129,12 @@ std::vector<int> joins(const std::vector<Instruction> &code);
 // ptxas makes one load of 16 or 8 bytes of four or two loads of neighbouring words of shared memory in a basic block. This counts them so.
 void join_loads(std::vector<Instruction> &code);
 
-// Branches that are none in machine code: ptxas executes a few instructions under a predicate, and unrolls a small loop four times.
-void find_machine_blocks(std::vector<Instruction> &code);
+// Numbers the loads of a word of shared memory in loops of one basic block, and returns their number: see count_looped.
+int number_looped_loads(std::vector<Instruction> &code);
+
+// Branches that are none in machine code: ptxas executes a few instructions under a predicate, and unrolls four times a small loop whose counter
+// grows by a constant. `constants`: the slots of such.
+void find_machine_blocks(std::vector<Instruction> &code, const std::set<int> &constants);
 
 // An instruction's handler and the widths of its operands in bytes, where 0 is a predicate. Addresses count as operands.
 struct Form {

@@ -17,12 +17,14 @@ DeviceMemory::Allocation DeviceMemory::at_or_before(uintptr_t address) const {
 void Count::operator+=(const Count &other) {
     executed += other.executed, threads += other.threads;
     requests += other.requests, sectors += other.sectors, lines += other.lines;
+    shared_requests += other.shared_requests;
     wavefronts += other.wavefronts, least_wavefronts += other.least_wavefronts;
     flop += other.flop;
 }
 void Counts::multiply(double factor) {
     const auto grow = [&](auto &...numbers) { ((numbers = uint64_t(std::llround(double(numbers) * factor))), ...); };
-    for (Count &c : instructions) grow(c.executed, c.threads, c.requests, c.sectors, c.lines, c.wavefronts, c.least_wavefronts);
+    for (Count &c : instructions)
+        grow(c.executed, c.threads, c.requests, c.sectors, c.lines, c.shared_requests, c.wavefronts, c.least_wavefronts);
     grow(barriers, divergent_branches, traffic.l2, traffic.bulk);
 }
 Count Counts::total() const {
@@ -56,6 +58,7 @@ Demand Counts::demand(const Kernel &kernel) const {
         if (i.pipe == Pipe::special) add(Unit::special, double(c.executed)), add(Unit::fp32, all - double(c.executed));
         else if (!i.accumulators.empty()) add(Unit::wgmma, all * double(i.work));
         else if (unit_of[size_t(i.pipe)] != Unit::issue) add(unit_of[size_t(i.pipe)], all * double(i.work));
+        add(Unit::access, double(c.requests) + double(c.shared_requests));
         add(Unit::shared, double(c.wavefronts) + double(c.lines));
     }
     return demand;
@@ -119,7 +122,7 @@ void start_warp(Block &block, int number) {
     w.live = w.exist = threads == lanes ? ~0u : (1u << threads) - 1;
     w.paths = {{w.live, 0, int(kernel.code.size())}};
     for (const Preset &p : kernel.presets) preset(w, p);
-    if (launch.count_memory) w.timing.ready.resize(size_t(kernel.slots));
+    if (launch.count_memory) w.timing.ready.resize(size_t(kernel.slots)), w.looped.resize(size_t(kernel.looped));
 }
 
 void start_block(Block &block) {

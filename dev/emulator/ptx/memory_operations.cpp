@@ -135,8 +135,9 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
         const auto aligned = [&](uint32_t at) { return at % joined == 0; };
         bool one = i.joined > 0;
         Warp::each_lane(in_shared, [&](int l) { one = one && aligned(offset[l]); });
-        if (one) count_wavefronts(w, offset, in_shared, joined);
-        for (int n = 0; !one && n < i.joined; n++) {
+        if (i.looped >= 0) count_looped(w, w.looped[size_t(i.looped)], offset, in_shared);
+        else if (one) count_wavefronts(w, offset, in_shared, joined);
+        for (int n = 0; !one && i.looped < 0 && n < i.joined; n++) {
             count_wavefronts(w, offset, in_shared, bytes);
             for (uint32_t &at : offset) at += bytes;
         }

@@ -11,16 +11,27 @@ namespace ptx {
 // 4096 FLOP. On H100 mma.sync reaches about 62 % of the data sheet's rate, which is wgmma's.
 constexpr double issue = 4 / 0.8, integer = 2 / 0.75;
 const std::array<Gpu, 4> gpus = {{
-    // name, multiprocessors, clock, DRAM, L2, L2 by TMA, clock with wgmma, {issue, integer, FP32, FP64, special, convert, tensor, wgmma, shared},
+    // name, multiprocessors, clock, DRAM, L2, L2 by TMA, clock with wgmma, {issue, integer, FP32, FP64, special, convert, tensor, wgmma, load/store, shared},
     // warps, blocks, shared memory
-    {"H100", 132, 1.755e9, 2.98e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1}, 64, 32, 228 * 1024},
-    {"H200", 132, 1.755e9, 4.26e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1}, 64, 32, 228 * 1024},
-    {"A100", 108, 1.41e9, 1.81e12, 4.0e12, 4.0e12, 1, {issue, integer, 2, 1, 0.5, 0.5, 0.5, 1, 1}, 64, 32, 164 * 1024},
-    {"RTX 4090", 128, 2.52e9, 0.90e12, 4.0e12, 4.0e12, 1, {issue, integer, 4, 1.0 / 16, 0.5, 2, 0.125, 1, 1}, 48, 24, 100 * 1024},
+    {"H100", 132, 1.755e9, 2.98e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1, 1}, 64, 32, 228 * 1024},
+    {"H200", 132, 1.755e9, 4.26e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1, 1}, 64, 32, 228 * 1024},
+    {"A100", 108, 1.41e9, 1.81e12, 4.0e12, 4.0e12, 1, {issue, integer, 2, 1, 0.5, 0.5, 0.5, 1, 1, 1}, 64, 32, 164 * 1024},
+    {"RTX 4090",
+     128,
+     2.52e9,
+     0.90e12,
+     4.0e12,
+     4.0e12,
+     1,
+     {issue, integer, 4, 1.0 / 16, 0.5, 2, 0.125, 1, 0.5, 1},
+     48,
+     24,
+     100 * 1024},
 }};
 
 namespace {
-constexpr const char *unit_names[units] = {"issue", "integer", "FP32", "FP64", "special", "convert", "tensor", "wgmma", "shared"};
+constexpr const char *unit_names[units] = {"issue",   "integer", "FP32",  "FP64",       "special",
+                                           "convert", "tensor",  "wgmma", "load/store", "shared"};
 constexpr double launch_seconds = 2.5e-6;
 // Of work and waiting: 1 would add them up, infinity would take the longer one. The latency of blocks with wgmma has the queues of tensor cores
 // and TMA in it.

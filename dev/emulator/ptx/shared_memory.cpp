@@ -225,7 +225,29 @@ void check_end(Block &block) {
 void count_wavefronts(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t bytes) {
     const auto [all, least] = transactions::wavefronts(addresses, mask, bytes);
     Count &count = w.count();
+    count.shared_requests++;
     count.wavefronts += all;
     count.least_wavefronts += least;
+}
+
+// ptxas unrolls a loop over a tile of shared memory, and makes one load of 16 bytes of those that read one word after the other.
+void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask) {
+    bool next = load.words % 4 && mask == load.mask, aligned = true;
+    Warp::each_lane(mask, [&](int l) {
+        next = next && addresses[l] == load.first[l] + 4 * load.words;
+        aligned = aligned && addresses[l] % 16 == 0;
+    });
+    Count &count = w.count();
+    if (!next) {
+        load.words = 0, load.mask = mask, load.counted = {};
+        std::copy_n(addresses, lanes, load.first);
+        count.shared_requests++;
+    }
+    if (next || aligned) load.words++;
+    auto now = transactions::wavefronts(load.first, mask, 4 * std::bit_ceil(std::max(load.words, 1u)));
+    now = {std::max(now.all, load.counted.all), std::max(now.least, load.counted.least)};
+    count.wavefronts += now.all - load.counted.all;
+    count.least_wavefronts += now.least - load.counted.least;
+    load.counted = now;
 }
 }  // namespace ptx

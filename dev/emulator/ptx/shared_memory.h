@@ -35,4 +35,5 @@ void check_end(Block &block);
 // Adds an access to the counts: 32 banks of 4 bytes each deliver one word per wavefront, to all lanes that want it. Accesses of 8 and 16
 // bytes are made by half and quarter warps.
 void count_wavefronts(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t bytes);
+void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask);
 }  // namespace ptx

@@ -10,6 +10,8 @@
 #include <map>
 #include <vector>
 
+#include "interpreter.h"
+
 namespace ptx {
 
 // Cycles until the data of an access are there, by where they were.
@@ -47,7 +49,7 @@ struct WarpTiming {
     std::vector<float> ready;          // (slots) the cycle in which a register's value is there
     float begin = 0;                   // the cycle in which the basic block begins
     float issued = 0;                  // the last cycle in which an instruction was issued
-    std::array<float, 8> work = {};    // cycles of each unit (Unit) since then
+    std::array<float, units> work{};   // cycles of each unit (Unit) since then
     float memory = 0;                  // of the instruction that runs: the cycles of its farthest data
     std::array<float, 16> order = {};  // the last cycle of an issue, up to each of the last instructions
     size_t instructions = 0;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 
+#include "../transactions.h"
 #include "interpreter.h"
 #include "timing.h"
 
@@ -76,6 +77,13 @@ struct RegisterUse {
 struct Block;
 struct Wgmma;
 struct BulkCopy;
+// Words that a load in a loop has read in successive iterations, up to four of them.
+struct LoopedLoad {
+    uint32_t first[lanes] = {}, mask = 0;  // addresses of the first words
+    uint32_t words = 0;
+    transactions::Wavefronts counted = {};
+};
+
 struct Warp {
     Block *block = nullptr;
     const Instruction *instruction = nullptr;  // which runs now, by the lanes in `active`
@@ -107,6 +115,7 @@ struct Warp {
     uint32_t registers_of_thread = 0;                  // by setmaxnreg; 0: as it started
 
     WarpTiming timing;  // if memory is counted
+    std::vector<LoopedLoad> looped;
 
     template <class T> T *values(int slot) { return reinterpret_cast<T *>(registers + size_t(slot) * slot_bytes); }
     uint32_t &predicate(int slot) { return *values<uint32_t>(slot); }
