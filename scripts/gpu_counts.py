@@ -20,7 +20,7 @@ import sys
 PAGE = "docs/gpu_counts.md"
 MODEL, BENCHMARKS = "docs/gpu_model.md", "docs/benchmarks.md"
 MEASURED_ON = "H200 us"  # by the table "The workshop" of the benchmarks
-SAMPLE, PATIENCE = "16", 30  # blocks of a launch; seconds for a version
+SAMPLE, PATIENCE = "16", 150  # blocks of a launch; seconds for a version
 # In addition to each ladder's own shape: attention of Qwen2.5-0.5B and of Llama-3-8B, half a head group of it; weights in 8 bits.
 SHAPES = {
     "attention_forward": ["2048x1x1x2048x14x2x64", "2048x2x1x2048x14x2x64"],
