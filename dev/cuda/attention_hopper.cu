@@ -1,11 +1,14 @@
-// attention_forward by Hopper's own instructions, for heads of 64 and 128: formulas as in attention_forward.cu. Contract: llmc/ops/attention.h
+// attention_forward by Hopper's own instructions, for heads of 64 and 128: formulas as in
+// attention_forward.cu. Contract: llmc/ops/attention.h
 //
-// Timed with one document of 4096 tokens, 32 query heads, 8 key heads, D 128. With wgmma (hopper_matmul) the products of a tile of 64 queries and 128 keys take
-// 4 D cycles of the tensor cores, 512 at D 128; its 8192 exponentials take as many: a special unit makes 4 a cycle and there are four. So the best
-// is to do both at once, and everything here is about that: version 1 does one after the other. For sm_90a: make try runs it in the PTX interpreter.
+// Timed with one document of 4096 tokens, 32 query heads, 8 key heads, D 128. With wgmma (hopper_matmul) the products of a tile
+// of 64 queries and 128 keys, 512 * 64 D FLOP, take the tensor cores 8 D cycles, 1024 at D 128 and 512 at D 64. Its 8192
+// exponentials take 512: a special unit makes 4 a cycle, and there are four. So the best is to do both at once, and everything
+// here is about that: version 1 does one after the other. For sm_90a: make try runs it in the PTX interpreter.
 //
-// A lane holds of 64 x N sums what it holds of 16 x N with mma.m16n8k16, so that mask, softmax and rounding are those of the shipped kernels, and so are
-// the tiles (llmc/ops/attention_hopper.cuh). P, rounded, is the operand A of the second product as it lies in the registers.
+// A lane holds of 64 x N sums what it holds of 16 x N with mma.m16n8k16, so that mask, softmax and rounding are those of the
+// shipped kernels, and so are the tiles (llmc/ops/attention_hopper.cuh). P, rounded, is the operand A of the second product as it
+// lies in the registers.
 #include "../../llmc/ops/attention_hopper.cuh"
 #include "attention_common.h"
 
@@ -59,15 +62,15 @@ template <int D> struct Rows {
 
 // ---- version 1: wgmma, one step after the other --------------------------------------------------------------------------------
 //
-// A warpgroup owns 64 queries. For each tile of keys: thread 0 asks for K and V, all wait, S = Q K^T, softmax, O += P V, and a barrier, since the
-// next copies take the place. At every moment one of memory, tensor cores and special units works for a block, and the others wait, but for what a second
-// block on the multiprocessor has to do.
+// A warpgroup owns 64 queries. For each tile of keys: thread 0 asks for K and V, all wait, S = Q K^T, softmax, O += P V, and a
+// barrier, since the next copies take the place. At every moment one of memory, tensor cores and special units works for a block,
+// and the others wait, but for what a second block on the multiprocessor has to do.
 //
-// Phases: `full` is used for each tile, so tile n is in its phase n, and a thread waits for parity n % 2. A thread that always waited for parity 0 would find
-// phase 0 ended when it wants tile 1, and go on with what lies there.
+// Phases: `full` is used for each tile, so tile n is in its phase n, and a thread waits for parity n % 2. A thread that always
+// waited for parity 0 would find phase 0 ended when it wants tile 1, and go on with what lies there.
 //
-// A short tile: TMA copies whole boxes, and behind the last key lie rows of others, or never written. Their P is 0, but 0 * NaN is NaN, so a
-// warp writes zeros, through the generic proxy: hence fence_async, and a barrier.
+// A short tile: TMA copies whole boxes, and behind the last key lie rows of others, or never written. Their P is 0, but 0 * NaN
+// is NaN, so a warp writes zeros, through the generic proxy: hence fence_async, and a barrier.
 
 template <int D_> struct OneGroup {
     static constexpr int D = D_, queries = 64, threads = 128;
@@ -136,11 +139,13 @@ void attention_hopper1(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
     if (in.shape.D == 64) start<OneGroup<64>>(dev, attention_hopper_kernel1<64>, out, lse, in, pieces);
     else start<OneGroup<128>>(dev, attention_hopper_kernel1<128>, out, lse, in, pieces);
 }
+
 // ---- version 2: a producer, and consumers that share keys ----------------------------------------------------------------------
 //
-// One warp fetches (hopper_produce), two stages ahead; two warpgroups at D 128, three at D 64, consume, each with 64 queries. A tile of keys leaves L2 once for
-// 128 or 192 queries: the sectors are halved or less. Barriers of the block are gone: a stage has an mbarrier `full`, for K and for V, and one `empty`, at
-// which each consumer warp arrives when its product has ended. S and O are more registers than an even share (hopper_matmul 3): setmaxnreg.
+// One warp fetches (hopper_produce), two stages ahead; two warpgroups at D 128, three at D 64, consume, each with 64 queries. A
+// tile of keys leaves L2 once for 128 or 192 queries: the sectors are halved or less. Barriers of the block are gone: a stage has
+// an mbarrier `full`, for K and for V, and one `empty`, at which each consumer warp arrives when its product has ended. S and O
+// are more registers than an even share (hopper_matmul 3): setmaxnreg.
 //
 // A tile that a consumer sees nothing of, because of the mask, it must release all the same.
 //
@@ -227,8 +232,9 @@ void attention_hopper2(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
 //
 //     issue S(n+1), O += P(n) V(n)  |  wait for S(n+1), softmax: P(n+1)  |  wait for O, rescale it
 //
-// While the exponentials of tile n+1 are computed, P(n) V(n) is multiplied. Groups of wgmma end in the order in which they were committed, so "at most one open"
-// means that S is there. O may not be touched meanwhile: its rescaling waits for the end of the product, with factors that softmax kept.
+// While the exponentials of tile n+1 are computed, P(n) V(n) is multiplied. Groups of wgmma end in the order in which they were
+// committed, so "at most one open" means that S is there. O may not be touched meanwhile: its rescaling waits for the end of the
+// product, with factors that softmax kept.
 //
 // Registers: S and P of two tiles and O are alive at once. That is why a consumer has 64 queries and not 128.
 
@@ -295,9 +301,9 @@ void attention_hopper3(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
 
 // ---- version 4: llmc/ops/attention_hopper.cuh ----------------------------------------------------------------------------------
 //
-// The consumers take turns in issuing products, by named barriers (ping-pong): while one has its turn the others compute exponentials, and nobody
-// is in step with another by chance. A turn costs a bar.sync and a bar.arrive for each tile, and the counts show only these; what it gains is a matter of time.
-// docs/attention_hopper.md
+// The consumers take turns in issuing products, by named barriers (ping-pong): while one has its turn the others compute
+// exponentials, and nobody is in step with another by chance. A turn costs a bar.sync and a bar.arrive for each tile, and the
+// counts show only these; what it gains is a matter of time. docs/attention_hopper.md
 
 void attention_hopper4(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
     if (in.shape.D == 64) start<HopperForward<64>>(dev, attention_forward_hopper_kernel<64, bf16>, out, lse, in, pieces);

@@ -1,8 +1,10 @@
-// grouped_matmul_forward: rows of group e times the matrix of group e,  out[r,o] = sum_i x[r,i] w[e,o,i]      Contract: llmc/ops/grouped_matmul.h
+// grouped_matmul_forward: rows of group e times the matrix of group e,  out[r,o] = sum_i x[r,i] w[e,o,i]
+// Contract: llmc/ops/grouped_matmul.h
 //
-// A layer of experts: each token's row is there once for each expert that the router chose, sorted by expert. Timed with 16384 rows, 64 experts, IC 2048 and OC 768
-// in bf16, which is a layer of Qwen3-30B-A3B with half its experts: 2 R IC OC = 52 GFLOP, whatever the sizes of the groups. A product alone is matmul.cu's
-// lesson; this ladder's is that there are many, of unequal sizes, and that only the GPU knows them.
+// A layer of experts: each token's row is there once for each expert that the router chose, sorted by expert. Timed with 16384
+// rows, 64 experts, IC 2048 and OC 768 in bf16, which is a layer of Qwen3-30B-A3B with half its experts: 2 R IC OC = 52 GFLOP,
+// whatever the sizes of the groups. A product alone is matmul.cu's lesson; this ladder's is that there are many, of unequal
+// sizes, and that only the GPU knows them.
 #include "../../llmc/ops/grouped_matmul.cuh"
 #include "../../test/reference_matmul.h"
 #include "common.h"
@@ -19,8 +21,8 @@ struct Groups {
 
 // ---- version 1: a launch for each group ----------------------------------------------------------------------------------------
 //
-// A thread computes an output, 16 x 16 of them a block. The host must know the sizes, so it waits for the router, and then the GPU waits
-// for the host. Launches run one after the other, and a group of a few rows is a few blocks: most of the GPU is idle.
+// A thread computes an output, 16 x 16 of them a block. The host must know the sizes, so it waits for the router, and then the
+// GPU waits for the host. Launches run one after the other, and a group of a few rows is a few blocks: most of the GPU is idle.
 
 template <class X> __device__ void outputs_of_block(X *out, const X *x, const X *w, size_t t0, size_t n, size_t IC, size_t OC) {
     const size_t t = t0 + threadIdx.x / 16, o = blockIdx.y * size_t(16) + threadIdx.x % 16;
@@ -45,12 +47,13 @@ template <class X> void grouped_matmul1(Cuda<X> dev, X *out, const X *x, const X
 
 // ---- version 2: a work list ----------------------------------------------------------------------------------------------------
 //
-// One launch. Its blocks are numbered through all groups: group e has ceil(n_e / 16) tiles of rows, and tile b belongs to the first group whose tiles
-// and those before it are more than b. Nobody writes the list down: each warp adds up the tiles of 32 groups by shuffles and asks by a vote which
-// group is the first beyond b (find_group, llmc/ops/grouped_matmul.cuh). The sizes stay on the GPU.
+// One launch. Its blocks are numbered through all groups: group e has ceil(n_e / 16) tiles of rows, and tile b belongs to the
+// first group whose tiles and those before it are more than b. Nobody writes the list down: each warp adds up the tiles of 32
+// groups by shuffles and asks by a vote which group is the first beyond b (find_group, llmc/ops/grouped_matmul.cuh). The sizes
+// stay on the GPU.
 //
-// How many blocks? The host knows R and E alone. A group of n rows has at most n / 16 whole tiles and one more, so all have at most R / 16 + min(E, R);
-// the blocks that find no tile end at once.
+// How many blocks? The host knows R and E alone. A group of n rows has at most n / 16 whole tiles and one more, so all have at
+// most R / 16 + min(E, R); the blocks that find no tile end at once.
 //
 // The instructions are those of version 1 and the search, but the blocks of all groups run at the same time.
 
@@ -71,9 +74,10 @@ template <class X> void grouped_matmul2(Cuda<X> dev, X *out, const X *x, const X
 
 // ---- version 3: tiles of mma.sync ----------------------------------------------------------------------------------------------
 //
-// The parts of the shipped kernel, without its pipeline: a block computes 64 x 128 outputs, and slabs of 64 bytes of each row pass through shared memory, one at
-// a time. Tiles of 64 rows, not matmul 4's 128, because groups are small: rows that a tile has too many cost as much as others, half a tile a group on
-// average. With 256 rows a group, as in the timed shape, that is one eighth.
+// The parts of the shipped kernel, without its pipeline: a block computes 64 x 128 outputs, and slabs of 64 bytes of each row
+// pass through shared memory, one at a time. Tiles of 64 rows, not matmul 4's 128, because groups are small: rows that a tile has
+// too many cost as much as others, half a tile a group on average. With 256 rows a group, as in the timed shape, that is one
+// eighth.
 
 template <class X, bool wide>
 __global__ void __launch_bounds__(GroupedTile<X>::threads)
@@ -113,11 +117,13 @@ template <class X> void grouped_matmul3(Cuda<X> dev, X *out, const X *x, const X
 
 // ---- version 4: llmc/ops/grouped_matmul.cuh ------------------------------------------------------------------------------------
 //
-// Three slabs of shared memory: while one is multiplied the next two are on their way (matmul 5), and one barrier a slab is left. Blocks with the same columns
-// of a group read the same part of its matrix from L2; with a group per tile it is read once, and then the matrices' bytes are the limit.
+// Three slabs of shared memory: while one is multiplied the next two are on their way (matmul 5), and one barrier a slab is left.
+// Blocks with the same columns of a group read the same part of its matrix from L2; with a group per tile it is read once, and
+// then the matrices' bytes are the limit.
 //
-// A quarter of the wavefronts are conflicts: rows of shared memory are 80 bytes apart, so that eight rows that ldmatrix reads are in different banks, but eight neighbours of a copy
-// write two rows, bytes 0 to 63 and 80 to 143, of which the last 16 are in the banks of the first. Swizzled rows of 64 bytes (matmul 4) would have none.
+// A quarter of the wavefronts are conflicts: rows of shared memory are 80 bytes apart, so that eight rows that ldmatrix reads are
+// in different banks, but eight neighbours of a copy write two rows, bytes 0 to 63 and 80 to 143, of which the last 16 are in the
+// banks of the first. Swizzled rows of 64 bytes (matmul 4) would have none.
 
 template <class X> void grouped_matmul4(Cuda<X> dev, X *out, const X *x, const X *w, const Groups &g) {
     grouped_matmul_forward(dev, out, x, w, g.d_starts, g.count(), g.R, g.IC, g.OC);

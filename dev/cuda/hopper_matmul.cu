@@ -1,10 +1,13 @@
-// matmul_forward in bf16, without bias, by Hopper's own instructions: out (T, OC) = x (T, IC) w (OC, IC)^T           Contract: llmc/ops/matmul.h
+// matmul_forward in bf16, without bias, by Hopper's own instructions: out (T, OC) = x (T, IC) w (OC, IC)^T
+// Contract: llmc/ops/matmul.h
 //
-// Timed with T = IC = OC = 4096. matmul 5 (matmul.cu) has come as far as mma.sync goes: a warp must fetch both operands from shared memory to
-// registers, and on sm_90 that takes as long as the products. wgmma reads them from shared memory by itself. IC is a multiple of 64, OC of 2. For sm_90a:
-// make try runs it in the PTX interpreter. The trainer calls cuBLASLt; this ladder is to be read, and to be changed.
+// Timed with T = IC = OC = 4096. matmul 5 (matmul.cu) has come as far as mma.sync goes: a warp must fetch both operands from
+// shared memory to registers, and on sm_90 that takes as long as the products. wgmma reads them from shared memory by itself. IC
+// is a multiple of 64, OC of 2. For sm_90a: make try runs it in the PTX interpreter. The trainer calls cuBLASLt; this ladder is
+// to be read, and to be changed.
 //
-// All versions go along IC in slabs of 64 values, 128 bytes a row, and differ in who fetches a slab, who waits for whom, and how many share it.
+// All versions go along IC in slabs of 64 values, 128 bytes a row, and differ in who fetches a slab, who waits for whom, and how
+// many share it.
 #include "../../llmc/ops/hopper.cuh"
 #include "../../test/reference_matmul.h"
 #include "common.h"
@@ -61,19 +64,22 @@ struct GroupTile {
 
 // ---- version 1: wgmma ----------------------------------------------------------------------------------------------------------
 //
-// Four warps, a warpgroup, own 128 x 128 outputs. They fill a slab by ordinary loads, as in matmul 4, and then issue eight products of 64 x 128 x 16
-// (GroupTile::multiply), which nobody fetches operands for: an instruction has two descriptors, and the hardware walks through shared memory.
+// Four warps, a warpgroup, own 128 x 128 outputs. They fill a slab by ordinary loads, as in matmul 4, and then issue eight
+// products of 64 x 128 x 16 (GroupTile::multiply), which nobody fetches operands for: an instruction has two descriptors, and the
+// hardware walks through shared memory.
 //
-// A descriptor. The operand is 64 rows (of x) or 128 (of w) by 16 values of depth, 32 bytes of each row. The hardware needs to know: where it starts; how
-// its pieces of 8 rows by 16 bytes, the "core matrices", follow each other; the permutation. With the swizzle of 128 bytes (hopper_copy 3) a group of
-// eight rows is one block of 8 x 128 = 1024 bytes, so the next eight rows are 1024 bytes further, whatever the number of rows: the stride in bits 32 to
-// 45, 1024 / 16 = 64. Bits 62 and 63 are 1, this swizzle. Bits 16 to 29, from one panel of 64 columns to the next, are not used here: 16 values never
-// leave a panel. And the start? Step k begins 32 k bytes to the right in each row, so the address grows by 32 k, although no row's bytes are there: chunk 2k
-// lies at place 2k ^ r % 8. It is right all the same, because the hardware computes the address first, as if nothing were permuted, and then
-// applies bits 4-6 ^= bits 7-9 to it. For the same reason the tile is aligned to 1024. Bits 0 to 13 hold the address / 16 (SwizzledTile::descriptor).
+// A descriptor. The operand is 64 rows (of x) or 128 (of w) by 16 values of depth, 32 bytes of each row. The hardware needs to
+// know: where it starts; how its pieces of 8 rows by 16 bytes, the "core matrices", follow each other; the permutation. With the
+// swizzle of 128 bytes (hopper_copy 3) a group of eight rows is one block of 8 x 128 = 1024 bytes, so the next eight rows are
+// 1024 bytes further, whatever the number of rows: the stride in bits 32 to 45, 1024 / 16 = 64. Bits 62 and 63 are 1, this
+// swizzle. Bits 16 to 29, from one panel of 64 columns to the next, are not used here: 16 values never leave a panel. And the
+// start? Step k begins 32 k bytes to the right in each row, so the address grows by 32 k, although no row's bytes are there:
+// chunk 2k lies at place 2k ^ r % 8. It is right all the same, because the hardware computes the address first, as if nothing
+// were permuted, and then applies bits 4-6 ^= bits 7-9 to it. For the same reason the tile is aligned to 1024. Bits 0 to 13 hold
+// the address / 16 (SwizzledTile::descriptor).
 //
-// Threads wrote the slab, wgmma reads it through the async proxy: fence_async, and then the barrier. A wgmma is only under way when the next line is
-// reached: its sums and its slab are free after wait.
+// Threads wrote the slab, wgmma reads it through the async proxy: fence_async, and then the barrier. A wgmma is only under way
+// when the next line is reached: its sums and its slab are free after wait.
 //
 // Nothing overlaps: tensor cores wait for loads, loads for tensor cores.
 
@@ -114,12 +120,13 @@ void hopper_matmul1(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 2: TMA and mbarriers ----------------------------------------------------------------------------------------------
 //
-// Four stages of slabs, 128 KiB. One thread asks for the boxes of a slab (hopper_copy 2), three slabs ahead of the products; the others compute no addresses, and
-// no value passes through their registers. Rows beyond T or OC arrive as zeros.
+// Four stages of slabs, 128 KiB. One thread asks for the boxes of a slab (hopper_copy 2), three slabs ahead of the products; the
+// others compute no addresses, and no value passes through their registers. Rows beyond T or OC arrive as zeros.
 //
-// Phases. Stage i is filled for slabs i, i + 4, i + 8, ...: its mbarrier's phase number n / 4 is the one of slab n, and its parity changes
-// with every turn around the ring (hopper::Place). Nobody may be a turn late: the slab is refilled behind a barrier of the block that all
-// threads reach after they have waited for its products. That barrier is the price, one for each slab, and all warps wait for the slowest.
+// Phases. Stage i is filled for slabs i, i + 4, i + 8, ...: its mbarrier's phase number n / 4 is the one of slab n, and its
+// parity changes with every turn around the ring (hopper::Place). Nobody may be a turn late: the slab is refilled behind a
+// barrier of the block that all threads reach after they have waited for its products. That barrier is the price, one for each
+// slab, and all warps wait for the slowest.
 
 constexpr int stages = 4;
 
@@ -173,16 +180,19 @@ void hopper_matmul2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 3: a producer and a consumer --------------------------------------------------------------------------------------
 //
-// A warpgroup of its own, of which one thread works, walks along IC and fetches; the consumer walks the same way and multiplies. Neither waits
-// for the other as long as the ring is neither full nor empty, so the barriers of the block are gone, and there is always a product waiting behind the one that
-// runs: the consumer waits for the group before the last (wait<1>), and only then is that group's stage empty.
+// A warpgroup of its own, of which one thread works, walks along IC and fetches; the consumer walks the same way and multiplies.
+// Neither waits for the other as long as the ring is neither full nor empty, so the barriers of the block are gone, and there is
+// always a product waiting behind the one that runs: the consumer waits for the group before the last (wait<1>), and only then is
+// that group's stage empty.
 //
-// A stage has two mbarriers, therefore: `full`, at which bytes arrive, and `empty`, at which the consumer's four warps do. The producer waits for `empty`
-// of the turn before. In the first turn there was none: it waits for the parity 1, of the phase before the first, which counts as ended.
+// A stage has two mbarriers, therefore: `full`, at which bytes arrive, and `empty`, at which the consumer's four warps do. The
+// producer waits for `empty` of the turn before. In the first turn there was none: it waits for the parity 1, of the phase before
+// the first, which counts as ended.
 //
-// setmaxnreg. A block's registers are dealt evenly when it starts, but a producer needs few, and a consumer's sums alone are 128 a thread. The producer's
-// warpgroup gives its own back, down to 24, and the consumer takes some up, to 240. An increase waits until so many are free, so what is given must be
-// at least what is taken: with 65536 registers 256 threads have enough in any case, but the 384 of version 4 start with 168, and 24 + 2 * 240 = 3 * 168.
+// setmaxnreg. A block's registers are dealt evenly when it starts, but a producer needs few, and a consumer's sums alone are 128
+// a thread. The producer's warpgroup gives its own back, down to 24, and the consumer takes some up, to 240. An increase waits
+// until so many are free, so what is given must be at least what is taken: with 65536 registers 256 threads have enough in any
+// case, but the 384 of version 4 start with 168, and 24 + 2 * 240 = 3 * 168.
 
 __device__ void release(Barrier &empty) {  // one arrival a warp
     if (threadIdx.x % 32 == 0) hopper::arrive(empty);
@@ -247,13 +257,14 @@ void hopper_matmul3(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 4: two consumers --------------------------------------------------------------------------------------------------
 //
-// A block owns 256 x 128 outputs, a consumer 128 rows of them. Both read the same slab of w: a slab of 384 rows makes 256 x 128 products where one of
-// 256 rows made 128 x 128, so a product costs three quarters of the bytes of L2, and of those that TMA writes to shared memory. While one consumer waits
-// for a slab or stores its outputs, the tensor cores have the other's products.
+// A block owns 256 x 128 outputs, a consumer 128 rows of them. Both read the same slab of w: a slab of 384 rows makes 256 x 128
+// products where one of 256 rows made 128 x 128, so a product costs three quarters of the bytes of L2, and of those that TMA
+// writes to shared memory. While one consumer waits for a slab or stores its outputs, the tensor cores have the other's products.
 //
-// The limit is shared memory. A wgmma of 64 x 128 x 16 takes the tensor cores 64 cycles, and reads 64 + 128 rows of 32 bytes, which are 48 wavefronts of
-// 128. A slab of version 3 is 32 KiB for 8 of them, so TMA writes 32 wavefronts for each: 80 in 64 cycles. Here it is 48 KiB for 16, and 72. With 64 x 256
-// sums for each consumer, whose wgmma takes 128 cycles, it is 80 to read and 48 to write, 128: none too many. That is CUTLASS's tile.
+// The limit is shared memory. A wgmma of 64 x 128 x 16 takes the tensor cores 64 cycles, and reads 64 + 128 rows of 32 bytes,
+// which are 48 wavefronts of 128. A slab of version 3 is 32 KiB for 8 of them, so TMA writes 32 wavefronts for each: 80 in 64
+// cycles. Here it is 48 KiB for 16, and 72. With 64 x 256 sums for each consumer, whose wgmma takes 128 cycles, it is 80 to read
+// and 48 to write, 128: none too many. That is CUTLASS's tile.
 
 constexpr int warps4 = 8, threads4 = 3 * group_threads;
 
@@ -282,23 +293,25 @@ void hopper_matmul4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 5: clusters -------------------------------------------------------------------------------------------------------
 //
-// Two blocks with the same columns, neighbours along T, run as a cluster: at the same time on neighbouring SMs. Each fetches half of the slab of w, and
-// TMA's multicast writes it to the shared memory of both, at the same offset, and counts its bytes at the mbarrier of the same offset in each. Per block
-// 256 + 64 rows leave L2 where 384 did.
+// Two blocks with the same columns, neighbours along T, run as a cluster: at the same time on neighbouring SMs. Each fetches half
+// of the slab of w, and TMA's multicast writes it to the shared memory of both, at the same offset, and counts its bytes at the
+// mbarrier of the same offset in each. Per block 256 + 64 rows leave L2 where 384 did. Both blocks' shared memory is written as
+// before; that its wavefronts fall is the interpreter's counting of a multicast as one write.
 //
-// What a stage of one block receives now depends on the other's progress: a producer may write into the neighbour's stage only when that is empty. So a
-// consumer's warps release to both blocks, and `empty` counts the arrivals of 16 warps. mapa finds the neighbour's barrier.
+// What a stage of one block receives now depends on the other's progress: a producer may write into the neighbour's stage only
+// when that is empty. So a consumer's warps release to both blocks, and `empty` counts the arrivals of 16 warps. mapa finds the
+// neighbour's barrier.
 //
-// Two barriers of the cluster. Before the first copy: the neighbour's mbarriers must be initialised when its bytes arrive. At the end: a block's shared
-// memory must not be given back while the neighbour still arrives at its barriers.
+// Two barriers of the cluster. Before the first copy: the neighbour's mbarriers must be initialised when its bytes arrive. At the
+// end: a block's shared memory must not be given back while the neighbour still arrives at its barriers.
 
 // The boxes of this block's stage: its own rows of x, and one half of w for both.
 __device__ void fetch_for_both(Slabs<256> &slab, Barrier &full, const Maps &maps, int t0, int o0, int n, int rank) {
     hopper::arrive_and_expect(full, slab.bytes);  // both halves
     hopper::tma_load(slab.x.data, maps.x, 0, t0, n, full);
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {0, %2, %3}], [%4], "
-        "%5;" ::"r"(shared_address(slab.w.data + rank * (columns / 2) * depth)),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {0, %2, %3}], [%4], %5;" ::"r"(shared_address(slab.w.data + rank * (columns / 2) * depth)),
         "l"(&maps.w), "r"(o0 + rank * (columns / 2)), "r"(n), "r"(shared_address(&full)), "h"(uint16_t(3))
         : "memory");
 }
