@@ -166,30 +166,32 @@ __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUten
     }
 }
 
+__device__ inline void hopper_release(hopper::Barrier &empty) {  // one arrival a warp
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) hopper::arrive(empty);
+}
+
 // Attention of 64 queries to all tiles of keys. A warpgroup.
 template <int D, class Out>
 __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_rows, float *lse, const int32_t *first_keys,
                                const AttentionShape &shape, TileRows block, unsigned h, Tiles tiles) {
     using Shape = HopperForward<D>;
     constexpr int N = Shape::keys;
-    const int group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % 32;
+    const int group = int(threadIdx.x) / 128;
     const float scale_log2 = shape.scale * log2_e;
     const HopperQueries queries(block, first_keys);
     // Turns: barrier 1 + g lets group g issue. There is one turn for each tile.
     const int turn = 1 + group, next_turn = 1 + (group + 1) % Shape::consumers;
     const auto take_turn = [&] { bar_sync(turn, 256); };
     const auto end_turn = [&] { bar_arrive(next_turn, 256); };
-    const auto release = [&](hopper::Barrier &empty) {  // one arrival a warp
-        if (lane == 0) hopper::arrive(empty);
-    };
     hopper::Place<Shape::stages> at;
     const auto skip = [&] {
         take_turn();
         end_turn();
         hopper::wait(s.k_full[at.stage], at.parity);
-        release(s.k_empty[at.stage]);
+        hopper_release(s.k_empty[at.stage]);
         hopper::wait(s.v_full[at.stage], at.parity);
-        release(s.v_empty[at.stage]);
+        hopper_release(s.v_empty[at.stage]);
         at.advance();
     };
     float out[1][D / 8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {}, shrink[2];
@@ -207,13 +209,11 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_ro
         hopper::wait(s.q_full, 0);
         hopper::wait(s.k_full[at.stage], at.parity);
         take_turn();
-        hopper::wgmma_fence();
-        hopper::product_transposed<N>(scores[0], s.q, group * 64, s.k[at.stage]);
-        hopper::wgmma_commit();
+        hopper::start_product_transposed<N>(scores[0], s.q, group * 64, s.k[at.stage]);
         end_turn();
         hopper::wgmma_wait<0>();
         hopper::pin(scores[0]);
-        release(s.k_empty[at.stage]);
+        hopper_release(s.k_empty[at.stage]);
         softmax(tile);
         round_to_operand<1, N>(p, scores);
         hopper::Place<Shape::stages> before = at;
@@ -221,35 +221,28 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_ro
         for (tile = tiles.after(tile); !tile.empty() && !queries.see_none_of(tile); tile = tiles.after(tile)) {
             hopper::wait(s.k_full[at.stage], at.parity);
             take_turn();
-            hopper::pin(scores[0]), hopper::pin(p[0]), hopper::pin(out[0]);
-            hopper::wgmma_fence();
-            hopper::product_transposed<N>(scores[0], s.q, group * 64, s.k[at.stage]);
-            hopper::wgmma_commit();
+            hopper::pin(p[0]), hopper::pin(out[0]);
+            hopper::start_product_transposed<N>(scores[0], s.q, group * 64, s.k[at.stage]);
             hopper::wait(s.v_full[before.stage], before.parity);
-            hopper::wgmma_fence();  // behind a loop that the compiler cannot see through
-            hopper::product_add<N, D>(out[0], p[0], s.v[before.stage]);
-            hopper::wgmma_commit();
+            hopper::start_product_add<N, D>(out[0], p[0], s.v[before.stage]);
             end_turn();
             hopper::wgmma_wait<1>();
             hopper::pin(scores[0]);
-            release(s.k_empty[at.stage]);
+            hopper_release(s.k_empty[at.stage]);
             const bool grown = softmax(tile);
             hopper::wgmma_wait<0>();
             hopper::pin(out[0]), hopper::pin(p[0]);
-            release(s.v_empty[before.stage]);
+            hopper_release(s.v_empty[before.stage]);
             if (grown) rescale<D>(out[0], shrink);
             round_to_operand<1, N>(p, scores);
             before = at;
             at.advance();
         }
         hopper::wait(s.v_full[before.stage], before.parity);
-        hopper::pin(p[0]), hopper::pin(out[0]);
-        hopper::wgmma_fence();
-        hopper::product_add<N, D>(out[0], p[0], s.v[before.stage]);
-        hopper::wgmma_commit();
+        hopper::start_product_add<N, D>(out[0], p[0], s.v[before.stage]);
         hopper::wgmma_wait<0>();
         hopper::pin(out[0]);
-        release(s.v_empty[before.stage]);
+        hopper_release(s.v_empty[before.stage]);
         for (; !tile.empty(); tile = tiles.after(tile)) skip();
     }
     if (group == 0) bar_sync(1, 256);  // the last turn's end

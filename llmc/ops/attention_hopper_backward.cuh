@@ -76,9 +76,16 @@ __device__ void hopper_fill(typename HopperBackward<D>::Shared &s, hopper::Place
     if (lane == 0) hopper::arrive(s.full[at.stage]);
 }
 
-__device__ inline void hopper_release(hopper::Barrier &empty) {  // one arrival a warp
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(empty);
+// Ends a tile: dS = P * (dP - delta), for which `ds` has dP, and starts sums += dS * tile. delta_of(n, e): of element ds[n][e].
+template <int N, int D, class DeltaOf>
+__device__ void hopper_add_scores(float (&sums)[D / 8][4], uint32_t (&rounded)[1][N / 16][4], const float (&p)[N / 8][4],
+                                  float (&ds)[1][N / 8][4], hopper::SwizzledTile<N, D> &tile, DeltaOf delta_of) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) ds[0][n][e] = p[n][e] * (ds[0][n][e] - delta_of(n, e));
+    round_to_operand<1, N>(rounded, ds);
+    hopper::start_product_add<N, D>(sums, rounded[0], tile);
 }
 
 // ---- dQ
@@ -131,10 +138,8 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
     for (; !tile.empty() && !queries.see_none_of(tile); tile = tiles.after(tile), at.advance()) {
         auto &stage = s.stage[at.stage];
         hopper::wait(s.full[at.stage], at.parity);
-        hopper::pin(p), hopper::pin(ds[0]);
-        hopper::wgmma_fence();
-        hopper::product_transposed<N>(p, s.first, group * 64, stage.first);
-        hopper::wgmma_commit();
+        hopper::pin(ds[0]);
+        hopper::start_product_transposed<N>(p, s.first, group * 64, stage.first);
         hopper::product_transposed<N>(ds[0], s.second, group * 64, stage.second);
         hopper::wgmma_commit();
         hopper::wgmma_wait<1>();  // the scores, and dQ of the tile before
@@ -147,15 +152,7 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
             for (int e = 0; e < 4; e++) p[n][e] = exp2_approx(fmaf(p[n][e], scale_log2, -lse_log2[e / 2]));
         hopper::wgmma_wait<0>();
         hopper::pin(ds[0]);
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) ds[0][n][e] = p[n][e] * (ds[0][n][e] - row_delta[e / 2]);
-        round_to_operand<1, N>(rounded, ds);
-        hopper::pin(rounded[0]), hopper::pin(dq[0]);
-        hopper::wgmma_fence();
-        hopper::product_add<N, D>(dq[0], rounded[0], stage.first);
-        hopper::wgmma_commit();
+        hopper_add_scores<N, D>(dq[0], rounded, p, ds, stage.first, [&](int, int e) { return row_delta[e / 2]; });
         before = at.stage;
     }
     hopper::wgmma_wait<0>();
@@ -257,17 +254,11 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
         auto &stage = s.stage[at.stage];
         const auto &columns = s.queries[at.stage];
         hopper::wait(s.full[at.stage], at.parity);
-        hopper::pin(p[0]);
-        hopper::wgmma_fence();
-        hopper::product_transposed<N>(p[0], s.first, group * 64, stage.first);
-        hopper::wgmma_commit();
+        hopper::start_product_transposed<N>(p[0], s.first, group * 64, stage.first);
         hopper::wgmma_wait<1>();  // dV and dK of the tile before: only then are there registers for dP
         hopper::pin(p_rounded[0]), hopper::pin(ds_rounded[0]);
         if (before >= 0) hopper_release(s.empty[before]);
-        hopper::pin(ds[0]);
-        hopper::wgmma_fence();
-        hopper::product_transposed<N>(ds[0], s.second, group * 64, stage.second);
-        hopper::wgmma_commit();
+        hopper::start_product_transposed<N>(ds[0], s.second, group * 64, stage.second);
         hopper::wgmma_wait<1>();  // the scores
         hopper::pin(p[0]);
         if (!keys.seen_by_all_of(tile, columns.first_key)) keys.template mask<N>(p[0], tile, columns.first_key);
@@ -277,21 +268,11 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
             for (int e = 0; e < 4; e++)
                 p[0][n][e] = exp2_approx(fmaf(p[0][n][e], scale_log2, -columns.lse_log2[8 * n + 2 * t + e % 2]));
         round_to_operand<1, N>(p_rounded, p);
-        hopper::pin(p_rounded[0]), hopper::pin(dv[0]);
-        hopper::wgmma_fence();
-        hopper::product_add<N, D>(dv[0], p_rounded[0], stage.second);
-        hopper::wgmma_commit();
+        hopper::start_product_add<N, D>(dv[0], p_rounded[0], stage.second);
         hopper::wgmma_wait<1>();  // dP
         hopper::pin(ds[0]);
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) ds[0][n][e] = p[0][n][e] * (ds[0][n][e] - columns.delta[8 * n + 2 * t + e % 2]);
-        round_to_operand<1, N>(ds_rounded, ds);
-        hopper::pin(ds_rounded[0]), hopper::pin(dk[0]);
-        hopper::wgmma_fence();
-        hopper::product_add<N, D>(dk[0], ds_rounded[0], stage.first);
-        hopper::wgmma_commit();
+        hopper_add_scores<N, D>(dk[0], ds_rounded, p[0], ds, stage.first,
+                                [&](int n, int e) { return columns.delta[8 * n + 2 * t + e % 2]; });
         before = at.stage;
     }
     hopper::wgmma_wait<0>();

@@ -210,6 +210,23 @@ __device__ void product_add(float (&c)[width / 8][4], const uint32_t (&a)[K / 16
     for (int k = 0; k < K / 16; k++) wgmma_add(c, a[k], b.columns_at(k));
 }
 
+// Both as a group of their own, behind all accesses of their registers.
+template <int N, int rows, int width>
+__device__ void start_product_transposed(float (&c)[N / 8][4], SwizzledTile<rows, width> &a, int row0,
+                                         SwizzledTile<N, width> &b) {
+    pin(c);
+    wgmma_fence();
+    product_transposed<N>(c, a, row0, b);
+    wgmma_commit();
+}
+template <int K, int width>
+__device__ void start_product_add(float (&c)[width / 8][4], uint32_t (&a)[K / 16][4], SwizzledTile<K, width> &b) {
+    pin(a), pin(c);
+    wgmma_fence();
+    product_add<K, width>(c, a, b);
+    wgmma_commit();
+}
+
 // ---- registers: "setmaxnreg". All warps of a warpgroup give or take registers; an increase waits until they are free. -------------------------
 
 // Those of a thread at the start of a block that has a multiprocessor for itself; all that warpgroups give and take are the block's.

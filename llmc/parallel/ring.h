@@ -47,6 +47,7 @@ struct RingAttention {
     const SequenceSplit &split;
     const KeyTravel &travel;  // the travel of this kind of layer's keys and values
     Payload &payload;
+    bool by_document = false;  // tiles of a whole row begin where documents begin
 
     size_t rank() const { return size_t(comm.rank); }
     size_t ranks() const { return size_t(comm.size); }
@@ -111,6 +112,13 @@ template <class Dev> size_t ring_attention_floats(Dev dev, SpMode mode, size_t r
 
 namespace ring {
 
+// The row of a rank that has all of it.
+inline Pieces whole_row(const RingAttention &a) {
+    if (a.ranks() > 1 && a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
+    if (a.by_document) return a.split.documents;
+    return {{{0, a.split.T, 0}}, 1};
+}
+
 // ---- ring
 
 // Calls f(hop, in, pieces) with the rank's own keys (hop 0) and with each block that arrives in their place, while the next one is on its way.
@@ -144,7 +152,7 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
 template <class Dev, class X = typename Dev::X>
 void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                   RingBuffers<X> buffers) {
-    if (a.ranks() == 1) return attention_forward(dev, out, out32, lse, in, a.split.pieces[0]);
+    if (a.ranks() == 1) return attention_forward(dev, out, out32, lse, in, whole_row(a));
     attention_begin(dev, out32, lse, in.shape);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
@@ -214,7 +222,7 @@ template <class Dev> class VisitingGradients {
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
                    const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    if (a.ranks() == 1) return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, a.split.pieces[0]);
+    if (a.ranks() == 1) return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, whole_row(a));
     attention_backward_begin(dev, grads, delta, out, dout, in.shape);
     VisitingGradients visiting(dev, a, buffers.floats, in.shape.KV * in.shape.D);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
@@ -351,11 +359,6 @@ AttentionInputs<X> ulysses_inputs(const RingAttention &a, const X *qkv, const At
             {qkv + (heads.h + heads.m) * D, row},
             in.first_key,
             {a.split.T, heads.h, heads.m, D, in.shape.scale}};
-}
-
-inline Pieces whole_row(const RingAttention &a) {
-    if (a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
-    return {{{0, a.split.T, 0}}, 1};
 }
 
 template <class Dev, class X = typename Dev::X>
