@@ -10,11 +10,12 @@ struct RingCase {
     SpMode mode;
     Layout layout;
     size_t head_stride = 1;
+    bool by_document = false;
 
     std::string name() const {
         const char *modes[] = {"ring", "gather", "ulysses"};
         return format("%s over %zu, %s", modes[size_t(mode)], ranks, name_of(layout)) +
-               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "");
+               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "") + (by_document ? ", tiles by document" : "");
     }
 };
 
@@ -57,7 +58,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
         scratch(attention_scratch(dev));
     const AttentionInputs<X> inputs{
         {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), a.shape(T)};
-    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
+    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload, c.by_document};
     for (bool backward : {false, true}) {
         const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, inputs.shape, backward);
         Guarded<Array, X> values(sizes.values);

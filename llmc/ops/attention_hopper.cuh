@@ -167,7 +167,6 @@ __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUten
 }
 
 __device__ inline void hopper_release(hopper::Barrier &empty) {  // one arrival a warp
-    __syncwarp();
     if (threadIdx.x % 32 == 0) hopper::arrive(empty);
 }
 

@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
         hopper::pin(ds[0]);
         hopper_add_scores<N, D>(dk[0], ds_rounded, p[0], ds, stage.first,
                                 [&](int n, int e) { return columns.delta[8 * n + 2 * t + e % 2]; });
+        __syncwarp();  // all lanes have read the columns
         before = at.stage;
     }
     hopper::wgmma_wait<0>();

@@ -81,6 +81,7 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
         this->check("contiguous over 2", a, deal(a.T(), 2, 2, false));
         this->check("zigzag over 3", a, deal(a.T(), 3, 6, true));
         this->check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
+        this->check("a whole of 5 pieces", a, deal(a.T(), 1, 5, false));
     }
     for (size_t D : {64, 96, 128, 136, 256})  // kernels of parts have the same widths as kernels of the whole
         this->check(format("over 2, D %zu", D).c_str(), {{25, 40}, 0, 2, 1, D}, deal(65, 2, 2, false));
