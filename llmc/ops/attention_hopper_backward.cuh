@@ -257,6 +257,7 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
         hopper::start_product_transposed<N>(p[0], s.first, group * 64, stage.first);
         hopper::wgmma_wait<1>();  // dV and dK of the tile before: only then are there registers for dP
         hopper::pin(p_rounded[0]), hopper::pin(ds_rounded[0]);
+        __syncwarp();  // all lanes have read its columns
         if (before >= 0) hopper_release(s.empty[before]);
         hopper::start_product_transposed<N>(ds[0], s.second, group * 64, stage.second);
         hopper::wgmma_wait<1>();  // the scores
@@ -273,11 +274,11 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
         hopper::pin(ds[0]);
         hopper_add_scores<N, D>(dk[0], ds_rounded, p[0], ds, stage.first,
                                 [&](int n, int e) { return columns.delta[8 * n + 2 * t + e % 2]; });
-        __syncwarp();  // all lanes have read the columns
         before = at.stage;
     }
     hopper::wgmma_wait<0>();
     hopper::pin(dv[0]), hopper::pin(dk[0]);
+    __syncwarp();
     if (before >= 0) hopper_release(s.empty[before]);
     while (!tile.empty()) skip();
     const auto row_in = [&](float *out) {
