@@ -189,6 +189,11 @@ void hopper_matmul2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 // producer waits for `empty` of the turn before. In the first turn there was none: it waits for the parity 1, of the phase before
 // the first, which counts as ended.
 //
+//     producer       fetch 0  fetch 1  fetch 2  fetch 3  . . . . . . . . . . . .  fetch 4  . . . . .  fetch 5
+//     copies            0        1        2        3                                 4                  5
+//     consumer       . . . . .  issue 0  issue 1  . . . .  release 0  issue 2  . . . .  release 1  issue 3
+//     tensor cores              [       0       ][       1       ][       2       ][       3       ...
+//
 // setmaxnreg. A block's registers are dealt evenly when it starts, but a producer needs few, and a consumer's sums alone are 128
 // a thread. The producer's warpgroup gives its own back, down to 24, and the consumer takes some up, to 240. An increase waits
 // until so many are free, so what is given must be at least what is taken: with 65536 registers 256 threads have enough in any
