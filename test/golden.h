@@ -59,11 +59,13 @@ struct Golden {
         return g;
     }
 
-    // The logits of every fourth position, and so of the last, of the document expected["logits_documents"][j].
-    static constexpr size_t logits_stride = 4;
+    // The logits at a position of the document expected["logits_documents"][j]; null but at every eighth, the last one included.
     const float *logits_at(size_t j, size_t position) const {
-        size_t row = position / logits_stride;
-        for (size_t i = 0; i < j; i++) row += documents[expected["logits_documents"][i]].size() / logits_stride + 1;
+        constexpr size_t stride = 8;
+        const auto last = [&](size_t i) { return documents[expected["logits_documents"][i]].size() - 1; };
+        if ((last(j) - position) % stride != 0) return nullptr;
+        size_t row = position / stride;
+        for (size_t i = 0; i < j; i++) row += last(i) / stride + 1;
         return &logits[row * config.V];
     }
 

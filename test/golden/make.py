@@ -7,7 +7,7 @@
 writes, for each model, test/golden/NAME/:
   config.json, *.safetensors   the model, as save_pretrained writes it (some then respelled, as transformers 4 or the hub's GPT-2 have them)
   golden.safetensors           tokens I32, loss_mask U8 (1: this token is predicted), doc_offsets I64,
-                               logits F32 (rows, V): positions 0, 4, 8, ... of each of the documents `logits_documents`; their last is one of them
+                               logits F32 (rows, V): every eighth position of each of the documents `logits_documents`, the last one included
   golden.json                  what is expected, in float64 unless it says otherwise:
     loss, entropy, accuracy    means over all targets: negative log-likelihood, entropy of the prediction (nats), argmax == target
     bf16                       on 100 documents of 101 random tokens, so many that their mean is more than noise, with the weights
@@ -55,7 +55,7 @@ DOCUMENTS = [  # length, spans of targets
     (2, [(1, 2)]),
     (70, [(10, 30), (45, 70)]),
 ]
-LOGITS_DOCUMENTS, LOGITS_STRIDE = [2, 3], 4
+LOGITS_DOCUMENTS, LOGITS_STRIDE = [2, 3], 8
 BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=96,
@@ -180,10 +180,10 @@ def write_model(name, folder, model_type, config, files):
 
 
 def respell_gpt2(path, config):
-    """As the hub has GPT-2: names without "transformer.", causal masks beside the weights."""
+    """As the hub has GPT-2: names without "transformer.", causal masks beside the weights, smaller than there."""
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
     for layer in range(config.n_layer):
-        tensors[f"h.{layer}.attn.bias"] = torch.ones(config.n_positions, config.n_positions, dtype=torch.uint8).tril()[None, None]
+        tensors[f"h.{layer}.attn.bias"] = torch.ones(8, 8, dtype=torch.uint8).tril()[None, None]
         tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, path, dict(format="pt"))
 
@@ -243,6 +243,25 @@ def save_arrays(path, arrays, metadata):
     path.write_bytes(data[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(end - 8) + data[end:])
 
 
+def shortened(value, digits=12):
+    """Floats to twelve digits, in lists to nine."""
+    if isinstance(value, dict):
+        return {key: shortened(member, digits) for key, member in value.items()}
+    if isinstance(value, list):
+        return [shortened(member, 9) for member in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def write_json(path, value, depth):
+    """Objects down to that depth have a line for each member, all else is one line."""
+    def text(value, depth, indent):
+        if depth == 0 or not isinstance(value, dict):
+            return json.dumps(value)
+        lines = [f"{indent} {json.dumps(key)}: {text(member, depth - 1, indent + ' ')}" for key, member in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    path.write_text(text(shortened(value), depth, "") + "\n")
+
+
 # ---- documents, loss, optimizer -------------------------------------------------------------------------------------------------
 
 def make_documents(name, model):
@@ -259,6 +278,10 @@ def make_documents(name, model):
         for begin, end in spans:
             masks[-1][begin:end] = 1
     return tokens, masks
+
+
+def kept_logits(logits):
+    return torch.cat([logits[d][(len(logits[d]) - 1) % LOGITS_STRIDE::LOGITS_STRIDE] for d in LOGITS_DOCUMENTS]).float().numpy()
 
 
 def evaluate(model, tokens, masks):
@@ -302,7 +325,7 @@ def compare_bf16(folder, tokens, masks):
     evaluate(rounded_model, tokens, masks)[0].backward()
     gradients = [torch.cat([p.grad.double().flatten() for p in m.parameters()]) for m in (model, rounded_model)]
     gradient_error = ((gradients[1] - gradients[0]).norm() / gradients[0].norm()).item()
-    return dict(losses=[round(loss, 8) for loss in exact.tolist()], bf16_loss=rounded.mean().item(),
+    return dict(losses=[round(loss, 5) for loss in exact.tolist()], bf16_loss=rounded.mean().item(),
                 document_rms=(rounded - exact).square().mean().sqrt().item(), gradient_error=gradient_error)
 
 
@@ -445,13 +468,12 @@ def make(name):
 
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
                   doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),
-                  logits=torch.cat([logits[d][::LOGITS_STRIDE] for d in LOGITS_DOCUMENTS]).float().numpy())
+                  logits=kept_logits(logits))
     save_arrays(folder / "golden.safetensors", arrays, dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
                   loss=loss.item(), bf16=bf16, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
                   logits_documents=LOGITS_DOCUMENTS, gradients=gradients, **balanced)
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items()]
-    (folder / "golden.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write_json(folder / "golden.json", golden, depth=1)
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{name:13} {sum(p.numel() for p in model.parameters()):6} {loss.item():9.6f} {bf16['bf16_loss'] - np.mean(bf16['losses']):+10.1e} "
           f"{entropy:9.6f} {accuracy:9.4f} {grad_norm:9.5f} {losses[-1]:9.6f} {size / 1e3:8.1f}", flush=True)

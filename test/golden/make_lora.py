@@ -22,8 +22,8 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from make import (HERE, LOGITS_DOCUMENTS, LOGITS_STRIDE, MAX_NORM, OPTIMIZER, STEPS, WEIGHT_DECAY, describe_gradient, evaluate, global_norm, load,
-                  save_arrays, stream_of, widened)
+from make import (HERE, LOGITS_DOCUMENTS, MAX_NORM, OPTIMIZER, STEPS, WEIGHT_DECAY, describe_gradient, evaluate, global_norm, load,
+                  kept_logits, save_arrays, stream_of, widened, write_json)
 
 CASES = {  # name: base, LoRA's settings
     "llama3": ("llama3", dict(r=4, lora_alpha=6, target_modules="all-linear")),
@@ -49,10 +49,13 @@ def randomise(model, name):
 
 
 def adapted(folder, name, base, settings, task):
-    """The adapter is saved in float32, by PEFT, and then widened with its model."""
+    """PEFT saves the adapter in bfloat16, or in float32 beside a model in float32. Then it is widened with its model."""
     config = peft.LoraConfig(task_type=task, init_lora_weights=False, **settings)
     model = peft.get_peft_model(base, config).eval()
     randomise(model, name)
+    if name != "qwen3":
+        for p in model.parameters():
+            p.data = p.data.to(torch.bfloat16) if p.requires_grad else p.data
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
@@ -110,8 +113,7 @@ def bf16_gradient_error(folder, base, tokens, masks):
 
 def write_golden(folder, golden):
     versions = dict(peft=peft.__version__, transformers=transformers.__version__, torch=torch.__version__)
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in {**versions, **golden}.items()]
-    (folder / "golden.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write_json(folder / "golden.json", {**versions, **golden}, depth=1)
 
 
 def make(name, base, settings):
@@ -135,7 +137,7 @@ def make(name, base, settings):
     error = bf16_gradient_error(folder, base, tokens, masks)
     save_arrays(folder / "golden.safetensors",
                 dict(tokens=arrays["tokens"].numpy(), loss_mask=arrays["loss_mask"].numpy(), doc_offsets=arrays["doc_offsets"].numpy(),
-                     logits=torch.cat([logits[d][::LOGITS_STRIDE] for d in LOGITS_DOCUMENTS]).float().numpy()), dict(kind="sft"))
+                     logits=kept_logits(logits)), dict(kind="sft"))
     write_golden(folder, dict(base=base, loss=loss.item(), base_loss=base_loss.item(), merged=merged, entropy=entropy, accuracy=accuracy,
                               grad_norm=grad_norm, bf16=dict(gradient_error=error), losses=losses, logits_documents=LOGITS_DOCUMENTS, gradients=gradients))
     print(f"{name:10} {base_loss.item():9.6f} {loss.item():9.6f} {merged:9.6f} {grad_norm:9.5f} {losses[-1]:9.6f} {error:9.1e}", flush=True)

@@ -18,8 +18,8 @@ The formulas are written here once more, from the papers that llmc/train/advanta
 import numpy as np
 import torch
 import transformers
-from make import HERE, flat_gradients, load, stream_of, widened
-from make_preference import FIRST_ID, load_reward_model, make_score, reference_of, vocabulary, write_json
+from make import HERE, flat_gradients, load, stream_of, widened, write_json
+from make_preference import FIRST_ID, load_reward_model, make_score, reference_of, vocabulary
 
 NAMES = ["llama2", "qwen3", "phi3", "gpt2"]
 GROUPS = [(5, (7, 2, 12)), (1, (1, 9)), (21, (30, 3, 17, 8)), (9, (25, 25)), (3, (4, 6, 5))]  # tokens of a prompt; of its answers

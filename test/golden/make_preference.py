@@ -37,7 +37,7 @@ import transformers
 from transformers import AutoModelForSequenceClassification
 
 from make import (HERE, LLAMA3_SCALING, MODELS, SMALL, flat_gradients, load, rope, save_arrays, signs, stream_of, widened,
-                  write_model)
+                  write_json, write_model)
 
 EOS, FIRST_ID = 2, 3  # ids below FIRST_ID are special
 PAIRS = [  # tokens of the prompt; of the chosen and of the rejected answer, and how many of those are eos, at the end
@@ -183,25 +183,6 @@ def make_reward(name, documents, margins, number=0):
     if abs(wrong - losses["plain"]["loss"]) < 1e-2:  # the loss does not notice where a reward is read
         return make_reward(name, documents, margins, number + 1)
     return dict(score=score, rewards=rewards.tolist(), rewards_accuracy=(c > r).double().mean().item(), reward=losses)
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------------------
-
-def shortened(value):
-    """Floats to twelve digits."""
-    if isinstance(value, (list, dict)):
-        return {key: shortened(member) for key, member in value.items()} if isinstance(value, dict) else list(map(shortened, value))
-    return float(f"{value:.12g}") if isinstance(value, float) else value
-
-
-def write_json(path, value, depth):
-    """Objects down to that depth have a line for each member, all else is one line."""
-    def text(value, depth, indent):
-        if depth == 0 or not isinstance(value, dict):
-            return json.dumps(value)
-        lines = [f"{indent} {json.dumps(key)}: {text(member, depth - 1, indent + ' ')}" for key, member in value.items()]
-        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    path.write_text(text(shortened(value), depth, "") + "\n")
 
 
 def main():

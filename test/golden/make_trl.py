@@ -31,8 +31,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
 
-from make import HERE, global_norm, load
-from make_preference import BETA, EOS, PAIRS, REWARD_LOSSES, load_reward_model, vocabulary, write_json
+from make import HERE, global_norm, load, write_json
+from make_preference import BETA, EOS, PAIRS, REWARD_LOSSES, load_reward_model, vocabulary
 
 POLICY = "llama2"
 SMOOTHED = {"exo_pair", "robust"}
