@@ -51,6 +51,9 @@ MODELS = {  # shape, rows of a step, T, our program
     "qwen2.5-1.5b": (dict(model_type="qwen2", hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
                           intermediate_size=8960, vocab_size=151936, max_position_embeddings=131072, rms_norm_eps=1e-6,
                           tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, "train_llama"),
+    "qwen3-moe": (dict(model_type="qwen3_moe", hidden_size=768, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4, head_dim=64,
+                       num_experts=32, num_experts_per_tok=4, moe_intermediate_size=384, intermediate_size=3072, norm_topk_prob=True, vocab_size=32000,
+                       max_position_embeddings=32768, rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, "train_llama"),
     "gpt2": (GPT2, 4, 1024, "train_gpt2"),
     "gpt2-short": (GPT2, 4, 64, "train_gpt2"),
 }

@@ -8,6 +8,7 @@
 // of up to 1.5.
 #include "../../llmc/ops/adamw.h"
 #include "../../llmc/ops/gelu.h"
+#include "../../llmc/ops/grouped_matmul.h"
 #include "../../llmc/ops/layernorm.h"
 #include "../../llmc/ops/loss.h"
 #include "../../llmc/ops/rmsnorm.h"
@@ -39,6 +40,31 @@ template <class Dev> static void linear_layers(PlainMatmul<Dev> &plain) {
                         [&] { plain(); }});
         const double flop = 2.0 * T * IC * OC, reference = plain.flop / t[3];
         printf("%-5s %-8s %5zu %5zu", dtype_name<X>, name, IC, OC);
+        print_rates({flop, flop, flop}, t, reference);
+        printf(" %8.1f\n", reference * 1e-9);
+    }
+}
+
+// The gate and up products of a layer of Qwen3-30B-A3B, with an eighth of its experts and of their inputs: 2048 tokens with 8 experts each,
+// and the same rows when half of them belong to one expert.
+template <class Dev> static void experts(PlainMatmul<Dev> &plain) {
+    using X = typename Dev::X;
+    constexpr size_t E = 16, R = 2048 * 8, IC = 256, OC = 1536;
+    const auto x = noise<X>(R * IC, 17), w = noise<X>(E * OC * IC, 18);
+    std::vector<X> dx(R * IC), y(R * OC);
+    std::vector<float> dw(E * OC * IC);
+    for (const bool skewed : {false, true}) {
+        std::vector<int32_t> starts(E + 1);
+        for (size_t e = 1; e < E; e++) starts[e] = int32_t(skewed ? R / 2 + R / 2 * (e - 1) / (E - 1) : R * e / E);
+        starts[E] = R;
+        const auto t = fastest(
+            5,
+            {[&] { grouped_matmul_forward(plain.dev, y.data(), x.data(), w.data(), starts.data(), E, R, IC, OC); },
+             [&] { grouped_matmul_backward_input(plain.dev, dx.data(), y.data(), w.data(), starts.data(), E, R, IC, OC); },
+             [&] { grouped_matmul_backward_weight(plain.dev, dw.data(), y.data(), x.data(), starts.data(), E, R, IC, OC, true); },
+             [&] { plain(); }});
+        const double flop = 2.0 * R * IC * OC, reference = plain.flop / t[3];
+        printf("%-5s %-8s %5zu %5zu", dtype_name<X>, skewed ? "skewed" : "balanced", IC, OC);
         print_rates({flop, flop, flop}, t, reference);
         printf(" %8.1f\n", reference * 1e-9);
     }
@@ -138,6 +164,10 @@ int main(int argc, char **argv) {
     printf("dtype weight      IC    OC        forward             dx             dw    plain\n");
     linear_layers(f32);
     linear_layers(bf16);
+    printf("\n16384 rows of 16 experts, and half of the rows of one expert\n");
+    printf("dtype rows         IC    OC        forward             dx             dw    plain\n");
+    experts(f32);
+    experts(bf16);
     printf("\n%zu rows; the loss between the products counts as time, not as work\n", 2 * lm_head_chunk(CpuF32{}, V));
     printf("dtype weight      IC    OC        forward    forward, dx, dw                plain\n");
     head(f32);

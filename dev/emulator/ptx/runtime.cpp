@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "tensor_map.h"
@@ -18,7 +19,7 @@ namespace {
 struct Registered {  // a kernel: the host's stand-in for it is its name in the runtime's calls
     std::string mangled;
     size_t module;
-    size_t most_shared = max_static_shared;  // more must be asked for
+    std::optional<size_t> most_dynamic;  // as cudaFuncSetAttribute was told; without it static and dynamic bytes share 48 KiB
     int carveout = cudaSharedmemCarveoutDefault;
 };
 
@@ -97,8 +98,9 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     const std::lock_guard guard(s.lock);
     const Registered &registered = s.kernels.at(host_function);
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
-    const size_t most = registered.most_shared > max_static_shared ? kernel.max_shared : max_static_shared;
-    if (shared > registered.most_shared || shared + kernel.static_shared > most) return cudaErrorInvalidValue;
+    const size_t all_shared = shared + kernel.static_shared;
+    if (registered.most_dynamic ? shared > *registered.most_dynamic || all_shared > kernel.max_shared : all_shared > max_static_shared)
+        return cudaErrorInvalidValue;
     const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster, sample};
     remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
@@ -244,7 +246,7 @@ cudaError_t cudaFuncSetAttribute(const void *host_function, cudaFuncAttribute at
     if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > int(ptx::max_shared))
         return cudaErrorInvalidValue;
-    return kernel.most_shared = size_t(value), cudaSuccess;
+    return kernel.most_dynamic = size_t(value), cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return std::exchange(ptx::last_error, cudaSuccess); }
 const char *cudaGetErrorString(cudaError_t error) {

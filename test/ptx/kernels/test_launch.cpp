@@ -16,3 +16,25 @@ TEST(PtxLaunch, KernelsWithMuchSharedMemoryPreferItToL1) {
         }
     EXPECT_GE(large, 3u);  // forward, keys, queries
 }
+
+static __global__ void static_and_dynamic_kernel(float *out) {
+    __shared__ float fixed[10000];
+    extern __shared__ float given[];
+    fixed[threadIdx.x] = given[threadIdx.x] = 1;
+    out[threadIdx.x] = fixed[threadIdx.x] + given[threadIdx.x];
+}
+
+// Static and dynamic shared memory have 48 KiB together, until the attribute gives the dynamic part a limit of its own, however small.
+TEST(PtxLaunch, TheAttributeLimitsDynamicSharedMemoryAlone) {
+    constexpr size_t bytes = 16 * 1024;
+    DeviceArray<float> out(32);
+    const auto launched_with = [&](size_t shared) {
+        static_and_dynamic_kernel<<<1, 32, shared>>>(out.data());
+        return cudaGetLastError();
+    };
+    EXPECT_EQ(launched_with(8 * 1024), cudaSuccess);
+    EXPECT_EQ(launched_with(bytes), cudaErrorInvalidValue);
+    ASSERT_EQ(cudaFuncSetAttribute(static_and_dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), cudaSuccess);
+    EXPECT_EQ(launched_with(bytes), cudaSuccess);
+    EXPECT_EQ(launched_with(bytes + 4), cudaErrorInvalidValue);
+}
