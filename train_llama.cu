@@ -79,6 +79,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void attention_half(size_t l, Pass pass) override;
     void feed_forward_half(size_t l, Pass pass) override;
     void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
+    void experts_forward(size_t l, Pass pass, size_t t, const ExpertTokens &n);
     void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by a factor of Granite's
         if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
     }
@@ -87,7 +88,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void final_norm_forward() override;
     void final_norm_backward() override;
     void feed_forward_half_backward(size_t l) override;
-    void experts_backward(size_t l, size_t t, size_t n);
+    template <class F> void for_expert_tiles(size_t l, F f);
+    void experts_backward(size_t l, size_t t, const ExpertTokens &n);
     void attention_half_backward(size_t l) override;
     void wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void input_backward() override;
@@ -110,7 +112,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
-    const Experts<Dev> experts{Base::dev, Base::config};
+    const Experts<Dev> experts{Base::dev, Base::config, Base::limits.ranks.expert_parallel};
+    std::vector<std::vector<ExpertTraffic>> traffic;  // (L) under expert parallelism, of the last forward pass
     LlamaWeights<X> weights;
     LlamaWeights<float> gradients;
     std::vector<LlamaActs<X>> fwd, bwd;  // (L) the arrays of the forward and of the backward pass: the same if they are kept
@@ -161,7 +164,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     const LlamaActs<X> &a = arrays(l, pass);
     const X *x = acts.x[l];
     X *next = acts.x[l + 1];
-    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
+    const auto runs = [&](Op op) { return T > 0 && Base::runs(op, l, pass); };
 
     X *proj = config.norm_after ? a.proj : a.ln2;  // ln2 holds the projection until its norm replaces it
     if (runs(PROJ)) {
@@ -178,10 +181,15 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
         else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, proj, w.ln2, T, C, config.eps, config.norm_w0);
     }
     if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
+    if (config.has_experts(l))
+        return for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
+            experts_forward(l, pass, t, n);
+            begin_op(pass, DOWN, l);
+            experts.down(a.experts, w.experts, next + t * C, a.mid + t * C, n);
+        });
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass, t, n);
         begin_op(pass, DOWN, l);
-        if (config.has_experts(l)) return experts.down(a.experts, w.experts, next + t * C, a.mid + t * C, n);
         X *down = (config.norm_after ? a.down : next) + t * C;  // (n, C)
         linear_forward(l, Linear::down, down, a.act, w.down, t, n);
         scale(down, down, config.residual_multiplier, n);
@@ -193,17 +201,24 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     residual_forward(dev, next, next, a.mid, T * C);
 }
 
-// Computes gate_up and act of tokens [t, t + n); with experts, of their rows.
+// Calls f(first, tokens) for each tile of a layer with experts, whose tokens may also be other ranks'.
+template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t l, F f) {
+    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(t, n, traffic[l])); }, Base::most_tokens,
+                    Base::expert_tile);
+}
+
+template <class Dev> void Llama<Dev>::experts_forward(size_t l, Pass pass, size_t t, const ExpertTokens &n) {
+    const LlamaActs<X> &a = arrays(l, pass);
+    if (Base::runs(UP, l, pass)) experts.up(a.experts, weights.layer[l].experts, hidden_input(a) + t * config.C, n);
+    if (pass == Pass::forward && n.own) Base::add_routing(l, a.experts.probs, a.experts.chosen, t, n.own);
+    if (Base::runs(ACT, l, pass)) experts.activate(a.experts, n);
+}
+
+// Computes gate_up and act of tokens [t, t + n).
 template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    if (config.has_experts(l)) {
-        if (Base::runs(UP, l, pass)) experts.up(a.experts, w.experts, hidden_input(a) + t * C, n);
-        if (pass == Pass::forward) Base::add_routing(l, a.experts.probs, a.experts.chosen, t, n);
-        if (Base::runs(ACT, l, pass)) experts.activate(a.experts, n);
-        return;
-    }
     if (Base::runs(UP, l, pass)) linear_forward(l, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up, t, n);
     if (!Base::runs(ACT, l, pass)) return;
     if (config.gate == Gate::gelu) swiglu_forward<Gate::gelu>(dev, a.act, a.gate_up, n, F);
@@ -262,25 +277,31 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
         rmsnorm_backward(dev, dbranch, dw.post2, norm_scratch, (const X *)nullptr, dx, a.down, w.post2, a.post_rstd2, T, C,
                          config.norm_w0);
     }
-    for_tiles([&](size_t t, size_t n) {
-        hidden_forward(l, Pass::recompute, t, n);
-        if (config.has_experts(l)) return experts_backward(l, t, n);
-        X *dact = a.act, *dgate_up = a.gate_up;
-        begin_op(Pass::backward, DOWN, l);
-        linear_backward(l, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down, t, n);
-        begin_op(Pass::backward, ACT, l);
-        if (config.gate == Gate::gelu) swiglu_backward<Gate::gelu>(dev, dgate_up, dact, a.gate_up, n, F);
-        else swiglu_backward<Gate::silu>(dev, dgate_up, dact, a.gate_up, n, F);
-        begin_op(Pass::backward, UP, l);
-        linear_backward(l, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up, t, n);
-    });
+    if (config.has_experts(l))
+        for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
+            experts_forward(l, Pass::recompute, t, n);
+            experts_backward(l, t, n);
+        });
+    else
+        for_tiles([&](size_t t, size_t n) {
+            hidden_forward(l, Pass::recompute, t, n);
+            X *dact = a.act, *dgate_up = a.gate_up;
+            begin_op(Pass::backward, DOWN, l);
+            linear_backward(l, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down, t, n);
+            begin_op(Pass::backward, ACT, l);
+            if (config.gate == Gate::gelu) swiglu_backward<Gate::gelu>(dev, dgate_up, dact, a.gate_up, n, F);
+            else swiglu_backward<Gate::silu>(dev, dgate_up, dact, a.gate_up, n, F);
+            begin_op(Pass::backward, UP, l);
+            linear_backward(l, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up, t, n);
+        });
+    if (T == 0) return;
     if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
     begin_op(Pass::backward, LN2, l);
     rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C, config.norm_w0);
 }
 
-// The same for the experts of a layer, and tokens [t, t + n).
-template <class Dev> void Llama<Dev>::experts_backward(size_t l, size_t t, size_t n) {
+// The same for the experts of a layer, and tokens from t on.
+template <class Dev> void Llama<Dev>::experts_backward(size_t l, size_t t, const ExpertTokens &n) {
     const size_t C = config.C;
     const ExpertWeights<X> &w = weights.layer[l].experts;
     const ExpertWeights<float> &dw = gradients.layer[l].experts;
@@ -351,11 +372,14 @@ template <class Dev> void Llama<Dev>::input_backward() {
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
 
-// The tensors of a layer's experts: all gates and ups are one matrix, and all down projections another one.
+static const char *block_of_experts(const ModelConfig &c) { return c.family == "mixtral" ? "block_sparse_moe" : "mlp"; }
+
+// The tensors of a layer's experts: all gates and ups are one matrix, and all down projections another one. They come first, and so expert parallelism
+// can divide them (llmc/parallel/sharding.h).
 template <class S> void add_experts(const ModelConfig &c, ExpertWeights<S> &y, TensorList<S> &t) {
     const ExpertConfig &e = c.experts;
-    const bool mixtral = c.family == "mixtral", shared = e.shared_F > 0;
-    const char *const moe = mixtral ? "block_sparse_moe" : "mlp";
+    const bool mixtral = c.family == "mixtral";
+    const char *const moe = block_of_experts(c);
     const auto add = [&](size_t i, const char *name, const char *of_mixtral, S **member, std::vector<size_t> shape) {
         t.add(true, format("%s.experts.%zu.%s.weight", moe, i, mixtral ? of_mixtral : name).c_str(), member, shape,
               Tensor::normal, true);
@@ -364,8 +388,16 @@ template <class S> void add_experts(const ModelConfig &c, ExpertWeights<S> &y, T
         add(i, "gate_proj", "w1", i == 0 ? &y.gate_up : nullptr, {e.F, c.C});
         add(i, "up_proj", "w3", nullptr, {e.F, c.C});
     }
+    t.end_experts();
     for (size_t i = 0; i < e.number; i++) add(i, "down_proj", "w2", i == 0 ? &y.down : nullptr, {c.C, e.F});
-    t.add(true, format("%s.gate.weight", moe).c_str(), &y.router, {e.number, c.C}, Tensor::router, true);
+    t.end_experts();
+}
+
+// What all tokens of the layer are multiplied with: the router, the shared expert and its gate.
+template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, TensorList<S> &t) {
+    const ExpertConfig &e = c.experts;
+    const bool shared = e.shared_F > 0;
+    t.add(true, format("%s.gate.weight", block_of_experts(c)).c_str(), &y.router, {e.number, c.C}, Tensor::router, true);
     t.add(shared, "mlp.shared_expert.gate_proj.weight", &y.shared_gate_up, {e.shared_F, c.C}, Tensor::normal, true);
     t.add(shared, "mlp.shared_expert.up_proj.weight", nullptr, {e.shared_F, c.C}, Tensor::normal, true);
     t.add(shared, "mlp.shared_expert.down_proj.weight", &y.shared_down, {c.C, e.shared_F}, Tensor::normal, true);
@@ -390,6 +422,7 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
     for (size_t l = 0; l < c.L; l++) {
         LlamaLayer<S> &y = w.layer[l];
         t.begin_unit(format("model.layers.%zu.", l));
+        if (c.has_experts(l)) add_experts(c, y.experts, t);
         t.add(c.fused,    "self_attn.qkv_proj.weight",    &y.qkv.weight,   {Q + 2 * K, C},                  normal, true);
         if (!c.fused) {
             t.add(true,   "self_attn.q_proj.weight",      &y.qkv.weight,   {Q, C},                          normal, true);
@@ -397,7 +430,7 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
             t.add(true,   "self_attn.v_proj.weight",      nullptr,         {K, C},                          normal, true);
         }
         t.add(true,       "self_attn.o_proj.weight",      &y.o.weight,     {C, Q},                          normal, true);
-        if (c.has_experts(l)) add_experts(c, y.experts, t);
+        if (c.has_experts(l)) add_router(c, y.experts, t);
         const bool dense = !c.has_experts(l);
         t.add(c.fused,    "mlp.gate_up_proj.weight",      &y.gate_up.weight, {2 * F, C},                    normal, true);
         if (!c.fused && dense) {
@@ -451,7 +484,7 @@ template <class Dev> void Llama<Dev>::point_weights(TensorList<X> &params, Tenso
 
 template <class Dev>
 Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, llama_table(config), op_list(config)), fwd(config.L), bwd(config.L) {
+    : Base(dev, config, limits, llama_table(config), op_list(config)), traffic(config.L), fwd(config.L), bwd(config.L) {
     const size_t T = Base::T_max, C = config.C, Q = config.H * config.D;
     Plan &plan = Base::plan_;
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
@@ -500,21 +533,26 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
 
 template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, ExpertActs<X> &b) {
     const ExpertConfig &c = config.experts;
-    const size_t tile = Base::tile, C = config.C, E = c.number, K = c.chosen, R = tile * K, F = c.F, S = c.shared_F,
-                 gated = S ? tile : 0;
+    const size_t tile = Base::expert_tile, C = config.C, E = c.number, K = c.chosen, N = Base::limits.ranks.expert_parallel,
+                 F = c.F, S = c.shared_F, gated = S ? tile : 0, R = Experts<Dev>::room(c, N, tile),
+                 runs = ceil_div(tile, expert_run(dev, N)),
+                 divided = N > 1 ? tile * K : 0;  // rows of this rank's tokens
     const auto array = Base::layer_arrays(l);
     using enum Recompute;
     // clang-format off
     array("probs",          f.probs, b.probs,                   {tile, E},                                layer);
     array("chosen",         f.chosen, b.chosen,                 {tile, K},                                layer);
     array("weights",        f.weights, b.weights,               {tile, K},                                layer);
-    array("starts",         f.starts, b.starts,                 {ceil_div(tile, matmul_run(dev)), E + 1}, none);
+    array("starts",         f.starts, b.starts,                 {runs, E + 1},                            none);
     array("counts",         f.counts, b.counts,                 {E},                                      none);
     array("row_of",         f.row_of, b.row_of,                 {tile, K},                                none);
-    array("token_of",       f.token_of, b.token_of,             {R},                                      none);
+    array("token_of",       f.token_of, b.token_of,             {tile, K},                                none);
     array("rows",           f.input, b.input,                   {R, C},                                   none);
     array("expert gate_up", f.gate_up, b.gate_up,               {R, 2 * F},                               layer);
     array("expert act",     f.act, b.act,                       {R, F},                                   cheap);
+    array("all counts",     f.all_counts, b.all_counts,         {divided ? N : 0, E},                     none);
+    array("held starts",    f.held_starts, b.held_starts,       {divided ? runs : 0, E / N + 1},          none);
+    array("own rows",       f.own, b.own,                       {divided, C},                             none);
     array("gate",           f.gate, b.gate,                     {gated},                                  layer);
     array("shared gate_up", f.shared_gate_up, b.shared_gate_up, {gated, 2 * S},                           layer);
     array("shared act",     f.shared_act, b.shared_act,         {gated, S},                               cheap);
@@ -529,6 +567,8 @@ template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, E
     transient("dweights", &b.dweights, {tile, K + 1});
     transient("dlogits", &b.dlogits, {tile, E});
     transient("dgate", &b.dgate, {gated});
+    transient("own weights", &b.own_weights, {divided});
+    transient("held weights", &b.held_weights, {divided ? R : 0});
 }
 
 // ---- ops ------------------------------------------------------------------------------------------------------------------------------
@@ -547,7 +587,9 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     const size_t moved = e.chosen * C;  // by the rows of a token
     std::vector<CostOf> up = experts(C, 2 * e.F, C, 2 * e.shared_F, 2 * moved, 3 * moved);
     up.push_back(cost::grouped(1, 1, C, e.number + (e.shared_F > 0), frozen));  // the router, and the shared expert's gate
-    const std::vector<CostOf> down = experts(e.F, C, e.shared_F, C, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
+    up.push_back(cost::exchange(e, C, frozen ? 1 : 2, e.number, 0));
+    std::vector<CostOf> down = experts(e.F, C, e.shared_F, C, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
+    down.push_back(cost::exchange(e, C, 1, 0, 2));  // and weights there, and their gradients back
     const size_t hidden = e.chosen * e.F + e.shared_F;
     using enum Recompute;
     std::vector<LayerOp> ops(POST2 + 1);

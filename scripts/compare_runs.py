@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from program import run  # noqa: E402
 
 OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute_s", "comm_s", "optimizer_s",
-                  "sent_kv", "sent_dkv", "sent_grads", "sent_params"}  # or of its ranks
+                  "sent_kv", "sent_dkv", "sent_grads", "sent_params", "sent_experts"}  # or of its ranks
 
 
 def lines(out):

@@ -26,7 +26,7 @@ POLICY_PANELS = [("reward", "reward", 1), ("response_length", "tokens of an answ
                  ("entropy", "entropy, nats a token", 1)]
 RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiting for ranks", "optimizer_s": "optimizer"}),
                ("MB sent a step, by all ranks", 1e6, {"sent_kv": "keys and values", "sent_dkv": "their gradients",
-                                                      "sent_grads": "gradients of parameters", "sent_params": "parameters"})]
+                                                      "sent_grads": "gradients of parameters", "sent_params": "parameters", "sent_experts": "rows of experts"})]
 
 
 class PlotError(Exception):

@@ -9,7 +9,7 @@ std::vector<std::vector<typename Dev::X>> gather_units(Zero<Dev> &zero, Comm &co
     std::vector<std::vector<X>> out;
     HostMemory memory;
     for (size_t u = 0; zero.prefetched() && u < units.size(); u++) {
-        const auto [begin, end, row] = units[u];
+        const size_t begin = units[u].begin, end = units[u].end;
         const size_t own_count = zero.sharding.unit_begins[u + 1] - zero.sharding.unit_begins[u];
         const size_t bytes = round_up(own_count * sizeof(X), store_alignment);
         X *const own = zero.pieces.any() ? reinterpret_cast<X *>(memory.allocate(bytes)) : nullptr;
@@ -41,7 +41,7 @@ template <class Dev> void read_own_floats(Zero<Dev> &zero, std::vector<float> &o
         zero.read_part(b, [&](auto floats, size_t first, size_t n) {
             const Bucket &bucket = zero.sharding.buckets[b];
             for (size_t i = 0; i < n; i++)  // without padding
-                if (const size_t at = zero.sharding.own * bucket.part + first + i; at < bucket.count)
+                if (const size_t at = bucket.own * bucket.part + first + i; at < bucket.count)
                     out[bucket.global + at] = floats.load(i);
         });
 }

@@ -118,7 +118,8 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
         return sums.nll / sums.targets;
     }
     std::vector<float> gradient(const Tensor &t) {
-        return read(model->memory(), model->parameters().gradients.floats + t.offset, t.count);
+        const auto &zero = model->parameters();
+        return read(model->memory(), zero.gradients.floats + zero.sharding.flat(t.offset), t.count);
     }
     std::vector<float> gradient() {
         return read(model->memory(), model->parameters().gradients.floats, model->parameters().sharding.count);
@@ -351,7 +352,8 @@ template <class Dev> struct GoldenPairs {
         std::array<double, 4> sums{};
         size_t count = 0;
         for (const Tensor &t : model->tensors()) {
-            const auto gradient = read(model->memory(), model->parameters().gradients.floats + t.offset, t.count);
+            const auto &zero = model->parameters();
+            const auto gradient = read(model->memory(), zero.gradients.floats + zero.sharding.flat(t.offset), t.count);
             const auto own = signed_sums(t, gradient);
             for (size_t k = 0; k < sums.size(); k++) sums[k] += own[k];
             count += t.count;

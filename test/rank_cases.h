@@ -1,6 +1,8 @@
 // One model, one step, on many ranks: loss and gradients must equal one rank's, whatever the split. For test programs that have included
 // models.h; their ranks are threads or processes.
 #pragma once
+#include <array>
+
 #include "../llmc/train/options.h"
 #include "check.h"
 
@@ -14,11 +16,13 @@ struct RankCase {
     Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of each document's value
     bool looks = false;     // --debug
     size_t group = 0;       // --zero_group
+    size_t experts = 1;     // --expert_parallel
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
-        return format("%s, %zu ranks, %zu x %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps", task_name(task),
-                      world, world / sp, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps);
+        return format("%s, %zu ranks, %zu x %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps, experts over %zu",
+                      task_name(task), world, world / sp, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps,
+                      experts);
     }
 };
 
@@ -51,6 +55,32 @@ inline std::vector<RankCase> group_cases(size_t world) {
                                      .stage = stage,
                                      .micro_steps = micro_steps,
                                      .group = group});
+    return cases;
+}
+
+// Ways to divide experts: by all ranks and by some, in rings and beside them, within groups; at every stage, with one micro-step and three.
+inline std::vector<RankCase> expert_cases() {
+    std::vector<RankCase> cases;
+    for (const auto &[world, sp, experts, group] : {std::array<size_t, 4>{2, 1, 2, 0},
+                                                    {4, 1, 2, 0},
+                                                    {4, 2, 2, 0},
+                                                    {4, 4, 2, 0},
+                                                    {4, 2, 4, 0},
+                                                    {6, 2, 3, 0},
+                                                    {6, 1, 6, 0},
+                                                    {8, 1, 2, 4},
+                                                    {4, 1, 2, 2}})
+        for (int stage : {0, 1, 2, 3})
+            for (size_t micro_steps : {1, 3})
+                if (stage > 0 || group == 0)
+                    cases.push_back({.world = world,
+                                     .sp = sp,
+                                     .mode = SpMode::ring,
+                                     .head_stride = 6,
+                                     .stage = stage,
+                                     .micro_steps = micro_steps,
+                                     .group = group,
+                                     .experts = experts});
     return cases;
 }
 
@@ -96,8 +126,8 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     if (task == RM) c.reward = true, c.tied = false;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
     if (model == experts)  // the layer between has none
-        c.experts = {.number = 7,
-                     .chosen = 2,
+        c.experts = {.number = 12,
+                     .chosen = 3,
                      .F = 24,
                      .shared_F = 16,
                      .normed = true,
@@ -159,11 +189,12 @@ void rank_step(
     limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage, limits.ranks.zero_group = c.group;
+    limits.ranks.expert_parallel = c.experts;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
     limits.neftune_alpha = 5;
     limits.ranks.bucket_bytes = 4096;  // at stage 2 the head's gradient is made in parts
     change(limits);
-    Mesh mesh(comm, int(c.sp), int(c.group));
+    Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
@@ -207,11 +238,11 @@ void rank_step(
     const double first = loss(), norm = model.gradient_norm();
     EXPECT_EQ(model.trace().anomaly().what, "");
     Payload sent;
-    for (const Payload &p : comm.gather(model.take_sent()))
-        sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;
+    for (const Payload &p : comm.gather(model.take_sent())) sent += p;
     auto &zero = model.parameters();
-    if (c.stage > 0 || comm.rank == 0)
-        for (const ShardRun &s : zero.sharding.shard_runs()) {
+    for (const ShardRun &s : zero.sharding.shard_runs())
+        if (const size_t bucket = zero.sharding.bucket_of(s.global);
+            c.stage > 0 || comm.rank == 0 || (zero.sharding.buckets[bucket].experts && size_t(comm.rank) < c.experts)) {
             const auto copy = [&](const auto *grads) {
                 const auto part = read(model.memory(), grads, s.count);
                 std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));

@@ -178,7 +178,8 @@ TEST(Adapters, RewardModelEqualsPeft) {
     const double norm = golden["grad_norm"];
     expect_near_relative("gradient norm", t.model->gradient_norm(), norm, 1e-4);
     for (const Tensor &tensor : t.model->tensors()) {
-        const auto gradient = read(t.model->memory(), t.model->parameters().gradients.floats + tensor.offset, tensor.count);
+        const auto &zero = t.model->parameters();
+        const auto gradient = read(t.model->memory(), zero.gradients.floats + zero.sharding.flat(tensor.offset), tensor.count);
         EXPECT_NEAR(std::sqrt(sum_of_squares(gradient)), golden["gradients"].at(tensor.name)["norm"], 1e-4 * norm) << tensor.name;
     }
 }

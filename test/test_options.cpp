@@ -265,6 +265,10 @@ TEST(Options, ValuesAreChecked) {
     expect_error(sft + "--zero_stage 0 --zero_group 2",
                  "--zero_group 2: nothing is divided at --zero_stage 0\n  fix: --zero_stage 0 alone");
     expect_error(sft + "--zero_group 1", "--zero_group 1: nothing is divided in a group of one rank");
+    expect_error(sft + "--expert_parallel 0", "--expert_parallel is 0 but must be at least 1");
+    expect_error(sft + "--expert_parallel 4 --zero_group 6", "--expert_parallel 4 does not divide --zero_group 6");
+    expect_error(sft + "--expert_parallel 2 --load_in 4bit --lora_rank 2", "with --load_in 4bit every rank has all experts");
+    expect_error(sft + "--expert_parallel 2 --plan --fit", "which --expert_parallel 2 does not all divide\n  fix: --plan alone");
     expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: one of precompute,resident");
     expect_error(dpo + "--nll_loss_coef -1", "--nll_loss_coef is -1.0 but must be 0 or more");
     expect_error(dpo + "--truncation split", "fix: one of drop,keep");

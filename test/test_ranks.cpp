@@ -99,11 +99,17 @@ TEST(Ranks, LossesOfDocumentsAdaptersAndNormsBehindEqualOneRanks) {
     }
 }
 
+TEST(Ranks, DividedExpertsEqualOneRank) {
+    const RankResult want = one_rank(make_device<CpuF32>(2), experts);
+    for (const RankCase &c : expert_cases()) check_rank_result(c.name(), on_threads<CpuF32>(c, experts), want);
+}
+
 TEST(Ranks, RunsGiveTheSameBits) {
-    RankCase groups{6, 1, SpMode::ring, 6, 3, 3};
-    groups.group = 2;
-    for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}, groups}) {
-        const RankResult a = on_threads<CpuF32>(c, untied), b = on_threads<CpuF32>(c, untied);
+    RankCase groups{6, 1, SpMode::ring, 6, 3, 3}, divided{4, 2, SpMode::ring, 6, 2, 3};
+    groups.group = 2, divided.experts = 2;
+    for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}, groups, divided}) {
+        const RankModel model = c.experts > 1 ? experts : untied;
+        const RankResult a = on_threads<CpuF32>(c, model), b = on_threads<CpuF32>(c, model);
         expect_same_bits(c.name(), a, b);
     }
 }
@@ -349,7 +355,7 @@ struct Sending {
         limits.muon = muon;
         Ranks &r = limits.ranks;
         r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
-        r.zero_group = c.group;
+        r.zero_group = c.group, r.expert_parallel = c.experts;
         limits.offload = {.weights = away, .dir = testing::TempDir()};
         r.flops = layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = layout == Layout::zigzag ? 1e30 : 1;
         return limits;
@@ -368,7 +374,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     std::vector<Payload> sent(c.world);
     run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
         const ContextPtr ctx = make_context();
-        Mesh mesh(comm, int(c.sp), int(c.group));
+        Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts));
         ModelLimits own = limits;
         own.ranks.rank = size_t(comm.rank);
         const auto made = make_model(Dev{1, ctx.get()}, config, own);
@@ -384,7 +390,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
         return 0;
     });
     Payload sum;
-    for (const Payload &p : sent) sum.kv += p.kv, sum.dkv += p.dkv, sum.grads += p.grads, sum.params += p.params;
+    for (const Payload &p : sent) sum += p;
     return sum;
 }
 
@@ -430,6 +436,7 @@ template <class Dev> Payload expect_predicted(const Sending &s) {
     EXPECT_EQ(sent.dkv, predicted.dkv);
     EXPECT_EQ(sent.grads, predicted.grads);
     EXPECT_EQ(sent.params, predicted.params);
+    EXPECT_EQ(sent.experts, predicted.experts);
     return sent;
 }
 

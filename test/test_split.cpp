@@ -37,12 +37,28 @@ TEST(Mesh, RanksOfARingAreNeighbours) {
 TEST(Mesh, NamesTheSizesThatDivide) {
     SelfComm one;
     EXPECT_EQ(Mesh(one, 1).ring->size, 1);
-    const auto expect = [](const char *flag, int size, int ring, int group, const char *sizes) {
-        const std::string said = error_of([&] { run_threads(12, {}, [&](Comm &world) { return Mesh(world, ring, group).dp; }); });
+    const auto expect = [](const char *flag, int size, int ring, int group, const char *sizes, int experts = 1) {
+        const std::string said =
+            error_of([&] { run_threads(12, {}, [&](Comm &world) { return Mesh(world, ring, group, experts).dp; }); });
         expect_contains(said, {format("--%s %d does not divide 12 ranks", flag, size), std::string("fix: one of ") + sizes});
     };
     for (int size : {0, -1, 5, 24}) expect("ring_attn_size", size, size, 0, "1, 2, 3, 4, 6, 12");
     for (int size : {-1, 5, 24}) expect("zero_group", size, 1, size, "2, 3, 4, 6, 12");
+    for (int size : {0, 5, 24}) expect("expert_parallel", size, 1, 0, "1, 2, 3, 4, 6, 12", size);
+}
+
+// Eight ranks in groups of four: rows of experts are 0 1 | 2 3 | 4 5 | 6 7, and ranks 5 and 7 of the second group have the same ones.
+TEST(Mesh, ExpertsAreDividedAmongNeighboursWithinGroups) {
+    run_threads(8, {}, [](Comm &world) {
+        const Mesh mesh(world, 1, 4, 2);
+        const int row = world.rank / 2 * 2, column = world.rank / 4 * 4 + world.rank % 2;
+        EXPECT_EQ(mesh.shards.experts->gather(world.rank), (std::vector{row, row + 1}));
+        EXPECT_EQ(mesh.shards.same_experts->gather(world.rank), (std::vector{column, column + 2}));
+        EXPECT_EQ(&mesh.shards.of(true), mesh.shards.same_experts);
+        EXPECT_EQ(&mesh.shards.of(false), &mesh.shards.group);
+        EXPECT_EQ(Mesh(world, 1).shards.experts, nullptr);
+        return 0;
+    });
 }
 
 // Six ranks in groups of two: 0 1 | 2 3 | 4 5. The replicas of rank 3 are 1, 3 and 5.

@@ -274,6 +274,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.ranks > 0 && o.ranks <= 4096, "ranks", "between 1 and 4096");
     must(o.ring_attn_size > 0 || task == DEMO, "ring_attn_size", "at least 1");
     must(o.zero_stage <= 3, "zero_stage", "0, 1, 2 or 3");
+    must(o.expert_parallel > 0 && o.expert_parallel <= 4096, "expert_parallel", "at least 1");
     must(o.comm_timeout > 0, "comm_timeout", "above 0");
     must(o.save_steps == -1 || steps(o.save_steps), "save_steps", "-1 (never), a whole number, or a share of all steps below 1");
     must(o.eval_steps == -1 || steps(o.eval_steps), "eval_steps",
@@ -353,6 +354,18 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.zero_group && (o.zero_group == 1 || o.zero_stage == 0))
         die("--zero_group %zu: nothing is divided %s\n  fix: --zero_stage 0 alone, or a stage from 1 on with a larger group",
             o.zero_group, o.zero_stage == 0 ? "at --zero_stage 0" : "in a group of one rank");
+    if (o.expert_parallel > 1 && o.zero_group % o.expert_parallel)
+        die("--expert_parallel %zu does not divide --zero_group %zu: a group would have parts of several ranks' experts\n  fix: a group of %zu, or a multiple of it",
+            o.expert_parallel, o.zero_group, o.expert_parallel);
+    if (o.expert_parallel > 1 && !o.load_in.empty())
+        die("--expert_parallel %zu: with --load_in %s every rank has all experts\n  fix: leave one of them out",
+            o.expert_parallel, o.load_in.c_str());
+    if (o.expert_parallel > 1 && o.async_steps)
+        die("--expert_parallel %zu: the copy of the policy that samples beside the training would need all experts on every rank\n  fix: --async_steps 0",
+            o.expert_parallel);
+    if (o.expert_parallel > 1 && o.fit)
+        die("--fit plans for 1, 2, 4, ... ranks, which --expert_parallel %zu does not all divide\n  fix: --plan alone, with --ranks and --expert_parallel",
+            o.expert_parallel);
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (!o.timeline.empty() && (!o.plan || o.fit))
         die("--timeline belongs to --plan without --fit\n  fix: --plan --timeline %s", o.timeline.c_str());

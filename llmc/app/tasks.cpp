@@ -153,6 +153,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         open_model_config(run, tokenizer);
         if (run.is_main_rank()) check_results(run);
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.model.config.max_positions);
+        if (o.expert_parallel > 1 && run.model.config.experts.number == 0)
+            die("--expert_parallel %zu divides experts, and this model has none\n  fix: leave it out", o.expert_parallel);
         run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
     if (run.options.plan) agree(comm, [&] { run.model.co_residents = make_objective(run)->co_residents(); });
@@ -164,7 +166,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         expect_same_files(run, {dir + "/config.json", dir + "/tokenizer.json"});
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
-    run.mesh = std::make_shared<Mesh>(comm, int(run.model.ranks.sp), int(run.model.ranks.zero_group));
+    const Ranks &ranks = run.model.ranks;
+    run.mesh = std::make_shared<Mesh>(comm, int(ranks.sp), int(ranks.zero_group), int(ranks.expert_parallel));
     if (comm.size > 1) run.say("%s", mesh_line(run.model.ranks).c_str());
     if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.model.ranks.sp)); !note.empty())
         run.say("note: %s", note.c_str());

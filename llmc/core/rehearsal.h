@@ -194,7 +194,7 @@ REHEARSED(attention_backward_begin) REHEARSED(attention_backward_part) REHEARSED
 REHEARSED(cache_store) REHEARSED(attention_decode) REHEARSED(sample)
 REHEARSED(residual_forward)
 REHEARSED(router_forward) REHEARSED(router_backward) REHEARSED(router_sums) REHEARSED(gate_forward) REHEARSED(gate_backward)
-REHEARSED(sort_by_expert) REHEARSED(combine_rows) REHEARSED(weigh_rows_backward)
+REHEARSED(sort_by_expert) REHEARSED(combine_rows) REHEARSED(weigh_rows_backward) REHEARSED(sort_weights) REHEARSED(unsort_weights)
 REHEARSED(grouped_matmul_forward) REHEARSED(grouped_matmul_backward_input) REHEARSED(grouped_matmul_backward_weight)
 REHEARSED(gather_rows) REHEARSED(scatter_rows) REHEARSED(fused_classifier) REHEARSED(range_classifier) REHEARSED(head_sums)
 REHEARSED(score_forward) REHEARSED(score_backward)

@@ -28,6 +28,7 @@
 #include "../ops/noise.h"
 #include "../ops/router.h"
 #include "../ops/score.h"
+#include "../parallel/expert_exchange.h"
 #include "../parallel/mesh.h"
 #include "../parallel/rehearsal_comm.h"
 #include "../parallel/ring.h"
@@ -71,7 +72,7 @@ template <class Dev> class Decoder : public Model {
     Trace &trace() override { return trace_; }
     Generator &generator() override { return generator_; }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
-    const std::vector<Tensor> &tensors() const override { return weights_.trained.table; }
+    const std::vector<Tensor> &tensors() const override { return weights_.trained.whole; }
     const std::vector<Tensor> &frozen_tensors() const override { return weights_.frozen_table.tensors; }
     void load(const HfWeights &files, uint64_t seed) override { weights_.load(files, seed); }
     void load_adapters(const HfWeights &files, uint64_t seed) override {
@@ -127,7 +128,7 @@ template <class Dev> class Decoder : public Model {
     virtual void point_weights(TensorList<X> &params, TensorList<float> &grads) = 0;
     virtual void input_forward() = 0;  // computes acts.x[0] from row.tokens
     // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection
-    // and the feed-forward (see runs() and for_tiles()).
+    // and the feed-forward (see runs() and for_tiles()). Ranks without a row call the second half, forward and backward, of layers whose experts are divided.
     virtual void attention_half(size_t l, Pass pass) = 0;
     virtual void feed_forward_half(size_t l, Pass pass) = 0;
     virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
@@ -144,6 +145,7 @@ template <class Dev> class Decoder : public Model {
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
     bool routes() const { return trains() && config.experts.number > 0; }
+    bool joins(size_t l) const { return mesh_->experts && config.has_experts(l); }
     bool trains_input() const { return !adapts() || config.lora.embedding; }
     auto layer_arrays(size_t l);
     template <class T> void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape);
@@ -166,10 +168,15 @@ template <class Dev> class Decoder : public Model {
     }
     // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one
     // tile: (tile, F).
-    template <class F> void for_tiles(F f) {
+    template <class F> void for_tiles(F f) { for_tiles(f, row.T, tile); }
+    template <class F> void for_tiles(F f, size_t tokens, size_t step) {
         in_parts(
-            row.T, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, tile);
+            tokens, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, step);
         trace_.tile = 0;
+    }
+    // Tokens [t, t + n), of this rank or of those with which it divides experts.
+    ExpertTokens expert_tokens(size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
+        return {std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_.trained.sent, &traffic};
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
@@ -201,8 +208,11 @@ template <class Dev> class Decoder : public Model {
     // Tokens in the hidden arrays of the feed-forward: all tokens if the backward pass keeps these arrays, otherwise limits.tile_tokens
     // (by default one matmul_run), rounded up to a multiple of matmul_run so that no bit depends on it.
     const size_t tile;
+    // The same for experts, without the rounding where ranks divide them.
+    const size_t expert_tile;
     const size_t positions_unit;  // of the table
     Plan plan_;
+    size_t most_tokens = 0;                   // of the rank with most tokens in this pass, among those that divide the experts
     X *embed_w = nullptr, *head_w = nullptr;  // (V, C); of a reward model the head is (1, C)
     float *embed_dw = nullptr, *head_dw = nullptr;
 
@@ -274,7 +284,7 @@ template <class Dev> class Decoder : public Model {
         size_t place, bytes;  // bytes: of T_max tokens
         void **forward, **backward;
     };
-    size_t bytes_now(const OffloadedArray &t) const { return round_up(t.bytes / T_max * row.T, store_alignment); }
+    size_t bytes_now(const OffloadedArray &t) const { return round_up(t.bytes / T_max * most_tokens, store_alignment); }
     std::vector<std::vector<OffloadedArray>> offloaded_;  // of each layer
 };
 
@@ -292,6 +302,7 @@ template <class Dev> Work Decoder<Dev>::layout() const {
     layout.element = sizeof(X), layout.gradient = zero.gradients.in_bf16 ? sizeof(bf16) : sizeof(float);
     layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
     layout.head_in_buckets = weights_.head_in_buckets();
+    layout.expert_ranks = limits.ranks.expert_parallel, layout.expert_run = expert_run(dev, layout.expert_ranks);
     for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (const Tensor &t = zero.table[s.tensor]; limits.muon && t.of_layer)
@@ -347,6 +358,7 @@ template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = weights_.units.size() - 1;
     const Pass pass = Pass::forward;
     if (!weights_.begin_forward(row.T > 0)) return;
+    most_tokens = mesh_->experts ? size_t(mesh_->experts->max(double(row.T))) : row.T;
     acts.x = residual_.forward;
     weights_.fetch(0, pass);
     if (positions_unit) weights_.fetch(positions_unit, pass);
@@ -361,7 +373,8 @@ template <class Dev> void Decoder<Dev>::forward() {
         if (l + 1 < L) weights_.fetch(2 + l, pass);
         else weights_.fetch(norm, pass), weights_.fetch(weights_.prefetched.head, pass);
         if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
-        if (row.T && !generator_.runs()) offload(l);
+        else if (joins(l)) feed_forward_half(l, pass);
+        if (most_tokens && !generator_.runs()) offload(l);
     }
     weights_.ready(norm, pass);
     if (row.T) final_norm_forward();
@@ -369,10 +382,11 @@ template <class Dev> void Decoder<Dev>::forward() {
 }
 
 // Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks the host's actions between
-// launches: messages of a ring, time stamps, and fills or checks of dead arrays. The key of dropout would be fixed, because it is an
+// launches: messages of a ring or to experts, time stamps, and fills or checks of dead arrays. The key of dropout would be fixed, because it is an
 // argument of the launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
-    const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
+    const Ranks &r = limits.ranks;
+    const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || generator_.runs() || !linears_.adapters_are_on) return work();
     Graphs::Stretch key{l, stretch, row.T, weights_.accumulates()};
     graphs_->run(key, work);
@@ -540,14 +554,17 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_.in_shared_arrays() && l + 1 < L) weights_.ready(1 + l, pass);
         if (l > 0 && l + 1 < L) weights_.fetch(l, pass);  // of layer l - 1
-        if (row.T) prefetch(l), recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
-        sum_gradients(1 + l, true, [&](size_t, size_t) {
+        if (most_tokens) prefetch(l);
+        if (row.T) recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
+        const auto add = [&](size_t, size_t) {
+            if (row.T == 0) return feed_forward_half_backward(l);
             recorded(l, BACKWARD, [&] {
                 feed_forward_half_backward(l);
                 attention_half(l, Pass::recompute);
                 attention_half_backward(l);
             });
-        });
+        };
+        weights_.sum_gradients(1 + l, true, add, joins(l));
     }
     if (trains_input()) input_backward();
     weights_.end_backward();

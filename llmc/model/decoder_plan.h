@@ -14,6 +14,9 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       tile(trains() && limits.recompute < Recompute::layer
                ? T_max
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
+      expert_tile(is_rehearsal<Dev> || limits.ranks.expert_parallel == 1 || (trains() && limits.recompute < Recompute::layer)
+                      ? tile
+                      : std::min(tile, expert_run(dev, limits.ranks.expert_parallel))),
       positions_unit(table.positions),
       weights_(dev, this->config, this->limits, table, trace_),
       linears_(dev, this->config) {
@@ -127,10 +130,14 @@ template <class Dev> template <template <class> class M> void Decoder<Dev>::rehe
     if constexpr (!is_rehearsal<Dev>) {
         const Ranks &r = limits.ranks;
         const int group = int(r.group());
-        RehearsalComm world(log, int(r.rank), int(r.world), {{int(r.sp), 1}, {group, 1}, {int(r.world) / group, group}});
-        Mesh mesh(world, int(r.sp), int(r.zero_group));
+        const int experts = int(r.expert_parallel);
+        std::vector<RehearsalComm::Split> splits = {{int(r.sp), 1}};
+        if (group < int(r.world)) splits.insert(splits.end(), {{group, 1}, {int(r.world) / group, group}});
+        if (experts > 1) splits.insert(splits.end(), {{experts, 1}, {group / experts, experts}});
+        RehearsalComm world(log, int(r.rank), int(r.world), splits);
+        Mesh mesh(world, int(r.sp), int(r.zero_group), experts);
         ModelLimits few = limits;
-        few.row_tokens = (tile < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
+        few.row_tokens = (std::min(tile, expert_tile) < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
         M<Rehearsal<Dev>> model({dev, &log}, config, few);
         model.allocate(mesh, true, false);
         log.watch(model.plan());

@@ -6,6 +6,9 @@
 //
 // The rows of an expert are one block (../ops/expert_rows.h), so that its products are matrix products (../ops/grouped_matmul.h). Tokens are
 // processed in runs (matmul_run): no bit depends on how many runs a call has.
+//
+// Under expert parallelism N ranks have E / N of a layer's experts each, and rows go to the ranks of their experts and back (../parallel/expert_exchange.h).
+// Then all of them make the same calls, with any numbers of tokens, and a rank's arrays have room for all rows that the tokens of N ranks can have here.
 #pragma once
 #include "../ops/expert_rows.h"
 #include "../ops/grouped_matmul.h"
@@ -13,86 +16,165 @@
 #include "../ops/matmul.h"
 #include "../ops/router.h"
 #include "../ops/swiglu.h"
+#include "../parallel/expert_exchange.h"
 #include "config.h"
 
-// The weights of a layer's experts (S = X), or their gradients (S = float). Of the shared expert they are null if there is none.
+// The weights of a layer's experts (S = X), or their gradients (S = float), for the E / N of this rank. Of the shared expert they are null if there is none.
 template <class S> struct ExpertWeights {
     S *router;          // (E, C)
-    S *gate_up;         // (E, 2*F, C)
-    S *down;            // (E, C, F)
+    S *gate_up;         // (E / N, 2*F, C)
+    S *down;            // (E / N, C, F)
     S *shared_gate;     // (1, C)
     S *shared_gate_up;  // (2*S, C)   S: the shared expert's size
     S *shared_down;     // (C, S)
 };
 
-// The arrays of `tile` tokens, with R = tile * K rows.
+// The arrays of `tile` tokens, with R rows of the rank's experts: R = tile * K, or under expert parallelism tile * N * min(K, E / N).
 template <class X> struct ExpertActs {
-    float *probs;                    // (tile, E)
-    int32_t *chosen, *row_of;        // (tile, K)
-    float *weights;                  // (tile, K)
-    int32_t *starts;                 // (runs, E + 1)
-    int32_t *token_of;               // (R)         in the token's run
-    int32_t *counts;                 // (E)
-    X *input;                        // (R, C)      the rows of x; also of y and of its gradient
+    float *probs;              // (tile, E)
+    int32_t *chosen, *row_of;  // (tile, K)
+    float *weights;            // (tile, K)
+    int32_t *starts;           // (runs, E + 1)
+    int32_t *token_of;         // (tile, K)   in the token's run
+    int32_t *counts;           // (E)
+    X *input;                  // (R, C)      the rows of x; also of y and of its gradient
+    // under expert parallelism
+    int32_t *all_counts;             // (N, E)
+    int32_t *held_starts;            // (runs, E / N + 1)  of the rank's experts
+    X *own;                          // (tile * K, C)      the rows of the rank's tokens
     X *gate_up, *act;                // (R, 2*F), (R, F)
     float *gate;                     // (tile)      the shared expert's weight
     X *shared_gate_up, *shared_act;  // (tile, 2*S), (tile, S)
     X *shared;                       // (tile, C)
     // of the backward pass
-    X *dact, *dshared;   // (R, F), (tile, S)
-    float *dweights;     // (tile, K + 1)  then those of the gate
-    X *dlogits, *dgate;  // (tile, E), (tile)
+    X *dact, *dshared;                  // (R, F), (tile, S)
+    float *dweights;                    // (tile, K + 1)  then those of the gate
+    X *dlogits, *dgate;                 // (tile, E), (tile)
+    float *own_weights, *held_weights;  // (tile * K), (R) by rows, under expert parallelism; then their gradients
 };
 
 template <class Dev> class Experts {
     using X = typename Dev::X;
 
   public:
-    Experts(Dev dev, const ModelConfig &config) : dev(dev), c(config.experts), C(config.C) {}
+    // ranks: those that divide the experts
+    Experts(Dev dev, const ModelConfig &config, size_t ranks)
+        : dev(dev), c(config.experts), C(config.C), N(ranks), held_E(c.number / ranks) {}
+
+    // The most rows of n tokens of each rank for the experts of one.
+    static size_t room(const ExpertConfig &c, size_t ranks, size_t n) { return n * ranks * std::min(c.chosen, c.number / ranks); }
 
     // Each op is computed for n tokens, of which x (n, C) is the input. up() routes them, activate() follows it, and down() computes out = residual + y.
-    void up(const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, size_t n) const;
-    void activate(const ExpertActs<X> &a, size_t n) const;
-    void down(const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual, size_t n) const;
+    void up(const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const;
+    void activate(const ExpertActs<X> &a, const ExpertTokens &n) const;
+    void down(const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual, const ExpertTokens &n) const;
 
     // The same ops backward. The gradients of weights are added to, or overwritten if not `accumulate`; none of frozen ones, which are null. dx may be x.
     // documents (n) are the tokens', below 0 for padding. balance (E): router.h, or null
-    void down_backward(const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, const X *dout, size_t n,
-                       bool accumulate) const;
-    void activate_backward(const ExpertActs<X> &a, size_t n) const;
+    void down_backward(const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, const X *dout,
+                       const ExpertTokens &n, bool accumulate) const;
+    void activate_backward(const ExpertActs<X> &a, const ExpertTokens &n) const;
     void up_backward(const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx, const X *x,
-                     const float *balance, const int32_t *documents, size_t n, bool accumulate) const;
+                     const float *balance, const int32_t *documents, const ExpertTokens &n, bool accumulate) const;
 
   private:
-    // Calls f(first token, tokens, the arrays from there on) for each run.
-    template <class F> void for_runs(ExpertActs<X> a, size_t n, F f) const {
+    // A run of tokens, and the rows of this rank's experts in it.
+    struct Run {
+        size_t first, tokens, rows;
+        const int32_t *starts;  // (held_E + 1)
+        const ExpertTokens &of;
+        ExpertTraffic *traffic;  // null: no expert parallelism
+    };
+
+    // Calls f(run, the arrays from its first token on) for each run.
+    template <class F> void for_runs(ExpertActs<X> a, const ExpertTokens &n, F f) const {
+        if (N > 1) n.traffic->resize(std::max(n.traffic->size(), ceil_div(n.most, expert_run(dev, N))));
+        ExpertTraffic *traffic = N > 1 ? n.traffic->data() : nullptr;
         in_parts(
-            n,
+            n.most,
             [&](size_t t, size_t m) {
-                f(t, m, a);
-                const size_t E = c.number, K = c.chosen, rows = m * K;
-                a.probs += m * E, a.chosen += rows, a.row_of += rows, a.weights += rows, a.starts += E + 1, a.token_of += rows;
+                const size_t E = c.number, K = c.chosen, own = m * K, rows = room(c, N, m);
+                Run run{t, t < n.own ? std::min(m, n.own - t) : 0, rows, N > 1 ? a.held_starts : a.starts, n, traffic};
+                if (N > 1 && !is_rehearsal<Dev>) run.rows = traffic->rows();
+                f(run, a);
+                a.probs += m * E, a.chosen += own, a.row_of += own, a.weights += own, a.starts += E + 1, a.token_of += own;
                 a.input += rows * C, a.gate_up += rows * 2 * c.F, a.act += rows * c.F, a.dact += rows * c.F;
                 a.gate += m, a.shared_gate_up += m * 2 * c.shared_F, a.shared_act += m * c.shared_F, a.shared += m * C;
                 a.dshared += m * c.shared_F, a.dweights += m * (K + 1), a.dlogits += m * E, a.dgate += m;
+                if (N > 1) a.held_starts += held_E + 1, traffic++;
             },
-            is_rehearsal<Dev> ? std::max<size_t>(n, 1) : matmul_run(dev));
+            is_rehearsal<Dev> ? std::max<size_t>(n.most, 1) : expert_run(dev, N));
     }
+
+    // The rows of the run's tokens, from which those of this rank's experts are made, and to which they come back.
+    X *own_rows(const ExpertActs<X> &a) const { return N > 1 ? a.own : a.input; }
+    void sort(const Run &run, const ExpertActs<X> &a) const {
+        sort_by_expert(dev, a.starts, a.counts, a.row_of, a.token_of, a.chosen, run.tokens, c.number, c.chosen);
+    }
+    void exchange_counts(Run &run, const ExpertActs<X> &a) const;
+    template <class T> void to_experts(const Run &run, T *held, const T *own, size_t width) const;
+    template <class T> void to_tokens(const Run &run, T *own, const T *held, size_t width) const;
+    void gather(const Run &run, const ExpertActs<X> &a, const X *x) const;
+    void weigh_backward(const Run &run, const ExpertActs<X> &a) const;
 
     const Dev dev;
     const ExpertConfig &c;
-    const size_t C;
+    const size_t C, N, held_E;
 };
 
-template <class Dev> void Experts<Dev>::up(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x, size_t n) const {
+// Tells all ranks how many rows of this one go to each expert, and learns what the others send.
+template <class Dev> void Experts<Dev>::exchange_counts(Run &run, const ExpertActs<X> &a) const {
+    if (N == 1) return;
+    const size_t E = c.number;
+    run.of.comm->all_gather({a.counts, E}, {a.all_counts, N * E});
+    run.of.sent->experts += (N - 1) * E * sizeof(int32_t);
+    *run.traffic = {read(*run.of.memory, a.all_counts, N * E), N, size_t(run.of.comm->rank)};
+    if (!is_rehearsal<Dev>) run.rows = run.traffic->rows();
+}
+
+template <class Dev> template <class T> void Experts<Dev>::to_experts(const Run &run, T *held, const T *own, size_t width) const {
+    if (N == 1) return;
+    if constexpr (is_rehearsal<Dev>) dev.note(held, own);
+    else run.traffic->to_experts(*run.of.comm, *run.of.sent, held, own, width);
+}
+template <class Dev> template <class T> void Experts<Dev>::to_tokens(const Run &run, T *own, const T *held, size_t width) const {
+    if (N == 1) return;
+    if constexpr (is_rehearsal<Dev>) dev.note(own, held);
+    else run.traffic->to_tokens(*run.of.comm, *run.of.sent, own, held, width);
+}
+
+// a.input = the rows of x (tokens, C), of all ranks for this one's experts
+template <class Dev> void Experts<Dev>::gather(const Run &run, const ExpertActs<X> &a, const X *x) const {
+    const size_t rows = run.tokens * c.chosen;
+    gather_rows(dev, own_rows(a), x, a.token_of, rows, rows, C);
+    to_experts(run, a.input, a.own, C);
+}
+
+// weigh_rows_backward, with weights that travel to the experts, and gradients of weights that travel back
+template <class Dev> void Experts<Dev>::weigh_backward(const Run &run, const ExpertActs<X> &a) const {
+    const size_t K = c.chosen;
+    if (N == 1) return weigh_rows_backward(dev, a.dweights, a.dact, a.act, a.weights, a.row_of, run.tokens, K, c.F);
+    const int32_t *const in_place = nullptr;
+    sort_weights(dev, a.own_weights, a.weights, a.row_of, run.tokens * K);
+    to_experts(run, a.held_weights, a.own_weights, 1);
+    weigh_rows_backward(dev, a.held_weights, a.dact, a.act, a.held_weights, in_place, run.rows, 1, c.F);
+    to_tokens(run, a.own_weights, a.held_weights, 1);
+    unsort_weights(dev, a.dweights, a.own_weights, a.row_of, run.tokens * K);
+}
+
+template <class Dev>
+void Experts<Dev>::up(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const {
     const size_t E = c.number, K = c.chosen;
-    for_runs(acts, n, [&](size_t t, size_t m, const ExpertActs<X> &a) {
-        const X *const x_t = x + t * C, *const no_bias = nullptr;
+    for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
+        const X *const x_t = x + run.first * C, *const no_bias = nullptr;
+        const size_t m = run.tokens;
         matmul_forward(dev, a.probs, x_t, w.router, no_bias, m, C, E);  // the logits
         router_forward(dev, a.probs, a.chosen, a.weights, a.probs, m, E, K, c.normed);
-        sort_by_expert(dev, a.starts, a.counts, a.row_of, a.token_of, a.chosen, m, E, K);
-        gather_rows(dev, a.input, x_t, a.token_of, m * K, m * K, C);
-        grouped_matmul_forward(dev, a.gate_up, a.input, w.gate_up, a.starts, E, m * K, C, 2 * c.F);
+        sort(run, a);
+        exchange_counts(run, a);
+        if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
+        gather(run, a, x_t);
+        grouped_matmul_forward(dev, a.gate_up, a.input, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
         if (c.shared_F == 0) return;
         matmul_forward(dev, a.gate, x_t, w.shared_gate, no_bias, m, C, 1);
         gate_forward(dev, a.gate, a.gate, m);
@@ -100,74 +182,86 @@ template <class Dev> void Experts<Dev>::up(const ExpertActs<X> &acts, const Expe
     });
 }
 
-template <class Dev> void Experts<Dev>::activate(const ExpertActs<X> &a, size_t n) const {
-    swiglu_forward(dev, a.act, a.gate_up, n * c.chosen, c.F);
-    if (c.shared_F) swiglu_forward(dev, a.shared_act, a.shared_gate_up, n, c.shared_F);
+template <class Dev> void Experts<Dev>::activate(const ExpertActs<X> &acts, const ExpertTokens &n) const {
+    for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
+        swiglu_forward(dev, a.act, a.gate_up, run.rows, c.F);
+        if (c.shared_F) swiglu_forward(dev, a.shared_act, a.shared_gate_up, run.tokens, c.shared_F);
+    });
 }
 
 template <class Dev>
-void Experts<Dev>::down(const ExpertActs<X> &acts, const ExpertWeights<X> &w, X *out, const X *residual, size_t n) const {
-    const size_t E = c.number, K = c.chosen;
-    for_runs(acts, n, [&](size_t t, size_t m, const ExpertActs<X> &a) {
-        X *const out_t = out + t * C;
-        const X *base = residual + t * C, *const no_bias = nullptr;
+void Experts<Dev>::down(const ExpertActs<X> &acts, const ExpertWeights<X> &w, X *out, const X *residual,
+                        const ExpertTokens &n) const {
+    for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
+        X *const out_t = out + run.first * C;
+        const X *base = residual + run.first * C, *const no_bias = nullptr;
+        const size_t m = run.tokens;
         if (c.shared_F) {
             const int32_t *const in_place = nullptr;
             matmul_forward(dev, a.shared, a.shared_act, w.shared_down, no_bias, m, c.shared_F, C);
             combine_rows(dev, out_t, base, a.shared, a.gate, in_place, m, 1, C);
             base = out_t;
         }
-        grouped_matmul_forward(dev, a.input, a.act, w.down, a.starts, E, m * K, c.F, C);
-        combine_rows(dev, out_t, base, a.input, a.weights, a.row_of, m, K, C);
+        grouped_matmul_forward(dev, a.input, a.act, w.down, run.starts, held_E, run.rows, c.F, C);
+        to_tokens(run, a.own, a.input, C);
+        combine_rows(dev, out_t, base, own_rows(a), a.weights, a.row_of, m, c.chosen, C);
     });
 }
 
 template <class Dev>
 void Experts<Dev>::down_backward(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw,
-                                 const X *dout, size_t n, bool accumulate) const {
-    const size_t E = c.number, K = c.chosen;
-    for_runs(acts, n, [&](size_t t, size_t m, const ExpertActs<X> &a) {
-        const X *const dout_t = dout + t * C;
-        const bool add = accumulate || t > 0;
-        sort_by_expert(dev, a.starts, a.counts, a.row_of, a.token_of, a.chosen, m, E, K);  // once more: only choices are kept
-        gather_rows(dev, a.input, dout_t, a.token_of, m * K, m * K, C);
-        grouped_matmul_backward_input(dev, a.dact, a.input, w.down, a.starts, E, m * K, c.F, C);
-        weigh_rows_backward(dev, a.dweights, a.dact, a.act, a.weights, a.row_of, m, K, c.F);
-        if (dw.down) grouped_matmul_backward_weight(dev, dw.down, a.input, a.act, a.starts, E, m * K, c.F, C, add);
+                                 const X *dout, const ExpertTokens &n, bool accumulate) const {
+    for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
+        const X *const dout_t = dout + run.first * C;
+        const size_t m = run.tokens;
+        const bool add = accumulate || run.first > 0;
+        sort(run, a);  // once more: only choices are kept
+        if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
+        gather(run, a, dout_t);
+        grouped_matmul_backward_input(dev, a.dact, a.input, w.down, run.starts, held_E, run.rows, c.F, C);
+        weigh_backward(run, a);
+        if (dw.down) grouped_matmul_backward_weight(dev, dw.down, a.input, a.act, run.starts, held_E, run.rows, c.F, C, add);
         if (c.shared_F == 0) return;
         const int32_t *const in_place = nullptr;
+        float *const dgates = a.dweights + m * c.chosen;
         matmul_backward_input(dev, a.dshared, dout_t, w.shared_down, m, c.shared_F, C);
-        weigh_rows_backward(dev, a.dweights + m * K, a.dshared, a.shared_act, a.gate, in_place, m, 1, c.shared_F);
+        weigh_rows_backward(dev, dgates, a.dshared, a.shared_act, a.gate, in_place, m, 1, c.shared_F);
         if (dw.shared_down) matmul_backward_weight(dev, dw.shared_down, nullptr, dout_t, a.shared_act, m, c.shared_F, C, add);
     });
 }
 
-template <class Dev> void Experts<Dev>::activate_backward(const ExpertActs<X> &a, size_t n) const {
-    swiglu_backward(dev, a.gate_up, a.dact, a.gate_up, n * c.chosen, c.F);
-    if (c.shared_F) swiglu_backward(dev, a.shared_gate_up, a.dshared, a.shared_gate_up, n, c.shared_F);
+template <class Dev> void Experts<Dev>::activate_backward(const ExpertActs<X> &acts, const ExpertTokens &n) const {
+    for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
+        swiglu_backward(dev, a.gate_up, a.dact, a.gate_up, run.rows, c.F);
+        if (c.shared_F) swiglu_backward(dev, a.shared_gate_up, a.dshared, a.shared_gate_up, run.tokens, c.shared_F);
+    });
 }
 
 template <class Dev>
 void Experts<Dev>::up_backward(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx,
-                               const X *x, const float *balance, const int32_t *documents, size_t n, bool accumulate) const {
+                               const X *x, const float *balance, const int32_t *documents, const ExpertTokens &n,
+                               bool accumulate) const {
     const size_t E = c.number, K = c.chosen, S = c.shared_F;
-    for_runs(acts, n, [&](size_t t, size_t m, const ExpertActs<X> &a) {
-        const X *const x_t = x + t * C, *const no_base = nullptr;
-        X *const dx_t = dx + t * C;
+    for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
+        const X *const x_t = x + run.first * C, *const no_base = nullptr;
+        X *const dx_t = dx + run.first * C;
         const float *const equal = nullptr;
-        const bool add = accumulate || t > 0;
-        router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, documents + t, m, E, K, c.normed);
+        const size_t m = run.tokens;
+        const bool add = accumulate || run.first > 0;
+        router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, documents + run.first, m, E, K,
+                        c.normed);
         if (dw.router) matmul_backward_weight(dev, dw.router, nullptr, a.dlogits, x_t, m, C, E, add);
         if (dw.gate_up) {
-            gather_rows(dev, a.input, x_t, a.token_of, m * K, m * K, C);
-            grouped_matmul_backward_weight(dev, dw.gate_up, a.gate_up, a.input, a.starts, E, m * K, C, 2 * c.F, add);
+            gather(run, a, x_t);
+            grouped_matmul_backward_weight(dev, dw.gate_up, a.gate_up, a.input, run.starts, held_E, run.rows, C, 2 * c.F, add);
         }
         if (S) gate_backward(dev, a.dgate, a.dweights + m * K, a.gate, m);
         if (dw.shared_gate) matmul_backward_weight(dev, dw.shared_gate, nullptr, a.dgate, x_t, m, C, 1, add);
         if (dw.shared_gate_up) matmul_backward_weight(dev, dw.shared_gate_up, nullptr, a.shared_gate_up, x_t, m, C, 2 * S, add);
 
-        grouped_matmul_backward_input(dev, a.input, a.gate_up, w.gate_up, a.starts, E, m * K, C, 2 * c.F);
-        combine_rows(dev, dx_t, no_base, a.input, equal, a.row_of, m, K, C);
+        grouped_matmul_backward_input(dev, a.input, a.gate_up, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
+        to_tokens(run, a.own, a.input, C);
+        combine_rows(dev, dx_t, no_base, own_rows(a), equal, a.row_of, m, K, C);
         matmul_backward_input(dev, dx_t, a.dlogits, w.router, m, C, E, 0, true);
         if (S == 0) return;
         matmul_backward_input(dev, dx_t, a.dgate, w.shared_gate, m, C, 1, 0, true);

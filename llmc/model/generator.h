@@ -34,8 +34,11 @@ template <class Dev> class CachedGenerator final : public Generator {
     bool attention(size_t l, X *out, const AttentionInputs<X> &in);
 
   private:
-    // With ZeRO-3 every rank must join each forward pass; ranks that finished generating join with an empty row until all are done.
-    bool all_finished(bool finished) { return !decoder_.weights_.prefetched.divided() || decoder_.mesh_->all.all(finished); }
+    // With ZeRO-3 or divided experts every rank must join each forward pass; ranks that finished generating join with an empty row until all are done.
+    bool all_finished(bool finished) {
+        const bool all_join = decoder_.weights_.prefetched.divided() || decoder_.mesh_->experts;
+        return !all_join || decoder_.mesh_->all.all(finished);
+    }
 
     Decoder<Dev> &decoder_;
     enum { none, prompts, tokens } pass_ = none;

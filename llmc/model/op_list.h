@@ -34,9 +34,10 @@ struct Work {
     size_t bucket = 0;             // the parameters of the bucket that an op works on; 0: it works on all
     bool head_in_buckets = false;  // the head's gradient is computed apart from the loss, in several buckets
     Recompute recompute = Recompute::none;
-    size_t parameters = 0, cleared = 0;  // of this rank: updated ones, and ones whose gradients are cleared before a step
-    size_t without_v = 0;                // updated by Muon, with one moment
-    double muon_flops = 0;               // of the products of Muon's update on this rank
+    size_t parameters = 0, cleared = 0;       // of this rank: updated ones, and ones whose gradients are cleared before a step
+    size_t without_v = 0;                     // updated by Muon, with one moment
+    double muon_flops = 0;                    // of the products of Muon's update on this rank
+    size_t expert_ranks = 1, expert_run = 1;  // that divide experts, and the tokens that they exchange at a time
 };
 
 // The number of (query, key) scores of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).
@@ -70,6 +71,7 @@ struct Cost {
     double flops, bytes;
     double logits = 0;   // bytes of the head's logits: traffic between its products, which does not overlap with them
     double rounded = 0;  // bytes moved by rounding the operands of a layer's matrix to FP8, before the product
+    double sent = 0;  // bytes that this rank sends to experts of others and to tokens of others, if all experts have equal loads
 };
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
 
@@ -100,10 +102,23 @@ inline CostOf attention(size_t Q, size_t K) {
 // frozen: the matrices have no gradients.
 inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
     return [=, IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t) -> Cost {
-        const double R = double(w.T * K), s = double(w.element), matrix = IC * OC, read = double(std::min(E, w.T * K)) * matrix;
+        const size_t held = ceil_div(E, w.expert_ranks);  // of a matrix of which all tokens go to one, all ranks have all
+        const double R = double(w.T * K), s = double(w.element), matrix = IC * OC,
+                     read = double(std::min(held, w.T * K)) * matrix;
         if (pass != Pass::backward) return {2 * R * matrix, s * (R * (IC + OC) + read)};
         const double moved = s * (R * ((frozen ? 1 : 2) * IC + OC) + read);
-        return {(frozen ? 2 : 4) * R * matrix, moved + (frozen ? 0 : 8 * double(E) * matrix)};
+        return {(frozen ? 2 : 4) * R * matrix, moved + (frozen ? 0 : 8 * double(held) * matrix)};
+    };
+}
+// The rows of C elements that go to other ranks where experts are divided (../parallel/expert_exchange.h): once forward; backward `times`, with `floats` numbers
+// each. Forward the numbers of rows of `counted` experts go, too.
+inline CostOf exchange(const ExpertConfig &e, size_t C, size_t times, size_t counted, size_t floats) {
+    return [=, K = e.chosen](const Work &w, Pass pass, size_t) -> Cost {
+        const double others = double(w.expert_ranks - 1), rows = double(w.T * K) * others / double(w.expert_ranks);
+        const double row = double(C * w.element),
+                     numbers = others * double(counted * sizeof(int32_t) * ceil_div(w.T, w.expert_run));
+        if (pass == Pass::backward) return {.flops = 0, .bytes = 0, .sent = rows * (double(times) * row + double(4 * floats))};
+        return {.flops = 0, .bytes = 0, .sent = rows * row + numbers};
     };
 }
 // Returns the cost of an op that consists of several.
@@ -112,7 +127,7 @@ inline CostOf sum(std::vector<CostOf> of) {
         Cost total{0, 0};
         for (const CostOf &cost : of) {
             const Cost c = cost(w, pass, l);
-            total.flops += c.flops, total.bytes += c.bytes, total.logits += c.logits;
+            total.flops += c.flops, total.bytes += c.bytes, total.logits += c.logits, total.sent += c.sent;
         }
         return total;
     };

@@ -95,49 +95,53 @@ void initialise_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks
 }
 
 // Returns the weights of bucket b, in the type of the computation: prefetched ones in `buffer`, which has room for the bucket with its padding.
-template <class Dev> const typename Dev::X *whole_bucket(ShardedParameters<Dev> &zero, Comm &group, size_t b, float *buffer) {
+template <class Dev>
+const typename Dev::X *whole_bucket(ShardedParameters<Dev> &zero, const ShardRanks &ranks, size_t b, float *buffer) {
     using X = typename Dev::X;
     const Bucket &bucket = zero.sharding.buckets[b];
     if (!zero.prefetched()) return zero.params + bucket.begin;
-    X *const all = reinterpret_cast<X *>(buffer), *const own = all + zero.sharding.own * bucket.part;
-    zero.read_part(b,
-                   [&](Floats<X> part, size_t first, size_t n) { group.memory.copy(own + first, part.rounded, n * sizeof(X)); });
-    if (zero.sharding.divided) group.all_gather({own, bucket.part}, {all, zero.sharding.parts * bucket.part});
+    X *const all = reinterpret_cast<X *>(buffer), *const own = all + bucket.own * bucket.part;
+    zero.read_part(
+        b, [&](Floats<X> part, size_t first, size_t n) { ranks.group.memory.copy(own + first, part.rounded, n * sizeof(X)); });
+    if (zero.sharding.divided) ranks.of(bucket.experts).all_gather({own, bucket.part}, {all, bucket.padded()});
     return all;
 }
 
-// Calls f(tensor, first, n, at) for each part of a tensor in bucket b: its elements [first, first + n) are the bucket's from `at` on.
-template <class Dev, class F> void for_parts_of_bucket(const ShardedParameters<Dev> &zero, size_t b, F f) {
-    const Bucket &bucket = zero.sharding.buckets[b];
-    for (size_t i = 0; i < zero.table.size(); i++) {
-        const Tensor &t = zero.table[i];
-        const size_t from = std::max(t.offset, bucket.begin), to = std::min(t.offset + t.count, bucket.begin + bucket.count);
-        if (from < to) f(i, from - t.offset, to - from, from - bucket.begin);
+// Calls f(tensor, first, at, n) for each part of a tensor of the model in elements [begin, begin + count): its elements [first, first + n) are those from `at`
+// on.
+template <class F> void for_parts(const std::vector<Tensor> &whole, size_t begin, size_t count, F f) {
+    for (const Tensor &t : whole) {
+        const size_t from = std::max(t.offset, begin), to = std::min(t.offset + t.count, begin + count);
+        if (from < to) f(t, from - t.offset, from - begin, to - from);
     }
 }
 
 // Copies all weights to a model that no ranks share, in the type of the computation.
 template <class Dev, class F>
-void copy_parameters(ShardedParameters<Dev> &zero, Comm &group, ShardedParameters<Dev> &to, F buffer) {
-    zero.ready(group, 0, zero.sharding.elements);
+void copy_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks, ShardedParameters<Dev> &to, F buffer) {
+    const SliceMemory &memory = ranks.group.memory;
+    zero.ready(ranks, 0, zero.sharding.elements);
     for (size_t b = 0; b < zero.sharding.buckets.size(); b++) {
-        const auto *weights = whole_bucket(zero, group, b, buffer(b));
-        for_parts_of_bucket(zero, b, [&](size_t tensor, size_t first, size_t n, size_t at) {
-            group.memory.copy(to.params + to.table[tensor].offset + first, weights + at, n * sizeof(*weights));
+        const Bucket &bucket = zero.sharding.buckets[b];
+        const auto *weights = whole_bucket(zero, ranks, b, buffer(b));
+        for_parts(zero.whole, bucket.global, bucket.count, [&](const Tensor &t, size_t first, size_t at, size_t n) {
+            memory.copy(to.params + to.sharding.flat(t.offset) + first, weights + at, n * sizeof(*weights));
         });
     }
-    group.memory.finish();
+    memory.finish();
 }
 
 // Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and
-// prefetched ones, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
+// prefetched ones, are gathered into buffer(b), which has room for bucket b with its padding. Experts that ranks divide come there from one rank after the
+// other. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype,
                      Memory &memory, F buffer, const WeightFiles &files = model_files) {
+    using X = typename Dev::X;
     const Sharding &sharding = zero.sharding;
-    Comm &group = mesh.shards.group;
+    const ShardRanks &ranks = mesh.shards;
     const bool from_halves = zero.lower && export_dtype == "F32";
-    zero.ready(mesh.shards, 0, sharding.elements);
+    zero.ready(ranks, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
     std::exception_ptr error;  // rank 0 keeps it, since the other ranks go on gathering
     const auto on_rank_0 = [&](auto f) {
@@ -151,36 +155,44 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
 
     on_rank_0([&] {
         std::vector<TensorSpec> tensors;
-        for (const Tensor &t : zero.table) {
+        for (const Tensor &t : zero.whole) {
             tensors.push_back({t.name, t.shape, export_dtype});
             if (t.transposed) std::swap(tensors.back().shape[0], tensors.back().shape[1]);
         }
         writer = std::make_unique<HfWriter>(dir, tensors, files);
     });
-    for (size_t b = 0; b < sharding.buckets.size(); b++) {
-        const Bucket &bucket = sharding.buckets[b];
-        const auto *weights = from_halves ? nullptr : whole_bucket(zero, group, b, buffer(b));
-        if (from_halves) {
-            float *const own = buffer(b) + sharding.own * bucket.part;
-            zero.read_part(b, [&](const auto &halves, size_t begin, size_t count) {
-                in_parts(count,
-                         [&](size_t first, size_t n) { write(memory, own + begin + first, read(memory, halves + first, n)); });
-            });
-            if (sharding.parts > 1) group.all_gather({own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
-        }
-        for_parts_of_bucket(zero, b, [&](size_t tensor, size_t, size_t n, size_t at) {
-            const Tensor &t = zero.table[tensor];
+    const auto write_elements = [&](const auto *values, size_t begin, size_t count) {
+        for_parts(zero.whole, begin, count, [&](const Tensor &t, size_t, size_t at, size_t n) {
             on_rank_0([&] {
-                const auto put = [&](const auto *values) {
-                    if (!t.transposed) return writer->write(t.name, values, n, memory);
-                    HostMemory host;  // buckets hold transposed tensors as a whole, since only embeddings are divided
-                    const auto turned = transposed(read(memory, values, t.count), t.shape[0], t.shape[1], 0, t.count);
-                    writer->write(t.name, turned.data(), t.count, host);
-                };
-                if (from_halves) put(buffer(b) + at);
-                else put(weights + at);
+                if (!t.transposed) return writer->write(t.name, values + at, n, memory);
+                HostMemory host;  // buckets hold transposed tensors as a whole, since only embeddings are divided
+                const auto turned = transposed(read(memory, values + at, t.count), t.shape[0], t.shape[1], 0, t.count);
+                writer->write(t.name, turned.data(), t.count, host);
             });
         });
+    };
+    const auto floats_of = [&](size_t b) {
+        const Bucket &bucket = sharding.buckets[b];
+        float *const own = buffer(b) + bucket.own * bucket.part;
+        zero.read_part(b, [&](const auto &halves, size_t begin, size_t count) {
+            in_parts(count, [&](size_t first, size_t n) { write(memory, own + begin + first, read(memory, halves + first, n)); });
+        });
+        if (sharding.parts > 1) ranks.of(bucket.experts).all_gather({own, bucket.part}, {buffer(b), bucket.padded()});
+        return own - bucket.own * bucket.part;
+    };
+    const auto write_bucket = [&]<class T>(size_t b, T *room, auto values_of) {
+        const Bucket &bucket = sharding.buckets[b];
+        if (!bucket.experts) return write_elements(values_of(b), bucket.global, bucket.count);
+        for (size_t r = 0; r < sharding.expert_ranks; r++) {
+            const T *const own = values_of(b);
+            if (own != room && r == sharding.expert_own) ranks.group.memory.copy(room, own, bucket.count * sizeof(T));
+            ranks.experts->broadcast({room, bucket.count}, int(r));
+            write_elements(room, bucket.range + r * bucket.count, bucket.count);
+        }
+    };
+    for (size_t b = 0; b < sharding.buckets.size(); b++) {
+        if (from_halves) write_bucket(b, buffer(b), floats_of);
+        else write_bucket(b, reinterpret_cast<X *>(buffer(b)), [&](size_t n) { return whole_bucket(zero, ranks, n, buffer(n)); });
     }
     on_rank_0([&] { writer->finish(); });
     writer.reset();  // removes an unfinished file
@@ -191,9 +203,11 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
 
 // Returns the name of the first tensor whose summed gradient is not finite, or an empty name.
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
-    size_t first = zero.table.size();
+    size_t first = zero.sharding.elements;  // of such a tensor
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
-        if (!std::isfinite(zero.gradients.squared_norm_of(s))) first = std::min(first, s.tensor);
+        if (!std::isfinite(zero.gradients.squared_norm_of(s))) first = std::min(first, s.global);
     for (size_t other : comm.gather(first)) first = std::min(first, other);
-    return first < zero.table.size() ? zero.table[first].name : "";
+    std::string name;
+    for_parts(zero.whole, first, 1, [&](const Tensor &t, size_t, size_t, size_t) { name = t.name; });
+    return name;
 }

@@ -83,11 +83,16 @@ double rate_of(const Event &message, const GpuRates &rates) {
     return std::min(rates.link, (message.distance == 1 ? double(gpus_of_host) : 1) * rates.network);
 }
 
-// In a ring across hosts all ranks wait for the hop between two hosts. Otherwise a rank sends the same to each of the others.
+// Of neighbours of which each sends the same to each of the others.
+double rate_of_all(size_t ranks, const GpuRates &rates) {
+    if (ranks <= gpus_of_host) return rates.link;
+    return std::min(rates.link, rates.network * double(ranks - 1) / double(ranks - gpus_of_host));
+}
+
+// In a ring across hosts all ranks wait for the hop between two hosts.
 double rate_of_ring(const Ranks &r, const GpuRates &rates) {
-    if (r.sp <= gpus_of_host) return rates.link;
-    if (r.sp_mode == SpMode::ring) return std::min(rates.link, rates.network);
-    return std::min(rates.link, rates.network * double(r.sp - 1) / double(r.sp - gpus_of_host));
+    if (r.sp <= gpus_of_host || r.sp_mode != SpMode::ring) return rate_of_all(r.sp, rates);
+    return std::min(rates.link, rates.network);
 }
 
 // Goes through the events of two steps, and adds up the second.
@@ -149,6 +154,7 @@ class Simulation {
         sum.other += logits + rounding;
         op_end_ = now_ + seconds + logits + rounding;
         if (attention) send_keys(e.key.layer, backward, seconds);
+        if (cost.sent > 0) send_rows(cost.sent);
         if (op_end_ > now_) record({Interval::ops, stretch_of(e.key), now_, op_end_, e.key, e.key});
     }
     double attention_rate(size_t l, bool backward) const {
@@ -182,9 +188,17 @@ class Simulation {
         sum.messages += waits, op_end_ += waits;
     }
 
+    // Nothing is computed while rows go to experts and back.
+    void send_rows(double bytes) {
+        const double seconds = bytes / rate_of_all(r_.expert_parallel, rates_);
+        advance(Event::messages, now_);
+        lanes_[Event::messages].queue.push_front({0, "rows of experts", seconds});
+        sum.messages += seconds, op_end_ += seconds;
+    }
+
     // A message sends results of the ops before it. A copy overlaps with the op that starts it, which uses other pieces.
     void start(const Event &e) {
-        if (e.key.op == ops_.attention) return;  // of a ring
+        if (ops_.of_layer(e.key.op)) return;  // of a ring, or numbers of rows for experts
         if (e.lane == Event::messages) end_op();
         advance(e.lane, now_);
         const double bytes = double(e.amount);
@@ -262,11 +276,19 @@ Payload predict_messages(Model &model, const ModelConfig &config, const ModelLim
     const RingWork ring(config, limits, steps.layout.element);
     const size_t layers = micro_steps * limits.ranks.dp();
     Payload sent;
-    for (size_t l = 0; l < config.L; l++)
+    Work work = steps.layout;
+    work.T = work.N = ring.local_T(), work.scores.resize(config.L);
+    double rows = 0;  // of experts, by a rank
+    for (size_t l = 0; l < config.L; l++) {
         sent.kv += layers * (ring.kv(l, false) + ring.kv(l, true)), sent.dkv += layers * ring.dkv(l);
+        for (const LayerOp &op : steps.ops.layer)
+            for (Pass pass : {Pass::forward, Pass::recompute, Pass::backward})
+                if (pass != Pass::recompute || work.recompute >= op.from) rows += op.cost(work, pass, l).sent;
+    }
+    sent.experts = micro_steps * limits.ranks.world * size_t(rows);
     for (const Event &e : steps.events) {
         if (e.kind == Event::op && e.key.op == steps.ops.number(ZERO_GRAD)) sent.grads = sent.params = 0;  // of the step before
-        if (e.kind != Event::start || e.lane != Event::messages || e.key.op == steps.ops.attention) continue;
+        if (e.kind != Event::start || e.lane != Event::messages || steps.ops.of_layer(e.key.op)) continue;
         (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += e.amount * (limits.ranks.world / e.ranks);
     }
     return sent;

@@ -28,7 +28,8 @@ template <class Dev> class PrefetchedUnits {
     void plan(Plan &plan);
     // Returns the address of an element of the table, in this unit, while the unit is ready.
     X *find(size_t unit, size_t offset) const {
-        return here_[unit > 0 && unit == table_.head ? head : unit] + (offset - table_.units[unit].begin);
+        const Sharding &s = zero_.sharding;
+        return here_[unit > 0 && unit == table_.head ? head : unit] + (s.flat(offset) - s.flat(table_.units[unit].begin));
     }
     X *head_weights() const { return here_[head]; }
 

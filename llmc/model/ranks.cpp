@@ -49,7 +49,8 @@ std::string mesh_line(const Ranks &r) {
     std::string line = format("%zu ranks: %zu x data, %zu x sequence", r.world, r.dp(), r.sp);
     if (r.sp > 1) line += format(" (%s)", modes[size_t(r.sp_mode)]);
     line += format(", ZeRO stage %d", r.zero_stage);
-    return r.group() < r.world ? line + format(" in groups of %zu", r.group()) : line;
+    if (r.group() < r.world) line += format(" in groups of %zu", r.group());
+    return r.expert_parallel > 1 ? line + format(", experts over %zu", r.expert_parallel) : line;
 }
 
 std::string pieces_table(const SequenceSplit &split) {

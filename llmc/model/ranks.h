@@ -13,6 +13,7 @@ struct Ranks {
     size_t head_stride = 1;  // gather: the number of KV heads at a time
     int zero_stage = 0;
     size_t zero_group = 0;                  // ranks among which ZeRO divides; 0: all
+    size_t expert_parallel = 1;             // ranks that divide the experts
     size_t bucket_bytes = size_t(1) << 30;  // at stage 2: the gradients of an embedding or head that are computed at a time
     double flops = 1e14, bandwidth = 5e10;  // for AttentionCost: constants, by which a layout is chosen
 
@@ -20,7 +21,8 @@ struct Ranks {
     size_t group() const { return zero_group ? zero_group : world; }
     size_t sp_rank() const { return rank % sp; }
     size_t communicators() const {
-        return world == 1 ? 0 : 1 + (sp > 1) + (group() < world ? 2 : 0);
+        const size_t of_experts = expert_parallel > 1 ? 1 + (expert_parallel < group()) : 0;
+        return world == 1 ? 0 : 1 + (sp > 1) + (group() < world ? 2 : 0) + of_experts;
     }  // of more than one rank: mesh.h
 };
 

@@ -2,6 +2,7 @@
 // gradients and moments. A trainer lists its tensors once, in a function that fills a TensorList; everything else walks the
 // table.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
@@ -27,11 +28,14 @@ struct TablePart {
         size_t end = 0, next = 0;
         for (size_t unit = 0; unit < whole.units.size(); unit++) {
             table.units.push_back({end, end, whole.units[unit].row_elements});
+            const std::vector<size_t> &experts = whole.units[unit].experts;
             for (; next < whole.tensors.size() && whole.tensors[next].offset < whole.units[unit].end; next++) {
                 Tensor t = whole.tensors[next];
                 if (!keep(t, unit)) continue;
+                const bool ends_experts = std::ranges::count(experts, t.offset + t.count) > 0;
                 offsets[t.offset] = end, t.offset = end;
                 table.units.back().end = end += t.count;
+                if (ends_experts) table.units.back().experts.push_back(end);
                 table.tensors.push_back(std::move(t));
             }
         }
@@ -71,6 +75,8 @@ template <class S> class TensorList {
                                  matrix && init != Tensor::router});
         table.units.back().end = offset_ += count;
     }
+    // The unit's tensors so far, or since the last call, are the experts', as many of each: a range of Unit::experts.
+    void end_experts() { table.units.back().experts.push_back(offset_); }
     // Adds the head: the embedding itself if they are tied, one row in a reward model.
     void add_head(const ModelConfig &c) {
         if (c.tied) {

@@ -28,12 +28,13 @@
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
+    const int world = int(r.group()), rank = int(r.rank % r.group());
     if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.group() > 1)))
         for (Unit &unit : units) unit.row_elements = 0;
-    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
+    if (!train && r.zero_stage < 3) return Sharding(units, 0, world, rank, 0, 8, false, r.expert_parallel);
     const bool in_blocks = limits.moments == Moments::blockwise;
-    return Sharding(units, r.zero_stage, int(r.group()), int(r.rank % r.group()), r.bucket_bytes, in_blocks ? Blockwise::size : 8,
-                    limits.offload.weights);
+    return Sharding(units, r.zero_stage, world, rank, r.bucket_bytes, in_blocks ? Blockwise::size : 8, limits.offload.weights,
+                    r.expert_parallel);
 }
 
 // Frozen weights are not divided, and adapters are too small for that to pay.
@@ -88,16 +89,16 @@ template <class Dev> class Weights {
     void initialise(uint64_t seed);
     void save(const std::string &dir, const std::string &export_dtype);
     void copy_to(Weights &other) {
-        copy_parameters(trained, mesh_->shards.group, other.trained, [&](size_t b) { return room_for(b); });
+        copy_parameters(trained, mesh_->shards, other.trained, [&](size_t b) { return room_for(b); });
     }
 
     // ---- of a step ----------------------------------------------------------------------------------------------------------------
 
     void begin_step(uint64_t key);  // Model::zero_gradients
-    // Returns whether this rank takes part in a forward pass: with a row, and where weights are gathered also without one.
+    // Returns whether this rank takes part in a forward pass: with a row, and where weights are gathered or experts divided also without one.
     bool begin_forward(bool has_row) {
-        has_row_ = has_row;
-        return has_row || prefetched.divided();
+        has_row_ = has_row, reads_ = has_row || limits_.ranks.expert_parallel > 1;
+        return reads_ || prefetched.divided();
     }
     void begin_backward(bool has_row, bool has_targets, bool last_micro_step);
     void end_backward();
@@ -114,8 +115,9 @@ template <class Dev> class Weights {
 
     void fetch(size_t unit, Pass pass);
     void ready(size_t unit, Pass pass);
-    template <class F> void sum_gradients(size_t unit, bool complete, F add) {
-        sum(unit, trained.gradients.in_buffers() ? buffers_[unit] : nullptr, complete, add);
+    // `joins`: ranks without a row add, too
+    template <class F> void sum_gradients(size_t unit, bool complete, F add, bool joins = false) {
+        sum(unit, trained.gradients.in_buffers() ? buffers_[unit] : nullptr, complete, add, joins);
     }
     template <class F> void sum_head_gradients(F add);
 
@@ -124,7 +126,7 @@ template <class Dev> class Weights {
     bool replaced(size_t unit) const {
         return config_.freezes() && !base_alone && (unit == 0 || unit == table.head) && units[unit].begin < units[unit].end;
     }
-    template <class F> void sum(size_t unit, float *buffer, bool complete, F add);
+    template <class F> void sum(size_t unit, float *buffer, bool complete, F add, bool joins = false);
     void begin_message(Pass pass, RowOp op, size_t unit, size_t bucket = 0) {
         if (mesh_->all.size > 1 || trained.gradients.in_bf16) trace_.begin_transfer(pass, op, unit, bucket);
     }
@@ -144,9 +146,9 @@ template <class Dev> class Weights {
     Memory *memory_ = nullptr;
     // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are
     // summed over ranks and stored. A unit's buffer has room for its largest bucket.
-    std::vector<float *> buffers_;  // (units)
-    float **largest_;               // a buffer with room for any bucket
-    bool has_row_ = false, last_micro_step_ = false, accumulates_ = true;
+    std::vector<float *> buffers_;                                                         // (units)
+    float **largest_;                                                                      // a buffer with room for any bucket
+    bool has_row_ = false, reads_ = false, last_micro_step_ = false, accumulates_ = true;  // reads_: the layers' weights
     uint64_t step_key_ = 0;  // of the random bits that round gradients
     size_t micro_step_ = 0;  // the number of backward passes of this step so far
 };
@@ -175,13 +177,14 @@ template <class Dev> void Weights<Dev>::plan_state(Plan &plan) {
 
 template <class Dev> void Weights<Dev>::plan_buffers(Plan &plan) {
     if (quantised.any()) quantised.plan_layer(plan);
+    size_t largest = 0;
     const auto add = [&](float **buffer, const std::string &name, size_t unit) {
-        size_t room = 0;
+        const Unit &u = units[unit];
+        size_t room = u.begin == u.end || u.row_elements ? 0 : trained.sharding.padded_count(u.begin, u.end);
         for (const Bucket &b : trained.sharding.buckets)
-            if (units[unit].begin <= b.global && b.global < units[unit].end)
-                room = std::max(room, trained.sharding.parts * b.part);
+            if (u.begin <= b.global && b.global < u.end) room = std::max(room, b.padded());
         plan.transient(buffer, "bucket." + name, {room});
-        if (room == trained.sharding.largest) largest_ = buffer;
+        if (room >= largest) largest_ = buffer, largest = room;
     };
     if (limits_.mode == Mode::train && trained.gradients.in_buffers()) {
         buffers_.resize(units.size());
@@ -212,8 +215,9 @@ template <class Dev> TensorList<typename Dev::X> Weights<Dev>::frozen_weights() 
 }
 template <class Dev> TensorList<float> Weights<Dev>::gradients() {
     return TensorList<float>([this](size_t unit, size_t offset) {
-        return trained.gradients.in_buffers() ? buffers_[unit] + (offset - units[unit].begin)
-                                              : trained.gradients.floats + trained.sharding.flat(offset);
+        const Sharding &s = trained.sharding;
+        return trained.gradients.in_buffers() ? buffers_[unit] + (s.flat(offset) - s.flat(units[unit].begin))
+                                              : trained.gradients.floats + s.flat(offset);
     });
 }
 
@@ -254,7 +258,7 @@ template <class Dev> void Weights<Dev>::end_backward() {
 }
 
 template <class Dev> void Weights<Dev>::fetch(size_t unit, Pass pass) {
-    if (!prefetched.any() || !(has_row_ || prefetched.divided()) || replaced(unit == prefetched.head ? table.head : unit)) return;
+    if (!prefetched.any() || !(reads_ || prefetched.divided()) || replaced(unit == prefetched.head ? table.head : unit)) return;
     if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
     else begin_message(pass, FETCH_PARAMS, unit);
     prefetched.fetch(mesh_->shards, unit, pass == Pass::backward);
@@ -265,7 +269,7 @@ template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
     trained.ready(mesh_->shards, units[unit].begin, units[unit].end);
     if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
     if (!replaced(unit)) prefetched.wait(unit);
-    const size_t n = has_row_ ? quantised.weights(unit) : 0;
+    const size_t n = reads_ ? quantised.weights(unit) : 0;
     if (n == 0) return;
     trace_.begin_transfer(pass, DEQUANTISE, unit, n);
     quantised.ready(unit);
@@ -281,18 +285,22 @@ template <class Dev> template <class F> void Weights<Dev>::sum_head_gradients(F 
 // Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from
 // stage 2 on in every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank
 // without a row still takes part in the sum, because the ranks that have a row wait for it.
-template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, float *buffer, bool complete, F add) {
+template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, float *buffer, bool complete, F add, bool joins) {
     const Sharding &s = trained.sharding;
     if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
-        if (has_row_) add(0, 0);
+        if (has_row_ || joins) add(0, 0);
         return;
     }
     const bool last = last_micro_step_ && complete;
-    for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
-        const Bucket &bucket = s.buckets[b];
-        const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, unit, bucket.count); };
-        if (trained.gradients.in_buffers()) begin_sum(), trained.gradients.start(mesh_->shards, *memory_, b, buffer);
-        if (has_row_) add(bucket.global - units[unit].begin, bucket.count);
-        if (trained.gradients.in_buffers() || last) begin_sum(), trained.gradients.reduce(mesh_->shards, b, buffer, last);
+    const size_t begin = units[unit].begin, first = s.bucket_of(begin), behind = s.bucket_of(units[unit].end - 1) + 1;
+    const size_t together = units[unit].row_elements ? 1 : behind - first;  // buckets
+    for (size_t b = first; b < behind; b += together) {
+        size_t n = 0;
+        for (size_t i = b; i < b + together; i++) n += s.buckets[i].count;
+        const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, unit, n); };
+        if (trained.gradients.in_buffers()) begin_sum(), trained.gradients.start(mesh_->shards, *memory_, b, buffer, together);
+        if (has_row_ || joins) add(s.buckets[b].range - begin, n);
+        if (trained.gradients.in_buffers() || last)
+            begin_sum(), trained.gradients.reduce(mesh_->shards, b, buffer, last, together);
     }
 }

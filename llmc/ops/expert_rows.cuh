@@ -79,6 +79,22 @@ void combine_rows(Cuda<X> dev, X *out, const X *base, const X *rows, const float
            out, base, rows, weights, row_of, K, C);
 }
 
+// The kernels move 3 R numbers.
+template <class X> __global__ void sort_weights_kernel1(float *of_rows, const float *weights, const int32_t *row_of, size_t R) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < R) of_rows[row_of[i]] = weights[i];
+}
+template <class X> __global__ void unsort_weights_kernel1(float *weights, const float *of_rows, const int32_t *row_of, size_t R) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < R) weights[i] = of_rows[row_of[i]];
+}
+template <class X> void sort_weights(Cuda<X> dev, float *of_rows, const float *weights, const int32_t *row_of, size_t R) {
+    launch(dev, sort_weights_kernel1<X>, Grid{ceil_div(R, 256)}, 256, 0, of_rows, weights, row_of, R);
+}
+template <class X> void unsort_weights(Cuda<X> dev, float *weights, const float *of_rows, const int32_t *row_of, size_t R) {
+    launch(dev, unsort_weights_kernel1<X>, Grid{ceil_div(R, 256)}, 256, 0, weights, of_rows, row_of, R);
+}
+
 // A block weighs a row. The kernel moves 4 T K F elements.
 template <class X, int N>
 __global__ void weigh_rows_backward_kernel1(float *dweights, X *dact, X *act, const float *weights, const int32_t *row_of,

@@ -8,9 +8,12 @@
 //       out[t,c] = base[t,c] + sum_k weights[t,k] rows[row_of[t,k],c]    summed in this order, and rounded once
 //   weigh_rows_backward(dev, dweights, dact, act, weights, row_of, T, K, F)       for r = row_of[t,k]:
 //       dweights[t,k] = sum_f dact[r,f] act[r,f]     dact[r,f] *= weights[t,k]     act[r,f] *= weights[t,k]
+//   sort_weights  (dev, of_rows, weights, row_of, R)         of_rows[row_of[i]] = weights[i]
+//   unsort_weights(dev, weights, of_rows, row_of, R)         weights[i] = of_rows[row_of[i]]
 //
 //   starts (E+1), counts (E), chosen, row_of (T, K), token_of (T K) int32     weights, dweights (T, K) float     rows (T K, C), out, base (T, C),
 //   act, dact (T K, F) X     base may be null, which is 0, and may be out; weights may be null, which is 1; row_of may be null, which is t K + k
+//   dweights may be weights     of_rows (R) float
 //
 // weigh_rows_backward serves the last product of an expert, y[r] = act[r] W^T, whose rows are weighted behind it. With dact[r] = dout[t] W it gives the
 // derivative by the weight, without the rows y; then dact becomes the gradient of act, and act^T the factor of the weight's gradient.
@@ -48,6 +51,13 @@ void combine_rows(Cpu<X> dev, X *out, const X *base, const X *rows, const float 
                 sum += (weights ? weights[i] : 1.0f) * simd::load<V>(rows + (row_of ? size_t(row_of[i]) : i) * C + c);
             simd::store(out + t * C + c, sum);
         });
+}
+
+template <class X> void sort_weights(Cpu<X>, float *of_rows, const float *weights, const int32_t *row_of, size_t R) {
+    for (size_t i = 0; i < R; i++) of_rows[row_of[i]] = weights[i];
+}
+template <class X> void unsort_weights(Cpu<X>, float *weights, const float *of_rows, const int32_t *row_of, size_t R) {
+    for (size_t i = 0; i < R; i++) weights[i] = of_rows[row_of[i]];
 }
 
 template <class X>

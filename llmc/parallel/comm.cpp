@@ -154,6 +154,29 @@ Request Comm::exchange(Slice send, int to, Slice recv, int from, Where at) {
     return do_exchange(send, to, recv, from);
 }
 
+void Comm::exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv, Where at) {
+    const Stopwatch watch(seconds);
+    Stamp s = stamp_of("exchange_all");
+    s.count = send.size();
+    require(send.size() == recv.size() && send.size() % size_t(size) == 0, "there are as many slices for each rank as from it", s,
+            at);
+    stamp(s, at);
+    do_exchange_all(send, recv);
+}
+
+// All is under way at once.
+void Comm::do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv) {
+    const size_t ranks = size_t(size), own = size_t(rank), n = send.size() / ranks;
+    std::vector<Request> requests;
+    for (size_t hop = 1; hop < ranks; hop++) {
+        const size_t to = (own + hop) % ranks, from = (own + ranks - hop) % ranks;
+        for (size_t i = 0; i < n; i++) requests.push_back(do_exchange(send[to * n + i], int(to), recv[from * n + i], int(from)));
+    }
+    for (size_t i = own * n; i < (own + 1) * n; i++)
+        if (send[i].count) memory.copy(recv[i].data, send[i].data, send[i].bytes());
+    for (Request &request : requests) complete(request);
+}
+
 void Comm::wait(Request request, Where at) {
     if (!request.comm) return;
     const Stopwatch watch(seconds);

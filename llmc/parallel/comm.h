@@ -123,6 +123,9 @@ struct Comm {
     // With n = send.count / size = recv.count / size: recv[r * n + i] = r's send[rank * n + i]. The two slices do not overlap.
     void all_to_all(Slice send, Slice recv, Where at = Where::current());
 
+    // The same with n slices of any lengths for each rank: recv[r * n + i] = r's send[rank * n + i], for i < n.
+    void exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv, Where at = Where::current());
+
     // data[i] = root's data[i]
     void broadcast(Slice data, int root, Where at = Where::current());
 
@@ -173,6 +176,7 @@ struct Comm {
     virtual void do_all_to_all(Slice send, Slice recv) = 0;
     virtual void do_broadcast(Slice data, int root) = 0;
     virtual Request do_exchange(Slice send, int to, Slice recv, int from) = 0;
+    virtual void do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv);  // in terms of do_exchange
     virtual void do_wait(uint64_t id) = 0;
     virtual void withdraw(
         uint64_t id) noexcept = 0;  // cancels a request that will not be waited for, because its slices are about to be freed

@@ -287,6 +287,17 @@ class NcclComm final : public Comm {
                     });
                 })};
     }
+    void do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv) override {
+        const size_t n = send.size() / size_t(size);
+        collective([&](cudaStream_t stream) {
+            group([&] {
+                for (size_t i = 0; i < send.size(); i++) {
+                    if (send[i].count) send_to(int(i / n), send[i], stream);
+                    if (recv[i].count) receive_from(int(i / n), recv[i], stream);
+                }
+            });
+        });
+    }
     void do_wait(uint64_t id) override { queue_->wait(id); }
     void withdraw(uint64_t) noexcept override {}  // no call can be cancelled; cudaFree waits until the memory is unused
     std::unique_ptr<Comm> do_split(int color, int key) override {

@@ -23,18 +23,31 @@ static std::unique_ptr<Comm> split_groups(Comm &world, int group, bool replicas)
     return world.split(replicas ? world.rank % group : world.rank / group, world.rank);
 }
 
-Mesh::Mesh(Comm &world, int ring_attn_size, int zero_group)
+// The ranks of this rank's row of experts, or of its column in a group of shards; nothing without expert parallelism.
+static std::unique_ptr<Comm> split_experts(Comm &world, int row, int group, bool column) {
+    if (checked(world, "expert_parallel", row) == 1) return nullptr;
+    return world.split(column ? world.rank / group * row + world.rank % row : world.rank / row, world.rank);
+}
+
+Mesh::Mesh(Comm &world, int ring_attn_size, int zero_group, int expert_parallel)
     : all(world),
       ring(world.split(world.rank / checked(world, "ring_attn_size", ring_attn_size), world.rank)),
       group(split_groups(world, zero_group, false)),
       replicas(split_groups(world, zero_group, true)),
-      shards(group ? *group : world, replicas.get()),
+      experts(split_experts(world, expert_parallel, zero_group ? zero_group : world.size, false)),
+      same_experts(split_experts(world, expert_parallel, zero_group ? zero_group : world.size, true)),
+      shards(group ? *group : world, replicas.get(), experts.get(), same_experts.get()),
       dp(world.size / ring_attn_size),
       sp(ring_attn_size),
       dp_rank(world.rank / sp),
       sp_rank(world.rank % sp) {}
 
-double Mesh::seconds() const { return all.seconds + ring->seconds + (group ? group->seconds + replicas->seconds : 0); }
+double Mesh::seconds() const {
+    double sum = all.seconds + ring->seconds;
+    for (const Comm *comm : {group.get(), replicas.get(), experts.get(), same_experts.get()})
+        if (comm) sum += comm->seconds;
+    return sum;
+}
 
 std::string host_name() {
     char name[256] = "";

@@ -6,23 +6,34 @@
 //
 // The optimizer's shards (zero.h) are divided among the ranks of a group, which are also consecutive. There may be several groups, with replicas of each
 // other's shards: hybrid sharding (Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277, section 3.2.2).
+//
+// Under expert parallelism consecutive ranks, too, divide the experts of each layer, and each group of shards has whole rows of them. The ranks of a
+// column, which have the same experts, divide and sum these as the ranks of a group do all else.
 #pragma once
 #include <memory>
 
 #include "comm.h"
 
 // Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
-// parameters, updated parameters.
+// parameters, updated parameters, and rows of tokens, and of their gradients, to experts and back.
 struct Payload {
-    size_t kv = 0, dkv = 0, grads = 0, params = 0;
+    size_t kv = 0, dkv = 0, grads = 0, params = 0, experts = 0;
+    Payload &operator+=(const Payload &o) {
+        return kv += o.kv, dkv += o.dkv, grads += o.grads, params += o.params, experts += o.experts, *this;
+    }
 };
 
 // The ranks among which shards are divided, and gradients are summed.
 struct ShardRanks {
     Comm &group;     // together they have each parameter once
     Comm *replicas;  // the ranks that have the same part in other groups, in the order of groups; null: there is one group
+    Comm *experts,
+        *same_experts;  // those that divide the experts, and those of the group that have the same ones; null: every rank has all experts
 
-    ShardRanks(Comm &group, Comm *replicas = nullptr) : group(group), replicas(replicas) {}
+    ShardRanks(Comm &group, Comm *replicas = nullptr, Comm *experts = nullptr, Comm *same_experts = nullptr)
+        : group(group), replicas(replicas), experts(experts), same_experts(same_experts) {}
+
+    Comm &of(bool divided_experts) const { return divided_experts ? *same_experts : group; }  // the ranks that share a bucket
 
     size_t rank() const {
         return size_t(group.rank) + (replicas ? size_t(replicas->rank) * size_t(group.size) : 0);
@@ -30,14 +41,15 @@ struct ShardRanks {
 };
 
 struct Mesh {
-    Comm &all;                                    // the world
-    const std::unique_ptr<Comm> ring;             // the ranks that share this rank's rows
-    const std::unique_ptr<Comm> group, replicas;  // of `shards`; null: the world is one group
+    Comm &all;                                          // the world
+    const std::unique_ptr<Comm> ring;                   // the ranks that share this rank's rows
+    const std::unique_ptr<Comm> group, replicas;        // of `shards`; null: the world is one group
+    const std::unique_ptr<Comm> experts, same_experts;  // of `shards`; null: no expert parallelism
     const ShardRanks shards;
     const int dp, sp, dp_rank, sp_rank;
 
-    // ring_attn_size is sp; zero_group is the number of ranks of a group, 0: all. Every rank calls it.
-    Mesh(Comm &world, int ring_attn_size, int zero_group = 0);
+    // ring_attn_size is sp; zero_group is the number of ranks of a group, 0: all; expert_parallel that of a row of experts. Every rank calls it.
+    Mesh(Comm &world, int ring_attn_size, int zero_group = 0, int expert_parallel = 1);
 
     double seconds() const;  // the time that this rank has spent in all of them
 };

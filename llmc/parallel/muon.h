@@ -13,7 +13,7 @@ template <class Dev> class Muon {
     void plan(Plan &plan, const Zero<Dev> &zero) {
         size_t bucket = 0, matrix = 0, side = 0;
         for (const Bucket &b : zero.sharding.buckets)
-            if (has_matrices(zero, b)) bucket = std::max(bucket, zero.sharding.parts * b.part);
+            if (has_matrices(zero, b)) bucket = std::max(bucket, b.padded());
         for (const Tensor &t : zero.table)
             if (t.of_layer) matrix = std::max(matrix, t.count), side = std::max(side, std::min(t.shape[0], t.shape[1]));
         plan.transient(&momenta_, "muon bucket", {bucket});
@@ -40,7 +40,6 @@ template <class Dev> class Muon {
     template <class M>
     void update_bucket(Zero<Dev> &zero, const ShardRanks &ranks, AdamW settings, M *m, const Bucket &b,
                        const std::vector<TensorRun> &runs) {
-        const Sharding &s = zero.sharding;
         const auto for_matrices = [&](auto f) {  // of which this rank has a part
             for (const TensorRun &r : runs)
                 if (zero.table[r.tensor].of_layer && in(b, r.flat)) f(r, zero.table[r.tensor]);
@@ -53,9 +52,9 @@ template <class Dev> class Muon {
                 },
                 zero.gradients.at(r));
         });
-        if (s.parts > 1) {
-            zero.sent.params += (s.parts - 1) * b.part * sizeof(X);
-            ranks.group.all_gather({momenta_ + s.own * b.part, b.part}, {momenta_, s.parts * b.part});
+        if (b.parts > 1) {
+            zero.sent.params += (b.parts - 1) * b.part * sizeof(X);
+            ranks.of(b.experts).all_gather({momenta_ + b.own * b.part, b.part}, {momenta_, b.padded()});
         }
         for_matrices([&](const TensorRun &r, const Tensor &t) {
             X *const matrix = momenta_ + (t.offset - b.begin);

@@ -21,6 +21,7 @@ struct OptimizerPart {
     AnyFloats master, m, v;  // (count), in `memory`; master holds the parameters
     size_t piece = 0;        // of offloaded arrays
     bool has_v = true;       // AdamW updates these elements
+    bool written = true;     // by this rank, if it writes a file
 };
 
 struct OptimizerState {
@@ -76,16 +77,18 @@ template <class Dev> class Optimizer {
 
     // This rank's part, for checkpoints.
     OptimizerState state(Zero<Dev> &zero, Memory &memory) {
-        OptimizerState state{{}, zero.sharding.elements, zero.sharding.parts, &memory};
+        const Sharding &sharding = zero.sharding;
+        OptimizerState state{{}, sharding.elements, sharding.stage ? sharding.parts : sharding.expert_ranks, &memory};
         const auto any = [](auto *moment) {
             if constexpr (std::is_same_v<decltype(moment), float *>) return Floats<float>{moment};
             else return moment;
         };
         size_t piece = 0;
         const auto add = [&](const UpdateRun &r, size_t first, size_t n, auto m, auto v) {
+            const bool shared = sharding.stage == 0 && !r.experts;
             if (n)
-                state.parts.push_back(
-                    {r.global + first, n, zero.params_at(r) + first, m + first, v + first, piece, !is_muons(r)});
+                state.parts.push_back({r.global + first, n, zero.params_at(r) + first, m + first, v + first, piece, !is_muons(r),
+                                       !shared || sharding.expert_own == 0});
         };
         for_runs(
             zero, [&](size_t p) { piece = p, zero.pieces.point_at(p), pieces_.point_at(p); },
@@ -144,8 +147,10 @@ template <class Dev> class Optimizer {
         size_t block = 0, others = 0, without_v = 0;
         for (const UpdateRun &whole : zero.sharding.update_runs(zero.table)) {
             pieces.in_pieces(whole.shard, whole.count, [&](size_t piece, size_t first, size_t n) {
-                const UpdateRun r{
-                    {whole.global + first, whole.flat + first, whole.shard + first, n}, whole.decay, whole.of_layer};
+                const UpdateRun r{{whole.global + first, whole.flat + first, whole.shard + first, n},
+                                  whole.decay,
+                                  whole.of_layer,
+                                  whole.experts};
                 open(piece);
                 const size_t at = r.shard - pieces_.begin();
                 if (moments_ == Moments::f32) f(r, m_.floats + at, v_.floats + (at - without_v));

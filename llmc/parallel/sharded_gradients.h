@@ -7,6 +7,7 @@
 //     (adds to the buffer, or to `floats` if gradients are not in buffers)
 //     reduce(ranks, b, buffer, last)          starts the sum over ranks. `last`: nothing more is added to the bucket in this step
 //
+// or for n consecutive buckets together, with their number behind these arguments and a buffer in which they follow each other as in the flat arrays;
 // and finish(ranks) at its end. After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its
 // sum may still be under way: on GPUs it overlaps with the backward pass. So two buffers alternate. A bucket in a buffer may be started
 // and reduced several times in a pass, as a tied embedding is: first as head, then as embedding. The communicators must outlive this object.
@@ -51,7 +52,7 @@ template <class Dev> struct ShardedGradients {
         else plan.add(&floats, "gradients", {stored()});
     }
     void plan_scratch(Plan &plan) {
-        plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest / sharding.parts)});
+        plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest_part)});
     }
 
     // Clears all gradients, or those alone that the first pass does not overwrite: it overwrites products that are not in buffers.
@@ -65,58 +66,63 @@ template <class Dev> struct ShardedGradients {
     }
 
     // buffer: (parts * part). The sum over ranks includes the sum so far once: each rank begins with its stored part, and other ranks' parts are 0.
-    void start(const ShardRanks &ranks, Memory &memory, size_t b, float *buffer) {
+    void start(const ShardRanks &ranks, Memory &memory, size_t first, float *buffer, size_t n = 1) {
         if (!in_buffers()) return;
-        if (sum_.bucket == b || sum_.from == buffer) finish(ranks);
-        const Bucket &bucket = sharding.buckets[b];
-        if (own_part_only) memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
-        const ShardRun run = own_part_only ? sharding.own_part(b) : sharding.all_parts(b);
-        float *const to = buffer + (run.flat - bucket.begin);
-        if (in_bf16) widen_gradients(dev, to, rounded + offset(run), run.count);
-        else ranks.group.memory.copy(to, floats + offset(run), run.count * sizeof(float));
+        for (const Sum &s : sums_)
+            if ((first <= s.bucket && s.bucket < first + n) || s.from == buffer) {
+                finish(ranks);
+                break;
+            }
+        for (size_t b = first; b < first + n; b++) {
+            const Bucket &bucket = sharding.buckets[b];
+            float *const all = in_buffer(buffer, first, b);
+            if (own_part_only) memory.fill(all, 0, bucket.padded() * sizeof(float));
+            const ShardRun run = own_part_only ? sharding.own_part(b) : sharding.all_parts(b);
+            float *const to = all + (run.flat - bucket.begin);
+            if (in_bf16) widen_gradients(dev, to, rounded + offset(run), run.count);
+            else ranks.group.memory.copy(to, floats + offset(run), run.count * sizeof(float));
+        }
     }
 
     // From stage 2 on each pass is summed over ranks, else the last one. From stage 1 on each rank gets the sum of its own part alone. Before the sum
     // gradients in bf16 are a rank's own, rounded by random bits of its own.     buffer: padding 0
-    void reduce(const ShardRanks &ranks, size_t b, float *buffer, bool last) {
-        const Bucket &bucket = sharding.buckets[b];
-        const ShardRun own = sharding.own_part(b);
-        float *const all = in_buffers() ? buffer : floats + bucket.begin;  // (parts * part)
-        if (!own_part_only && !last) {
-            if (in_bf16) round(sharding.all_parts(b), all, rounding_key, uint32_t(ranks.rank()) + 1);
-            return;
+    void reduce(const ShardRanks &ranks, size_t first, float *buffer, bool last, size_t n = 1) {
+        if (own_part_only || last) finish(ranks);
+        for (size_t b = first; b < first + n; b++) {
+            float *const all = in_buffers() ? in_buffer(buffer, first, b) : floats + sharding.buckets[b].begin;  // (parts * part)
+            if (own_part_only || last) start_sum(ranks, b, all, last);
+            else if (in_bf16) round(sharding.all_parts(b), all, rounding_key, uint32_t(ranks.rank()) + 1);
         }
-        finish(ranks);
-        sum_ = {b, all, rounding_key};
-        if (sharding.stage == 0) return all_reduce(sum_.request, ranks.group, {all, bucket.count});
-        float *const sum = own_part_only && !in_bf16 ? floats + offset(own) : all + (own.flat - bucket.begin);
-        sent += (sharding.parts - 1) * own.count * sizeof(float);
-        ranks.group.start(sum_.request, [&] {
-            ranks.group.reduce_scatter_sum({all, sharding.parts * own.count}, {sum, own.count});
-        });
-        if (ranks.replicas && last) all_reduce(sum_.of_replicas, *ranks.replicas, {sum, own.count});
     }
 
-    // Waits for the last sum, and rounds it if it is still a float. A pass with buffers ends with it, because the next pass uses the last bucket's
+    // Waits for the last sums, and rounds them if they are still floats. A pass with buffers ends with it, because the next pass uses the last bucket's
     // buffer for other arrays.
     void finish(const ShardRanks &ranks) {
-        ranks.group.wait(std::move(sum_.request));
-        if (ranks.replicas) ranks.replicas->wait(std::move(sum_.of_replicas));
-        if (!in_bf16 || !sum_.from) return;
-        const ShardRun own = sharding.own_part(sum_.bucket);
-        round(own, sum_.from + (own.flat - sharding.buckets[sum_.bucket].begin), sum_.key, 0);
-        sum_.from = nullptr;
+        for (Sum &s : sums_) {
+            const Bucket &bucket = sharding.buckets[s.bucket];
+            ranks.of(bucket.experts).wait(std::move(s.request));
+            if (ranks.replicas) ranks.replicas->wait(std::move(s.of_replicas));
+            const ShardRun own = sharding.own_part(s.bucket);
+            if (in_bf16) round(own, s.from + (own.flat - bucket.begin), s.key, 0);
+        }
+        sums_.clear();
     }
 
     // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
     // worlds differ only by float64's rounding.
     double norm(const ShardRanks &ranks, Memory &memory) {
         finish(ranks);
-        memory.fill(norm_scratch, 0, sizeof(double));
-        for (const ShardRun &s : shard_runs_)
-            std::visit([&](const auto *g) { add_squared_norm(dev, norm_scratch, norm_scratch + 1, g, s.count); }, at(s));
-        const double sum = read(memory, norm_scratch, 1)[0];
-        return std::sqrt(sharding.parts == 1 ? sum : ranks.group.sum(sum));
+        const auto sum_of = [&](auto counts) {
+            memory.fill(norm_scratch, 0, sizeof(double));
+            for (const ShardRun &s : shard_runs_)
+                if (counts(sharding.buckets[sharding.bucket_of(s.global)]))
+                    std::visit([&](const auto *g) { add_squared_norm(dev, norm_scratch, norm_scratch + 1, g, s.count); }, at(s));
+            return read(memory, norm_scratch, 1)[0];
+        };
+        if (sharding.stage > 0) return std::sqrt(ranks.group.sum(sum_of([](const Bucket &) { return true; })));
+        double sum = sum_of([](const Bucket &b) { return !b.experts; });  // which every rank has
+        if (ranks.experts) sum += ranks.experts->sum(sum_of([](const Bucket &b) { return b.experts; }));
+        return std::sqrt(sum);
     }
     double squared_norm_of(const ShardRun &s) {
         return std::visit([&](const auto *g) { return squared_norm(dev, norm_scratch, g, s.count); }, at(s));
@@ -130,6 +136,20 @@ template <class Dev> struct ShardedGradients {
   private:
     size_t stored() const { return own_part_only ? sharding.shard_count : sharding.count; }
     size_t offset(const ShardRun &s) const { return own_part_only ? s.shard : s.flat; }  // of a run in the stored gradients
+    float *in_buffer(float *buffer, size_t first, size_t b) const {
+        return buffer + (sharding.buckets[b].begin - sharding.buckets[first].begin);
+    }
+    void start_sum(const ShardRanks &ranks, size_t b, float *all, bool last) {
+        const Bucket &bucket = sharding.buckets[b];
+        Comm &comm = ranks.of(bucket.experts);
+        Sum &s = sums_.emplace_back(Sum{b, all, rounding_key});
+        if (sharding.stage == 0) return all_reduce(s.request, comm, {all, bucket.count});
+        const ShardRun own = sharding.own_part(b);
+        float *const sum = own_part_only && !in_bf16 ? floats + offset(own) : all + (own.flat - bucket.begin);
+        sent += (bucket.parts - 1) * own.count * sizeof(float);
+        comm.start(s.request, [&] { comm.reduce_scatter_sum({all, bucket.padded()}, {sum, own.count}); });
+        if (ranks.replicas && last) all_reduce(s.of_replicas, *ranks.replicas, {sum, own.count});
+    }
     void round(const ShardRun &run, const float *from, uint64_t key, uint32_t rank) {
         round_gradients(dev, rounded + offset(run), from, run.count, Random{key, Purpose::gradients, rank}, run.global);
     }
@@ -142,10 +162,11 @@ template <class Dev> struct ShardedGradients {
     }
 
     const std::vector<ShardRun> shard_runs_;
-    struct {
+    struct Sum {
         size_t bucket = 0;
         const float *from = nullptr;
         uint64_t key = 0;  // rounding_key
         Request request = {}, of_replicas = {};
-    } sum_;  // the last sum, which may still be under way
+    };
+    std::vector<Sum> sums_;  // of the last buckets, which may still be under way
 };

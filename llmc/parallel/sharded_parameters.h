@@ -18,14 +18,15 @@ template <class Dev> struct ShardedParameters {
     Dev dev;
     const Sharding sharding;
     ShardPieces pieces;               // of `params` and `lower`, if offloaded
-    const std::vector<Tensor> table;  // with the offsets of the flat arrays
+    const std::vector<Tensor> whole;  // the table of the model
+    const std::vector<Tensor> table;  // of the tensors that the rank has or shares, with the offsets of the flat arrays
     X *params = nullptr;              // (count), whose padding stays 0; divided: (shard_count)
     int16_t *lower = nullptr;  // (shard_count) the low 16 bits of the float weights; null in f32, and if they are not trained
     Payload sent;              // bytes sent; only its member params is used
 
     // table: offsets without padding     piece: elements per piece of offloaded parameters; 0: not offloaded
     ShardedParameters(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, size_t piece = 0)
-        : dev(dev), sharding(sharding), pieces(sharding, piece), table(this->sharding.padded(table)) {}
+        : dev(dev), sharding(sharding), pieces(sharding, piece), whole(table), table(this->sharding.padded(table)) {}
     ShardedParameters(const ShardedParameters &) = delete;  // gradients and prefetched units refer to it
 
     bool prefetched() const { return sharding.divided || pieces.any(); }
@@ -48,7 +49,7 @@ template <class Dev> struct ShardedParameters {
         const size_t first = sharding.bucket_of(begin), shard = sharding.buckets[first].shard;
         for (size_t b = first; b <= sharding.bucket_of(end - 1); b++) {
             const Bucket &bucket = sharding.buckets[b];
-            start_gather(ranks.group, b, (own ? own : params + shard) + (bucket.shard - shard),
+            start_gather(ranks.of(bucket.experts), b, (own ? own : params + shard) + (bucket.shard - shard),
                          to + (bucket.begin - sharding.flat(begin)));
         }
     }
@@ -57,7 +58,7 @@ template <class Dev> struct ShardedParameters {
     void ready(const ShardRanks &ranks, size_t begin, size_t end) {
         if (gathers_.empty() || begin == end) return;
         for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
-            ranks.group.wait(std::move(gathers_[b]));
+            ranks.of(sharding.buckets[b].experts).wait(std::move(gathers_[b]));
     }
 
     // Starts to gather the parameters of all shards, which have just been updated or loaded, on all ranks, bucket by bucket: on GPUs while the next
@@ -66,8 +67,9 @@ template <class Dev> struct ShardedParameters {
         if (sharding.parts == 1 || sharding.divided) return;
         gathers_.resize(sharding.buckets.size());
         for (size_t b = 0; b < sharding.buckets.size(); b++) {
-            X *const all = params + sharding.buckets[b].begin;
-            start_gather(ranks.group, b, all + sharding.own * sharding.buckets[b].part, all);
+            const Bucket &bucket = sharding.buckets[b];
+            X *const all = params + bucket.begin;
+            start_gather(ranks.of(bucket.experts), b, all + bucket.own * bucket.part, all);
         }
     }
 
@@ -88,7 +90,7 @@ template <class Dev> struct ShardedParameters {
     // Calls f(parameters, first, n) for elements [first, first + n) of this rank's part of bucket b, until they are all of it, padding included.
     template <class F> void read_part(size_t b, F f) {
         const Bucket &bucket = sharding.buckets[b];
-        const size_t part = sharding.own * bucket.part;
+        const size_t part = bucket.own * bucket.part;
         pieces.in_pieces(bucket.shard, bucket.part, [&](size_t piece, size_t first, size_t n) {
             pieces.open(piece);
             const size_t at = part + first;
@@ -98,9 +100,9 @@ template <class Dev> struct ShardedParameters {
 
   private:
     void start_gather(Comm &comm, size_t b, X *own, X *all) {  // own: (part), all: (parts * part)
-        const size_t part = sharding.buckets[b].part;
-        sent.params += (sharding.parts - 1) * part * sizeof(X);
-        comm.start(gathers_[b], [&] { comm.all_gather({own, part}, {all, sharding.parts * part}); });
+        const Bucket &bucket = sharding.buckets[b];
+        sent.params += (bucket.parts - 1) * bucket.part * sizeof(X);
+        comm.start(gathers_[b], [&] { comm.all_gather({own, bucket.part}, {all, bucket.padded()}); });
     }
 
     std::vector<Request> gathers_;  // (buckets) the gathers of parameters that may be under way

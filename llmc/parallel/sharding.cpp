@@ -3,12 +3,22 @@
 #include <algorithm>
 #include <numeric>
 
-Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned, bool away)
+Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned, bool away,
+                   size_t expert_ranks)
     : stage(world == 1 ? 0 : stage),
       parts(this->stage ? size_t(world) : 1),
       own(this->stage ? size_t(rank) : 0),
+      expert_ranks(expert_ranks),
+      expert_own(size_t(rank) % expert_ranks),
       aligned(aligned),
       divided(this->stage == 3 || (this->stage > 0 && away)) {
+    const auto add = [&](Bucket b) {
+        b.part = ceil_div(b.count, b.parts * aligned) * aligned, b.begin = count, b.shard = shard_count;
+        buckets.push_back(b);
+        count += b.padded(), shard_count += b.part;
+        largest = std::max(largest, b.padded()), largest_part = std::max(largest_part, b.part);
+    };
+    const size_t same = this->stage ? parts / expert_ranks : 1, own_of_same = this->stage ? own / expert_ranks : 0;
     size_t end = 0;
     for (const Unit &unit : units) {
         if (unit.begin != end) die("a unit begins at element %zu, but the one before it ends at %zu", unit.begin, end);
@@ -20,13 +30,19 @@ Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int ran
             const size_t step = std::lcm(unit.row_elements, multiple());
             most = std::max<size_t>(1, bucket_bytes / sizeof(float) / step) * step;
         }
-        for (size_t first = unit.begin; first < unit.end; first += most) {
-            const size_t n = std::min(most, unit.end - first), part = ceil_div(n, multiple()) * aligned;
-            buckets.push_back({first, count, n, part, shard_count});
-            count += parts * part;
-            shard_count += part;
-            largest = std::max(largest, parts * part);
+        size_t first = unit.begin;
+        for (size_t range_end : expert_ranks > 1 ? unit.experts : std::vector<size_t>()) {
+            const size_t n = (range_end - first) / expert_ranks;
+            add({.global = first + expert_own * n,
+                 .count = n,
+                 .parts = same,
+                 .own = own_of_same,
+                 .experts = true,
+                 .range = first});
+            first = range_end;
         }
+        for (; first < unit.end; first += most)
+            add({.global = first, .count = std::min(most, unit.end - first), .parts = parts, .own = own, .range = first});
     }
     elements = end;
     unit_begins.push_back(shard_count);
@@ -34,22 +50,26 @@ Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int ran
 
 size_t Sharding::bucket_of(size_t global) const {
     const auto next = std::upper_bound(buckets.begin(), buckets.end(), global,
-                                       [](size_t element, const Bucket &b) { return element < b.global; });
+                                       [](size_t element, const Bucket &b) { return element < b.range; });
     return size_t(next - buckets.begin()) - 1;
 }
 
 size_t Sharding::flat(size_t global) const {
     const Bucket &bucket = buckets[bucket_of(global)];
-    return global - bucket.global + bucket.begin;
+    return std::max(global, bucket.global) - bucket.global + bucket.begin;
 }
 
 size_t Sharding::padded_count(size_t begin, size_t end) const {
     size_t count = 0;
-    for (size_t b = bucket_of(begin); b <= bucket_of(end - 1); b++) count += parts * buckets[b].part;
+    for (size_t b = bucket_of(begin); b <= bucket_of(end - 1); b++) count += buckets[b].padded();
     return count;
 }
 
 std::vector<Tensor> Sharding::padded(std::vector<Tensor> table) const {
+    std::erase_if(table, [&](const Tensor &t) {
+        const Bucket &b = buckets[bucket_of(t.offset)];
+        return t.offset < b.global || t.offset >= b.global + b.count;
+    });
     for (Tensor &t : table) {
         const size_t begin = flat(t.offset);
         if (flat(t.offset + t.count - 1) != begin + t.count - 1) die("a unit ends inside %s", t.name.c_str());
@@ -61,7 +81,7 @@ std::vector<Tensor> Sharding::padded(std::vector<Tensor> table) const {
 std::vector<ShardRun> Sharding::shard_runs() const {
     std::vector<ShardRun> out;
     for (const Bucket &b : buckets) {
-        const size_t first = own * b.part;
+        const size_t first = b.own * b.part;
         if (first < b.count) out.push_back({b.global + first, b.begin + first, b.shard, std::min(b.part, b.count - first)});
     }
     return out;
@@ -82,11 +102,14 @@ std::vector<TensorRun> Sharding::tensor_runs(const std::vector<Tensor> &padded_t
 std::vector<UpdateRun> Sharding::update_runs(const std::vector<Tensor> &padded_table) const {
     std::vector<UpdateRun> out;
     for (const TensorRun &s : tensor_runs(padded_table)) {
-        const bool decay = padded_table[s.tensor].decay, of_layer = padded_table[s.tensor].of_layer;
-        const bool goes_on = !out.empty() && out.back().decay == decay && out.back().of_layer == of_layer &&
-                             out.back().flat + out.back().count == s.flat && out.back().shard + out.back().count == s.shard;
+        const bool decay = padded_table[s.tensor].decay, of_layer = padded_table[s.tensor].of_layer,
+                   experts = buckets[bucket_of(s.global)].experts;
+        const UpdateRun *const last = out.empty() ? nullptr : &out.back();
+        const bool goes_on = last && last->decay == decay && last->of_layer == of_layer && last->experts == experts &&
+                             last->global + last->count == s.global && last->flat + last->count == s.flat &&
+                             last->shard + last->count == s.shard;
         if (goes_on) out.back().count += s.count;
-        else out.push_back({s, decay, of_layer});
+        else out.push_back({s, decay, of_layer, experts});
     }
     return out;
 }

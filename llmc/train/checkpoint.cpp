@@ -112,22 +112,24 @@ static std::string header_checksum(const InputFile &file, size_t bytes) {
 static json write_shard(const std::string &dir, const std::string &name, const OptimizerState &state) {
     const std::string path = dir + "/" + name;
     json parts;
-    for (const OptimizerPart &part : state.parts) parts.push_back({{"global", part.global}, {"count", part.count}});
+    for (const OptimizerPart &part : state.parts)
+        if (part.written) parts.push_back({{"global", part.global}, {"count", part.count}});
     std::vector<TensorSpec> specs;
     size_t data = 0;  // bytes
     for (size_t t = 0; t < std::size(tensors); t++) {
         size_t n = 0;
-        for (const OptimizerPart &part : state.parts) n += has(part, t) ? part.count : 0;
+        for (const OptimizerPart &part : state.parts) n += part.written && has(part, t) ? part.count : 0;
         if (n) specs.push_back({tensors[t].name, {n}, "F32"});
         data += n * sizeof(float);
     }
     SafetensorsWriter writer(path, specs);
     HostMemory host;
     for (size_t t = 0; t < std::size(tensors); t++)
-        for (size_t p = 0; p < state.parts.size(); p++) {
-            const OptimizerPart &part = state.parts[p];
+        for (size_t p = 0; const OptimizerPart &part : state.parts) {
+            if (!part.written) continue;
+            json &entry = parts[p++];
             if (!has(part, t)) continue;
-            json &checksums = parts[p][tensors[t].name] = json::array();
+            json &checksums = entry[tensors[t].name] = json::array();
             const auto write_block = [&](size_t first, size_t n) {
                 state.open(part);
                 const auto block = read(*state.memory, behind(part.*tensors[t].data, first), n);

@@ -118,6 +118,23 @@ std::string tokenizer_with_tokens(const Run &run, const std::string &dir) {
     return out;
 }
 
+// The ranks that divide the experts of a model: all models of a run are divided in the same way, but for those that have no experts.
+static size_t expert_ranks(const Options &o, const ModelConfig &config, size_t world) {
+    const size_t n = o.expert_parallel, experts = config.experts.number;
+    if (n == 1 || experts == 0) return 1;
+    std::string sizes;
+    for (size_t size = 1; size <= std::min(world, experts); size++)
+        if (world % size == 0 && experts % size == 0) sizes += format("%s%zu", size > 1 ? ", " : "", size);
+    if (world % n || experts % n)
+        die("--expert_parallel %zu does not divide %zu %s\n  fix: one of %s, which divide %zu rank%s and %zu experts", n,
+            world % n ? world : experts,
+            world % n == 0 ? "experts"
+            : world == 1   ? "rank"
+                           : "ranks",
+            sizes.c_str(), world, world == 1 ? "" : "s", experts);
+    return n;
+}
+
 Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t sp) {
     const Options &o = run.options;
     check_divides("ring_attn_size", int(sp), int(world));
@@ -127,6 +144,7 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : config.KV;
     r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
+    r.expert_parallel = expert_ranks(o, config, world);
     // Constants, so that runs stay reproducible: measured rates would choose other layouts, which sum in another order.
     const bool gpu = o.device == "cuda";
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;

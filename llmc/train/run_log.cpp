@@ -112,7 +112,7 @@ void RunLog::add_reports(ordered_json &line, const StepReport &own) const {
     StepReport slowest = all[0];
     size_t most = 0, least = SIZE_MAX;
     for (const StepReport &r : all) {
-        sent.kv += r.sent.kv, sent.dkv += r.sent.dkv, sent.grads += r.sent.grads, sent.params += r.sent.params;
+        sent += r.sent;
         if (r.comm_seconds < slowest.comm_seconds) slowest = r;
         most = std::max(most, r.peak_mem), least = std::min(least, r.peak_mem);
     }
@@ -123,6 +123,7 @@ void RunLog::add_reports(ordered_json &line, const StepReport &own) const {
     line["comm_s"] = slowest.comm_seconds;
     line["optimizer_s"] = slowest.update_seconds;
     line["sent_kv"] = sent.kv, line["sent_dkv"] = sent.dkv, line["sent_grads"] = sent.grads, line["sent_params"] = sent.params;
+    if (run_.model.ranks.expert_parallel > 1) line["sent_experts"] = sent.experts;
 }
 
 ordered_json RunLog::step_line(const TrainerState &state, const Step &step, const Measured &measured, double norm, double lr,

@@ -165,6 +165,7 @@ ROWS = [
     Note("it belongs to FSDP; --zero_stage says what is sharded",
       "fsdp_version, auto_wrap_policy, state_dict_type, fsdp_final_state_dict_type, final_state_dict_type, transformer_layer_cls_to_wrap, "
       "use_orig_params, min_num_params, mixed_precision_policy"),
+    Same("expert_parallel", "expert_parallel_size"),
     Same("ring_attn_size", "context_parallel_size, sequence_parallel_degree"),
     Same("ring_attn_head_stride", "heads_k_stride"),
     Sets("sp_mode gather", "ring_attn_func", "varlen_llama3"),
@@ -263,7 +264,7 @@ ROWS = [
       "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config"),
     Refused("a model with tokenizer.json: tokenizers of mistral-common (tekken.json) are not read", "tokenizer_use_mistral_common"),
     Refused("rope scaling stands in config.json; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
-    Refused("experts are not divided among ranks apart from --zero_stage; leave it out", "expert_parallel_size, use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
+    Refused("experts are computed in one way, and --expert_parallel drops no token; leave it out", "use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
       "expert_parallel_token_capacity"),
     Refused("there is no such training here: pretrain, sft, dpo, rm, grpo and ppo", "diffusion, llmcompressor"),
     Note("Axolotl does not read it either", "eta_min, full_finetune, test_value, adam_eps, base_model_ignore_patterns, gptq_disable_exllama"),

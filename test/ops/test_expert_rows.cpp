@@ -55,11 +55,22 @@ TYPED_TEST(ExpertRows, CombineAndWeigh) {
             sort_by_expert(dev, starts.data(), counts.data(), row_of.data(), token_of.data(), d_chosen.data(), T, E, K);
             const auto places = row_of.values();
             Array<X> d_rows(rows), out(base), plain(T * C), d(dact), act(rows);
-            Array<float> w(weights), dw(T * K), dw_in_place(T * K);
+            Array<float> w(weights), dw(T * K), sorted(T * K), unsorted(T * K);
             combine_rows(dev, out.data(), out.data(), d_rows.data(), w.data(), row_of.data(), T, K, C);
             combine_rows(dev, plain.data(), (const X *)nullptr, d_rows.data(), (const float *)nullptr, (const int32_t *)nullptr,
                          T, K, C);
             weigh_rows_backward(dev, dw.data(), d.data(), act.data(), w.data(), row_of.data(), T, K, C);
+
+            // The same by rows, in place.
+            Array<X> d_of_rows(dact), act_of_rows(rows);
+            sort_weights(dev, sorted.data(), w.data(), row_of.data(), T * K);
+            for (size_t i = 0; i < T * K; i++) ASSERT_EQ(sorted.values()[size_t(places[i])], weights[i]);
+            weigh_rows_backward(dev, sorted.data(), d_of_rows.data(), act_of_rows.data(), sorted.data(), (const int32_t *)nullptr,
+                                T * K, 1, C);
+            unsort_weights(dev, unsorted.data(), sorted.data(), row_of.data(), T * K);
+            EXPECT_EQ(unsorted.values(), dw.values());
+            EXPECT_EQ(d_of_rows.values(), d.values());
+            EXPECT_EQ(act_of_rows.values(), act.values());
 
             Vector want = widen(base), want_plain(T * C), want_dw(T * K), want_d = widen(dact), want_act = widen(rows);
             double terms = 0, dots = 0;

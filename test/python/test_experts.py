@@ -172,3 +172,65 @@ def test_what_is_not_here_is_refused(words, changes, parts, tmp_path):
 def test_a_plan_tells_active_parameters():
     out = succeeds(command("sft", "--plan", model=None, preset="mixtral-8x7b", max_len=512, lora_rank=16, load_in="4bit", recompute="layer"))
     assert "a token goes to 2 of 8 experts: 12879925248 parameters are active" in out
+
+
+# ---- expert parallelism
+
+MIXTRAL = {**RUN, "model": GOLDEN / "mixtral", "data": GOLDEN / "mixtral/golden.safetensors"}  # 3 experts
+DIVIDED = {"ranks": 6, "expert_parallel": 3}
+
+
+@pytest.fixture(scope="module")
+def one_rank_of_mixtral(tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "one"
+    train(output, **MIXTRAL)
+    return output
+
+
+@pytest.mark.parametrize("more", [
+    {"ranks": 3, "zero_stage": 0}, {"zero_stage": 1, "optimizer": "muon"}, {"zero_stage": 2, "ring_attn_size": 2}, {"zero_stage": 3, "recompute": "layer"},
+    {"zero_stage": 3, "zero_group": 3, "ring_attn_size": 6}, {"zero_stage": 0, "offload": "activations,optimizer,weights", "offload_dir": "/tmp"},
+    {"zero_stage": 2, "offload": "optimizer,weights", "offload_dir": "/tmp"}])
+def test_divided_experts_train_and_are_saved_as_on_one_rank(more, one_rank_of_mixtral, tmp_path):
+    want = one_rank_of_mixtral
+    if "optimizer" in more:
+        train(tmp_path / "one", **MIXTRAL, optimizer="muon")
+        want = tmp_path / "one"
+    train(tmp_path / "out", **{**MIXTRAL, **DIVIDED, **more})
+    near_weights(tmp_path / "out", want)
+    saved, one = read_tensors(tmp_path / "out/model.safetensors"), read_tensors(want / "model.safetensors")
+    assert list(saved) == list(one)
+    assert all(line["sent_experts"] > 0 for line in log_lines(tmp_path / "out") if "loss" in line)
+
+
+def test_checkpoints_of_divided_experts_are_resumed_with_any_number(tmp_path):
+    run = {**MIXTRAL, "save_steps": 2, "max_steps": 4}
+    for stage in (0, 1, 3):
+        straight = tmp_path / f"straight{stage}"
+        train(straight, **{**run, **DIVIDED, "zero_stage": stage, "dtype": "f32"})
+        for name, more in {"again": {}, "whole": {"expert_parallel": 1}, "one": {"ranks": 1, "expert_parallel": 1}, "three": {"ranks": 3, "zero_stage": 2}}.items():
+            output = shutil.copytree(straight, tmp_path / f"{name}{stage}")
+            train(output, **{**run, **DIVIDED, "zero_stage": stage, **more, "resume": output / "step_2"})
+            (same_run if name == "again" else near_weights)(output, straight)
+    train(tmp_path / "one", **run)
+    output = shutil.copytree(tmp_path / "one", tmp_path / "from one")
+    train(output, **{**run, **DIVIDED, "resume": output / "step_2"})
+    near_weights(output, tmp_path / "one")
+
+
+@pytest.mark.parametrize("task, more", [("dpo", {"ref_mode": "resident", "ref_model": GOLDEN / "mixtral"}), ("dpo", {"lora_rank": 2}), ("rm", {})])
+def test_preferences_with_divided_experts(task, more, tmp_path):
+    run = {**MIXTRAL, **OF_PAIRS, "max_len": 128, "ref_model": None, **more}
+    train(tmp_path / "one", task=task, **run)
+    train(tmp_path / "out", task=task, **run, **DIVIDED)
+    losses = [[line["loss"] for line in log_lines(tmp_path / name) if "loss" in line] for name in ("one", "out")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("more, parts", [
+    ({"ranks": 4, "expert_parallel": 4}, ["--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"]),
+    ({"ranks": 4, "expert_parallel": 3}, ["--expert_parallel 3 does not divide 4 ranks", "one of 1,"]),
+    ({"ranks": 1, "expert_parallel": 3}, ["--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"]),
+    ({"model": GOLDEN / "qwen3", "ranks": 2, "expert_parallel": 2}, ["--expert_parallel 2 divides experts, and this model has none", "leave it out"])])
+def test_numbers_that_divide_no_experts_are_refused(more, parts, tmp_path):
+    refused(command("sft", **{**MIXTRAL, **more}, output_dir=tmp_path / "out"), *parts)
