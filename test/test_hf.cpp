@@ -73,7 +73,7 @@ static void expect_meaning(const json &source, const char *fields) {
 }
 
 static void expect_refused(const json &source, const std::string &words) {
-    expect_error([&] { parse(source); }, {"config.json", words});
+    expect_error([&] { parse(source); }, {"config.json", words, "\n  fix: "});
 }
 
 TEST(Config, Llama) {

@@ -34,7 +34,7 @@ static std::string message(const std::vector<std::string> &arguments) {
 
 static void expect_error(const std::string &line, const std::string &part) {
     SCOPED_TRACE(line);
-    expect_contains(message(words(line)), {part});
+    expect_contains(message(words(line)), {part, "\n  fix: "});
 }
 
 struct ConfigFile : TemporaryFile {
@@ -305,7 +305,8 @@ TEST(Options, AllProblemsComeInOneMessage) {
     const std::string said = message(words(sft + "--learning_rate x --max_norm -1 --lora_dropout 2"));
     EXPECT_TRUE(said.starts_with("3 problems:\n--learning_rate \"x\" is not a number\n")) << said;
     EXPECT_TRUE(said.ends_with("\n  ./train_llama sft --model M --data D --output_dir O --max_norm -1 --lora_dropout 2")) << said;
-    EXPECT_EQ(message(words(sft + "--max_len 12x")), "--max_len \"12x\" is not a whole number, 0 or more");
+    EXPECT_EQ(message(words(sft + "--max_len 12x")),
+              "--max_len \"12x\" is not a whole number, 0 or more\n  fix: such a value, or leave it out");
 }
 
 TEST(Options, DataFlagsAreHandedToPrepare) {

@@ -142,7 +142,7 @@ struct Parser {
                 task_words(flag.tasks).c_str(), task_name(task));
         std::vector<std::string> values = s.values;
         if (values.empty() && flag.boolean) values = {"true"};
-        if (values.empty()) die("%s needs a value: %s", s.where.c_str(), flag.wanted);
+        if (values.empty()) die("%s needs a value: %s\n  fix: write it behind the flag", s.where.c_str(), flag.wanted);
         if (texts.count(flag.name)) return add_texts(flag, values, s.where);
         if (values.size() > 1 && !flag.list)
             die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
@@ -160,7 +160,8 @@ struct Parser {
             option->run_callback();
         } catch (const CLI::ParseError &) {
             options = before;  // a partly parsed value would cause a second error
-            die("%s \"%s\" is not %s", s.where.c_str(), CLI::detail::join(values, " ").c_str(), flag.wanted);
+            die("%s \"%s\" is not %s\n  fix: such a value, or leave it out", s.where.c_str(),
+                CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
         std::erase_if(understood, [&](const auto &earlier) { return earlier.first == flag.name; });
         understood.emplace_back(flag.name, CLI::detail::join(values, ","));
@@ -176,7 +177,7 @@ struct Parser {
         }
         from = where;
         for (const std::string &value : values) {
-            if (value.empty()) die("%s \"\" is not %s", where.c_str(), flag.wanted);
+            if (value.empty()) die("%s \"\" is not %s\n  fix: such a value, or leave it out", where.c_str(), flag.wanted);
             field->push_back(value);
             understood.emplace_back(flag.name, value);
         }

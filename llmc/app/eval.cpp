@@ -64,16 +64,19 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
 static Sequences sequences_of(const std::string &line, size_t most, size_t vocabulary) {
     std::vector<std::vector<int32_t>> all;
     const nlohmann::json request = parse_json(line, "the request");
-    if (!request.is_object() || !request.contains("ids")) die("the request has no \"ids\"");
+    if (!request.is_object() || !request.contains("ids"))
+        die("the request has no \"ids\"\n  fix: {\"ids\": [[1, 2, 3]]}, a list of token ids for each sequence");
     for (const nlohmann::json &ids : request["ids"]) {
         const std::string where = format("sequence %zu of the request", all.size());
         const nlohmann::json record = {{"ids", ids}};
         all.push_back(Fields(record, where).ids("ids"));
         if (all.back().empty() || all.back().size() > most)
-            die("%s has %zu tokens, but it may have 1 to %zu", where.c_str(), all.back().size(), most);
+            die("%s has %zu tokens, but it may have 1 to %zu\n  fix: shorter sequences, or a larger --max_len", where.c_str(),
+                all.back().size(), most);
         for (int32_t id : all.back())
             if (id < 0 || size_t(id) >= vocabulary)
-                die("%s has token %d, but the model a vocabulary of %zu", where.c_str(), id, vocabulary);
+                die("%s has token %d, but the model a vocabulary of %zu\n  fix: ids of the model's own tokenizer", where.c_str(),
+                    id, vocabulary);
     }
     return Sequences(std::move(all));
 }

@@ -15,7 +15,9 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
                size_t last) {
     size_t bytes = element;
     for (size_t n : shape)
-        if (__builtin_mul_overflow(bytes, n, &bytes)) die("%s is too large to address: its size overflows 64 bits", name.c_str());
+        if (__builtin_mul_overflow(bytes, n, &bytes))
+            die("%s is too large to address: its size overflows 64 bits\n  fix: a smaller model, or a smaller --row_tokens",
+                name.c_str());
     if (bytes == 0) {  // this model does not have the array
         *pointer = nullptr;
         return;

@@ -34,7 +34,8 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
     for (char *to = static_cast<char *>(dst); bytes > 0;) {
         const ssize_t got = pread(fd_, to, bytes, off_t(offset));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) die("%s: cannot read: %s", path_.c_str(), strerror(errno));
+        if (got < 0)
+            die("%s: cannot read: %s\n  fix: see that its disk is there and can be read", path_.c_str(), strerror(errno));
         if (got == 0)
             die("%s: ends at byte %zu, %zu more were expected\n  fix: the whole file, which was cut off", path_.c_str(), offset,
                 bytes);

@@ -11,29 +11,31 @@ using nlohmann::json;
 
 static constexpr size_t max_count = INT32_MAX;
 static constexpr int max_depth = 64;
+static constexpr const char *fix = "\n  fix: correct it there, or take an unchanged copy of the file";
 
 json parse_json(std::string_view text, const std::string &where) {
     std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
     const auto check = [&](int depth, json::parse_event_t event, json &value) {
         using Event = json::parse_event_t;
-        if (depth > max_depth) die("%s: nested more than %d deep", where.c_str(), max_depth);
+        if (depth > max_depth) die("%s: nested more than %d deep%s", where.c_str(), max_depth, fix);
         if (event == Event::object_start) keys.emplace_back();
         if (event == Event::object_end) keys.pop_back();
         if (event == Event::key && !keys.back().insert(value.get<std::string>()).second)
-            die("%s: \"%s\" appears twice", where.c_str(), value.get<std::string>().c_str());
+            die("%s: \"%s\" appears twice%s", where.c_str(), value.get<std::string>().c_str(), fix);
         return true;
     };
     try {
         return json::parse(text, check);
     } catch (const json::exception &error) {  // "[json.exception.parse_error.101] parse error at line 3, column 5: ..."
         const std::string what = error.what(), reason = what.substr(std::min(what.find("] ") + 2, what.size()), 200);
-        die("%s: not valid JSON: %s", where.c_str(), reason.c_str());
+        die("%s: not valid JSON: %s%s", where.c_str(), reason.c_str(), fix);
     }
 }
 
 json read_json(const std::string &path, size_t max_bytes) {
     const InputFile file(path);
-    if (file.size() > max_bytes) die("%s: has %zu bytes, more than the %zu we read", path.c_str(), file.size(), max_bytes);
+    if (file.size() > max_bytes)
+        die("%s: has %zu bytes, more than the %zu that are read%s", path.c_str(), file.size(), max_bytes, fix);
     std::string text(file.size(), '\0');
     file.read(text.data(), text.size(), 0);
     return parse_json(text, path);
@@ -47,7 +49,8 @@ void write_json(const std::string &path, const json &value) {
 Fields::Fields(const json &object, const std::string &where, const std::string &prefix)
     : object_(object), where_(where), prefix_(prefix) {
     if (!object.is_object())
-        die("%s: %s must be an object {...}", where.c_str(), prefix.empty() ? "it" : prefix.substr(0, prefix.size() - 1).c_str());
+        die("%s: %s must be an object {...}%s", where.c_str(),
+            prefix.empty() ? "it" : prefix.substr(0, prefix.size() - 1).c_str(), fix);
 }
 
 const json *Fields::find(const std::string &name) const {
@@ -62,7 +65,8 @@ const json *Fields::find_or_refuse(const std::string &name, bool optional) const
 }
 
 void Fields::refuse(const std::string &name, const std::string &why) const {
-    die("%s: %s%s %s", where_.c_str(), prefix_.c_str(), name.c_str(), why.c_str());
+    const bool has_fix = why.find("\n  fix: ") != why.npos;
+    die("%s: %s%s %s%s", where_.c_str(), prefix_.c_str(), name.c_str(), why.c_str(), has_fix ? "" : fix);
 }
 
 static std::string shown(const json &value) {  // a value as a message quotes it

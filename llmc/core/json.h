@@ -30,7 +30,8 @@ class Fields {
     std::vector<int32_t> ids(const std::string &name) const;  // token ids: an integer or a list of them; absent: empty
     Fields object(const std::string &name) const;
 
-    [[noreturn]] void refuse(const std::string &name, const std::string &why) const;  // "config.json: head_dim WHY"
+    // Dies with "config.json: head_dim WHY", and a general fix if WHY has none.
+    [[noreturn]] void refuse(const std::string &name, const std::string &why) const;
 
   private:
     const nlohmann::json *find_or_refuse(const std::string &name, bool optional) const;

@@ -8,7 +8,9 @@
 
 inline namespace CUDA_BACKEND {
 inline void cuda_check(cudaError_t error, const char *what) {
-    if (error) die("%s: %s (cuda error %d)", what, cudaGetErrorString(error), int(error));
+    if (error)
+        die("%s: %s (cuda error %d)\n  fix: nvidia-smi shows the driver, the GPU's free memory and what else uses it", what,
+            cudaGetErrorString(error), int(error));
 }
 
 // Checks a call that waits for the stream. Errors of earlier kernels appear here: illegal addresses, ECC errors.

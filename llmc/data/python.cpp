@@ -38,7 +38,9 @@ std::string run_python(const std::string &purpose, const std::string &script, co
     int errors[2];
     const int output = memfd_create("output", MFD_CLOEXEC);
     const pid_t child = output >= 0 && pipe2(errors, O_CLOEXEC) == 0 ? fork() : -1;
-    if (child < 0) die("cannot start %s: %s", command[0].c_str(), strerror(errno));
+    if (child < 0)
+        die("cannot start %s: %s\n  fix: close other programs, which hold memory, processes or open files", command[0].c_str(),
+            strerror(errno));
     if (child == 0) {
         dup2(shows ? STDERR_FILENO : output, STDOUT_FILENO);  // our standard output may be read by a program
         dup2(errors[1], STDERR_FILENO);                       // its error message is shown
@@ -58,6 +60,8 @@ std::string run_python(const std::string &purpose, const std::string &script, co
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
         die("%s needs Python, but %s does not exist\n  fix: make deps", purpose.c_str(), command[0].c_str());
-    if (message.empty()) die("%s ended with status %d and no message", script.c_str(), status);
+    if (message.empty())
+        die("%s ended with status %d and no message\n  fix: start it by hand to see why; no free memory is a usual reason",
+            script.c_str(), status);
     die("%s", message.c_str());
 }

@@ -29,7 +29,9 @@ HfWeights::HfWeights(const std::string &dir, const WeightFiles &files) : kind_(f
     const std::string single = dir + "/" + files.single;
     if (!*files.index && !exists(single))
         die("%s has no %s\n  fix: the directory of an adapter that PEFT or this program has saved", dir.c_str(), files.single);
-    if (*files.index && !present(dir)) die("%s has neither %s nor %s", dir.c_str(), single_name.c_str(), index_name.c_str());
+    if (*files.index && !present(dir))
+        die("%s has neither %s nor %s\n  fix: the directory of a Hugging Face model, with its weights", dir.c_str(),
+            single_name.c_str(), index_name.c_str());
     if (exists(single)) open_single(single);
     else listing_ = dir + "/" + index_name, open_shards(dir);
 }
@@ -44,7 +46,8 @@ void HfWeights::open_shards(const std::string &dir) {
     const json index = read_json(listing_);
     for (const auto &[name, value] : Fields(index, listing_).object("weight_map").source().items()) {
         if (!value.is_string() || value.get<std::string>().find('/') != std::string::npos)
-            die("%s: weight_map \"%s\" is not the name of a file in its directory", listing_.c_str(), name.c_str());
+            die("%s: weight_map \"%s\" is not the name of a file in its directory\n  fix: fetch the model again",
+                listing_.c_str(), name.c_str());
         const std::string shard = value.get<std::string>(), path = dir + "/" + shard;
         if (!files_.contains(shard) && !exists(path))
             die("%s is missing, but %s names it\n  fix: fetch the model again", path.c_str(), listing_.c_str());
@@ -98,7 +101,8 @@ static void for_group_rows(const std::string &name, const Shape &shape, const Sh
                  head = rows * columns;  // elements of a head
     const bool query = name.find(".q_proj.") != name.npos;
     const size_t heads = query ? group : 1, before = query ? 0 : group + (name.find(".v_proj.") != name.npos);
-    if (elements(shape) != KV * heads * head) die("%s: a model whose heads have no %zu rows", name.c_str(), rows);
+    if (elements(shape) != KV * heads * head)
+        die("%s: a model whose heads have no %zu rows\n  fix: the weights that belong to this config.json", name.c_str(), rows);
     for (size_t i = first; i < first + count;) {
         const size_t h = i / head, n = std::min(head - i % head, first + count - i);
         f((h / heads * (group + 2) + before + h % heads) * head + i % head, n);
@@ -136,8 +140,8 @@ template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
     const auto it = entry_of(name);
     if (it == where_.end())
-        die("%s: has no tensor \"%s%s\", which %sconfig.json asks for", listing_.c_str(), kind_.prefix, name.c_str(),
-            *kind_.prefix ? "adapter_" : "");
+        die("%s: has no tensor \"%s%s\", which %sconfig.json asks for\n  fix: the weights that belong to this configuration",
+            listing_.c_str(), kind_.prefix, name.c_str(), *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
     const bool grouped = it->first.find(".attention.wqkv.") != name.npos;
     const auto mean = means_.find(it->first);

@@ -33,15 +33,18 @@ std::string shape_text(const Shape &shape) {
 
 // ---- header -------------------------------------------------------------------------------------------------------------------
 
+// Ends the messages about files that no program writes like this.
+static constexpr const char *fetch_again = "\n  fix: fetch the file again, or save the model again";
+
 static bool is_size(const json &value) { return value.is_number_unsigned(); }
 
 static bool is_sizes(const json &value) { return value.is_array() && std::all_of(value.begin(), value.end(), is_size); }
 
 static Metadata parse_metadata(const json &value, const std::string &path) {
     Metadata metadata;
-    if (!value.is_object()) die("%s: __metadata__ is not an object", path.c_str());
+    if (!value.is_object()) die("%s: __metadata__ is not an object%s", path.c_str(), fetch_again);
     for (const auto &[key, text] : value.items()) {
-        if (!text.is_string()) die("%s: __metadata__ \"%s\" is not a string", path.c_str(), key.c_str());
+        if (!text.is_string()) die("%s: __metadata__ \"%s\" is not a string%s", path.c_str(), key.c_str(), fetch_again);
         metadata[key] = text.get<std::string>();
     }
     return metadata;
@@ -50,7 +53,9 @@ static Metadata parse_metadata(const json &value, const std::string &path) {
 // Parses one entry of the header. `data` is the offset of the first byte after the header, and `data_bytes` counts all bytes after it.
 static TensorInfo parse_tensor(const std::string &name, const json &entry, size_t data, size_t data_bytes,
                                const std::string &path) {
-    const auto fail = [&](const std::string &what) { die("%s: tensor \"%s\": %s", path.c_str(), name.c_str(), what.c_str()); };
+    const auto fail = [&](const std::string &what) {
+        die("%s: tensor \"%s\": %s%s", path.c_str(), name.c_str(), what.c_str(), fetch_again);
+    };
     if (!entry.is_object()) fail("its entry in the header is not an object");
     const json dtype = entry.value("dtype", json()), shape = entry.value("shape", json());
     const json offsets = entry.value("data_offsets", json());
@@ -65,8 +70,7 @@ static TensorInfo parse_tensor(const std::string &name, const json &entry, size_
     for (size_t size : info.shape)
         if (__builtin_mul_overflow(bytes, size, &bytes)) fail("its shape has more bytes than a file can hold");
     if (begin > end || end > data_bytes)
-        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes\n  fix: fetch the file again, it is cut off",
-                    begin, end, data_bytes));
+        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes", begin, end, data_bytes));
     if (end - begin != bytes)
         fail(format("%s of %s is %zu bytes but data_offsets span %zu", info.dtype.c_str(), shape_text(info.shape).c_str(), bytes,
                     end - begin));
@@ -87,11 +91,11 @@ static void check_layout(const std::map<std::string, TensorInfo> &tensors, size_
     size_t at = data;
     for (const auto &[begin, name] : order) {
         if (begin != at)
-            die("%s: tensor \"%s\" %s", path.c_str(), name.c_str(),
-                begin < at ? "overlaps another" : format("has a hole of %zu bytes before it", begin - at).c_str());
+            die("%s: tensor \"%s\" %s%s", path.c_str(), name.c_str(),
+                begin < at ? "overlaps another" : format("has a hole of %zu bytes before it", begin - at).c_str(), fetch_again);
         at += tensors.at(name).bytes;
     }
-    if (at != file_bytes) die("%s: %zu bytes follow the last tensor", path.c_str(), file_bytes - at);
+    if (at != file_bytes) die("%s: %zu bytes follow the last tensor%s", path.c_str(), file_bytes - at, fetch_again);
 }
 
 SafetensorsFile::SafetensorsFile(const std::string &path) : file_(path) { parse_header(); }
@@ -100,18 +104,18 @@ void SafetensorsFile::parse_header() {
     const char *name = path().c_str();
     uint64_t header_bytes;
     if (file_.size() < sizeof header_bytes)
-        die("%s: has %zu bytes and is no safetensors file; was its download cut short?", name, file_.size());
+        die("%s: has %zu bytes and is no safetensors file%s", name, file_.size(), fetch_again);
     file_.read(&header_bytes, sizeof header_bytes, 0);
     if (header_bytes > max_header_bytes)
-        die("%s: its header claims %zu bytes, more than %zu: no safetensors file", name, size_t(header_bytes), max_header_bytes);
+        die("%s: its header claims %zu bytes, more than %zu: no safetensors file%s", name, size_t(header_bytes), max_header_bytes,
+            fetch_again);
     if (header_bytes > file_.size() - sizeof header_bytes)
-        die("%s: its header claims %zu bytes but the file has %zu; was its download cut short?", name, size_t(header_bytes),
-            file_.size());
+        die("%s: its header claims %zu bytes but the file has %zu%s", name, size_t(header_bytes), file_.size(), fetch_again);
     std::string text(header_bytes, '\0');
     file_.read(text.data(), text.size(), sizeof header_bytes);
 
     const json header = parse_json(text, path() + " (header)");
-    if (!header.is_object()) die("%s: its header is not a JSON object", name);
+    if (!header.is_object()) die("%s: its header is not a JSON object%s", name, fetch_again);
     const size_t data = sizeof header_bytes + header_bytes;
     for (const auto &[key, entry] : header.items())
         if (key == "__metadata__") metadata_ = parse_metadata(entry, path());
@@ -121,15 +125,17 @@ void SafetensorsFile::parse_header() {
 
 const TensorInfo &SafetensorsFile::at(const std::string &name) const {
     const auto it = tensors_.find(name);
-    if (it == tensors_.end()) die("%s: has no tensor \"%s\"", path().c_str(), name.c_str());
+    if (it == tensors_.end())
+        die("%s: has no tensor \"%s\"\n  fix: the file that belongs to the configuration beside it", path().c_str(),
+            name.c_str());
     return it->second;
 }
 
 const TensorInfo &SafetensorsFile::expect_shape(const std::string &name, const Shape &shape) const {
     const TensorInfo &info = at(name);
     if (info.shape != shape)
-        die("%s: tensor \"%s\" has shape %s, but %s is needed", path().c_str(), name.c_str(), shape_text(info.shape).c_str(),
-            shape_text(shape).c_str());
+        die("%s: tensor \"%s\" has shape %s, but %s is needed\n  fix: the file that belongs to the configuration beside it",
+            path().c_str(), name.c_str(), shape_text(info.shape).c_str(), shape_text(shape).c_str());
     return info;
 }
 
@@ -166,7 +172,8 @@ const TensorInfo &SafetensorsFile::expect_part(const std::string &name, size_t f
     const TensorInfo &info = at(name);
     const size_t n = elements(info.shape);
     if (first > n || count > n - first)
-        die("%s: tensor \"%s\" has %zu elements, not %zu from %zu on", path().c_str(), name.c_str(), n, count, first);
+        die("%s: tensor \"%s\" has %zu elements, not %zu from %zu on%s", path().c_str(), name.c_str(), n, count, first,
+            fetch_again);
     return info;
 }
 
@@ -192,7 +199,7 @@ template void SafetensorsFile::read_part(const std::string &, size_t, size_t, bf
 void SafetensorsFile::read_stored(const std::string &name, const char *dtype, size_t first, size_t count, void *dst) const {
     const TensorInfo &info = expect_part(name, first, count);
     if (info.dtype != dtype)
-        die("%s: tensor \"%s\" is %s, but %s is needed", path().c_str(), name.c_str(), info.dtype.c_str(), dtype);
+        die("%s: tensor \"%s\" is %s, but %s is needed%s", path().c_str(), name.c_str(), info.dtype.c_str(), dtype, fetch_again);
     const size_t bytes = dtype_bytes(dtype);
     file_.read(dst, count * bytes, info.begin + first * bytes);
 }

@@ -119,12 +119,13 @@ static void refuse_unsupported(const Fields &fields, const std::string &family) 
         if (!value || family == feature.family || (value->is_number() && value->get<double>() == feature.neutral) ||
             *value == false)
             continue;
-        fields.refuse(feature.field, format("asks for %s, which we do not have", feature.what));
+        fields.refuse(feature.field, format("asks for %s, which we do not have\n  fix: a model without it", feature.what));
     }
     for (const char *name : of_mixtures)
         if (const json *value = fields.find(name); value && !is_mixture(family) && *value != 0)
-            fields.refuse(name,
-                          "asks for a mixture of experts, which we have in models of qwen2_moe, qwen3_moe and mixtral alone");
+            fields.refuse(
+                name,
+                "asks for a mixture of experts, which we have in models of qwen2_moe, qwen3_moe and mixtral alone\n  fix: a model of these families, or one without experts");
 }
 
 static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
@@ -179,7 +180,10 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
     const std::string name = scaling && !scaling->empty() ? "rope_scaling" : "rope_parameters";
     const Fields dict = fields.has(name) ? fields.object(name) : Fields(nothing, "");
     for (const char *key : {"full_attention", "sliding_attention", "mrope_section"})
-        if (dict.has(key)) dict.refuse(key, "makes rotation differ between layers or axes, which we do not have");
+        if (dict.has(key))
+            dict.refuse(
+                key,
+                "makes rotation differ between layers or axes, which we do not have\n  fix: a model with one rotation for all");
     rope.rotated = dict.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1));
     if (rope.rotated != 1 && !phi3) dict.refuse("partial_rotary_factor", "is not 1, which we have in models of phi3 alone");
     if (!(rope.rotated > 0 && rope.rotated <= 1) || rope.channels(D) == 0 || rope.channels(D) % 2 != 0)
@@ -585,7 +589,8 @@ void read_generation_config(ModelConfig &config, const std::string &dir) {
 
 void set_rope(ModelConfig &config, double theta, const std::string &scaling) {
     json &source = config.source;
-    if (config.gpt2()) die("--rope_theta and --rope_scaling are of models with rotary positions, and those of GPT-2 are learned");
+    if (config.gpt2())
+        die("--rope_theta and --rope_scaling are of models with rotary positions, and those of GPT-2 are learned\n  fix: leave them out");
     const json old = source.value("rope_scaling", json()).is_object() && !source["rope_scaling"].empty() ? source["rope_scaling"]
                      : source.value("rope_parameters", json()).is_object() ? source["rope_parameters"]
                                                                            : json::object();

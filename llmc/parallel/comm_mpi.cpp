@@ -38,7 +38,7 @@ static void check_mpi(int code) {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     MPI_Error_string(code, text, &length);
-    die("MPI: %s", text);
+    die("MPI: %s\n  fix: the messages of mpirun and of the other ranks tell what ended", text);
 }
 
 namespace {

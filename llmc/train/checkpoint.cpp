@@ -235,10 +235,11 @@ static void check_cover(const std::vector<Shard> &shards, size_t elements, const
         for (const StoredPart &part : shard.parts) ranges.emplace_back(part.global, part.global + part.count);
     ranges.emplace_back(elements, elements);
     std::sort(ranges.begin(), ranges.end());
+    const std::string fix = other_checkpoint(fs::path(where).parent_path());
     size_t at = 0;
     for (const auto &[begin, end] : ranges) {
-        if (begin > at) die("%s: elements [%zu, %zu) are in no file", where.c_str(), at, begin);
-        if (begin < at) die("%s: elements [%zu, %zu) are there twice", where.c_str(), begin, std::min(at, end));
+        if (begin > at) die("%s: elements [%zu, %zu) are in no file%s", where.c_str(), at, begin, fix.c_str());
+        if (begin < at) die("%s: elements [%zu, %zu) are there twice%s", where.c_str(), begin, std::min(at, end), fix.c_str());
         at = end;
     }
 }

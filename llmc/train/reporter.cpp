@@ -15,7 +15,9 @@
 Reporter::Reporter(const std::string &where, const std::string &log, const std::string &to) {
     const std::string python = python_program(), program = program_file("scripts/report.py"), flag = "--" + where;
     process_ = fork();
-    if (process_ < 0) die("cannot start %s: %s", python.c_str(), strerror(errno));
+    if (process_ < 0)
+        die("cannot start %s: %s\n  fix: close other programs, which hold memory, processes or open files", python.c_str(),
+            strerror(errno));
     if (process_ > 0) return;
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // ends it in good order even where the run is killed
     setpgid(0, 0);                     // Ctrl-C is for the run, which may save first

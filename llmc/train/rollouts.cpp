@@ -50,7 +50,9 @@ Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_
             const nlohmann::json record = parse_json(line, where);
             all.push_back(read_rollout(Fields(record, where), vocab));
         } catch (const Error &error) {
-            die("%s\n  fix: rollouts of this model, with the fields that docs/rl.md lists", error.what());
+            const std::string what = error.what();
+            die("%s\n  fix: rollouts of this model, with the fields that docs/rl.md lists",
+                what.substr(0, what.find("\n  fix: ")).c_str());
         }
     }
     if (all.empty()) die("%s holds no rollouts\n  fix: one JSON object a line (docs/rl.md)", path.c_str());

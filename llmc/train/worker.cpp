@@ -28,7 +28,9 @@ void Worker::start() {
     int ends[2];
     const bool made = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
     process_ = made ? fork() : -1;
-    if (process_ < 0) die("cannot start %s: %s", argv[0], strerror(errno));
+    if (process_ < 0)
+        die("cannot start %s: %s\n  fix: close other programs, which hold memory, processes or open files", argv[0],
+            strerror(errno));
     if (process_ == 0) {
         dup2(ends[1], STDIN_FILENO), dup2(ends[1], STDOUT_FILENO);
         execvp(argv[0], argv.data());

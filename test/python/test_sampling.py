@@ -114,7 +114,7 @@ def test_refusals(data, model, tmp_path):
     refuse("1 tokens", "--max_new_tokens 128", "128 positions", sample_every=1)
     for flag in ("sample_every", "max_new_tokens", "top_k"):
         result = call(command("sft", model=model, data=data, output_dir=tmp_path / "a", **{flag: -1}))
-        assert (result.returncode, result.stderr) == (1, f'train_llama: --{flag} "-1" is not a whole number, 0 or more\n')
+        assert (result.returncode, result.stderr) == (1, f'train_llama: --{flag} "-1" is not a whole number, 0 or more\n  fix: such a value, or leave it out\n')
     refuse("--max_new_tokens is 0", sample_every=1, max_new_tokens=0)
     refuse("--temperature is -1", sample_every=1, temperature=-1)
     refuse("--top_p is 0", sample_every=1, top_p=0)
