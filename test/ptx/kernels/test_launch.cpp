@@ -34,7 +34,8 @@ TEST(PtxLaunch, TheAttributeLimitsDynamicSharedMemoryAlone) {
     };
     EXPECT_EQ(launched_with(8 * 1024), cudaSuccess);
     EXPECT_EQ(launched_with(bytes), cudaErrorInvalidValue);
-    ASSERT_EQ(cudaFuncSetAttribute(static_and_dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), cudaSuccess);
+    ASSERT_EQ(cudaFuncSetAttribute(static_and_dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+              cudaSuccess);
     EXPECT_EQ(launched_with(bytes), cudaSuccess);
     EXPECT_EQ(launched_with(bytes + 4), cudaErrorInvalidValue);
 }
