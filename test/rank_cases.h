@@ -125,13 +125,13 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.initializer_range = 0.2;
     if (task == RM) c.reward = true, c.tied = false;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
-    if (model == experts)  // the layer between has none
+    if (model == experts)  // the first layer has none, and so less to gather than the third, which takes its array
         c.experts = {.number = 12,
                      .chosen = 3,
                      .F = 24,
                      .shared_F = 16,
                      .normed = true,
-                     .layers = {true, false, true},
+                     .layers = {false, true, true},
                      .aux_loss_coef = 0.5};
     if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;

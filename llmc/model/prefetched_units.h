@@ -82,19 +82,23 @@ template <class Dev> size_t PrefetchedUnits<Dev>::bytes(size_t unit) const {
 
 template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan) {
     if (!any()) return;
-    const auto add = [&](size_t unit, const std::string &name) {
-        const Unit &u = unit_of(unit);
-        plan.transient(&here_[unit], "weights." + name, {zero_.sharding.padded_count(u.begin, u.end)});
-        if (stored() && !divided()) plan.travels(), plan.alias(&own_[unit], &here_[unit]);
-        if (!stored() || !divided()) return;
-        plan.transient(&own_[unit], "weights." + name + ", own part", {bytes(number_of(unit)) / sizeof(X)});
-        plan.travels();
+    // An array for `unit`, and for every `step`th unit after it up to `end`, with room for the largest: a layer with experts and one without differ.
+    const auto add = [&](size_t unit, const std::string &name, size_t end = 0, size_t step = 1) {
+        size_t whole = 0, own = 0;
+        for (size_t of = unit; of == unit || of < end; of += step) {
+            whole = std::max(whole, zero_.sharding.padded_count(unit_of(of).begin, unit_of(of).end));
+            own = std::max(own, bytes(number_of(of)) / sizeof(X));
+        }
+        plan.transient(&here_[unit], "weights." + name, {whole});
+        if (stored() && divided()) plan.transient(&own_[unit], "weights." + name + ", own part", {own});
+        if (stored()) plan.travels();
+        if (stored() && !divided()) plan.alias(&own_[unit], &here_[unit]);
+        for (size_t of = unit + step; of < end; of += step)
+            plan.alias(&here_[of], &here_[unit]), plan.alias(&own_[of], &own_[unit]);
     };
     add(0, "embedding");
     if (table_.positions) add(table_.positions, "positions");
-    for (size_t l = 0; l < layers_; l++)  // all layers are of one size
-        if (l >= 2) plan.alias(&here_[1 + l], &here_[1 + l % 2]), plan.alias(&own_[1 + l], &own_[1 + l % 2]);
-        else add(1 + l, format("layers.%zu", l));
+    for (size_t l = 0; l < std::min<size_t>(2, layers_); l++) add(1 + l, format("layers.%zu", l), 1 + layers_, 2);
     add(head - 1, "norm");
     add(head, "head");
 }
