@@ -241,15 +241,20 @@ def test_models_of_the_other_program(program, options, message, flags, data, tmp
     expect_refusal(words, f"{program}: {message}", tmp_path)
 
 
+OTHER_SHAPE = "is needed\n  fix: the file that belongs to the configuration beside it\n"
+NO_TENSOR = "which config.json asks for\n  fix: the weights that belong to this configuration\n"
+
+
 @pytest.mark.parametrize("fields, message", [  # test_hf.cpp has those that config.json alone is wrong by
-    ({"n_head": 8}, "config.json: n_embd / n_head is 4 (n_embd 32, n_head 8), but must be a multiple of 8 up to 256\n"),
-    ({"n_positions": 64}, 'model.safetensors: tensor "transformer.wpe.weight" has shape (128, 32), but (64, 32) is needed\n'),
-    ({"vocab_size": 97}, 'model.safetensors: tensor "transformer.wte.weight" has shape (96, 32), but (97, 32) is needed\n'),
-    ({"n_layer": 3}, 'model.safetensors: has no tensor "transformer.h.2.attn.c_attn.weight", which config.json asks for\n'),
+    ({"n_head": 8}, "config.json: n_embd / n_head is 4 (n_embd 32, n_head 8), but must be a multiple of 8 up to 256\n"
+     "  fix: correct it there, or take an unchanged copy of the file\n"),
+    ({"n_positions": 64}, f'model.safetensors: tensor "transformer.wpe.weight" has shape (128, 32), but (64, 32) {OTHER_SHAPE}'),
+    ({"vocab_size": 97}, f'model.safetensors: tensor "transformer.wte.weight" has shape (96, 32), but (97, 32) {OTHER_SHAPE}'),
+    ({"n_layer": 3}, f'model.safetensors: has no tensor "transformer.h.2.attn.c_attn.weight", {NO_TENSOR}'),
     ({"n_layer": 1},
      'model.safetensors: tensor "transformer.h.1.attn.c_attn.bias" (96) is not part of the model that config.json describes\n'
      "  fix: the config.json that belongs to these weights, or a model that transformers has saved\n"),
-    ({"tie_word_embeddings": False}, 'model.safetensors: has no tensor "lm_head.weight", which config.json asks for\n'),
+    ({"tie_word_embeddings": False}, f'model.safetensors: has no tensor "lm_head.weight", {NO_TENSOR}'),
 ])
 def test_wrong_configurations(fields, message, data, tmp_path):
     model = runs.model_with(tmp_path / "model", "gpt2", **fields)
@@ -266,7 +271,7 @@ def test_a_matrix_stored_the_wrong_way_round(name, data, tmp_path):
         tensors = {key.removeprefix("transformer."): value for key, value in tensors.items()}
         tensor = tensor.removeprefix("transformer.")
     write_tensors(model / "model.safetensors", tensors)
-    message = f'train_gpt2: model/model.safetensors: tensor "{tensor}" has shape (128, 32), but (32, 128) is needed\n'
+    message = f'train_gpt2: model/model.safetensors: tensor "{tensor}" has shape (128, 32), but (32, 128) {OTHER_SHAPE}'
     options = {"model": model, "data": data, "max_len": 64}
     for words in (command("sft", output_dir=tmp_path / "run", **options), command("eval", **options)):
         expect_refusal(words, message, tmp_path)
