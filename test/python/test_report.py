@@ -178,7 +178,7 @@ def test_a_run_reports_by_itself(data, tensorboard, tmp_path):
 def test_a_run_names_its_project(to, project, data, tmp_path):
     (tmp_path / "trackio.py").write_text("def init(project, **_):\n    print('project', project, flush=True)\n    raise OSError('no place')\n")
     result = reporting_run(data, tmp_path / "run", to, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
-    assert f"project {project}\n" in result.stdout and "no place" in result.stderr
+    assert f"project {project}\n" in result.stderr and "no place" in result.stderr
 
 
 def test_wrong_trackers(data, tmp_path):
