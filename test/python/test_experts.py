@@ -58,7 +58,8 @@ def test_preferences(task, tmp_path):
     assert all(np.isfinite(line["grad_norm"]) for line in log_lines(tmp_path / "out") if "step" in line)
 
 
-@pytest.mark.parametrize("task, more", [("grpo", {}), ("ppo", {"ranks": 2, "zero_stage": 3}), ("grpo", {"lora_rank": 2, "load_in": "4bit", "kl_coef": 0.1})])
+@pytest.mark.parametrize("task, more", [("grpo", {}), ("ppo", {"ranks": 2, "zero_stage": 3}),
+                                        ("ppo", {"ranks": 7, "expert_parallel": 7, "zero_stage": 3}), ("grpo", {"lora_rank": 2, "load_in": "4bit", "kl_coef": 0.1})])
 def test_answers_of_its_own_are_learned_from(task, more, tmp_path):
     model = model_with(tmp_path / "model", "qwen2_moe")
     for name in ("tokenizer.json", "tokenizer_config.json"):
