@@ -169,7 +169,7 @@ $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HAL
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
 # The same with the emulator in place of the GPU.
-EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt streams counts)
+EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt races messages streams counts)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 $(EMULATOR): private FLAGS_OF_FILE := $(EMULATE)

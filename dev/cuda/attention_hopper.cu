@@ -190,15 +190,7 @@ __device__ void produce_and_consume(const CUtensorMap &q_map, const CUtensorMap 
     const unsigned h = blockIdx.x, kv = h / shape.group();
     const TileRows block = nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::queries);
     const Tiles tiles{k_pieces, first_key[block.begin], block.end, keys};
-    if (threadIdx.x == 0) {
-        hopper::init(s.q_full, 1), hopper::init(s.v_landed, 1);
-        for (int stage = 0; stage < Shape::stages; stage++) {
-            hopper::init(s.k_full[stage], 1), hopper::init(s.v_full[stage], 1);
-            hopper::init(s.k_empty[stage], 4 * Shape::consumers), hopper::init(s.v_empty[stage], 4 * Shape::consumers);
-        }
-        hopper::fence_barriers();
-    }
-    __syncthreads();
+    hopper_init_barriers<D>(s);
     if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();
         if (threadIdx.x / 32 % 4 == 0)

@@ -1,245 +1,26 @@
-// The emulator behind simt.h: fibers and who runs next, the race detector, warp operations, barriers, cp.async, launches.
-#include "simt.h"
-
-#include <dlfcn.h>
+// The emulator behind simt.h: fibers and who runs next, warp operations, barriers, cp.async, launches.
 #include <omp.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <boost/context/detail/fcontext.hpp>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
 
-#include "counts.h"
+#include "block.h"
 #ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace CUDA_BACKEND::simt {
-using boost::context::detail::fcontext_t;
 using boost::context::detail::jump_fcontext;
 using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
 
 constinit thread_local const ThreadInfo *self = nullptr;
 constinit thread_local const BlockInfo *self_block = nullptr;
+constinit thread_local Block *block = nullptr;
+constinit thread_local Thread *current = nullptr;
 
 namespace {
-
-#ifdef __SANITIZE_ADDRESS__
-constexpr size_t stack_bytes = 256 * 1024;
-#else
-constexpr size_t stack_bytes = 64 * 1024;
-#endif
-constexpr size_t guard_bytes = 4096;  // below each stack, not accessible
-constexpr int max_threads = 1024, max_warps = max_threads / 32, barriers = 16;
+constexpr size_t guard_bytes = 4096;       // below each stack, not accessible
 constexpr size_t max_shared = 227 * 1024;  // of a block on sm_90
-
-struct Place {  // where in the source
-    std::source_location at;
-    const void *pc;
-};
-
-struct Copy {  // a cp.async on its way
-    void *to;
-    const void *from;
-    bool valid;
-    const void *pc;
-};
-
-struct Warp;
-
-struct Thread : ThreadInfo {
-    int number;
-    Warp *warp;
-    fcontext_t context;
-    char *stack;
-    Thread *next;                // in the list of those who wait at a barrier
-    std::vector<Copy> copies;    // issued, in order
-    std::vector<size_t> groups;  // and committed: how many of them each group ends with
-    const void *stack_bottom;    // the rest is AddressSanitizer's
-    size_t stack_size;
-    void *fake_stack;
-};
-
-struct Arrival {  // the warp operation that a waiting lane asked for
-    const char *name;
-    unsigned mask;
-    Place place;
-    void *data;
-};
-
-struct Warp {  // the state of its lanes is three sets of bits; a lane in none of them runs, or waits at a barrier
-    int number;
-    unsigned lanes;  // that exist
-    unsigned ready, waiting, returned;
-    Arrival arrival[32];
-};
-
-struct Barrier {
-    int arrived, expected;
-    Place place;                // of the first to arrive
-    Thread *waiting;            // a list
-    int arrived_of[max_warps];  // the rest is the race detector's: threads of each warp
-    unsigned waiting_warps;     //
-    uint32_t clock[max_warps];  // joined clock of the arrived threads
-};
-
-struct Touch {           // the last write, or read by one warp, of two bytes
-    uint32_t time;       // 0: never
-    uint8_t warp, lane;  // lane 32: several
-    bool in_flight;      // a cp.async that has not landed
-    const void *pc;
-};
-
-// Device memory: which block of which launch last wrote and read each two bytes, and which thread of that block. Once a single byte has been
-// accessed, the second byte of each two has a cell of its own.
-struct Buffer {
-    uintptr_t begin, end;
-    struct Cell {
-        uint64_t written, read;  // launch << 32 | block + 1, or `several` blocks
-        Touch writer, reader;
-    } * cells, *second;
-    bool *by_bytes;
-};
-
-struct Launch {
-    const void *kernel;
-    Grid grid;
-    unsigned threads, order;
-    size_t shared;
-    const std::function<void()> &body;
-    std::mutex lock{};
-    std::vector<Buffer> buffers{};  // sorted by address
-    uint64_t number = 0;
-    bool counted = false;
-    size_t failed_block = SIZE_MAX;
-    std::string failure{};  // of the lowest block that failed
-};
-
-struct Block : BlockInfo {
-    Launch *launch;
-    size_t number;
-    int threads_count, warps_count;
-    Thread host;  // what runs outside the kernel and starts the block
-    std::vector<Thread> thread;
-    Warp warp[max_warps];
-    unsigned ready_warps;
-    Barrier barrier[barriers];
-    uint32_t random;
-    bool failed;
-    uint32_t clock[max_warps][max_warps];
-    std::vector<Touch> writes;  // (shared_bytes / 2)
-    std::vector<Touch> reads;   // (shared_bytes / 2, warps)
-    BlockCounts counts;
-    char *stacks = nullptr;
-    std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
-
-    ~Block() {  // with its CPU thread: ranks that are threads come and go
-        if (!stacks) return;
-#ifdef __SANITIZE_ADDRESS__  // fibers that were given up have left their marks, and another thread's memory may come here
-        ASAN_UNPOISON_MEMORY_REGION(stacks, max_threads * stack_bytes);
-#endif
-        munmap(stacks, max_threads * stack_bytes);
-    }
-};
-
-thread_local Block *block = nullptr;
-thread_local Thread *current = nullptr;
-
-// ---- messages -------------------------------------------------------------------------------------------------------------------
-
-// What addr2line knows of an address of this program: pairs of function and FILE:LINE, innermost inlined function first.
-// Answers are kept, as each takes it a good part of a second.
-using Frames = std::vector<std::pair<std::string, std::string>>;
-Frames frames(const void *pc) {
-    static std::mutex lock;
-    static std::map<const void *, Frames> known;
-    const std::lock_guard guard(lock);
-    if (const auto found = known.find(pc); found != known.end()) return found->second;
-    Frames &out = known[pc];
-    Dl_info info;
-    if (!dladdr(pc, &info)) return out;
-    const size_t offset = size_t(static_cast<const char *>(pc) - static_cast<char *>(info.dli_fbase));
-    FILE *pipe = popen(format("addr2line -f -C -i -e /proc/%d/exe %#zx 2> /dev/null", int(getpid()), offset).c_str(), "r");
-    if (!pipe) return out;
-    char function[4096], line[4096];
-    while (fgets(function, sizeof function, pipe) && fgets(line, sizeof line, pipe)) {
-        function[strcspn(function, "\n")] = line[strcspn(line, "\n")] = 0;
-        if (char *more = strstr(line, " (discriminator ")) *more = 0;
-        out.emplace_back(function, line);
-    }
-    pclose(pipe);
-    return out;
-}
-
-std::string base_name(const std::string &path) { return path.substr(path.rfind('/') + 1); }
-
-// "warp.cuh:17 < rmsnorm.cuh:20": a line and the lines that inlined it, without the emulator's own.
-std::string where(Place place) {
-    std::string out;
-    const auto call = reinterpret_cast<const void *>(uintptr_t(place.pc) - 1);  // pc is where it returns to
-    for (const auto &[function, line] : frames(call))
-        if (line[0] != '?' && base_name(line).rfind("simt.", 0) != 0) out += (out.empty() ? "" : " < ") + base_name(line);
-    if (!out.empty() || !place.at.line()) return out.empty() ? "an unknown line" : out;
-    return format("%s:%u", base_name(place.at.file_name()).c_str(), unsigned(place.at.line()));
-}
-
-std::string kernel_name(const void *kernel) {  // "void emulated::op_kernel<bf16>(bf16*, unsigned long)" -> "op_kernel<bf16>"
-    const auto found = frames(kernel);
-    if (found.empty() || found.back().first == "??") return "a kernel";
-    std::string name = found.back().first;
-    size_t end = name.size();
-    if (name.ends_with(')')) {
-        int open = 0;
-        do {
-            end--;
-            open += (name[end] == ')') - (name[end] == '(');
-        } while (open && end);
-    }
-    const size_t space = name.find(' '), begin = space < name.find_first_of("<(") ? space + 1 : 0;
-    name = name.substr(begin, end - begin);
-    return name.rfind("emulated::", 0) == 0 ? name.substr(strlen("emulated::")) : name;
-}
-
-std::string lanes(unsigned mask) { return format("%#010x", mask); }
-
-void switch_to(Thread *to);
-
-void keep(const std::string &cause, const char *fix) {  // of the lowest block that fails
-    Launch &launch = *block->launch;
-    const std::lock_guard guard(launch.lock);
-    if (block->number >= launch.failed_block) return;
-    launch.failed_block = block->number;
-    const std::source_location at = launch.grid.at;
-    launch.failure = format("%s of %s, launched at %s:%u\n  fix: %s", cause.c_str(), kernel_name(launch.kernel).c_str(),
-                            base_name(at.file_name()).c_str(), unsigned(at.line()), fix);
-}
-
-void report(Place place, const std::string &cause, const char *fix) {
-    const uint3 b = block->index, t = current->index;
-    keep(format("%s\n  at %s, block (%u,%u,%u) thread (%u,%u,%u)", cause.c_str(), where(place).c_str(), b.x, b.y, b.z, t.x, t.y,
-                t.z),
-         fix);
-}
-
-[[noreturn]] void give_block_up() {
-    block->failed = true;
-    switch_to(&block->host);
-    abort();
-}
-
-// A statement of its own after the report: this thread's stack is never unwound, so no string may be alive.
-#define FAIL(...)            \
-    do {                     \
-        report(__VA_ARGS__); \
-        give_block_up();     \
-    } while (0)
 
 // ---- fibers ---------------------------------------------------------------------------------------------------------------------
 
@@ -266,6 +47,15 @@ void switch_to(Thread *to) {
     landed(jump_fcontext(to->context, from));
 }
 
+}  // namespace
+
+void give_block_up() {
+    block->failed = true;
+    switch_to(&block->host);
+    abort();
+}
+
+namespace {
 uint32_t next_random(uint32_t &state) {  // xorshift32 (Marsaglia, 2003)
     state ^= state << 13;
     state ^= state >> 17;
@@ -326,146 +116,6 @@ void thread_main(transfer_t from) {
     }
     run_another(&warp);
     abort();  // a thread that has returned is never run
-}
-
-// ---- races ------------------------------------------------------------------------------------------------------------------------
-//
-// Vector clocks (Flanagan and Freund, FastTrack, 2009), one per warp: what warp v did up to its time clock[w][v] has happened before what
-// warp w does now. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race
-// if they touch the same two bytes (of device memory that is accessed by single bytes: the same byte) at the same time of their warp. (A
-// __syncwarp of some lanes counts for the whole warp.)
-// For device memory only the last reader is recorded, not one per warp: another order of threads finds the missed races. Between blocks
-// nothing is ordered: none may touch what another one of the same launch writes.
-
-bool detecting = false;  // set by __tsan_init, which files built with -fsanitize=thread call before main
-std::mutex buffers_lock;
-std::vector<Buffer> all_buffers;
-uint64_t launches = 0;
-std::vector<KernelCounts> *counting = nullptr;  // in place of looking for races
-
-void advance(int warp) { block->clock[warp][warp]++; }
-
-Touch touch(const void *pc, bool in_flight = false) {
-    const int warp = current->warp->number;
-    return {block->clock[warp][warp], uint8_t(warp), uint8_t(current->lane), in_flight, pc};
-}
-
-Touch read_again(const Touch &before, const void *pc) {
-    Touch now = touch(pc);
-    if (before.time == now.time && before.warp == now.warp && before.lane != now.lane) now.lane = 32;
-    return now;
-}
-
-// Ends in a message if the current access and the earlier one are not ordered.
-void check_order(const Touch &then, const char *memory, size_t offset, bool write, const char *done, const void *pc) {
-    const Touch now = touch(pc);
-    const bool concurrent =
-        then.warp == now.warp ? then.time == now.time && then.lane != now.lane : then.time > block->clock[now.warp][then.warp];
-    if (!then.time || !concurrent) return;
-    FAIL({{}, pc},
-         format("race on %s memory +%zu: %s by lane %d of warp %d, %s by %s of warp %d at %s, and nothing orders the two", memory,
-                offset, write ? "written" : "read", now.lane, now.warp, done,
-                then.lane < 32 ? format("lane %d", then.lane).c_str() : "several lanes", then.warp, where({{}, then.pc}).c_str()),
-         then.warp == now.warp ? "__syncwarp() in between" : "__syncthreads() in between");
-}
-
-void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool landing) {
-    const Place here{{}, pc};
-    Touch &last = block->writes[cell];
-    Touch *reads = &block->reads[cell * size_t(block->warps_count)];
-    check_order(last, "shared", cell * 2, write, "written", pc);
-    if (last.in_flight && !landing)
-        FAIL(here,
-             format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read",
-                    where({{}, last.pc}).c_str()),
-             "cp_async_wait for its group, then a barrier");
-    if (write) {
-        for (int w = 0; w < block->warps_count; w++) check_order(reads[w], "shared", cell * 2, true, "read", pc);
-        last = touch(pc, in_flight);
-    } else {
-        if (!last.time)
-            FAIL(here, format("shared memory +%zu is read before anything was written there", cell * 2),
-                 "write it first, and then a barrier");
-        Touch &mine = reads[current->warp->number];
-        mine = read_again(mine, pc);
-    }
-}
-
-void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
-    const auto &buffers = block->launch->buffers;
-    auto b = std::upper_bound(buffers.begin(), buffers.end(), begin, [](uintptr_t p, const Buffer &x) { return p < x.begin; });
-    if (b == buffers.begin() || begin >= (--b)->end) return;
-    const uint64_t launch = block->launch->number << 32, me = launch | (block->number + 1), several = launch | 0xffffffff;
-    const auto other = [&](uint64_t who) { return who > launch && who != me; };
-    const auto visit = [&](Buffer::Cell &cell, size_t offset) {
-        std::atomic_ref<uint64_t> written(cell.written), read(cell.read);
-        const uint64_t writer = written.load(std::memory_order_relaxed), reader = read.load(std::memory_order_relaxed);
-        if (other(writer) || (write && other(reader)))
-            FAIL({{}, pc},
-                 format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
-                        offset, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
-                 "one block writes it all, or one launch after the other");
-        // The threads are looked at where no other block touches them.
-        if (writer == me) check_order(cell.writer, "device", offset, write, "written", pc);
-        if (write && reader == me) check_order(cell.reader, "device", offset, write, "read", pc);
-        if (write) cell.writer = touch(pc);
-        else cell.reader = reader == me ? read_again(cell.reader, pc) : touch(pc);
-        if (write) written.store(me, std::memory_order_relaxed);
-        else read.store(other(reader) ? several : me, std::memory_order_relaxed);
-    };
-    std::atomic_ref<bool> by_bytes(*b->by_bytes);
-    if (bytes == 1) by_bytes.store(true, std::memory_order_relaxed);
-    const size_t first = begin - b->begin, last = std::min(begin + bytes, b->end) - 1 - b->begin;
-    for (size_t pair = first / 2; pair <= last / 2; pair++) {
-        if (first <= pair * 2) visit(b->cells[pair], pair * 2);
-        if (last > pair * 2 && by_bytes.load(std::memory_order_relaxed)) visit(b->second[pair], pair * 2 + 1);
-    }
-}
-
-bool in_device_memory(const void *p) {
-    const auto &buffers = block->launch->buffers;
-    const auto after =
-        std::upper_bound(buffers.begin(), buffers.end(), uintptr_t(p), [](uintptr_t p, const Buffer &x) { return p < x.begin; });
-    return after != buffers.begin() && uintptr_t(p) < std::prev(after)->end;
-}
-
-void access(const void *p, size_t bytes, bool write, const void *pc, bool in_flight = false, bool landing = false) {
-    if (!self || !detecting) return;
-    const size_t offset = uintptr_t(p) - uintptr_t(block->shared);
-    if (counting) {
-        const bool shared = offset < block->shared_bytes;
-        if (!landing && (shared || in_device_memory(p)))
-            block->counts.access({pc, shared, write, shared ? offset : uintptr_t(p), uint32_t(bytes)}, current->warp->number,
-                                 current->lane, current->warp->lanes);
-        return;
-    }
-    if (offset < block->shared_bytes)
-        for (size_t cell = offset / 2; cell <= (std::min(offset + bytes, block->shared_bytes) - 1) / 2; cell++)
-            access_shared(cell, write, pc, in_flight, landing);
-    else if (uintptr_t(p) - uintptr_t(block->stacks) >= max_threads * stack_bytes) access_device(uintptr_t(p), bytes, write, pc);
-}
-
-// What has happened before the barrier is known to those who waited at it.
-void pass_clocks_in(Barrier &b) {
-    const int warp = current->warp->number;
-    if (++b.arrived_of[warp] < std::popcount(current->warp->lanes)) return;
-    for (int w = 0; w < block->warps_count; w++) b.clock[w] = std::max(b.clock[w], block->clock[warp][w]);
-    advance(warp);
-}
-void pass_clocks_out(const Barrier &b) {
-    for (unsigned set = b.waiting_warps; set; set &= set - 1) {
-        const int warp = std::countr_zero(set);
-        for (int w = 0; w < block->warps_count; w++)
-            if (w != warp) block->clock[warp][w] = std::max(block->clock[warp][w], b.clock[w]);
-    }
-}
-
-void start_clocks(Block &b) {  // everyone's time 1; nothing has happened before
-    for (int w = 0; w < b.warps_count; w++)
-        for (int v = 0; v < b.warps_count; v++) b.clock[w][v] = w == v;
-    if (!detecting) return;
-    b.writes.assign(b.shared_bytes / 2 + 1, {});
-    b.reads.assign((b.shared_bytes / 2 + 1) * size_t(b.warps_count), {});
 }
 
 // ---- warp operations ----------------------------------------------------------------------------------------------------------------
@@ -629,11 +279,7 @@ void launch(unsigned order, const void *kernel, Grid grid, unsigned threads, siz
             kernel_name(kernel).c_str(), grid.at.file_name(), unsigned(grid.at.line()), grid.x, grid.y, grid.z, threads, shared,
             max_threads, max_shared);
     Launch launch{kernel, grid, threads, order, shared, body};
-    if (detecting) {
-        const std::lock_guard guard(buffers_lock);
-        launch.buffers = all_buffers;
-        launch.number = ++launches;
-    }
+    watch(launch);
 #pragma omp parallel num_threads(int(std::min(blocks, size_t(omp_get_max_threads()))))
     {
         static thread_local Block mine;
@@ -848,85 +494,3 @@ void cp_async_wait_group(int still_open) {
     for (size_t &g : groups) g -= end;
 }
 }  // namespace CUDA_BACKEND::simt
-
-// ---- device memory --------------------------------------------------------------------------------------------------------------------
-
-namespace CUDA_BACKEND {
-using namespace simt;
-
-cudaError_t cudaMalloc(void **p, size_t bytes) {
-    if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
-    memset(*p, 0xff, bytes);
-    add_known(uintptr_t(*p), bytes);
-    if (detecting) {
-        const std::lock_guard guard(buffers_lock);
-        const uintptr_t begin = uintptr_t(*p);
-        const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), [&](const Buffer &b) { return b.begin > begin; });
-        const size_t pairs = bytes / 2 + 1;
-        auto *cells = static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // untouched pages take no memory
-        if (!cells) return cudaErrorMemoryAllocation;
-        all_buffers.insert(at, {begin, begin + bytes, cells, cells + pairs, reinterpret_cast<bool *>(cells + 2 * pairs)});
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-    const size_t page = size_t(sysconf(_SC_PAGESIZE));
-    *free = size_t(sysconf(_SC_AVPHYS_PAGES)) * page;
-    *total = size_t(sysconf(_SC_PHYS_PAGES)) * page;
-    return cudaSuccess;
-}
-
-cudaError_t cudaFree(void *p) {
-    remove_known(uintptr_t(p));
-    const std::lock_guard guard(buffers_lock);
-    const auto is_it = [&](const Buffer &b) { return b.begin == uintptr_t(p); };
-    if (const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), is_it); at != all_buffers.end()) {
-        free(at->cells);
-        all_buffers.erase(at);
-    }
-    free(p);
-    return cudaSuccess;
-}
-}  // namespace CUDA_BACKEND
-
-// ---- what g++ -fsanitize=thread calls; this file itself must be built without it -----------------------------------------------------
-
-#define HERE __builtin_return_address(0)
-#define READ_AND_WRITE(name, bytes)                                                              \
-    void __tsan_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); }           \
-    void __tsan_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }           \
-    void __tsan_unaligned_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); } \
-    void __tsan_unaligned_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }
-// The test program's own atomics, in headers of the standard library and GoogleTest: as if not instrumented.
-#define ATOMICS(bits)                                                                                              \
-    using A##bits = std::atomic<uint##bits##_t>;                                                                   \
-    uint##bits##_t __tsan_atomic##bits##_load(const A##bits *p, int) { return p->load(); }                         \
-    void __tsan_atomic##bits##_store(A##bits *p, uint##bits##_t v, int) { p->store(v); }                           \
-    uint##bits##_t __tsan_atomic##bits##_exchange(A##bits *p, uint##bits##_t v, int) { return p->exchange(v); }    \
-    uint##bits##_t __tsan_atomic##bits##_fetch_add(A##bits *p, uint##bits##_t v, int) { return p->fetch_add(v); }  \
-    uint##bits##_t __tsan_atomic##bits##_fetch_sub(A##bits *p, uint##bits##_t v, int) { return p->fetch_sub(v); }  \
-    int __tsan_atomic##bits##_compare_exchange_strong(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) { \
-        return p->compare_exchange_strong(*e, v);                                                                  \
-    }                                                                                                              \
-    int __tsan_atomic##bits##_compare_exchange_weak(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) {   \
-        return p->compare_exchange_strong(*e, v);                                                                  \
-    }
-
-extern "C" {
-READ_AND_WRITE(1, 1)
-READ_AND_WRITE(2, 2)
-READ_AND_WRITE(4, 4)
-READ_AND_WRITE(8, 8)
-READ_AND_WRITE(16, 16)
-void __tsan_read_range(void *p, size_t bytes) { emulated::simt::access(p, bytes, false, HERE); }
-void __tsan_write_range(void *p, size_t bytes) { emulated::simt::access(p, bytes, true, HERE); }
-void __tsan_init() { emulated::simt::detecting = true; }
-void __tsan_func_entry(void *) {}
-void __tsan_func_exit() {}
-void __tsan_vptr_update(void *, void *) {}
-void __tsan_vptr_read(void *) {}
-ATOMICS(8)
-ATOMICS(32)
-ATOMICS(64)
-}

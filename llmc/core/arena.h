@@ -84,8 +84,7 @@ class Plan {
     const std::vector<Segment> &segments() const { return segments_; }
     const std::vector<std::pair<std::string, size_t>> &places() const { return places_; }  // names and bytes
     std::string table() const;                                                             // one line per array, layers summed
-    std::string store_table(
-        const char *where) const;  // the same of the places in the store, which is there; empty if there are none
+    std::string store_table(const char *where) const;  // the same of the places in the store `where`; empty if there are none
 
   private:
     void add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first,

@@ -95,8 +95,8 @@ void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // adds ids
 size_t parameter_count(const ModelConfig &config);                   // tied weights once
 size_t active_parameter_count(const ModelConfig &config);  // parameters that a token uses: of the experts only the chosen ones
 void make_reward(ModelConfig &config);  // turns a language model's config into a reward model's on the same backbone
-std::string missing_reward_class(
-    const ModelConfig &config);  // the class of its reward models if transformers has none, else empty
+// Returns the class of its reward models if transformers has none, else an empty string.
+std::string missing_reward_class(const ModelConfig &config);
 
 // Writes config.json, in which `dtype` ("F32" or "BF16") is the type of the weights. A reward model's pad_token_id becomes null if it also ends
 // texts.

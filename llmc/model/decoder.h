@@ -195,7 +195,7 @@ template <class Dev> class Decoder : public Model {
     void add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
         const ExpertConfig &c = config.experts;
         if (!routes() || generator_.runs() || !linears_.adapters_are_on) return;
-        router_sums(dev, acts.routing + l * Routing::width(c), probs, chosen, row.documents + t, n, c.number, c.chosen);
+        router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.documents + t, n, c.number, c.chosen);
     }
     const float *balance() const { return config.experts.aux_loss_coef > 0 ? acts.balance : nullptr; }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
@@ -246,7 +246,7 @@ template <class Dev> class Decoder : public Model {
     void head(X *dx, float *dhead);
     void head_backward();
     void add_sums();
-    void clear_routing() { memory().fill(acts.routing, 0, config.L * Routing::width(config.experts) * sizeof(int64_t)); }
+    void clear_routing() { memory().fill(acts.routing, 0, config.L * Routing::width(config.experts.number) * sizeof(int64_t)); }
     void find_balance();
     std::vector<double> values_of(const Row &row);
     RingAttention ring(size_t l);
@@ -498,7 +498,7 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
 
 template <class Dev> Routing Decoder<Dev>::routing() {
     if (!routes()) return {};
-    return {config.experts.number, read(memory(), acts.routing, config.L * Routing::width(config.experts))};
+    return {config.experts.number, read(memory(), acts.routing, config.L * Routing::width(config.experts.number))};
 }
 
 // Its derivatives depend on the tokens of all ranks.

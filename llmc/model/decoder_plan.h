@@ -45,7 +45,7 @@ template <class Dev> void Decoder<Dev>::plan_row() {
 
 template <class Dev> void Decoder<Dev>::plan_head() {
     if (limits.mode == Mode::generate) return;
-    if (routes()) plan_.add(&acts.routing, "routing sums", {config.L, Routing::width(config.experts)});
+    if (routes()) plan_.add(&acts.routing, "routing sums", {config.L, Routing::width(config.experts.number)});
     if (routes()) plan_.add(&acts.balance, "auxiliary loss", {config.experts.number});
     const size_t T = T_max;
     if (config.reward) {

@@ -159,8 +159,8 @@ class Model {
     virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
     virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
     virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
-    virtual void copy_parameters_to(
-        Model &) = 0;  // to a model of the same configuration for evaluation or generation, which has all of them
+    // Copies all parameters to a model of the same configuration for evaluation or generation, which no ranks share.
+    virtual void copy_parameters_to(Model &) = 0;
 
     virtual OptimizerState optimizer_state() = 0;       // this rank's part
     virtual LossSums take_sums() = 0;                   // sums over this rank's targets since the last call; waits for the device

@@ -8,7 +8,7 @@
 
 double Routing::sum(size_t i) const {
     int64_t sum = 0;
-    for (size_t l = 0; l < layers(); l++) sum += sums[l * (2 * experts + 2) + i];
+    for (size_t l = 0; l < layers(); l++) sum += sums[l * width(experts) + i];
     return double(sum);
 }
 
@@ -31,7 +31,7 @@ void Routing::add_to(nlohmann::ordered_json &line) const {
     double least = INFINITY;
     std::vector<double> largest;
     for (size_t l = 0; l < layers(); l++) {
-        const auto loads = std::span(sums).subspan(l * (2 * experts + 2), experts);
+        const auto loads = std::span(sums).subspan(l * width(experts), experts);
         double all = 0;
         for (int64_t load : loads) all += double(load);
         if (all == 0) continue;

@@ -17,17 +17,17 @@ struct Routing {
     size_t experts = 0;              // E; 0: the model has none
     std::vector<int64_t> sums = {};  // (layers, 2E + 2) router_sums of ../ops/router.h; all 0 for a layer without experts
 
-    static size_t width(const ExpertConfig &c) { return 2 * c.number + 2; }  // of a layer's sums
+    static size_t width(size_t experts) { return 2 * experts + 2; }  // of a layer's sums
 
     double aux_loss() const;
-    std::vector<float> balance(
-        double coefficient) const;  // (E) the derivatives of coefficient * aux_loss with respect to p of a token
+    // Returns (E) the derivatives of coefficient * aux_loss with respect to p of a token.
+    std::vector<float> balance(double coefficient) const;
 
     // Adds aux_loss; router_entropy, the mean over tokens, in nats; and the loads of the experts relative to the mean load of their layer: the largest one of each
     // layer and of all, and the smallest one of all.
     void add_to(nlohmann::ordered_json &line) const;
 
   private:
-    size_t layers() const { return sums.size() / (2 * experts + 2); }
+    size_t layers() const { return sums.size() / width(experts); }
     double sum(size_t i) const;  // over layers
 };

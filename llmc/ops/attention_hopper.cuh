@@ -135,6 +135,21 @@ __device__ void write_row(float *out, float *lse, const float (&part)[D / 8][4],
     merge_row<D>(out, lse, part, r, largest, sum, D, valid);
 }
 
+// The arrivals of each phase: `full` of the producer, which expects bytes, and `empty` of the consumers' warps. The block meets at the end.
+template <int D> __device__ void hopper_init_barriers(typename HopperForward<D>::Shared &s) {
+    using Shape = HopperForward<D>;
+    if (threadIdx.x == 0) {
+        constexpr int warps = 4 * Shape::consumers;
+        hopper::init(s.q_full, 1), hopper::init(s.v_landed, 1);
+        for (int stage = 0; stage < Shape::stages; stage++) {
+            hopper::init(s.k_full[stage], 1), hopper::init(s.v_full[stage], 1);
+            hopper::init(s.k_empty[stage], warps), hopper::init(s.v_empty[stage], warps);
+        }
+        hopper::fence_barriers();
+    }
+    __syncthreads();
+}
+
 // Loads queries and all tiles of keys. One warp.
 template <int D>
 __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUtensorMap &q_map, const CUtensorMap &k_map,
@@ -267,16 +282,7 @@ __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
         nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::queries);  // long tasks go first: late queries see most keys
     const Tiles tiles{k_pieces, first_key[block.begin], block.end, Shape::keys};
     if (Tiles(tiles).front().empty()) return;
-    if (threadIdx.x == 0) {
-        constexpr int warps = 4 * Shape::consumers;
-        hopper::init(s.q_full, 1), hopper::init(s.v_landed, 1);
-        for (int stage = 0; stage < Shape::stages; stage++) {
-            hopper::init(s.k_full[stage], 1), hopper::init(s.v_full[stage], 1);
-            hopper::init(s.k_empty[stage], warps), hopper::init(s.v_empty[stage], warps);
-        }
-        hopper::fence_barriers();
-    }
-    __syncthreads();
+    hopper_init_barriers<D>(s);
     if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();
         if (threadIdx.x / 32 % 4 == 0)

@@ -178,8 +178,8 @@ struct Comm {
     virtual Request do_exchange(Slice send, int to, Slice recv, int from) = 0;
     virtual void do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv);  // in terms of do_exchange
     virtual void do_wait(uint64_t id) = 0;
-    virtual void withdraw(
-        uint64_t id) noexcept = 0;  // cancels a request that will not be waited for, because its slices are about to be freed
+    // Cancels a request that will not be waited for, because its slices are about to be freed.
+    virtual void withdraw(uint64_t id) noexcept = 0;
     virtual std::unique_ptr<Comm> do_split(int color, int key) = 0;
     // all[r] = rank r's `bytes` bytes, on the host and in one round of messages. All agreement is built on it.
     virtual void gather_host(const void *own, size_t bytes, void *all) = 0;

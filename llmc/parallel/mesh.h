@@ -27,17 +27,17 @@ struct Payload {
 struct ShardRanks {
     Comm &group;     // together they have each parameter once
     Comm *replicas;  // the ranks that have the same part in other groups, in the order of groups; null: there is one group
-    Comm *experts,
-        *same_experts;  // those that divide the experts, and those of the group that have the same ones; null: every rank has all experts
+    // The ranks that divide the experts, and the ranks of the group that have the same ones; null: every rank has all experts.
+    Comm *experts, *same_experts;
 
     ShardRanks(Comm &group, Comm *replicas = nullptr, Comm *experts = nullptr, Comm *same_experts = nullptr)
         : group(group), replicas(replicas), experts(experts), same_experts(same_experts) {}
 
     Comm &of(bool divided_experts) const { return divided_experts ? *same_experts : group; }  // the ranks that share a bucket
 
-    size_t rank() const {
+    size_t rank() const {  // in the world
         return size_t(group.rank) + (replicas ? size_t(replicas->rank) * size_t(group.size) : 0);
-    }  // in the world
+    }
 };
 
 struct Mesh {

@@ -147,10 +147,8 @@ template <class Dev> class Optimizer {
         size_t block = 0, others = 0, without_v = 0;
         for (const UpdateRun &whole : zero.sharding.update_runs(zero.table)) {
             pieces.in_pieces(whole.shard, whole.count, [&](size_t piece, size_t first, size_t n) {
-                const UpdateRun r{{whole.global + first, whole.flat + first, whole.shard + first, n},
-                                  whole.decay,
-                                  whole.of_layer,
-                                  whole.experts};
+                UpdateRun r = whole;
+                r.global += first, r.flat += first, r.shard += first, r.count = n;
                 open(piece);
                 const size_t at = r.shard - pieces_.begin();
                 if (moments_ == Moments::f32) f(r, m_.floats + at, v_.floats + (at - without_v));

@@ -38,7 +38,6 @@ void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &
 
 inline constexpr const char *trial_name = "step_trial";  // a run writes and reads this checkpoint before its first step
 std::string checkpoint_path(const std::string &output_dir, size_t step);
-std::optional<size_t> step_of(
-    const std::string &name);  // that a checkpoint's name tells: 12 for "step_12", and nothing for other names
+std::optional<size_t> step_of(const std::string &name);               // 12 for "step_12", and nothing for names of no checkpoint
 std::vector<size_t> checkpoint_steps(const std::string &output_dir);  // rising; of directories with files of a checkpoint
 std::string latest_checkpoint(const std::string &output_dir);         // empty if there is none

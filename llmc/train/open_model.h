@@ -24,8 +24,8 @@ ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
 
 // Returns the bytes available to the plans of this machine's ranks: the free memory without the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
-size_t available_memory(
-    const Run &run);  // bytes that a rank may take: the least of any rank, before one of them takes any. All ranks call it
+// Returns the bytes that a rank may take: the least of any rank, before one of them takes any. All ranks call it.
+size_t available_memory(const Run &run);
 
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits &limits,
