@@ -21,7 +21,7 @@
 #include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
 #include "llmc/ops/residual.h"      // defines: residual_forward
 #include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
-#include "llmc/ops/rope.h"          // defines: rope_table
+#include "llmc/ops/rope_table.h"    // defines: rope_table
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
 
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias

@@ -1,6 +1,6 @@
 // qk_norm_rope in float64: the references of rmsnorm on each head and of rope on the rows, with the bound of float's error.
 #pragma once
-#include "../llmc/ops/rope.h"
+#include "../llmc/ops/rope_table.h"
 #include "reference_rmsnorm.h"
 #include "reference_rope.h"
 

@@ -1,4 +1,4 @@
-#include "../llmc/ops/rope.h"
+#include "../llmc/ops/rope_table.h"
 
 #include "../llmc/core/common.h"
 #include "check.h"

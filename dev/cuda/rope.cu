@@ -4,6 +4,7 @@
 // Timed with T 8192, H 32, KV 8, D 128 in bf16. In place, so 2 T (H + KV) D elements are moved; the table is read by all heads of
 // a token and should come from cache. With hardly anything to compute, the arithmetic of addresses decides.
 #include "../../llmc/ops/rope.cuh"
+#include "../../llmc/ops/rope_table.h"
 #include "../../test/reference_rope.h"
 #include "common.h"
 

@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "../ops/gelu.h"
-#include "../ops/rope.h"
-#include "../ops/swiglu.h"
+#include "../ops/rope_table.h"
+#include "../ops/settings.h"
 
 // Adapters of linear layers: LoRA (Hu et al., "LoRA: low-rank adaptation of large language models", 2021, arXiv:2106.09685). They, the modules that are named
 // here and the head of a reward model are trained, and the other weights are frozen.

@@ -37,6 +37,7 @@
 #include "generator.h"
 #include "linear_layers.h"
 #include "model.h"
+#include "peaks.h"
 #include "ranks.h"
 #include "table.h"
 #include "trace.h"

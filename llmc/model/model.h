@@ -9,9 +9,10 @@
 
 #include "../core/arena.h"
 #include "../data/dataloader.h"
-#include "../ops/sample.h"
+#include "../ops/settings.h"
 #include "../parallel/mesh.h"
-#include "../parallel/optimizer.h"
+#include "../parallel/optimizer_state.h"
+#include "../parallel/pieces.h"
 #include "op_list.h"
 #include "ranks.h"
 #include "routing.h"

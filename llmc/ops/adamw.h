@@ -21,16 +21,7 @@
 #include "../core/device.h"
 #include "../core/floats.h"
 #include "../core/rng.h"
-
-enum class Moments { f32, bf16, blockwise };  // how they are stored
-
-struct AdamW {  // members are double, because 1 - 0.999f is off by 1e-5
-    double lr, beta1, beta2, eps, weight_decay;
-    double grad_scale;  // for example max_norm / norm where gradients are clipped
-    size_t step;        // the first update is step 1
-    uint64_t seed = 0;  // for moments in bf16
-    size_t first = 0;   // the number of element 0 in the model
-};
+#include "settings.h"
 
 // The factors of one step, in float, and the update of one parameter.
 struct AdamWFactors {

@@ -23,9 +23,8 @@
 
 #include "../core/device.h"
 #include "attention_types.h"
+#include "settings.h"
 #include "simd.h"
-
-constexpr size_t cache_page = 64;  // tokens of a page
 
 template <class X>
 void cache_store(Cpu<X> dev, X *cache, Heads<const X> k, Heads<const X> v, const int32_t *slots, size_t T, size_t KV, size_t D) {

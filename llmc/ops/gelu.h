@@ -13,9 +13,8 @@
 #include <cstddef>
 
 #include "../core/device.h"
+#include "settings.h"
 #include "simd.h"
-
-enum class Gelu { erf, tanh };
 
 // ---- one element, on every device: both forms of P take one exp, which is the device's own. F is float or simd::Vector --------------
 

@@ -28,14 +28,7 @@
 #include "../core/common.h"
 #include "../core/device.h"
 #include "loss.h"
-
-struct Sampling {
-    double temperature = 0;
-    size_t top_k = 0;
-    double top_p = 1;
-    double min_p = 0;
-    double repetition_penalty = 1;
-};
+#include "settings.h"
 
 struct Draws {
     const int32_t *first;                      // (rows + 1) row r has the draws first[r] to first[r + 1]

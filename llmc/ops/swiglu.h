@@ -12,9 +12,8 @@
 
 #include "../core/device.h"
 #include "gelu.h"
+#include "settings.h"
 #include "simd.h"
-
-enum class Gate { silu, gelu };
 
 template <Gate form, class F> HOST_DEVICE inline F gate_exponent(F g) {  // -e
     if constexpr (form == Gate::silu) return -g;

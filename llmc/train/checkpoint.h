@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "../parallel/optimizer.h"
+#include "../parallel/optimizer_state.h"
 
 struct Comm;
 

@@ -6,7 +6,7 @@
 
 #include "../core/common.h"
 #include "../core/rng.h"
-#include "../ops/attention_decode.h"
+#include "../ops/settings.h"
 
 namespace {
 

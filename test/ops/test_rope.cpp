@@ -1,4 +1,5 @@
 #include "../../llmc/ops/rope.h"
+#include "../../llmc/ops/rope_table.h"
 
 #include "../finite_difference.h"
 #include "../reference_rope.h"

@@ -1,5 +1,5 @@
-// The table of rope.h. inverse_frequencies and attention_factor follow transformers' modeling_rope_utils.py line by line.
-#include "rope.h"
+// inverse_frequencies and attention_factor follow transformers' modeling_rope_utils.py line by line.
+#include "rope_table.h"
 
 #include <algorithm>
 #include <cmath>

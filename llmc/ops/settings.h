@@ -1,0 +1,34 @@
+// The settings of ops that a model's configuration or the command line chooses. They are apart from the ops, so that the files that only pass
+// them on (../model/config.h, ../model/model.h, the tasks) compile no kernels. The meaning of each is in the contract of its op.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+// ---- gelu.h, swiglu.h ----
+
+enum class Gelu { erf, tanh };
+enum class Gate { silu, gelu };
+
+// ---- sample.h, attention_decode.h ----
+
+struct Sampling {
+    double temperature = 0;
+    size_t top_k = 0;
+    double top_p = 1;
+    double min_p = 0;
+    double repetition_penalty = 1;
+};
+
+constexpr size_t cache_page = 64;  // tokens of a page of keys and values
+
+// ---- adamw.h ----
+
+enum class Moments { f32, bf16, blockwise };  // how they are stored
+
+struct AdamW {  // members are double, because 1 - 0.999f is off by 1e-5
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_scale;  // for example max_norm / norm where gradients are clipped
+    size_t step;        // the first update is step 1
+    uint64_t seed = 0;  // for moments in bf16
+    size_t first = 0;   // the number of element 0 in the model
+};
