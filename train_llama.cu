@@ -410,8 +410,8 @@ template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, Te
 // that decay come first.
 template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, TensorList<S> &t) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const auto normal = Tensor::normal, zeros = Tensor::zeros,
-               ones = c.norm_w0 ? zeros : Tensor::ones;  // what norms multiply by is 1
+    // Norms multiply by 1 at first.
+    const auto normal = Tensor::normal, zeros = Tensor::zeros, ones = c.norm_w0 ? zeros : Tensor::ones;
     const char *const norm2 = c.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
     w.layer.resize(c.L);
 
@@ -578,8 +578,8 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     const size_t raw = c.qk_norm * (Q + K);  // queries and keys before their norm, which are stored, too
     const ExpertConfig &e = c.experts;
     const bool frozen = c.lora.rank > 0;
-    const auto experts = [&](size_t IC, size_t OC, size_t shared_IC, size_t shared_OC, size_t in,
-                             size_t out) {  // in, out: elements that rows move
+    // in, out: elements that rows move.
+    const auto experts = [&](size_t IC, size_t OC, size_t shared_IC, size_t shared_OC, size_t in, size_t out) {
         std::vector<CostOf> costs = {cost::grouped(e.number, e.chosen, IC, OC, frozen), cost::elements(in, out)};
         if (e.shared_F) costs.push_back(cost::grouped(1, 1, shared_IC, shared_OC, frozen));
         return costs;

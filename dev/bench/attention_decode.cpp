@@ -28,8 +28,8 @@ template <class Dev> static void line(Dev dev, size_t B, size_t length, double c
     std::vector<X> cache(layers * layer), out(B * H * D);
     for (size_t i = 0; i < cache.size(); i += page_elements) std::ranges::copy(page, cache.begin() + ptrdiff_t(i));
     std::vector<int32_t> table(B * pages), first_key(B), lengths(B, int32_t(length));
-    for (size_t i = 0; i < table.size(); i++)
-        table[i] = int32_t(i % pages * B + i / pages);  // as sequences that grow together get them
+    // Sequences that grow together take pages in turn.
+    for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i % pages * B + i / pages);
     std::vector<float> scratch(attention_decode_scratch(dev, B, pages, H, D));
     const double time = fastest(5, {[&] {
                                     for (size_t l = 0; l < layers; l++)

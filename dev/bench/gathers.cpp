@@ -100,8 +100,8 @@ int main() {
     const auto parameters = [&](size_t unit) { return double(table.units[unit].end - table.units[unit].begin); };
     const double bytes = parameters(1) * sizeof(bf16) / 2;  // of a layer, which a rank receives
     const double alone = step(config, row, 0, true).seconds;
-    const double layer =
-        alone / (3 * (double(config.L) + parameters(0) / parameters(1)));  // seconds of its forward pass; unit 0 is the head
+    // Seconds of a layer's forward pass. Unit 0 is the head.
+    const double layer = alone / (3 * (double(config.L) + parameters(0) / parameters(1)));
     printf("%zu layers, 2 ranks, rows of %zu tokens, bf16; %.0f ms a step without a link\n\n", config.L, row.T, 1e3 * alone);
     printf("a layer's gather, of its    when needed          ahead\n");
     printf("forward pass, about         waits   ms a step    waits   ms a step\n");

@@ -71,8 +71,8 @@ void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
 // Four warps take every fourth key each. Their results are merged through shared memory, in order: the largest maximum counts, and sums under a
 // smaller maximum are rescaled (join_channel, of the shipped kernel).
 
-__device__ void put_warp(float *sums, float *out, const WarpHead &head,
-                         size_t D) {  // of this warp among (warps, 2) and (warps, D)
+// Stores the state of this warp among (warps, 2) sums and (warps, D) outputs.
+__device__ void put_warp(float *sums, float *out, const WarpHead &head, size_t D) {
     const size_t warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) sums[2 * warp] = head.max, sums[2 * warp + 1] = head.sum;
     head.out.for_each(D, [&](size_t d, float value) { out[warp * D + d] = value; });

@@ -111,8 +111,8 @@ struct Interpreter {  // ptx/ladder.cpp, in programs that run nvcc's PTX on the 
     virtual ~Interpreter() = default;
     virtual std::vector<std::string> not_run() const = 0;  // kernels of this program that no launch has run so far
     virtual size_t kernels() const = 0;                    // of this program
-    virtual void count(const std::string &what, const std::function<void()> &run, size_t sample,
-                       bool csv) const = 0;  // prints its counts
+    // Prints the counts of a run.
+    virtual void count(const std::string &what, const std::function<void()> &run, size_t sample, bool csv) const = 0;
 };
 
 // Set before main(), by the ladder, timing.cu and ptx/ladder.cpp; null where they are not part of the program.

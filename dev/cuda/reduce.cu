@@ -115,8 +115,8 @@ template <class X> struct SquaredNorm {
 
     void run(Cuda<X> dev, size_t version) { sum = versions[version - 1](dev, scratch.data(), d_x.data(), n); }
 
-    void check(
-        Check &check) const {  // the squares of floats are exact in double; n 2^-53 bounds a sum of n positive terms in any order
+    // The squares of floats are exact in double; n 2^-53 bounds the error of a sum of n positive terms in any order.
+    void check(Check &check) const {
         double want = 0;
         for (float v : x) want += double(v) * double(v);
         check("sum", std::vector<double>{sum}, std::vector<double>{want}, 2 * double(n + 1) * 0x1p-53 * want);

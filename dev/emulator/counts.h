@@ -23,8 +23,8 @@ struct KernelCounts {
         void operator+=(const Executed &other) { warps += other.warps, lanes += other.lanes; }
     };
     std::string name;
-    uint64_t launches = 0, blocks = 0, threads = 0,
-             shared = 0;  // of the last launch: blocks, their threads, their shared memory in bytes
+    // Of the last launch: blocks, their threads, their shared memory in bytes.
+    uint64_t launches = 0, blocks = 0, threads = 0, shared = 0;
     Executed loads, stores, shared_loads, shared_stores;
     uint64_t sectors = 0;                           // of device memory, in `loads` and `stores`
     uint64_t wavefronts = 0, least_wavefronts = 0;  // of shared memory (transactions.h)

@@ -468,8 +468,8 @@ void cp_async_16(void *to, const void *from, bool valid, std::source_location at
         FAIL(place, "cp.async: the source is not 16-byte aligned", "rows that are multiples of 16 bytes");
     if (valid) {
         access(from, 16, false, place.pc);
-        [[maybe_unused]] volatile unsigned char byte =
-            static_cast<const unsigned char *>(from)[0];      // AddressSanitizer should speak here
+        // AddressSanitizer reports here.
+        [[maybe_unused]] volatile unsigned char byte = static_cast<const unsigned char *>(from)[0];
         byte = static_cast<const unsigned char *>(from)[15];  // and not at the wait
     }
     access(to, 16, true, place.pc, true);

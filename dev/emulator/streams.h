@@ -77,8 +77,8 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t = nul
 template <class T> cudaError_t cudaMalloc(T **p, size_t bytes) { return cudaMalloc(reinterpret_cast<void **>(p), bytes); }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned,
-                                         int priority);  // takes no effect: streams run in any order
+// The priority takes no effect: streams run in any order.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority);
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);

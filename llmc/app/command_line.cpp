@@ -198,8 +198,8 @@ struct Parser {
             notes.push_back("ring_attn_head_stride: --sp_mode gather");
         }
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
-        if (task == DEMO && !given.count("output_dir") && options.resume == "never")
-            options.overwrite = true;  // it only ever replaces the demo's own run
+        // The demo replaces only its own run.
+        if (task == DEMO && !given.count("output_dir") && options.resume == "never") options.overwrite = true;
     }
 };
 

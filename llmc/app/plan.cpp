@@ -173,8 +173,8 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     limits.positions = o.max_len;
     if (continuation) continuation->use(limits);
     const Room room(run);
-    const size_t ranks = room.here ? run.model.ranks.world : 1,
-                 memory = room.usable / ranks;  // the ranks of this machine share its memory
+    // The ranks of this machine share its memory.
+    const size_t ranks = room.here ? run.model.ranks.world : 1, memory = room.usable / ranks;
     const auto model = plan_model(run, run.model, o.recompute, limits, memory);
     const size_t of_rank = rank_bytes(run, run.model, *model, limits), bytes = room.process + ranks * of_rank;
     if (run.model.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.model.ranks).c_str());

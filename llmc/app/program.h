@@ -19,8 +19,8 @@ struct Program {
     std::vector<std::string> bundled;  // the arguments of a run without a task; empty: the demo
 };
 
-int run_program(const Program &program,
-                const std::vector<std::string> &arguments);  // argv without the name; returns the exit code
+// `arguments` is argv without the program's name. Returns the exit code.
+int run_program(const Program &program, const std::vector<std::string> &arguments);
 
 // ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
 

@@ -40,9 +40,9 @@ size_t gpu_memory(const std::string &name);
 
 // What a GPU does in a second, for predictions alone (docs/memory.md, "Seconds").
 struct GpuRates {
-    double products, attention,
-        attention_backward;  // FLOP as op_list.h counts them, in bf16; of attention the limit for wide heads and long documents
-    double memory;           // bytes that ops read and write
+    // FLOP as op_list.h counts them, in bf16; of attention the limit for wide heads and long documents.
+    double products, attention, attention_backward;
+    double memory;               // bytes that ops read and write
     double link, network, host;  // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
     double spread = 0;           // a measured step may take this share more or less than predicted
 };

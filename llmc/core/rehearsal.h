@@ -33,8 +33,8 @@ struct Event {
     enum Kind { row, op, pause, start, wait } kind;  // pause: between two ops, for a transfer     start, wait: of a transfer
     enum Lane { messages, out, in, lanes } lane = messages;  // out, in: copies to the store and from there
     OpKey key = {};                                          // of a transfer: the op or pause in which it starts
-    size_t amount =
-        0;  // op, pause: Work::bucket     messages: bytes that all ranks of the communicator send     copies: the place's number
+    // Of an op or a pause Work::bucket, of a message the bytes that all ranks of the communicator send, of a copy the place's number.
+    size_t amount = 0;
     size_t id = 0;                   // of a transfer
     size_t ranks = 1, distance = 1;  // messages: the size of the communicator, and how far apart its ranks are in the world
 };

@@ -34,8 +34,8 @@ class PinnedStore final : public Store {
   private:
     void copy(size_t place, cudaStream_t stream, void *to, const void *from, size_t bytes) {
         cudaEvent_t &copied = copied_[place];
-        if (copied)
-            cuda_check(cudaStreamWaitEvent(stream, copied), "copying an offloaded array");  // its last copy, on either stream
+        // Its last copy, on either stream.
+        if (copied) cuda_check(cudaStreamWaitEvent(stream, copied), "copying an offloaded array");
         else cuda_check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "no event");
         cuda_check(cudaEventRecord(reached_, ops_), "copying an offloaded array");
         cuda_check(cudaStreamWaitEvent(stream, reached_), "copying an offloaded array");

@@ -37,8 +37,8 @@ class Tokenizer {
     const Token &token(int32_t id) const;
 
     std::string path_;
-    std::map<int32_t, Token>
-        tokens_;  // by id; not a vector, which one large id in a broken file would make hundreds of megabytes long
+    // By id. One large id in a broken file would make a vector hundreds of megabytes long.
+    std::map<int32_t, Token> tokens_;
     std::vector<TokenDecoder> decoders_;
 };
 

@@ -36,8 +36,8 @@ class HfWeights {
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
     // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;
-    bool same(const std::string &name, const HfWeights &other,
-              const std::string &its_name) const;  // in shape and values; both have it
+    // Whether shape and values are the same. Both have the tensor.
+    bool same(const std::string &name, const HfWeights &other, const std::string &its_name) const;
 
   private:
     using FileOfTensor = std::map<std::string, const SafetensorsFile *>;

@@ -16,6 +16,6 @@ struct Tensor {
     size_t offset, count;
     bool transposed = false;  // files of weights store it as (shape[1], shape[0]), as GPT-2's Conv1D does; checkpoints do not
     bool product = false;     // its gradient is one matrix product, which can overwrite the array; other ops can only add to it
-    bool of_layer =
-        false;  // it is a matrix of a layer, or of a layer's adapter, but no router: what Muon updates and --load_in quantises
+    // A matrix of a layer, or of a layer's adapter, but no router: what Muon updates and --load_in quantises.
+    bool of_layer = false;
 };

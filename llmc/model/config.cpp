@@ -561,8 +561,8 @@ ModelConfig parse_config(const json &as_found, const std::string &where, std::ve
     c.tied = c.tied && !c.reward;
     check_sizes(c, fields);
     c.window = read_windows(fields, c.family, c.gpt2() ? std::vector<bool>(c.L) : c.unrotated);
-    if (c.family == "exaone4" &&
-        std::ranges::count(c.window, size_t(0)) < ptrdiff_t(c.L))  // beside layers with a window the others are not rotated
+    // Layers without a window are not rotated if there are layers with one.
+    if (c.family == "exaone4" && std::ranges::count(c.window, size_t(0)) < ptrdiff_t(c.L))
         for (size_t l = 0; l < c.L; l++) c.unrotated[l] = c.window[l] == 0;
     read_token_ids(c, fields);
     return c;

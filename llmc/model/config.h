@@ -86,8 +86,8 @@ ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes)
 ModelConfig parse_config(const nlohmann::json &source, const std::string &where, std::vector<std::string> &notes);
 ModelConfig preset(const std::string &name);  // a published configuration; an unknown name is answered with the list
 std::vector<std::string> preset_names();
-void read_generation_config(ModelConfig &config,
-                            const std::string &dir);  // of a model or an adapter; changes nothing if `dir` has none
+// Reads the file of a model or an adapter; changes nothing if `dir` has none.
+void read_generation_config(ModelConfig &config, const std::string &dir);
 // Replaces the base of the rotation, unless `theta` is 0, and its scaling (JSON as in config.json), unless `scaling` is empty. Exported models have both.
 void set_rope(ModelConfig &config, double theta, const std::string &scaling);
 void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // adds ids missing from config.eos

@@ -65,8 +65,8 @@ struct ModelLimits {
 // Describes the documents of a row of next_logits(), and the pages of the cache (attention_decode.h) that hold their keys and values. The caller
 // assigns pages to sequences.
 struct CacheStep {
-    bool
-        prompts;  // whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache
+    // Whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache.
+    bool prompts;
     std::vector<int32_t> slots;   // (T) the row of the cache that takes a token's key and value; -1: none, for padding
     std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; for tokens
     std::vector<int32_t> length;  // (documents) the tokens of each sequence, the new one included; for tokens

@@ -205,8 +205,8 @@ struct OpList {
                     c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (pass == Pass::forward ? 3 : 8);
                 if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C), logits};
                 const double bucket = double(w.bucket);
-                if (backward && !c.reward)
-                    return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket, logits};  // the rows of its bucket alone
+                // The rows of its bucket alone.
+                if (backward && !c.reward) return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket, logits};
                 if (frozen_head(c) || (!backward && w.head_in_buckets))
                     return {4 * N * C * R, s * (N * C + R * C + T * C), logits};
                 return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C, logits};

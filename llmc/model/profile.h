@@ -23,8 +23,8 @@ class Profiler {
         : timeline_(std::move(timeline)), peaks_(peaks), ops_(ops), config_(config), layout_(layout), sums_(ops.size()) {}
 
     void begin_step();
-    void begin_row(const Row &row,
-                   size_t sp);  // the next ops belong to this row, of which each of sp ranks computes an equal share
+    // The next ops belong to this row, of which each of sp ranks computes an equal share.
+    void begin_row(const Row &row, size_t sp);
     // An op of the step begins, for `tokens` tokens of the row; 0: for all. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0, size_t tokens = 0);
     void end_step();            // waits for the device

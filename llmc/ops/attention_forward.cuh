@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads)
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.y, kv = h / shape.group();
-    const TileRows block =
-        nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);  // long tasks go first: late queries see most keys
+    // Long tasks go first: late queries see most keys.
+    const TileRows block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
     Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;

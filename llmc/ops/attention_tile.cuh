@@ -173,8 +173,8 @@ template <int m> struct Queries {
         const int i = threadIdx.x;
         row0 = i / 32 * 16 * m;
         begin = block.begin + row0, end = min(begin + 16 * m, block.end);
-        if (i < int(blockDim.x) / 32 * 16 * m)
-            first_key[i] = i < block.size() ? all_first_keys[block.begin + i] : INT32_MAX;  // sees nothing
+        // A row beyond the block sees no key.
+        if (i < int(blockDim.x) / 32 * 16 * m) first_key[i] = i < block.size() ? all_first_keys[block.begin + i] : INT32_MAX;
     }
     __device__ bool see_none_of(TileRows keys) const { return begin >= end || keys.begin >= end || keys.end <= first_key[row0]; }
     __device__ bool see_all_of(TileRows keys) const {

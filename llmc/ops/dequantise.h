@@ -45,8 +45,8 @@ HOST_DEVICE inline float nf4_value(int code) {
 struct Quantised {
     int bits;  // 4 or 8
     size_t rows, columns;
-    const uint8_t
-        *codes;  // 4 bits: (ceil(count() / 2)), the earlier weight in the upper half of a byte; 8 bits: (count()) int8_t
+    // 4 bits: (ceil(count() / 2)), the earlier weight in the upper half of a byte. 8 bits: (count()) int8_t.
+    const uint8_t *codes;
     const uint8_t *magnitudes;  // 4 bits: (blocks)
     const float *scales;        // 4 bits: (1 + groups), the first of which is the mean; 8 bits: (rows)
     const float *fractions;     // (256) of both signs

@@ -70,8 +70,8 @@ inline uint8_t fp8_code(Fp8Format f, float number) {
     const float magnitude = std::abs(number);
     if (number != number) return 0x7f;
     if (magnitude < std::ldexp(1.0f, f.smallest)) return uint8_t(sign | int(std::ldexp(magnitude, f.fraction - f.smallest)));
-    const int e = std::ilogb(magnitude),
-              significand = int(std::ldexp(magnitude, f.fraction - e));  // its leading 1 adds 1 to the exponent
+    // The significand's leading 1 adds 1 to the exponent.
+    const int e = std::ilogb(magnitude), significand = int(std::ldexp(magnitude, f.fraction - e));
     return uint8_t(sign | (((e - f.smallest) << f.fraction) + significand));
 }
 inline float fp8_number(Fp8Format f, uint8_t code) {

@@ -54,8 +54,8 @@ SEPARATE_ROUNDINGS static void scale_yarn(std::vector<float> &inv_freq, const st
 // in 150, which no table can follow, since its bits depend on the processor.
 std::vector<float> inverse_frequencies(const RopeConfig &config, size_t D, bool is_long) {
     const size_t R = config.channels(D);
-    const std::vector<double> &divisor =
-        is_long ? config.long_factor : config.short_factor;  // of longrope (Ding et al., 2024, arXiv:2402.13753)
+    // LongRoPE (Ding et al., 2024, arXiv:2402.13753).
+    const std::vector<double> &divisor = is_long ? config.long_factor : config.short_factor;
     std::vector<float> power(R / 2), inv_freq(R / 2);
     for (size_t i = 0; i < R / 2; i++) {
         power[i] = float(std::pow(double(float(config.theta)), double(float(2 * i) / float(R))));

@@ -31,8 +31,8 @@ __global__ void swiglu_backward_kernel4(X *dgate_up, const X *dout, const X *gat
     const auto dact = Vec<X, N>::load(dout + t * F + f);
     for (int i = 0; i < N; i++) {
         const float g = gate[i], u = up[i], d = dact[i];
-        const float s =
-            1.0f / (1.0f + expf(gate_exponent<form>(g)));  // exactly, so that 1 - s is 0 where a huge gate multiplies it
+        // expf is exact enough that 1 - s is 0 where a huge gate multiplies it.
+        const float s = 1.0f / (1.0f + expf(gate_exponent<form>(g)));
         gate[i] = d * u * s * (1.0f + g * (1.0f - s) * gate_slope<form>(g));
         up[i] = d * g * s;
     }

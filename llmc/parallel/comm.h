@@ -152,13 +152,13 @@ struct Comm {
     void barrier(Where at = Where::current());  // returns when all ranks have called it
     double sum(double value, Where at = Where::current());
     int64_t sum(int64_t value, Where at = Where::current());
-    std::vector<double> sum(const std::vector<double> &values,
-                            Where at = Where::current());  // elementwise; every rank gives the same number of values
+    // Sums elementwise. Every rank passes the same number of values.
+    std::vector<double> sum(const std::vector<double> &values, Where at = Where::current());
     std::vector<int64_t> sum(const std::vector<int64_t> &values, Where at = Where::current());
     double max(double value, Where at = Where::current());
     bool all(bool value, Where at = Where::current());
-    std::vector<std::string> gather(const std::string &text,
-                                    Where at = Where::current());  // [r] = rank r's text, which should be short
+    // Returns [r] = rank r's text, which should be short.
+    std::vector<std::string> gather(const std::string &text, Where at = Where::current());
     template <class T> std::vector<T> gather(const T &value, Where at = Where::current()) {  // [r] = rank r's value
         static_assert(std::is_trivially_copyable_v<T>);
         std::vector<T> all(static_cast<size_t>(size));

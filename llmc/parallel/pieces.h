@@ -89,8 +89,8 @@ class ShardPieces {
     }
     void finish() {
         if (reached_ > 0) offload(reached_ - 1, (reached_ - 1) % windows);
-        for (size_t p = prefetched_ - std::min(prefetched_, windows); p < prefetched_; p++)
-            wait_for(p);  // other arrays may need the windows
+        // Other arrays may need the windows.
+        for (size_t p = prefetched_ - std::min(prefetched_, windows); p < prefetched_; p++) wait_for(p);
         reached_ = prefetched_ = 0;
         close();
     }

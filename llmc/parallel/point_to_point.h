@@ -54,5 +54,5 @@ class PointToPointComm final : public Comm {
 
 // The texts of a watchdog: the call of one rank, and the error that ends the run.
 std::string describe_rank(const Stamp &last, bool waits);
-std::string hung_message(int rank, double timeout,
-                         const std::vector<std::string> &ranks);  // an empty entry: that rank has not answered
+// An empty entry of `ranks` is a rank that has not answered.
+std::string hung_message(int rank, double timeout, const std::vector<std::string> &ranks);

@@ -273,8 +273,9 @@ class Doorkeeper {
     };
 
     bool all_there() {
+        // A process that has ended may be started again.
         for (Socket &s : ranks_)
-            if (!is_open(s)) s = Socket();  // that process has ended, and is perhaps started again
+            if (!is_open(s)) s = Socket();
         return std::count_if(ranks_.begin(), ranks_.end(), [](const Socket &s) { return bool(s); }) == world_ - 1;
     }
 

@@ -127,8 +127,8 @@ class Engine {
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
             const Drawn drawn = w.drawn.front();
             w.drawn.pop_front();
-            if (last || (partial &&
-                         pages_.free() == 0)) {  // without room for a copy the prompt is computed once more for the next sample
+            // Without room for a copy the prompt is computed once more for the next sample.
+            if (last || (partial && pages_.free() == 0)) {
                 s.pages = std::move(w.pages);
                 w.pages.clear(), w.drawn.clear();
             } else {

@@ -167,8 +167,8 @@ ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) 
         if (out.config.V != trained.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !trained.tokenizer_hash.empty() && out.tokenizer_hash != trained.tokenizer_hash)
             refuse("tokenizer");
-        out.ranks =
-            ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);  // because it may have other numbers of heads
+        // The numbers of heads may differ.
+        out.ranks = ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);
     });
     return out;
 }

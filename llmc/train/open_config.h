@@ -22,8 +22,8 @@ std::string tokenizer_with_tokens(const Run &run, const std::string &dir);
 // rows (weights_of).
 void use_tokenizer(const Run &run, ModelSpec &model, const std::string &dir);
 void grow_vocabulary(const Run &run, ModelSpec &model, size_t rows, const std::string &whose);
-void expect_own_family(const Run &run, const ModelConfig &config,
-                       const std::string &name);                // dies if the model belongs to the other trainer
+// Dies if the model belongs to the other trainer.
+void expect_own_family(const Run &run, const ModelConfig &config, const std::string &name);
 size_t weight_bits(const Options &o);                           // by --load_in; 0: the run's dtype
 ModelSpec open_config(const Run &run, const std::string &dir);  // without ranks
 // Returns the division into ranks that the flags ask for, with rings of `sp`. Dies if it does not divide the model's heads.

@@ -16,8 +16,8 @@ void expect_same_files(const Run &run, const std::vector<std::string> &paths);
 void expect_same(const Run &run, const std::string &path, const std::string &own);
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
-std::unique_ptr<Samples> open_samples(const Run &run,
-                                      const std::string &path);  // the task's training data, or rollouts
+// Opens the task's training data, or rollouts.
+std::unique_ptr<Samples> open_samples(const Run &run, const std::string &path);
 
 // Dies if a document has more tokens than the model has positions. It concerns the calling rank alone.
 void expect_positions(const Run &run, const ModelSpec &model, const Samples &data);

@@ -37,8 +37,8 @@ class OutputDirectory {
     OutputDirectory(const OutputDirectory &) = delete;
 
     bool holds_run() const;  // more than the unfinished save of a killed run
-    void refuse_input(const char *flag,
-                      const std::string &path) const;  // dies if it is the directory, or a part of the run there
+    // Dies if `path` is the output directory, or a part of the run there.
+    void refuse_input(const char *flag, const std::string &path) const;
 
     // Names of files, and of directories with a slash behind. Both die if the user has something of such a name there.
     void expect_free(const std::vector<std::string> &names) const;

@@ -60,8 +60,8 @@ struct PolicySums {
     double policy_loss = 0, kl_loss = 0;  // shares of the step's loss
     double tokens = 0, clipped = 0;       // clipped: tokens whose clipped objective is the smaller one
     double moved = 0, kl = 0;             // of log p_old - log p; of k3 of the reference, 0 without one
-    double stale = 0, weights = 0,
-           cut = 0;  // of log p_smp - log p_old; of the correction's weights; tokens whose weight it clamped or made 0
+    // Sums of log p_smp - log p_old and of the correction's weights, and the tokens whose weight was clamped or set to 0.
+    double stale = 0, weights = 0, cut = 0;
 
     PolicySums &operator+=(const PolicySums &o);
 };

@@ -25,8 +25,8 @@ class RolloutSource {
 
     // Returns the answers to the next prompts. updates: of the policy so far; left: updates that remain in the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
-    Measured evaluate(Model &policy, const Samples &prompts,
-                      std::span<const size_t> samples) const;  // the reward of greedy answers
+    // Measures the reward of greedy answers.
+    Measured evaluate(Model &policy, const Samples &prompts, std::span<const size_t> samples) const;
 
     // A checkpoint keeps the answers that the writer has begun. It keeps no weights of the writer: their answers are finished instead.
     void finish_writing();
