@@ -79,17 +79,17 @@ def gemma_rope(theta, local_theta, **scaling):
 MODELS = {
     "llama2": ("llama", dict(num_key_value_heads=4, **rope(1e4)), dict(v4=True, drop=["num_key_value_heads", "head_dim"])),
     "llama3": ("llama", dict(vocab_size=112, **rope(5e5)), dict(max_shard_size="30KB")),
-    "llama31": ("llama", dict(rope_parameters=LLAMA3_SCALING, eos_token_id=[2, 3]), dict(v4=True, drop=["head_dim"])),
+    "llama31": ("llama", dict(SMALLER, rope_parameters=LLAMA3_SCALING, eos_token_id=[2, 3]), dict(v4=True, drop=["head_dim"])),
     "llama32": ("llama", dict(rope_parameters=LLAMA3_SCALING, head_dim=16, tie_word_embeddings=True), {}),
     "llama_bias": ("llama", dict(SMALLER, attention_bias=True, mlp_bias=True, **rope(1e4)), {}),
     "llama_yarn": ("llama", dict(SMALLER, **rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=1.0)), {}),
-    "llama_linear": ("llama", rope(1e4, "linear", factor=4.0), dict(dtype=torch.float16, v4=True, legacy_type=True)),
+    "llama_linear": ("llama", dict(SMALLER, intermediate_size=24, **rope(1e4, "linear", factor=4.0)), dict(dtype=torch.float16, v4=True, legacy_type=True)),
     "qwen2": ("qwen2", dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1, intermediate_size=32, rms_norm_eps=1e-6,
                             tie_word_embeddings=True, use_sliding_window=False, **rope(1e6)),
               dict(v4=True, extra=dict(sliding_window=24, max_window_layers=1))),  # a window that is not used, as Qwen2.5 ships it
     "qwen2_window": ("qwen2", dict(SMALLER, rms_norm_eps=1e-6, use_sliding_window=True, sliding_window=16, max_window_layers=1, **rope(1e6)), {}),
     "qwen3": ("qwen3", dict(head_dim=16, intermediate_size=64, rms_norm_eps=1e-6, tie_word_embeddings=True, **rope(1e6)), dict(dtype=torch.float32)),
-    "mistral": ("mistral", dict(sliding_window=24, vocab_size=101, **rope(1e4)), {}),
+    "mistral": ("mistral", dict(SMALLER, sliding_window=24, vocab_size=101, **rope(1e4)), {}),
     "phi3": ("phi3", dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, sliding_window=20,
                           pad_token_id=None, eos_token_id=2, **rope(1e4)), {}),
     # documents of 33 and 70 tokens are longer than the original positions, the others are not
@@ -105,8 +105,8 @@ MODELS = {
     "dynamic": ("llama", dict(SMALLER, **rope(1e4, "dynamic", factor=4.0)), dict(v4=True)),
     "phi35": ("phi3", dict(SMALLER, hidden_size=32, num_attention_heads=4, intermediate_size=40, original_max_position_embeddings=32,
                            **rope(1e4, "longrope", short_factor=[1.0, 1.25, 1.5, 1.75], long_factor=[2.0, 3.0, 4.5, 6.0])), dict(v4=True)),
-    "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, num_hidden_layers=1, tie_word_embeddings=True,
-                              **rope(1e5)), {}),
+    "smollm2": ("llama", dict(SMALLER, hidden_size=72, num_attention_heads=9, num_key_value_heads=3, intermediate_size=16, num_hidden_layers=1,
+                              tie_word_embeddings=True, **rope(1e5)), {}),
     # queries are wider than the residual stream: each norm shows its width
     "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)), {}),
     "gemma3": ("gemma3_text", dict(SMALLER, head_dim=16, layer_types=["sliding_attention", "full_attention"], sliding_window=16, query_pre_attn_scalar=24,

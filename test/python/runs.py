@@ -102,11 +102,11 @@ def wait_for(what, process):
         time.sleep(0.001)
 
 
-def succeeds(words, **more):
-    """The standard output of a call that ends well and has nothing to complain about."""
+def succeeds(words, quiet=True, **more):
+    """The standard output of a call that ends well. If quiet, its standard error is empty; a preparation of raw data prints a table there."""
     result = call(words, **more)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stderr == ""
+    assert result.stderr == "" or not quiet
     return result.stdout
 
 
@@ -196,8 +196,7 @@ def near(got, want, relative, absolute=0.0):
 def evaluate(model, data, tmp_path, **options):
     """What eval logs."""
     log = tmp_path / "eval.jsonl"
-    result = call(command("eval", model=model, data=data, log=log, **{"max_len": 128, **options}))
-    assert result.returncode == 0, result.stderr
+    succeeds(command("eval", model=model, data=data, log=log, **{"max_len": 128, **options}), quiet=False)
     return read_lines(log)[-1]
 
 
@@ -263,6 +262,7 @@ def read_tensors(path):
 
 def write_tensors(path, tensors):
     header, at = {}, 0
+    tensors = {name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}
     for name, values in tensors.items():
         header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
         at += values.nbytes
@@ -274,20 +274,24 @@ def change_json(path, **fields):
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-def model_with(directory, model="qwen3", tensor=None, change=None, **config):
-    """A copy of a golden model with other fields of config.json, and change(array) applied to one tensor."""
+def model_with(directory, model="qwen3", change=None, file="model.safetensors", **config):
+    """A copy of a golden model with other fields of config.json, in which change(tensors) has changed the dictionary of a file's arrays."""
     shutil.copytree(GOLDEN / model, directory)
-    change_json(directory / "config.json", **config)
-    if tensor:
-        tensors = read_tensors(directory / "model.safetensors")
-        change(tensors[tensor])
-        write_tensors(directory / "model.safetensors", tensors)
+    if config:
+        change_json(directory / "config.json", **config)
+    if change:
+        tensors = read_tensors(directory / file)
+        change(tensors)
+        write_tensors(directory / file, tensors)
     return directory
 
 
-def overflow(w):
-    """Makes products with these weights leave the range of float."""
-    w *= np.float32(3e38) / np.abs(w).max()
+def overflowing(name):
+    """A change for model_with: products with these weights leave the range of float."""
+    def change(tensors):
+        tensors[name] *= np.float32(3e38) / np.abs(tensors[name]).max()
+
+    return change
 
 
 # ---- faults -----------------------------------------------------------------------------------------------------------------------

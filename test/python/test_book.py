@@ -74,16 +74,6 @@ def test_a_build_prints_what_its_chapter_shows(page, command, shown):
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
-def test_a_chapter_is_whole(page):
-    text = page.read_text()
-    assert re.match(r"# [A-G]\. .*\n\nAfter this page you can .*\n\nBefore it: .* Time: ", text)
-    for heading in ("## Predict before you run", "## Break it", "## Read next"):
-        assert heading in text, heading
-    assert text.count("<details><summary>Answer</summary>") == text.count("</details>") >= 3
-    assert "![" in text and "Held by: " in text
-
-
-@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
 def test_each_derivation_names_a_test_and_a_mutant(page):
     known = {mutant.number: mutant for mutant in mutants.read_table(ROOT / "test/mutants.txt")}
     lines = re.findall(r"^Held by: (.*)$", page.read_text(), re.M)
@@ -128,13 +118,9 @@ def test_a_mutant_comes_and_goes(tmp_path):
     assert call("--remove") == (0, "some.h is as it was\n", "int sum(int a, int b) { return a + b; }\n")
 
 
-def test_every_question_has_an_answer_somewhere():
-    """No question occurs twice. test_docs.py checks that the links lead to headings."""
-    rows = re.findall(r"^\d+\. (.*\?) \[.*\]\((.*)\)$", (BOOK / "questions.md").read_text(), re.M)
-    assert len({question for question, _ in rows}) == len(rows) >= 70
-
-
 def test_pictures_are_drawn_from_the_programs(tmp_path):
-    names = [f"book_{page.stem}" for page in BOOK.glob("*.png")]
+    """Those of the other pages, too, but for curves of measured runs and those that take many plans."""
+    names = {f"book_{path.stem}" for path in BOOK.glob("*.png")} | {path.stem for path in (ROOT / "docs").glob("*.png")}
+    names -= {"demo_loss", "grad_dtype", "longest_sample", "timeline"}
     drawn = subprocess.run([sys.executable, ROOT / "scripts/figures.py", tmp_path, *names], stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert len(drawn.splitlines()) == len(names) == len(list((tmp_path / "book").glob("*.png")))
+    assert len(drawn.splitlines()) == len(names) == len(list(tmp_path.rglob("*.png")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from preparing import CHAT, CHATML, PLAIN, prepare
-from runs import DEMO, ENVIRONMENT, call, command, random_documents, refused, refused_training, start, summary, write_data, write_lines
+from runs import DEMO, ENVIRONMENT, call, command, random_documents, refused, refused_training, start, succeeds, summary, write_data, write_lines
 
 
 class Keys:
@@ -175,8 +175,7 @@ def cache(tmp_path, own_cache, python_for_data):
 def trained(output, source, **options):
     """Trains on raw data, and returns the samples of an epoch."""
     words = command("sft", **{"model": DEMO, "data": source, "output_dir": output, "max_epochs": 1, "train_batch_size": 2, **options})
-    result = call(words)
-    assert result.returncode == 0, result.stderr
+    succeeds(words, quiet=False)
     return summary(output)["samples"]
 
 

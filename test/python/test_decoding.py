@@ -13,8 +13,7 @@ SPECIAL, ADDED = ["<s>", "</s>", "<|im_end|>"], ["<think>", "a b", "\u2581x", "<
 METASPACE, BYTES = "\u2581", [0x0A, 0x20, 0x41, 0x60, 0x6E, 0x80, 0x9F, 0x98, 0x84, 0xA4, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xED, 0xA0, 0xF0, 0xF4, 0x90,
                               0xFF, 0xC0]
 SENTENCEPIECE = [METASPACE, METASPACE * 2, METASPACE + "the", METASPACE * 2 + "b", "ing", "\u00e9", "\U0001f604", " ", "  ", " c ", "\n", "<0xZZ>",
-                 "<0x4>", "\ufffd",
-                 "a" + METASPACE, *(f"<0x{byte:02X}>" for byte in BYTES), "<0xe2>"]
+                 "<0x4>", "\ufffd", "a" + METASPACE, *(f"<0x{byte:02X}>" for byte in BYTES), "<0xe2>"]
 REPLACE, STRIP = decoders.Replace(METASPACE, " "), decoders.Strip(" ", 1, 0)
 DECODERS = {
     "llama2": decoders.Sequence([REPLACE, decoders.ByteFallback(), decoders.Fuse(), STRIP]),

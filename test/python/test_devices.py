@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from runs import (
     DEMO, FAMILIES, GOLDEN, ROOT, SMALL, checkpoints, command, log_lines, random_documents, refused, refused_training, same_run, stable, start,
-    succeeds, train,
-    weights, write_data)
+    succeeds, train, weights, write_data)
 from test_processes import free_address
 
 EMULATED = ROOT / "train_llama_emu"
@@ -40,8 +39,23 @@ def test_a_gpu_that_is_not_there_is_refused(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def expect_as_the_cpu(cpu, gpu):
-    """The logs of three steps on both."""
+@pytest.mark.parametrize("name", [*FAMILIES, "gpt2", "gpt2_erf"])
+@pytest.mark.parametrize("task", ["sft", "pretrain"])
+@pytest.mark.slow
+def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
+    program = ROOT / ("train_gpt2" if name.startswith("gpt2") else "train_llama")
+    emulator = program.with_name(f"{program.name}_emu")
+    if not emulator.exists():
+        pytest.skip(f"make {emulator.name}")
+    documents = random_documents(12)
+    if task == "pretrain":
+        documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
+    data = write_data(tmp_path / "data.safetensors", documents, kind=task,
+                      vocab=json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"])
+    options = {"data": data, "model": GOLDEN / name, "max_steps": 3}
+    train(tmp_path / "cpu", task=task, program=program, **options)
+    emulated_run(tmp_path / "emulated", task=task, program=emulator, **options)
+    cpu, gpu = log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated")
     assert gpu[0]["device"] == "the emulator"
     steps = [pair for pair in zip(cpu, gpu, strict=True) if "loss" in pair[0]]
     assert len(steps) == 3
@@ -49,22 +63,6 @@ def expect_as_the_cpu(cpu, gpu):
         assert g["loss"] == pytest.approx(c["loss"], rel=1e-5)
         assert g["grad_norm"] == pytest.approx(c["grad_norm"], rel=1e-4)
         assert g["mean_token_accuracy"] == c["mean_token_accuracy"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("task", ["sft", "pretrain"])
-@pytest.mark.slow
-@needs_emulator
-def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
-    documents = random_documents(12)
-    if task == "pretrain":
-        documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
-    data = write_data(tmp_path / "data.safetensors", documents, kind=task,
-                      vocab=json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"])
-    options = {"data": data, "model": GOLDEN / name, "max_steps": 3}
-    train(tmp_path / "cpu", task=task, **options)
-    emulated_run(tmp_path / "emulated", task=task, **options)
-    expect_as_the_cpu(log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated"))
 
 
 @pytest.mark.slow

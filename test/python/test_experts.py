@@ -5,10 +5,9 @@ import shutil
 import numpy as np
 import pytest
 from runs import (
-    DEMO, GOLDEN, OF_PAIRS, call, change_json, command, expect_resumed, log_lines, merging, near_weights, read_tensors, refused, same_run, succeeds, train,
-    write_data, write_tensors)
+    DEMO, GOLDEN, OF_PAIRS, command, expect_resumed, log_lines, merging, model_with, near_weights, read_tensors, refused, same_run, succeeds, train,
+    write_data)
 from test_lora import eval_loss
-from test_tensors import model_with
 
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
 MODEL = GOLDEN / "qwen2_moe"
@@ -52,19 +51,12 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path):
     expect_resumed(lambda output, **more: train(output, **RUN, **more), tmp_path, 2)
 
 
-@pytest.mark.parametrize("task", ["dpo", "rm"])
-def test_preferences(task, tmp_path):
-    train(tmp_path / "out", task=task, **{**RUN, **OF_PAIRS, "max_len": 128}, ref_model=None)
-    assert all(np.isfinite(line["grad_norm"]) for line in log_lines(tmp_path / "out") if "step" in line)
-
-
 @pytest.mark.parametrize("task, more", [("grpo", {}), ("ppo", {"ranks": 2, "zero_stage": 3}),
                                         ("ppo", {"ranks": 7, "expert_parallel": 7, "zero_stage": 3}), ("grpo", {"lora_rank": 2, "load_in": "4bit", "kl_coef": 0.1})])
 def test_answers_of_its_own_are_learned_from(task, more, tmp_path):
-    model = model_with(tmp_path / "model", "qwen2_moe")
+    model = model_with(tmp_path / "model", "qwen2_moe", eos_token_id=2)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, model)
-    change_json(model / "config.json", eos_token_id=2)
     random = np.random.default_rng(5)
     data = write_data(tmp_path / "prompts.safetensors", [(np.append(random.integers(4, 90, 5), [7]), np.array([0] * 5 + [1])) for _ in range(4)])
     reward = tmp_path / "reward.py"
@@ -99,8 +91,7 @@ def test_the_auxiliary_loss_is_of_the_whole_step(tmp_path):
 
 
 def test_config_json_asks_for_the_auxiliary_loss(tmp_path):
-    model = model_with(tmp_path / "model", "qwen2_moe")
-    change_json(model / "config.json", output_router_logits=True, router_aux_loss_coef=0.5)
+    model = model_with(tmp_path / "model", "qwen2_moe", output_router_logits=True, router_aux_loss_coef=0.5)
     train(tmp_path / "file", **{**RUN, "model": model})
     train(tmp_path / "flag", **RUN, router_aux_loss_coef=0.5)
     train(tmp_path / "off", **{**RUN, "model": model}, router_aux_loss_coef=0)
@@ -150,13 +141,8 @@ def test_adapters_of_experts_are_refused(tmp_path):
     (lambda tensors: tensors.update({EXPERT + "_scale_inv": tensors[EXPERT][:1]}), ["_scale_inv", "weights that are not quantised"]),
 ])
 def test_files_that_do_not_fit_the_config(change, parts, tmp_path):
-    model = model_with(tmp_path / "model", "qwen2_moe")
-    tensors = read_tensors(model / "model.safetensors")
-    change(tensors)
-    write_tensors(model / "model.safetensors", {name: np.ascontiguousarray(values) for name, values in tensors.items()})
-    result = call(command("sft", **{**RUN, "model": model}, output_dir=tmp_path / "out"))
-    assert result.returncode == 1 and result.stderr.count("train_llama: ") == 1
-    assert [part for part in parts if part not in result.stderr] == []
+    model = model_with(tmp_path / "model", "qwen2_moe", change)
+    refused(command("sft", **{**RUN, "model": model}, output_dir=tmp_path / "out"), *parts)
 
 
 @pytest.mark.parametrize("words, changes, parts", [
@@ -165,8 +151,7 @@ def test_files_that_do_not_fit_the_config(change, parts, tmp_path):
     ([], {"output_router_logits": True, "router_aux_loss_coef": -1}, ["router_aux_loss_coef is -1"]),
 ])
 def test_what_is_not_here_is_refused(words, changes, parts, tmp_path):
-    model = model_with(tmp_path / "model", "qwen2_moe")
-    change_json(model / "config.json", **changes)
+    model = model_with(tmp_path / "model", "qwen2_moe", **changes)
     refused(command("sft", *words, **{**RUN, "model": model}, output_dir=tmp_path / "out"), *parts)
 
 
@@ -195,12 +180,10 @@ def one_rank_of_mixtral(tmp_path_factory):
 def test_divided_experts_train_and_are_saved_as_on_one_rank(more, one_rank_of_mixtral, tmp_path):
     want = one_rank_of_mixtral
     if "optimizer" in more:
-        train(tmp_path / "one", **MIXTRAL, optimizer="muon")
         want = tmp_path / "one"
+        train(want, **MIXTRAL, optimizer="muon")
     train(tmp_path / "out", **{**MIXTRAL, **DIVIDED, **more})
     near_weights(tmp_path / "out", want)
-    saved, one = read_tensors(tmp_path / "out/model.safetensors"), read_tensors(want / "model.safetensors")
-    assert list(saved) == list(one)
     assert all(line["sent_experts"] > 0 for line in log_lines(tmp_path / "out") if "loss" in line)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import CHATML, DATA, PLAIN, chat, make_tokenizer
+from preparing import CHATML, PLAIN, chat, make_tokenizer, prepared
 from runs import (
-    DEMO, FAMILIES, GOLDEN, OF_PAIRS, PAIRS, ROOT, call, change_json, command, evaluate, first_step, merging, model_with, read_tensors, refused, succeeds,
+    DEMO, FAMILIES, GOLDEN, OF_PAIRS, PAIRS, ROOT, change_json, command, evaluate, first_step, merging, model_with, read_tensors, refused, succeeds,
     weights, write_data, write_lines, write_tensors)
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
@@ -34,29 +34,30 @@ def make_base(path, template):
     return path
 
 
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    return write_lines(tmp_path_factory.mktemp("data") / "chats.jsonl", [{"messages": chat("Hi", "Yes.")}])
+HI = [{"messages": chat("Hi", "Yes.")}]
 
 
 @pytest.fixture(scope="module")
-def trained(base, chats, tmp_path_factory, python_for_data):  # noqa: F811
+def chats(base, tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("data") / "chats", "sft", HI, base)
+
+
+@pytest.fixture(scope="module")
+def trained(base, chats, tmp_path_factory):
     return train(tmp_path_factory.mktemp("trained") / "out", model=base, data=chats, max_epochs=60)
 
 
 def train(output, task="sft", **options):
     options = {"max_len": 64, "learning_rate": 1e-2, "lr_scheduler": "constant", "output_dir": output, **options}
-    result = call(command(task, **options))
-    assert result.returncode == 0, result.stderr
+    succeeds(command(task, **options), quiet=False)
     return output
 
 
-def answer(**options):
-    """The answer to "Hi": its text, and whether it ended at a stop token."""
-    prompts = write_lines(options.pop("output").with_suffix(".jsonl"), [{"prompt": "Hi"}])
-    result = call(command("generate", prompts=prompts, max_new_tokens=12, **options))
-    assert result.returncode == 0, result.stderr
-    line = json.loads(result.stdout)
+def answer(output, model, **options):
+    """The answer to "Hi": its text, and whether it ended at a stop token. For an adapter the program itself finds the template."""
+    asked = [{"prompt": "Hi"}]
+    prompts = write_lines(output.with_suffix(".jsonl"), asked) if options else prepared(output, "prompts", asked, model)
+    line = json.loads(succeeds(command("generate", model=model, prompts=prompts, max_new_tokens=12, **options), quiet=False))
     return line["prompt"], line["completion"], line["finish_reason"]
 
 
@@ -74,22 +75,22 @@ def templates(directory):
 def test_a_model_stops_where_its_answers_did(trained, tmp_path):
     assert generation(trained) == {"eos_token_id": [END, EOS]}
     assert json.loads((trained / "config.json").read_text())["eos_token_id"] == EOS
-    assert answer(model=trained, output=tmp_path / "a") == ("user\nHi\nassistant\n", "Yes.", "stop")
+    assert answer(tmp_path / "a", trained) == ("user\nHi\nassistant\n", "Yes.", "stop")
 
 
 @pytest.mark.parametrize("template", [None, PLAIN, CHATML])
-def test_the_template_that_was_trained_is_saved(template, chats, tmp_path):
+def test_the_template_that_was_trained_is_saved(template, tmp_path):
     model = make_base(tmp_path / "model", template)
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates" / "rag.jinja").write_text("rag")
     (tmp_path / "t.jinja").write_text(CHATML)
-    out = train(tmp_path / "out", model=model, data=chats, max_epochs=60, tokenizer_chat_template=tmp_path / "t.jinja", save_steps=60,
-                eval_data=chats)
+    chats = prepared(tmp_path / "chats", "sft", HI, model, "--tokenizer_chat_template", tmp_path / "t.jinja")
+    out = train(tmp_path / "out", model=model, data=chats, max_epochs=60, save_steps=60, eval_data=chats, eval_steps=60)
     for directory in (out, out / "step_60", out / "best"):
         assert set(templates(directory)) - {None} == {CHATML}
         assert (directory / "additional_chat_templates").exists() == (template == CHATML)
         assert generation(directory)["eos_token_id"] == [END, EOS]
-    assert answer(model=out, output=tmp_path / "a") == ("user\nHi\nassistant\n", "Yes.", "stop")
+    assert answer(tmp_path / "a", out) == ("user\nHi\nassistant\n", "Yes.", "stop")
 
 
 def test_named_templates_and_prepared_data(base, chats, tmp_path):
@@ -97,37 +98,36 @@ def test_named_templates_and_prepared_data(base, chats, tmp_path):
     (model / "chat_template.jinja").unlink()
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": PLAIN}]
     change_json(model / "tokenizer_config.json", chat_template=named)
-    out = train(tmp_path / "own", model=model, data=chats, max_steps=1)
+    out = train(tmp_path / "own", model=model, data=prepared(tmp_path / "data", "sft", HI, model), max_steps=1)
     assert templates(out) == (None, named)
-    prepared = tmp_path / "chats.safetensors"
-    call(["python3", str(DATA / "prepare.py"), "sft", "--input", str(chats), "--tokenizer", str(base), "--out", str(prepared)])
-    out = train(tmp_path / "prepared", model=model, data=prepared, max_steps=1)
+    out = train(tmp_path / "prepared", model=model, data=chats, max_steps=1)
     assert templates(out) == (CHATML, CHATML) and generation(out)["eos_token_id"] == [END, EOS]
-    write_data(prepared, [([1, 2], [0, 1])], vocab=270)
-    out = train(tmp_path / "without", model=model, data=prepared, max_steps=1)
+    out = train(tmp_path / "without", model=model, data=write_data(tmp_path / "ids.safetensors", [([1, 2], [0, 1])], vocab=270), max_steps=1)
     assert templates(out) == (None, named) and generation(out) == {"eos_token_id": EOS}
 
 
-def test_an_adapter_has_both(trained, chats, tmp_path):
+def test_an_adapter_has_both(trained, tmp_path):
     (tmp_path / "t.jinja").write_text(OTHER.replace("<|im_end|>", "<|im_start|>"))
-    out = train(tmp_path / "out", model=trained, data=chats, max_epochs=60, lora_rank=8, tokenizer_chat_template=tmp_path / "t.jinja")
+    chats = prepared(tmp_path / "chats", "sft", HI, trained, "--tokenizer_chat_template", tmp_path / "t.jinja")
+    out = train(tmp_path / "out", model=trained, data=chats, max_epochs=60, lora_rank=8)
     assert generation(out)["eos_token_id"] == [START, END, EOS]
-    said = answer(model=trained, adapter=out, output=tmp_path / "a")
+    said = answer(tmp_path / "a", trained, adapter=out)
     assert said == ("user\nHi\nassistant\n", "Yes.", "stop")
     model = shutil.copytree(trained, tmp_path / "model")
     (model / "vocab.json").write_text("{}")  # adapters come without such a file
     succeeds(merging(model=model, adapter=out, output_dir=tmp_path / "merged"))
     assert (tmp_path / "merged" / "vocab.json").exists()
     assert templates(tmp_path / "merged") == templates(out) and generation(tmp_path / "merged") == generation(out)
-    assert answer(model=tmp_path / "merged", output=tmp_path / "b") == said
-    assert answer(model=trained, output=tmp_path / "c")[2] == "stop"
+    assert answer(tmp_path / "b", tmp_path / "merged") == said
+    assert answer(tmp_path / "c", trained)[2] == "stop"
 
 
-def test_a_base_model_s_own_answers_end(trained, chats, tmp_path):
+def test_a_base_model_s_own_answers_end(trained, tmp_path):
     """As A11: the model's files do not tell the end of a turn, but the template of the prompts does."""
     model = shutil.copytree(trained, tmp_path / "model")
     (model / "generation_config.json").unlink()
-    assert answer(model=model, output=tmp_path / "a")[1:] == ("Yes.", "stop")
+    assert answer(tmp_path / "a", model)[1:] == ("Yes.", "stop")
+    chats = prepared(tmp_path / "chats", "rl", HI, model)
     out = train(tmp_path / "out", task="grpo", model=model, data=chats, max_new_tokens=12, max_steps=1, n=2, rollout_batch_size=1, train_batch_size=2,
                 reward="exact_match", learning_rate=1e-5, temperature=0.5)
     assert first_step(out)["truncated"] < 1 and first_step(out)["reward"] > 0
@@ -152,21 +152,17 @@ def small(tmp_path_factory, trained):
     return path
 
 
+MARKED = [{"messages": chat("Hi", "<a>Yes.<b>")}]
+
+
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "marked.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<a>Yes.<b>"}]}) + "\n")
-    return path
-
-
-ADDED = {"add_tokens": ["<a>", "<b>", "<|im_end|>"]}  # the last one is there already
+    return write_lines(tmp_path_factory.mktemp("data") / "marked.jsonl", MARKED)
 
 
 def train_added(output, **options):
     words = command("sft", max_len=64, learning_rate=1e-9, max_steps=1, output_dir=output, add_tokens=None, **options)
-    result = call(words + ["--add_tokens", *ADDED["add_tokens"]])
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return succeeds(words + ["--add_tokens", "<a>", "<b>", "<|im_end|>"], quiet=False)  # the last one is there already
 
 
 def test_added_tokens_get_the_mean_of_the_others(small, marked, tmp_path):
@@ -180,7 +176,8 @@ def test_added_tokens_get_the_mean_of_the_others(small, marked, tmp_path):
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("<a>Yes.<b>", add_special_tokens=False)["input_ids"] == [270, *tokenizer("Yes.", add_special_tokens=False)["input_ids"], 271]
-    train(tmp_path / "again", model=tmp_path / "out", data=marked, max_steps=1)  # as a model of its own
+    # As a model of its own.
+    train(tmp_path / "again", model=tmp_path / "out", data=prepared(tmp_path / "data", "sft", MARKED, tmp_path / "out"), max_steps=1)
 
 
 def test_a_padded_vocabulary_keeps_its_rows(trained, marked, tmp_path):
@@ -196,23 +193,24 @@ def test_an_adapter_brings_its_tokens(small, marked, tmp_path, whole):
     assert ("--lora_modules_to_save" in said) == (not whole)  # else nothing learns them
     ids = tmp_path / "out/tokenizer.json"
     assert ids.exists() and "<a>" in ids.read_text()
-    result = call(command("eval", model=small, adapter=tmp_path / "out", data=marked, max_len=64))
-    assert result.returncode == 0 and "272 tokens" in result.stdout, result.stderr
-    merged = call(command("merge", model=small, adapter=tmp_path / "out", output_dir=tmp_path / "merged", threads=None, device=None))
-    assert merged.returncode == 0, merged.stderr
+    data = prepared(tmp_path / "data", "sft", MARKED, tmp_path / "out")
+    said = succeeds(command("eval", model=small, adapter=tmp_path / "out", data=data, max_len=64))
+    assert "272 tokens" in said
+    succeeds(merging(model=small, adapter=tmp_path / "out", output_dir=tmp_path / "merged"))
     assert len(read_tensors(tmp_path / "merged/model.safetensors")[EMBEDDING]) == 272
-    assert result.stdout.splitlines()[-1][:9] == call(command("eval", model=tmp_path / "merged", data=marked, max_len=64)).stdout.splitlines()[-1][:9]
+    assert said.splitlines()[-1][:9] == succeeds(command("eval", model=tmp_path / "merged", data=data, max_len=64)).splitlines()[-1][:9]  # the loss
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(small, marked, tmp_path):
+def test_a_tokenizer_with_more_tokens_than_the_model(small, tmp_path):
     """Its embedding grows in training; an evaluation leaves the model as it is."""
     model = tmp_path / "model"
     shutil.copytree(small, model)
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 270, "content": "<pad>"})
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert "it gets 1 more" in call(command("sft", model=model, data=marked, max_len=64, max_steps=1, output_dir=tmp_path / "out")).stdout
-    one, two = (call(command("eval", model=m, data=marked, max_len=64)).stdout.partition(" tok/s")[0].rpartition(",")[0] for m in (model, small))
+    data = {path: prepared(tmp_path / f"{path.name} data", "sft", MARKED, path) for path in (model, small)}
+    assert "it gets 1 more" in succeeds(command("sft", model=model, data=data[model], max_len=64, max_steps=1, output_dir=tmp_path / "out"))
+    one, two = (evaluate(path, data[path], tmp_path, max_len=64) for path in data)
     assert one == two
 
 
@@ -362,7 +360,7 @@ def test_a_model_with_code_of_its_own_becomes_what_it_is(name, family, flags, tm
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])  # of the first files, and of transformers 5
 def test_the_text_model_of_one_that_sees(prefix, tmp_path):
-    golden, model = model_with(tmp_path / "golden", "gemma3", "model.norm.weight", lambda w: None), tmp_path / "model"
+    golden, model = model_with(tmp_path / "golden", "gemma3", lambda tensors: None), tmp_path / "model"
     shutil.copytree(golden, model)
     text = json.loads((golden / "config.json").read_text())
     top = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"hidden_size": 8}, "text_config": text,

@@ -253,6 +253,12 @@ USED = ["step_4/trainer_state.json", "step_4/optimizer.json", f"step_4/{OPTIMIZE
 UNUSED = ["step_4/model.safetensors", "step_4/config.json", "best/model.safetensors"]
 
 
+def test_a_checkpoint_without_its_state_is_none(data, stopped, tmp_path):
+    run = shutil.copytree(stopped[0], tmp_path / "run")
+    (run / "step_4/trainer_state.json").unlink()
+    refused(command("sft", output_dir=run, resume="auto", data=data, **SMALL), "step_4: has no trainer_state.json, so it is no whole checkpoint")
+
+
 @pytest.mark.parametrize("flips", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", USED + UNUSED)
 def test_a_flipped_bit(name, flips, data, stopped, tmp_path):

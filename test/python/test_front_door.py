@@ -45,15 +45,20 @@ def cached(home, kind, name):
     return root / "snapshots" / COMMIT
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A cache with models that a step has been trained, and data sets of three records with the splits train and test."""
-    home = tmp_path_factory.mktemp("hub")
+def home_with_a_model(home):
+    """A directory with chats.jsonl, and with a model in first/ that a step has been trained on them."""
     write(home / "chats.jsonl", CHATS)
     shutil.copytree(DEMO, home / "tiny")
     change_json(home / "tiny" / "config.json", num_key_value_heads=2)  # so that two heads can travel at a time
     result = call(home, ["sft", "--model", "tiny", "--data", "chats.jsonl", "--output_dir", "first", "--max_steps", "1", "--device", "cpu"])
     assert result.returncode == 0, result.stderr
+    return home
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A cache with these models, and data sets of three records with the splits train and test."""
+    home = home_with_a_model(tmp_path_factory.mktemp("hub"))
     for name in MODELS:
         snapshot = cached(home, "models", name)
         for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -273,8 +278,7 @@ def test_without_a_network_both_ways_are_named(home):
 
 def test_a_reference_by_name(home):
     result = call(home, ["dpo", "--model", MODELS[1], "--ref_model", MODELS[0], "--data", f"{list(DATA)[1]}[train]", "--max_steps", 1, "--device",
-                         "cpu",
-                         "--output_dir", "out", "--apply_chat_template"])
+                         "cpu", "--output_dir", "out", "--apply_chat_template"])
     assert result.returncode == 0, result.stderr
     assert f"note: {MODELS[0]} is " in result.stdout
     shutil.rmtree(home / "out")

@@ -10,12 +10,10 @@ import pytest
 import runs
 from runs import (
     ENVIRONMENT, GOLDEN, ROOT, call, change_json, compare_logs, expect_as_transformers, header_of, log_lines, merging, model_with,
-    random_documents, read_lines, read_tensors, same_run, succeeds, trained, weights, write_data, write_tensors)
-from test_devices import expect_as_the_cpu
+    read_lines, read_tensors, same_run, succeeds, trained, weights, write_data, write_tensors)
 from test_prepare_inputs import END, shard
 
 PROGRAM = ROOT / "train_gpt2"
-EMULATED = ROOT / "train_gpt2_emu"
 FAMILIES = ("gpt2", "gpt2_erf")
 
 
@@ -29,8 +27,7 @@ def train(output, task="sft", *flags, **options):
 
 def evaluate(model, data, tmp_path, **options):
     log = tmp_path / "eval.jsonl"
-    result = call(command("eval", model=model, data=data, log=log, **options))
-    assert result.returncode == 0, result.stderr
+    succeeds(command("eval", model=model, data=data, log=log, **options), quiet=False)
     return read_lines(log)[-1]
 
 
@@ -42,10 +39,8 @@ def config_of(directory):
 
 def test_the_bundled_run(tmp_path):
     """It prints its command; its own flags come first, so that given flags take precedence."""
-    result = call([str(PROGRAM), "--max_steps", "3", "--eval_steps", "2", "--sample_every", "2", "--max_new_tokens", "5",
-                   "--output_dir", str(tmp_path / "run")])
-    assert result.returncode == 0, result.stderr
-    first = result.stdout.splitlines()[0]
+    flags = ["--max_steps", "3", "--eval_steps", "2", "--sample_every", "2", "--max_new_tokens", "5"]
+    first = succeeds([str(PROGRAM), *flags, "--output_dir", str(tmp_path / "run")], quiet=False).splitlines()[0]
     assert first.startswith("note: without a task this is ./train_gpt2 pretrain --model ") and first.endswith(f"--output_dir {tmp_path}/run")
     lines = log_lines(tmp_path / "run")
     assert [line["step"] for line in lines if "eval_loss" in line] == [2, 3]
@@ -90,56 +85,16 @@ def named_by_transformers(tensors):
 @pytest.mark.parametrize("name, dtype, export", [("gpt2", "f32", "float32"), ("gpt2_erf", "f32", "bfloat16"), ("gpt2_erf", "bf16", "bfloat16")])
 def test_weights_come_back_as_they_were(name, dtype, export, ranks, data, tmp_path):
     """The first learning rate is 0."""
-    def of_more_digits(w):
-        w *= 1.1
+    def of_more_digits(tensors):
+        tensors["transformer.wte.weight"] *= 1.1
 
-    model = GOLDEN / name if export == "bfloat16" else model_with(tmp_path / "float", name, "transformer.wte.weight", of_more_digits, dtype="float32")
+    model = GOLDEN / name if export == "bfloat16" else model_with(tmp_path / "float", name, of_more_digits, dtype="float32")
     train(tmp_path / "a", model=model, data=data, dtype=dtype, export_dtype={"float32": "f32", "bfloat16": "bf16"}[export],
           max_steps=1, ranks=ranks, zero_stage=2)
     assert stored(tmp_path / "a" / "model.safetensors") == named_by_transformers(stored(model / "model.safetensors"))
     assert config_of(tmp_path / "a") == {**config_of(model), "dtype": export}
     generation = "generation_config.json"
     assert (tmp_path / "a" / generation).read_bytes() == (GOLDEN / name / generation).read_bytes()
-
-
-# ---- the same training ----------------------------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def one_rank(data, tmp_path_factory):
-    runs = {name: tmp_path_factory.mktemp(name) / "run" for name in FAMILIES}
-    for name, run in runs.items():
-        train(run, model=GOLDEN / name, data=data, eval_data=data)
-    return runs
-
-
-@pytest.mark.parametrize("name, ranks, options", [
-    ("gpt2", 2, {}), ("gpt2_erf", 2, {"ring_attn_size": 2}), ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "gather", "ring_attn_head_stride": 1}),
-    ("gpt2_erf", 4, {"ring_attn_size": 2, "sp_mode": "ulysses", "recompute": "layer"}),
-], ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else None)
-def test_ranks_train_as_one(name, ranks, options, data, one_rank, tmp_path):
-    train(tmp_path / "run", "sft", "--debug", model=GOLDEN / name, data=data, eval_data=data, ranks=ranks, zero_stage=2, **options)
-    assert compare_logs(tmp_path / "run", one_rank[name]) == 14  # 10 steps, evaluations after the epochs' ends and the last
-    got, want = (read_tensors(run / "model.safetensors") for run in (tmp_path / "run", one_rank[name]))
-    for tensor in want:
-        difference = np.abs(got[tensor] - want[tensor])
-        if tensor.endswith("c_attn.bias"):  # softmax does not see the keys' part: its gradient is rounding, and AdamW's steps have one size
-            difference = np.delete(difference, np.s_[len(difference) // 3:2 * len(difference) // 3])
-        assert difference.max() <= 1e-4, tensor  # a tenth of what one step of AdamW may change
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("task", ["sft", "pretrain"])
-@pytest.mark.slow
-@pytest.mark.skipif(not EMULATED.exists(), reason="make train_gpt2_emu")
-def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
-    documents = random_documents(12)
-    if task == "pretrain":
-        documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
-    data = write_data(tmp_path / "data.safetensors", documents, kind=task)
-    options = {"data": data, "model": GOLDEN / name, "train_batch_size": 4, "max_steps": 3}
-    train(tmp_path / "cpu", task, **options)
-    train(tmp_path / "emulated", task, program=EMULATED, device="cuda", dtype="f32", **options)
-    expect_as_the_cpu(log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated"))
 
 
 # ---- raw data and text ----------------------------------------------------------------------------------------------------------------
@@ -246,10 +201,7 @@ NO_TENSOR = "which config.json asks for\n  fix: the weights that belong to this 
 
 
 @pytest.mark.parametrize("fields, message", [  # test_hf.cpp has those that config.json alone is wrong by
-    ({"n_head": 8}, "config.json: n_embd / n_head is 4 (n_embd 32, n_head 8), but must be a multiple of 8 up to 256\n"
-     "  fix: correct it there, or take an unchanged copy of the file\n"),
     ({"n_positions": 64}, f'model.safetensors: tensor "transformer.wpe.weight" has shape (128, 32), but (64, 32) {OTHER_SHAPE}'),
-    ({"vocab_size": 97}, f'model.safetensors: tensor "transformer.wte.weight" has shape (96, 32), but (97, 32) {OTHER_SHAPE}'),
     ({"n_layer": 3}, f'model.safetensors: has no tensor "transformer.h.2.attn.c_attn.weight", {NO_TENSOR}'),
     ({"n_layer": 1},
      'model.safetensors: tensor "transformer.h.1.attn.c_attn.bias" (96) is not part of the model that config.json describes\n'
@@ -257,24 +209,8 @@ NO_TENSOR = "which config.json asks for\n  fix: the weights that belong to this 
     ({"tie_word_embeddings": False}, f'model.safetensors: has no tensor "lm_head.weight", {NO_TENSOR}'),
 ])
 def test_wrong_configurations(fields, message, data, tmp_path):
-    model = runs.model_with(tmp_path / "model", "gpt2", **fields)
+    model = model_with(tmp_path / "model", "gpt2", **fields)
     expect_refusal(command("sft", model=model, data=data, output_dir=tmp_path / "run", max_len=64), f"train_gpt2: model/{message}", tmp_path)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_matrix_stored_the_wrong_way_round(name, data, tmp_path):
-    model = shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
-    tensors = read_tensors(model / "model.safetensors")
-    tensor = "transformer.h.1.mlp.c_fc.weight"
-    tensors[tensor] = tensors[tensor].T.copy()
-    if name == "gpt2_erf":  # named as in its file
-        tensors = {key.removeprefix("transformer."): value for key, value in tensors.items()}
-        tensor = tensor.removeprefix("transformer.")
-    write_tensors(model / "model.safetensors", tensors)
-    message = f'train_gpt2: model/model.safetensors: tensor "{tensor}" has shape (128, 32), but (32, 128) {OTHER_SHAPE}'
-    options = {"model": model, "data": data, "max_len": 64}
-    for words in (command("sft", output_dir=tmp_path / "run", **options), command("eval", **options)):
-        expect_refusal(words, message, tmp_path)
 
 
 @pytest.mark.parametrize("task", ["sft", "eval"])
@@ -286,8 +222,6 @@ def test_documents_that_do_not_fit(task, tmp_path):
         expect_refusal(command(task, data=data, **output, **options), f"train_gpt2: {message}", tmp_path)
 
     refuse([5] * 129, "document 0 of data.safetensors has 129 tokens but n_positions of gpt2 is 128\n  fix: prepare with --max_len 128\n")
-    refuse([5, 6, 96], "data.safetensors: document 0 has token id 96 at position 2, but the model has a vocabulary of 96 (the data was made for "
-           "one of 200)\n  fix: prepare it again with data/prepare.py and the model's directory as --tokenizer\n")
     if task == "sft":
         refuse([5] * 1025, "document 0 of data.safetensors has 1025 tokens but n_positions of d12 is 1024\n  fix: prepare with --max_len 1024\n",
                model=None, preset="d12")

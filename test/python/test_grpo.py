@@ -2,7 +2,6 @@
 changes them, and rewarded answers become likelier. Resuming, and every way to call it wrong."""
 
 import ast
-import itertools
 import json
 import math
 import os
@@ -144,11 +143,9 @@ def test_bad_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("options, parts", [
     ({"rollouts": None}, ["--rollouts"]),
-    ({"advantage_estimator": "grpo"}, ["grpo", "group_norm"]),
     ({"advantage_estimator": "gae"}, ["--advantage_estimator gae", "the task ppo"]),
     ({"policy_loss_type": "trpo"}, ["trpo", "gspo"]),
     ({"temperature": 0}, ["--temperature 0", "greedy"]),
-    ({"kl_coef": 0.1, "kl_use_loss": "true", "kl_estimator": "k1"}, ["k1", "k3"]),
     ({"eps_clip": "0.1,0.2,0.3"}, ["--eps_clip", "a lower and an upper one"]),
     ({"is_correction": "tis"}, ["--is_correction", "--rollouts"]),
     ({"async_steps": 1}, ["--async_steps", "--rollouts"]),
@@ -203,9 +200,9 @@ def test_answers_of_the_policy_as_it_is_need_no_correction(prompts, tmp_path):
     some_are_right = {"n": 128, "max_new_tokens": 1}
     sample(tmp_path / "plain", prompts, **some_are_right)
     assert first_step(tmp_path / "plain")["grad_norm"] > 0
-    for correction, mesh in itertools.product(("tis", "icepop", "seq-mask-tis"), MESHES):
-        run = tmp_path / f"{correction} {mesh}"
-        sample(run, prompts, is_correction=correction, **some_are_right, **MESHES[mesh])
+    for correction, mesh in zip(("tis", "icepop", "seq-mask-tis", "tis"), MESHES.values(), strict=True):
+        run = tmp_path / f"{correction} {len(mesh)}"
+        sample(run, prompts, is_correction=correction, **some_are_right, **mesh)
         for line in same_answers(run, tmp_path / "plain"):
             near(line["is_weight"], 1, 1e-6)
             assert abs(line["sampler_kl"]) < 1e-6 and line["is_cut"] == 0 and abs(line["ppo_kl"]) < 1e-6
@@ -342,33 +339,6 @@ def test_lengths_shape_rewards(prompts, tmp_path):
     assert rewards[2] == pytest.approx(-np.mean(lengths) / 9)
 
 
-def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
-    """On policy, the loss is minus the mean advantage over the tokens of all other answers. The rewards of answers that were cut off count in it."""
-    sample(tmp_path / "run", prompts, save_rollouts="true", max_steps=1)
-    answers = saved_answers(tmp_path / "run")
-    for index, answer in enumerate(answers):
-        answer |= {"reward": index % 5, "truncated": index % 3 == 0}
-        for key in ("completion_ids", "logprobs"):
-            answer[key] = answer[key][:1 + index % 7]
-    means = {answer["group"]: np.mean([a["reward"] for a in answers if a["group"] == answer["group"]]) for answer in answers}
-    whole = [answer for answer in answers if not answer["truncated"]]
-    lengths = [len(answer["completion_ids"]) for answer in whole]
-    want = -sum(n * (answer["reward"] - means[answer["group"]]) for n, answer in zip(lengths, whole)) / sum(lengths)
-    options = {"data": None, "max_steps": 1, "advantage_estimator": "dr_grpo", "train_batch_size": 24,
-               "mask_truncated": "true"}
-    lines = []
-    for number, shift in enumerate((0, 1)):  # with any log-probabilities of the answers that were cut off
-        for answer in answers:
-            answer["logprobs"] = [logp - shift * answer["truncated"] for logp in answer["logprobs"]]
-        sample(tmp_path / str(number), None, rollouts=write_lines(tmp_path / "given.jsonl", answers), **options)
-        lines.append(log_lines(tmp_path / str(number))[1])
-    near(lines[0]["policy_loss"], want, 0, 1e-5)
-    keys = ("policy_loss", "grad_norm", "ppo_kl", "reward", "truncated")
-    assert [lines[0][key] for key in keys] == [lines[1][key] for key in keys]
-    sample(tmp_path / "all", None, rollouts=tmp_path / "given.jsonl", **{**options, "mask_truncated": "false"})
-    assert log_lines(tmp_path / "all")[1]["grad_norm"] != lines[0]["grad_norm"]
-
-
 def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
     """With 128 answers of one token, some prompts have a right one among them and others have none."""
     sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="0,1", save_rollouts="true",
@@ -382,23 +352,15 @@ def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
         assert len(groups) >= 3 and all(0 < np.mean(group) < 1 and len(group) == 128 for group in groups.values())
 
 
-def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
-    expect_resumed(partial(sample, prompts=prompts, **FILTERED), tmp_path, at=2, save_steps=1)
-
-
 @pytest.mark.parametrize("options, parts", [
     ({"n": 4, "dynamic_filtering": "2,3", "rollout_batch_size": 6},
      ["--dynamic_filtering", "kept 0 of 60 prompts", "2 or less"]),
     ({"dynamic_filtering": "0,1", "n": 1}, ["--dynamic_filtering", "--n is 1"]),
     ({"dynamic_filtering": "1,0"}, ["--dynamic_filtering", "smaller one first"]),
     ({"overlong_buffer": 10}, ["--overlong_buffer 10", "--max_new_tokens 9"]),
-    ({"stop_properly_coef": 2}, ["--stop_properly_coef 2", "at most 1"]),
     ({"async_steps": 2}, ["--async_steps is 2", "0 or 1"]),
-    ({"is_correction": "vtrace"}, ["--is_correction vtrace", "icepop"]),
-    ({"is_correction": "tis,2,5"}, ["--is_correction tis,2,5", "0.5,5"]),
     ({"is_correction": ",0.5,5"}, ["--is_correction ,0.5,5", "tis,0.5,5"]),
     ({"is_correction": "icepop,0.5"}, ["--is_correction icepop,0.5 ", "icepop,0.5,5"]),
-    ({"is_correction": "tis", "policy_loss_type": "gspo"}, ["--is_correction tis", "gspo", "leave it out"]),
     ({"mask_truncated": "true", "entropy_coef": 0.01}, ["--entropy_coef 0.01", "--mask_truncated", "leave one of them out"]),
     ({"max_new_tokens": 60}, ["prompts.safetensors", "--max_new_tokens 60", "--row_tokens"]),
     ({"enable_ema": "true"}, ["--enable_ema", "no average"]),
@@ -406,7 +368,6 @@ def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
     ({"reward": "length.py"}, ["--reward length.py", "tokenizer.json"]),
     ({"reward": "exact_match,exact_match", "reward_weights": "1"}, ["--reward_weights has 1 numbers for 2 rewards"]),
     ({"reward": GOLDEN / "qwen3"}, ["qwen3 is not a reward model"]),
-    ({"n": 1, "advantage_estimator": "rloo"}, ["group 0", "one rollout"]),
     ({"rollout_batch_size": 0}, ["--rollout_batch_size", "at least 1"]),
 ])
 def test_wrong_sampling_is_named(options, parts, prompts, tmp_path):

@@ -2,14 +2,11 @@
 
 import hashlib
 import json
-import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from runs import DEMO
-from test_front_door import CHATS, call
-from test_prepare_inputs import write
+from test_front_door import call, home_with_a_model
 
 COMMITS = {"main": "0123456789abcdef0123456789abcdef01234567", "v2": "76543210fedcba9876543210fedcba9876543210"}
 
@@ -62,15 +59,10 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("hub")
-    write(home / "chats.jsonl", CHATS)
-    shutil.copytree(DEMO, home / "tiny")
-    result = call(home, ["sft", "--model", "tiny", "--data", "chats.jsonl", "--output_dir", "first", "--max_steps", "1", "--device", "cpu"])
-    assert result.returncode == 0, result.stderr
-    return home
+    return home_with_a_model(tmp_path_factory.mktemp("hub"))
 
 
-@pytest.fixture()
+@pytest.fixture
 def hub(home):
     files = {path.name: path.read_bytes() for path in (home / "first").iterdir() if path.is_file() and path.name != "log.jsonl"}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -87,7 +79,8 @@ def fetch(home, hub, cache, *words, **environment):
     return call(home, words, HF_HUB_OFFLINE="0", HF_ENDPOINT=endpoint, HF_HUB_CACHE=str(cache), HF_HUB_DISABLE_XET="1", **environment)
 
 
-TRAIN = ("sft", "--data", "chats.jsonl", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out", "--model")
+STEP = ("sft", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out")
+TRAIN = (*STEP, "--data", "chats.jsonl", "--model")
 
 
 def test_a_model_is_fetched_once(home, hub, tmp_path):
@@ -103,7 +96,7 @@ def test_a_model_is_fetched_once(home, hub, tmp_path):
 
 
 def test_a_revision_is_fetched(home, hub, tmp_path):
-    result = fetch(home, hub, tmp_path, *TRAIN, "someone/tiny@v2")
+    result = fetch(home, hub, tmp_path, *STEP, "--plan", "--model", "someone/tiny@v2")
     assert result.returncode == 0, result.stderr
     assert f"snapshots/{COMMITS['v2']}" in result.stdout and (tmp_path / "models--someone--tiny/refs/v2").read_text() == COMMITS["v2"]
 
@@ -139,7 +132,7 @@ def test_a_data_set_is_fetched(home, hub, tmp_path):
     hub.files["someone/chats"] = {"train.jsonl": (home / "chats.jsonl").read_bytes(),
                                   "test.jsonl": (home / "chats.jsonl").read_bytes().splitlines(True)[0]}
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    words = ("sft", "--model", "tiny", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out", "--data")
+    words = (*STEP, "--model", "tiny", "--data")
     for name, samples in (("someone/chats", 3), ("someone/chats[test]", 1)):
         result = fetch(home, hub, tmp_path / "cache", *words, name, **cache)
         assert result.returncode == 0, result.stderr

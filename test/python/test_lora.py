@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from runs import (
     GOLDEN, OF_PAIRS, PAIRS, SMALL, call, command, expect_resumed, first_step, log_lines, merging, random_documents, read_tensors, refused, stable,
-    succeeds, train,
-    weights, write_data)
+    succeeds, train, weights, write_data)
 
 MODEL, LORA = GOLDEN / "qwen3", {"lora_rank": 4, "learning_rate": 1e-2}
 WHOLE = {"lora_modules_to_save": "embed_tokens,lm_head"}  # of this model one tensor, which becomes two
@@ -126,13 +125,17 @@ def test_dpo_begins_with_a_margin_of_exactly_0(tmp_path, more):
     assert losses(tmp_path / "dpo")[-1] < 0.6
 
 
-@pytest.mark.parametrize("more", [{}, WHOLE])
+@pytest.mark.parametrize("more", [{"ref_mode": "resident"}, {"ref_mode": "resident", **WHOLE}, {"ref_mode": "resident", "load_in": "4bit"}, {"load_in": "4bit"}])
 def test_the_base_is_the_reference_that_a_second_model_would_be(tmp_path, more):
-    train(tmp_path / "own", task="dpo", max_steps=4, ref_mode="resident", **more, **OF_PAIRS, **LORA)
-    train(tmp_path / "second", task="dpo", max_steps=4, ref_model=MODEL, ref_mode="resident", **more, **OF_PAIRS, **LORA)
+    """A second model is quantised as the first one is."""
+    options = dict(task="dpo", max_steps=3, **more, **OF_PAIRS, **LORA)
+    train(tmp_path / "own", **options)
+    train(tmp_path / "second", ref_model=MODEL, **options)
     assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
-    plans = [call(command("dpo", "--plan", ref_mode="resident", max_len=64, **more)).stdout for more in ({"lora_rank": 4},
-                                                                                                         {"lora_rank": 4, "ref_model": MODEL})]
+
+
+def test_the_plan_has_a_reference_where_it_is_a_second_model():
+    plans = [succeeds(command("dpo", "--plan", ref_mode="resident", max_len=64, lora_rank=4, ref_model=model)) for model in (None, MODEL)]
     assert ["the reference model, resident" in plan for plan in plans] == [False, True]
 
 
@@ -179,15 +182,6 @@ def test_merging_with_a_quantised_base_keeps_its_values(data, quantised, tmp_pat
     adapted = eval_loss(data=data, adapter=quantised, load_in="4bit")
     assert abs(eval_loss(data=data, model=merged["4bit"]) - adapted) < 2e-6
     assert abs(eval_loss(data=data, model=merged[None]) - adapted) > 1e-4
-
-
-@pytest.mark.parametrize("mode", ["precompute", "resident"])
-def test_a_reference_is_quantised_as_the_model_is(tmp_path, mode):
-    options = dict(task="dpo", max_steps=3, load_in="4bit", **OF_PAIRS, **LORA)
-    train(tmp_path / "own", **options)
-    train(tmp_path / "second", ref_model=MODEL, ref_mode=mode, **options)
-    assert first_step(tmp_path / "own")["rewards/margins"] == 0
-    assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
 
 
 def test_rewards_by_a_quantised_model(tmp_path):

@@ -56,8 +56,7 @@ def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path):
     options = {"model": MODEL, "data": data, "max_steps": 4, "neftune_noise_alpha": ALPHA}
     train(tmp_path / "one", **options)
     want = [line["loss"] for line in stable(log_lines(tmp_path / "one"))]
-    for number, mesh in enumerate([{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer"},
-                                   {"ranks": 4, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 3}, {}]):
+    for number, mesh in enumerate([{"ranks": 3, "zero_stage": 2}, {"ranks": 4, "ring_attn_size": 2, "recompute": "layer"}, {}]):
         train(tmp_path / str(number), row_tokens=128, **mesh, **options)
         assert [line["loss"] for line in stable(log_lines(tmp_path / str(number)))] == pytest.approx(want, rel=1e-5), mesh
 
@@ -73,10 +72,8 @@ def test_evaluation_has_none(data, tmp_path):
     options = {"model": MODEL, "data": data, "max_steps": 1, "learning_rate": 1e-12, "eval_data": data, "eval_steps": 1}
     train(tmp_path / "plain", **options)
     train(tmp_path / "noisy", neftune_noise_alpha=ALPHA, **options)
-    of = {name: {key: line[key] for line in log_lines(tmp_path / name) for key in ("loss", "eval_loss") if key in line} for name in ("plain",
-                                                                                                                                     "noisy")}
-    assert of["plain"]["eval_loss"] == pytest.approx(of["noisy"]["eval_loss"], rel=1e-6)
-    assert of["plain"]["loss"] != pytest.approx(of["noisy"]["loss"], rel=1e-3)
+    (_, plain, plain_eval), (_, noisy, noisy_eval) = (log_lines(tmp_path / name) for name in ("plain", "noisy"))
+    assert plain_eval["eval_loss"] == pytest.approx(noisy_eval["eval_loss"], rel=1e-6) and plain["loss"] != pytest.approx(noisy["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("more", [{}, {"ref_mode": "resident"}, {"lora_rank": 4}], ids=["precompute", "resident", "adapters"])
@@ -88,7 +85,6 @@ def test_the_reference_of_dpo_has_none(tmp_path, more):
 def test_wrong_values(data, tmp_path):
     options = {"data": data, "output_dir": tmp_path / "out", "max_len": 64}
     refused(command("sft", neftune_noise_alpha=-1, **options), "--neftune_noise_alpha is -1.0 but must be 0 (no noise) or more")
-    refused(command("grpo", neftune_noise_alpha=5, **options), "--neftune_noise_alpha belongs to pretrain, sft, dpo, rm, not to grpo")
     config = tmp_path / "axolotl.json"
     config.write_text(json.dumps({"noisy_embedding_alpha": 5}))
     train(tmp_path / "run", "--config", str(config), data=data, max_steps=1)

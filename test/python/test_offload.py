@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from runs import (
     GOLDEN, OF_PAIRS, SMALL, call, change_json, command, ends_with_one_message, log_lines, preloaded, refused, refused_training, stable,
-    start_training,
-    steps_logged, train, wait_for, weights)
+    start_training, steps_logged, train, wait_for, weights)
 
 ALL = "activations,optimizer,weights"
 
@@ -193,8 +192,7 @@ def large_model(directory):
     directory.mkdir()
     shutil.copy(GOLDEN / "llama3/config.json", directory)
     change_json(directory / "config.json", hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
-                num_key_value_heads=12,
-                head_dim=64)
+                num_key_value_heads=12, head_dim=64)
     return directory
 
 

@@ -219,9 +219,3 @@ def test_the_pieces_of_the_first_row(long_data, tmp_path):
     assert pieces[0][0] == 0 and pieces[-1][1] == int(table[1]) - 1
     assert all(a[1] + 1 == b[0] for a, b in zip(pieces, pieces[1:]))
     assert "first row" not in train(tmp_path / "b", **options)  # each rank has rows of its own
-
-
-def test_a_preset_takes_the_flags_of_rope():
-    words = [command("sft")[0], "--plan", "--preset", "qwen3-0.6b", "--gpu", "h100", "--max_len", "64", "--rope_scaling"]
-    refused([*words, "nonsense"], "--rope_scaling nonsense is no JSON object with a rope_type\n  fix: ")
-    succeeds([*words, '{"rope_type": "linear", "factor": 2}'])

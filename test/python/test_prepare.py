@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from preparing import (
-    BOTH_TURNS, CHAT, CHATML, CHATML_MARKED, DATA, LLAMA2, PLAIN, STRICT, Case, Documents, asked, chain, chat, prepare,
-    read_safetensors)
+    BOTH_TURNS, CHAT, CHATML, CHATML_MARKED, DATA, LLAMA2, PLAIN, STRICT, Case, Documents, asked, chain, chat, prepare, read_safetensors)
 from tokenizer import Tokenizer, fnv1a
 
 QA = {"prompt": "Q", "completion": "A"}
@@ -88,18 +87,15 @@ DOCUMENTS = {
         ("chatml", asked("Hi") + "Yes<|im_end|>\n"), ("phi_3", "<|user|>\nHi<|end|>\n<|assistant|>\nYes<|end|>\n"),
         ("llama3", "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|eot_id|>"))},
     "prompts": Case([{"prompt": "Why?"}, {"messages": CHAT[:2]}], [[], [], []], [asked("Why?"), asked("Why?"), asked("Hi", "Be short.")],
-                    task="prompts",
-                    tokenizer={"merges": []}, flags=["--prompt", "Why?"]),
+                    task="prompts", tokenizer={"merges": []}, flags=["--prompt", "Why?"]),
     "prompts without the template": Case(None, texts=["Why?", " "], task="prompts", flags=["--prompt=Why?", "--prompt", " ", "--no-chat-template"]),
     "prompts where there is no template": Case(None, texts=["<s>Why?"], task="prompts", template=None, tokenizer=ADDING, flags=["--prompt", "Why?"]),
     "rl: named fields": Case(
         [{"q": "Why?"}, {"q": "Why?", "a": "So"}], texts=["User: Why?\nAssistant: ", "User: Why?\nAssistant: So<|endoftext|>"], task="rl",
-        tokenizer={"merges": []},
-        flags=["--input_key", "q", "--output_key", "a", "--input_template", "openrlhf"]),
+        tokenizer={"merges": []}, flags=["--input_key", "q", "--output_key", "a", "--input_template", "openrlhf"]),
     "rl: a named prompt": Case([{"q": "Why?"}], texts=[asked("Why?")], task="rl", flags=["--input_key", "q", "--apply_chat_template"]),
     "rl: a named prompt of messages": Case([{"dataset": "d", "context": "c", "context_messages": chat("Why?"), "id": "1"}], texts=[asked("Why?")],
-                                           task="rl",
-                                           flags=["--input_key", "context_messages", "--apply_chat_template"]),
+                                           task="rl", flags=["--input_key", "context_messages", "--apply_chat_template"]),
     "rl: a prompt in a text": Case([{"prompt": "Why?"}], texts=["Why?"], task="rl", flags=["--input_template", "{}"]),
     "rl: an answer that is cut off leaves no prompt behind": Case(
         [{"prompt": "QQQQQQ", "completion": "A"}, {"prompt": "Q"}], texts=["Q"], task="rl", tokenizer={"merges": []},
@@ -130,8 +126,7 @@ def test_ids_and_labels(bench):
 def test_prompts_for_answers_of_the_models_own(bench, record):
     """The task rl keeps prompts without an answer, and says how many; of a chat the last message is the answer."""
     documents = bench.expect(Case([record, QA, {"messages": CHAT}], [[], ["A<|endoftext|>"], BOTH_TURNS[0][1:]], rows={"without an answer": 1},
-                                  task="rl",
-                                  tokenizer={"merges": []}))
+                                  task="rl", tokenizer={"merges": []}))
     assert documents.texts()[0] == asked("Why?")
     for label, text in (("So", "So"), (8, "8"), (["a", "b"], '["a", "b"]')):
         answers = [record | {"answer": label, "solution": "because"}, record | {"reward_model": {"ground_truth": label, "style": "rule"}}]

@@ -251,8 +251,7 @@ def called(**call):
     json.dumps(called(tool_calls=[{"function": LOOK}]))])
 def test_calls_of_tools_in_every_form(bench, messages):
     bench.expect(Case([{"messages": messages}], [[CALLED, *HELLO]],
-                      [asked("Hi") + CALLED + "\n" + turn("tool", "sunny") + turn("assistant", "Hello")],
-                      template=CALLING, tokenizer={"merges": []}))
+                      [asked("Hi") + CALLED + "\n" + turn("tool", "sunny") + turn("assistant", "Hello")], template=CALLING, tokenizer={"merges": []}))
 
 
 def test_calls_one_after_the_other_are_one_message(bench):

@@ -122,8 +122,7 @@ def test_several_files_of_several_kinds(bench):
 def prepared(bench, tokenizer, source, **environment):
     """Code, message and documents of a process of its own, which reads the environment when it starts."""
     result = subprocess.run([sys.executable, DATA / "prepare.py", *bench.arguments("sft", tokenizer, source)], capture_output=True, text=True,
-                            cwd=bench.path,
-                            env=os.environ | {"HF_HOME": str(bench.path), "HF_HUB_OFFLINE": "1"} | environment)
+                            cwd=bench.path, env=os.environ | {"HF_HOME": str(bench.path), "HF_HUB_OFFLINE": "1"} | environment)
     return result.returncode, result.stderr, Documents(bench.out, tokenizer) if result.returncode == 0 else None
 
 

@@ -52,8 +52,7 @@ DOCUMENTS = {
         [CHATS], [["So<|im_end|>"], ["No<|im_end|>"]], [text + "\n<|endoftext|>" for text in ANSWERED], template=CHATML + "{{ eos_token + '\\n' }}"),
     "strings with a prompt: also what both answers begin with": Pair(
         [{"prompt": "Q: ", "chosen": "yes", "rejected": "yet\n"}], [["yes<|endoftext|>"], ["yet\n<|endoftext|>"]],
-        ["Q: yes<|endoftext|>", "Q: yet\n<|endoftext|>"],
-        template=None, tokenizer={"merges": []}),
+        ["Q: yes<|endoftext|>", "Q: yet\n<|endoftext|>"], template=None, tokenizer={"merges": []}),
     "strings without their end": Pair(
         [{"prompt": "Q: ", "chosen": "yes", "rejected": "no"}], texts=["Q: yes", "Q: no"], template=None, flags=["--append_eos", "false"]),
     "EOS is there, once or twice; white space after it goes": Pair(
@@ -90,8 +89,7 @@ DOCUMENTS = {
         flags=["--max_len", "4", "--truncation", "keep"]),
     "answers that are too long": Pair(
         CUT, texts=["Q:a<|endoftext|>", "Q:b<|endoftext|>"], rows={"longer than 4 tokens": 4, "pairs kept": 1}, template=None,
-        tokenizer={"merges": []},
-        flags=["--max_len", "4"]),
+        tokenizer={"merges": []}, flags=["--max_len", "4"]),
     **{f"a prompt under another name: {list(record)}": Pair([record], texts=ANSWERED) for record in (
         {"question": "Why?"} | WORDS, {"instruction": "Why?", "chosen_response": "So", "rejected_response": "No", "chosen_rating": 5},
         {"system": "", "question": "Why?"} | ANSWERS)},
@@ -121,8 +119,7 @@ def test_a_pairs_documents_end_with_the_end_of_turn(bench, template, ends, rstri
     earlier = chat("Hi", "<think>\nhm\n</think>\n\nHello", "And?")  # which THINKING rewrites
     wanted = [ends, ends.replace("So", "No")]
     documents = bench.expect(Pair([{"chosen": [*earlier, said("So")], "rejected": [*earlier, said("No")]}], [[text] for text in wanted],
-                                  template=template,
-                                  tokenizer={"rstrip": rstrip, "bos": "<s>"}))
+                                  template=template, tokenizer={"rstrip": rstrip, "bos": "<s>"}))
     assert all(text.endswith(end) for text, end in zip(documents.texts(), wanted))
     assert ("hm" in documents.texts()[0]) == (template != THINKING)
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from runs import ENVIRONMENT, ROOT, call, command
+from runs import ENVIRONMENT, ROOT, command, succeeds
 
 RECIPES = ROOT / "scripts" / "recipes"
 MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads, head size, positions
@@ -73,14 +73,13 @@ def test_every_recipe_is_tested():
 
 @pytest.mark.parametrize("name", WANT)
 def test_a_recipe_has_the_flags_of_this_program(name, launchers, models):
+    """None of them needs a note. Further flags come last, and win."""
     model, mesh, row_tokens, max_len = WANT[name]
-    result = run_recipe(name, launchers, models / model, "--plan", "--device", "cpu")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"{mesh}; the plan is that of each rank\n")
-    assert f"; rows of {row_tokens} tokens, samples of up to {max_len}; " in result.stdout
-    assert "note: " not in result.stdout  # none of its flags needs one: they are this program's own
-    result = run_recipe(name, launchers, models / model, "--plan", "--device", "cpu", "--max_len", "64", "--row_tokens", "128")
-    assert "rows of 128 tokens, samples of up to 64;" in result.stdout  # further flags come last, and win
+    for flags, rows, length in (((), row_tokens, max_len), (("--max_len", "64", "--row_tokens", "128"), 128, 64)):
+        result = run_recipe(name, launchers, models / model, "--plan", "--device", "cpu", *flags)
+        assert result.returncode == 0 and "note: " not in result.stdout, result.stderr
+        assert result.stdout.startswith(f"{mesh}; the plan is that of each rank\n")
+        assert f"; rows of {rows} tokens, samples of up to {length}; " in result.stdout
 
 
 def test_the_variables_of_a_recipe(launchers, models):
@@ -93,25 +92,17 @@ def test_the_variables_of_a_recipe(launchers, models):
 # ---- OpenRLHF's own command lines ---------------------------------------------------------------------------------------------------
 
 # Of its page on RingAttention, without `deepspeed --module openrlhf.cli.train_...`.
+RING = """--model.model_name_or_path MODEL --data.max_len LENGTH --ds.packing_samples --train.batch_size 256 --train.max_epochs 1 --ds.param_dtype bf16
+    --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2 --ds.ring_attn_head_stride 2
+    --ckpt.save_steps -1 --logger.logging_steps 1 --eval.steps -1"""
+OF_PAIRS = """--data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template --data.chosen_key chosen
+    --data.rejected_key rejected --train.micro_batch_size 1 --ds.zero_stage 3 --ckpt.load_enable"""
 LONG_CONTEXT = {
-    "sft": """--model.model_name_or_path MODEL --data.dataset Open-Orca/OpenOrca --data.input_key question --data.output_key response
-        --data.input_template TEMPLATE --data.max_samples 500000 --data.max_len 2048 --ds.packing_samples --train.batch_size 256
-        --train.micro_batch_size 8 --train.max_epochs 1 --adam.lr 5e-6 --ds.zero_stage 2 --ds.param_dtype bf16
-        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2
-        --ds.ring_attn_head_stride 2 --ckpt.output_dir ./checkpoint/llama3-8b-sft --ckpt.save_steps -1 --logger.logging_steps 1
-        --eval.steps -1""",
-    "dpo": """--model.model_name_or_path MODEL --data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template
-        --data.chosen_key chosen --data.rejected_key rejected --data.max_len 8192 --ds.packing_samples --train.batch_size 256
-        --train.micro_batch_size 1 --train.max_epochs 1 --adam.lr 5e-7 --model.beta 0.1 --ds.zero_stage 3 --ds.param_dtype bf16
-        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2
-        --ds.ring_attn_head_stride 2 --ckpt.output_dir ./checkpoint/llama3-8b-ring-dpo --ckpt.save_steps -1 --logger.logging_steps 1
-        --eval.steps -1 --ckpt.load_enable""",
-    "rm": """--model.model_name_or_path MODEL --data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template
-        --data.chosen_key chosen --data.rejected_key rejected --data.max_len 8192 --ds.packing_samples --train.batch_size 256
-        --train.micro_batch_size 1 --train.max_epochs 1 --adam.lr 9e-6 --ds.zero_stage 3 --ds.param_dtype bf16
-        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2
-        --ds.ring_attn_head_stride 2 --ckpt.output_dir ./checkpoint/llama3-8b-rm --ckpt.save_steps -1 --logger.logging_steps 1
-        --eval.steps -1 --ckpt.load_enable""",
+    "sft": RING.replace("LENGTH", "2048") + """ --data.dataset Open-Orca/OpenOrca --data.input_key question --data.output_key response
+        --data.input_template TEMPLATE --data.max_samples 500000 --train.micro_batch_size 8 --adam.lr 5e-6 --ds.zero_stage 2
+        --ckpt.output_dir ./checkpoint/llama3-8b-sft""",
+    "dpo": f"{RING.replace('LENGTH', '8192')} {OF_PAIRS} --adam.lr 5e-7 --model.beta 0.1 --ckpt.output_dir ./checkpoint/llama3-8b-ring-dpo",
+    "rm": f"{RING.replace('LENGTH', '8192')} {OF_PAIRS} --adam.lr 9e-6 --ckpt.output_dir ./checkpoint/llama3-8b-rm",
 }
 
 # What its parsers have beside those, as of 0.11: each with a value that it has by default, or that means something here.
@@ -159,8 +150,7 @@ LINES = {f"{kind} {task}": (task, text) for task in ("sft", "dpo", "rm") for kin
 def test_a_command_line_of_openrlhf_runs(name, models):
     task, text = LINES[name]
     words = [{"MODEL": str(models / "llama3-8b"), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
-    result = call(command(task, *words, "--plan", model=None, ranks=8))
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"8 ranks: 4 x data, 2 x sequence \(gather\), ZeRO stage [23];", result.stdout)
-    said = re.findall("^note: (.*)", result.stdout, re.M)
+    plan = succeeds(command(task, *words, "--plan", model=None, ranks=8), quiet=False)
+    assert re.search(r"8 ranks: 4 x data, 2 x sequence \(gather\), ZeRO stage [23];", plan)
+    said = re.findall("^note: (.*)", plan, re.M)
     assert any("--recompute layer" in note for note in said) and any("in the names of this program: ./train_llama " in note for note in said)

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from runs import ENVIRONMENT, call, command, log_lines
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-import plot  # noqa: E402
 import report  # noqa: E402
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
@@ -46,13 +44,6 @@ def write_log(folder, lines):
 
 def run(script, *arguments):
     return subprocess.run([sys.executable, SCRIPTS / script, *map(str, arguments)], capture_output=True, text=True)
-
-
-def refused(script, *arguments):
-    done = run(script, *arguments)
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith(f"{script}: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
-    return done.stderr
 
 
 # ---- the page and the picture ---------------------------------------------------------------------------------------------------------
@@ -88,30 +79,23 @@ def test_the_page_stands_alone(tmp_path):
 def test_a_picture_of_two_runs(tmp_path):
     lines = [ABOUT, step(1), step(2), evaluation(2, 2.5), {"step": 2, "sample": "It was"}, step(3), CUT]
     logs = [write_log(tmp_path / name, lines) for name in ("a", "b")]
-    steps, evaluations = plot.read_log(logs[0])
-    assert plot.series(steps, "loss") == ([1, 2, 3], [4, 2, 4 / 3])
-    assert plot.series(evaluations, "eval_loss") == ([2], [2.5])
     for _ in range(2):  # the second time the picture is replaced
         done = run("plot.py", *logs, "--out", tmp_path / "both.png")
-        assert done.returncode == 0, done.stderr
-    header = (tmp_path / "both.png").read_bytes()[:24]
-    assert header.startswith(b"\x89PNG") and min(struct.unpack(">II", header[16:])) > 500
+        assert done.returncode == 0 and (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG"), done.stderr
 
 
-def test_policies_have_panels_of_their_own(tmp_path):
-    steps = [step(n, reward=n / 5, response_length=7.5, kl=0.01 * n, entropy=0.5) for n in range(1, 6)]
-    log = write_log(tmp_path / "policy", [ABOUT, *steps, {"step": 5, "eval_loss": 0, "eval_reward": 0.9}])
-    figure = plot.figure_of({log: plot.read_log(log)}, plot.POLICY_PANELS)
-    assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == [title for _, title, _ in plot.POLICY_PANELS[:3]]
-    reward, evaluated = figure.axes[0].lines
-    assert list(reward.get_ydata()) == [0.2, 0.4, 0.6, 0.8, 1.0] and list(evaluated.get_ydata()) == [0.9]
-
-
-@pytest.mark.parametrize("name", ["attention_rows", "attention_tile", "ring", "ring_backward", "banks", "lifetimes"])
-def test_figures_of_the_docs_are_drawn(name, tmp_path):
-    import figures
-
-    getattr(figures, name)().savefig(tmp_path / "figure.png", dpi=20)
+# Words after the program's name, in which good, empty and begun are logs, and the message.
+@pytest.mark.parametrize("words, message", [
+    ("report.py missing.jsonl", "missing.jsonl: no such file"), ("plot.py empty", "no steps"), ("plot.py good begun", "no steps"),
+    ("report.py empty --tensorboard tb", "no steps"), ("report.py good --html no/folder.html", "cannot write"),
+    ("report.py good --html good", "exists, and is no earlier result"), ("plot.py good --out good", "exists, and is no earlier result"),
+    ("report.py good good", "the same name: good, good"), ("report.py good --follow", "--follow is for")])
+def test_refusals(words, message, tmp_path):
+    logs = {name: str(write_log(tmp_path / name, lines)) for name, lines in (("good", [ABOUT, step(1)]), ("empty", []), ("begun", [ABOUT]))}
+    script, *arguments = words.split()
+    done = run(script, *(logs.get(word, word if word.startswith("-") else tmp_path / word) for word in arguments))
+    assert done.returncode == 1 and not done.stdout and message in done.stderr
+    assert done.stderr.startswith(f"{script}: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
 
 
 # ---- TensorBoard and others -----------------------------------------------------------------------------------------------------------
@@ -135,31 +119,11 @@ def test_follow_through_a_crash_and_a_resume(tmp_path, monkeypatch):
         assert next(entries, "ended") == entry
 
 
-@pytest.fixture
-def tensorboard():
-    """Reads the events of a folder."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    return lambda folder: accumulator.EventAccumulator(str(folder)).Reload()
-
-
-def test_tensorboard_reads_it(tensorboard, tmp_path):
-    log = write_log(tmp_path / "a", [ABOUT, step(1), step(2, loss=None), evaluation(2, 1.5), step(3)])
-    for _ in range(2):  # the second time in place of the first
-        done = run("report.py", log, "--tensorboard", tmp_path / "tb")
-        assert done.returncode == 0, done.stderr
-    events = tensorboard(tmp_path / "tb" / "a")
-    assert set(events.Tags()["scalars"]) == step(1).keys() - {"step", "mfu"} | {"eval_loss"}
-    assert [(e.step, e.value) for e in events.Scalars("samples")] == [(1, 8), (2, 16), (3, 24)]
-    assert [e.step for e in events.Scalars("loss")] == [1, 3]
-    assert [(e.step, e.value) for e in events.Scalars("eval_loss")] == [(2, 1.5)]
-
-
-@pytest.mark.parametrize("package", ["wandb", "trackio"])
-def test_a_tracker_is_given_every_number(monkeypatch, package):
+def test_a_tracker_is_given_every_number(monkeypatch):
     calls = []
     fake = SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish"))
-    monkeypatch.setitem(sys.modules, package, SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
-    report.write_tracker(package, "project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
+    report.write_tracker("wandb", "project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
     assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
 
 
@@ -167,11 +131,13 @@ def reporting_run(data, output, to, **more):
     return call(command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=output, report_to=to), **more)
 
 
-def test_a_run_reports_by_itself(data, tensorboard, tmp_path):
+def test_a_run_reports_by_itself(data, tmp_path):
     """All steps are there when the run has ended."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     result = reporting_run(data, tmp_path / "run", "tensorboard")
     assert result.returncode == 0 and "note" not in result.stdout, result.stderr
-    assert [e.step for e in tensorboard(tmp_path / "run" / "tensorboard" / "run").Scalars("loss")] == [1, 2, 3]
+    events = accumulator.EventAccumulator(str(tmp_path / "run/tensorboard/run")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("to, project", [("trackio", "train_llama"), ("trackio:mine", "mine")])
@@ -191,23 +157,3 @@ def test_a_run_goes_on_without_the_package(data, tmp_path):
     result = reporting_run(data, tmp_path / "run", "wandb")
     assert result.returncode == 0 and len(log_lines(tmp_path / "run")) == 4
     assert "pip install wandb" in result.stderr and "note: the log was not handed on" in result.stdout
-
-
-# ---- refusals -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_refusals(tmp_path):
-    good, empty, begun = (write_log(tmp_path / name, lines) for name, lines in (("good", [ABOUT, step(1)]), ("empty", []), ("begun", [ABOUT])))
-    text = write_log(tmp_path / "text", ["not a log\n"])
-    for script, arguments, message in [
-            *[(script, words, message) for script in ("report.py", "plot.py") for words, message in (
-                ([tmp_path / "missing.jsonl"], "missing.jsonl: no such file"), ([empty], "no steps"), ([good, begun], "no steps"))],
-            ("plot.py", [text], "no steps"), ("plot.py", [tmp_path], str(tmp_path)),
-        ("report.py", [empty, "--tensorboard", tmp_path / "tb"], "no steps"),
-            ("report.py", [good, "--html", tmp_path / "no" / "folder.html"], "cannot write"),
-        ("plot.py", [good, "--out", tmp_path / "no" / "a.png"], "cannot write"),
-            ("report.py", [good, "--html", good], "exists, and is no earlier result"),
-        ("plot.py", [good, "--out", good], "exists, and is no earlier result"),
-            ("report.py", [good, good], "the same name: good, good"), ("report.py", [good, "--follow"], "--follow is for"),
-            ("report.py", [good, empty, "--tensorboard", tmp_path / "tb", "--follow"], "--follow is for one log")]:
-        assert message in refused(script, *arguments), (script, arguments)

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 from runs import (
-    DEMO, FAMILIES, GOLDEN, OPTIMIZER, PROGRAM, ROOT, SMALL, call, checkpoints, command, evaluate, expect_as_transformers, expect_resumed,
-    log_lines, model_with, near, overflow, random_documents, read_lines, refused, refused_training, same_run, start, steps_logged,
-    succeeds, summary, train, wait_for, weights, write_data, write_lines)
+    DEMO, FAMILIES, GOLDEN, PROGRAM, ROOT, SMALL, checkpoints, command, evaluate, expect_as_transformers, expect_resumed, log_lines, model_with, near,
+    overflowing, random_documents, read_lines, refused, refused_training, same_run, start, steps_logged, succeeds, summary, train, wait_for, weights,
+    write_data, write_lines)
 
 
 def files_below(directory):
@@ -84,27 +84,6 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
         assert f"note: --{name} was " in said
     assert "note: --train_batch_size" not in said
     assert log_lines(run)[-1]["step"] == 3
-
-
-@pytest.fixture(scope="module")
-def run_of_2_steps(data, tmp_path_factory):
-    run = tmp_path_factory.mktemp("saved") / "run"
-    train(run, data=data, max_steps=2, save_steps=2)
-    return run
-
-
-@pytest.mark.parametrize("name, damage, parts", [
-    ("trainer_state.json", lambda raw: None, ["step_2: has no trainer_state.json, so it is no whole checkpoint", "fix: --overwrite"]),
-    ("trainer_state.json", lambda raw: b"{", []), ("trainer_state.json", lambda raw: b'{"step": 2}', ["is damaged"]),
-    (OPTIMIZER, lambda raw: raw[:-1] + b"?", ['tensor "v" is damaged'])])
-def test_a_damaged_checkpoint_is_refused(name, damage, parts, data, run_of_2_steps, tmp_path):
-    run = shutil.copytree(run_of_2_steps, tmp_path / "run")
-    path = run / "step_2" / name
-    content = damage(path.read_bytes())
-    path.unlink() if content is None else path.write_bytes(content)
-    result = call(command("sft", **SMALL, data=data, output_dir=run, max_steps=2, resume="auto"))
-    assert result.returncode == 1 and result.stderr.startswith("train_llama: ")
-    assert all(part in result.stderr for part in [name, *parts]), result.stderr
 
 
 # ---- stopping ---------------------------------------------------------------------------------------------------------------------
@@ -290,8 +269,6 @@ def test_the_saved_model_reads_back(name, data, tmp_path):
     assert evaluate(tmp_path / "a", data, tmp_path, max_len=64)["eval_loss"] == last["eval_loss"]
 
 
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_eval_equals_transformers(name, tmp_path):
     expect_as_transformers(name, evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path))
@@ -320,9 +297,7 @@ def test_train_the_demo_and_generate(python_for_data, own_cache, tmp_path):
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "one"}, {"prompt": "two and three"}])
 
     def generated(**options):
-        result = call(command("generate", model=model, max_new_tokens=5, **options))
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+        return succeeds(command("generate", model=model, max_new_tokens=5, **options), quiet=False)
 
     def answers(**options):
         return [json.loads(line) for line in generated(prompts=prompts, temperature=1, **options).splitlines() if line.startswith("{")]
@@ -367,9 +342,7 @@ def test_data_that_does_not_fit(tmp_path):
     refused(command("eval", data=data), "holds prompts")
 
 
-def test_flags_and_paths(data, tmp_path):
-    refused_training(data, tmp_path / "a", "unknown flag --learning_rat", "did you mean --learning_rate?", words=["--learning_rat", "1"])
-    refused_training(data, tmp_path / "a", "--prompts belongs to generate", words=["--prompts", "x"])
+def test_paths(data, tmp_path):
     (tmp_path / "file").write_text("x")
     refused_training(data, tmp_path / "file", "is a file")
     refused_training(data, tmp_path / "file" / "b", "cannot create")
@@ -381,17 +354,14 @@ def test_flags_and_paths(data, tmp_path):
 
 
 def test_nan_in_the_weights(data, tmp_path):
-    def spoil(w):
-        w[3, 5] = np.nan
-
     name = "model.layers.1.mlp.up_proj.weight"
-    model = model_with(tmp_path / "model", tensor=name, change=spoil)
+    model = model_with(tmp_path / "model", change=lambda tensors: np.put(tensors[name], 3, np.nan))
     refused_training(data, tmp_path / "a", name, "NaN", model=model)
     refused(command("eval", data=data, model=model), name, "NaN")
 
 
 def test_gradients_that_overflow(data, tmp_path):
-    model = model_with(tmp_path / "model", tensor="model.layers.1.mlp.down_proj.weight", change=overflow)
+    model = model_with(tmp_path / "model", change=overflowing("model.layers.1.mlp.down_proj.weight"))
     result = refused_training(data, tmp_path / "a", "5 steps in a row", "first in ", model=model, train_batch_size=4, max_steps=9)
     assert result.stdout.count("skipped: its loss or gradient is not finite") == 5
     assert [line["skipped"] for line in log_lines(tmp_path / "a")[1:]] == [1, 2, 3, 4]
@@ -403,7 +373,7 @@ def test_gradients_that_overflow(data, tmp_path):
     ("layers.1.self_attn.o_proj", r"forward, layer 1, proj: element \d+ of act\.1\.ln2\n"),
 ])
 def test_debug_names_the_first_op(tensor, first, data, tmp_path):
-    model = model_with(tmp_path / "model", tensor=f"model.{tensor}.weight", change=overflow)
+    model = model_with(tmp_path / "model", change=overflowing(f"model.{tensor}.weight"))
     for options in ({}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 2},
                     {"ranks": 2, "zero_stage": 3}):
         result = refused_training(data, tmp_path / f"run {options}", "step 1 has a value that is not finite", model=model, max_steps=9, debug="true",
@@ -440,8 +410,3 @@ def test_a_full_disk_is_noticed_before_the_first_step(data, tmp_path):
     refused(words, "cannot write: File too large", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)))
     assert list(run.iterdir()) == []
     succeeds(words)  # with room it runs, and nothing is in its way
-
-
-@pytest.mark.parametrize("words", [[], ["sft"]])
-def test_help(words):
-    assert "usage: ./train_llama" in succeeds([str(PROGRAM), *words, "--help"])

@@ -4,8 +4,7 @@ import json
 import shutil
 
 import pytest
-from runs import (
-    DEMO, GOLDEN, call, change_json, command, log_lines, random_documents, refused, stable, succeeds, train, weights, write_data, write_lines)
+from runs import DEMO, GOLDEN, change_json, command, log_lines, random_documents, refused, stable, succeeds, train, weights, write_data, write_lines
 
 SAMPLING = {"sample_every": 2, "max_new_tokens": 40, "temperature": 1}
 
@@ -46,11 +45,8 @@ def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
 
 
 @pytest.mark.parametrize("flags,options", [
-    ((), {}), ((), {"dtype": "bf16"}), ((), {"recompute": "layer"}), (("--debug",), {}), (("--profile",), {}),
-    ((), {"eval_fraction": 0.2, "eval_steps": 2}), ((), {"ranks": 2, "zero_stage": 0}), ((), {"ranks": 2, "zero_stage": 1}),
-    ((), {"ranks": 2, "zero_stage": 2}), ((), {"ranks": 2, "zero_stage": 3}), ((), {"ranks": 2, "ring_attn_size": 2}),
-    ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"}),
-    (("--debug",), {"ranks": 2})])
+    (("--debug",), {"recompute": "layer"}), (("--profile",), {"eval_fraction": 0.2, "eval_steps": 2}), (("--debug",), {"ranks": 2, "zero_stage": 1}),
+    ((), {"ranks": 2, "zero_stage": 3}), ((), {"ranks": 2, "ring_attn_size": 2}), ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"})])
 def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tmp_path):
     options = {"data": data, "model": model, "max_steps": 5, **options}
     train(tmp_path / "with", *flags, **SAMPLING, **options)
@@ -62,7 +58,7 @@ def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tm
 
 def test_ranks_write_what_one_writes(data, model, tmp_path):
     train(tmp_path / "one", data=data, model=model, max_steps=4, **SAMPLING)
-    for number, options in enumerate([{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"ring_attn_size": 2}]):
+    for number, options in enumerate([{"zero_stage": 1}, {"zero_stage": 3}, {"ring_attn_size": 2}]):
         train(tmp_path / str(number), data=data, model=model, max_steps=4, ranks=2, **SAMPLING, **options)
         assert samples(tmp_path / str(number)) == samples(tmp_path / "one"), options
 
@@ -112,14 +108,8 @@ def test_refusals(data, model, tmp_path):
     refuse("--sample_every shows text", "no tokenizer.json", model=GOLDEN / "qwen3", sample_every=1)
     refuse("--sample_every shows text", "a --preset", model=None, preset="smollm2-135m", sample_every=1)
     refuse("1 tokens", "--max_new_tokens 128", "128 positions", sample_every=1)
-    for flag in ("sample_every", "max_new_tokens", "top_k"):
-        result = call(command("sft", model=model, data=data, output_dir=tmp_path / "a", **{flag: -1}))
-        assert (result.returncode, result.stderr) == (1, f'train_llama: --{flag} "-1" is not a whole number, 0 or more\n  fix: such a value, or leave it out\n')
     refuse("--max_new_tokens is 0", sample_every=1, max_new_tokens=0)
     refuse("--temperature is -1", sample_every=1, temperature=-1)
-    refuse("--top_p is 0", sample_every=1, top_p=0)
-    refuse("--prompt belongs to --sample_every", prompt="Hi")
-    refuse("--sample_every belongs to pretrain, sft, not to dpo", task="dpo", sample_every=1)
     other = tmp_path / "without_end"
     other.mkdir()
     refuse("neither bos_token_id nor eos_token_id", model=with_tokenizer(other, eos_token_id=None), sample_every=1)
@@ -130,9 +120,7 @@ def test_generate_stops_at_texts(model, tmp_path):
     options = {"model": model, "prompts": prompts, "n": 4, "temperature": 1, "max_new_tokens": 40}
 
     def said(*flags):
-        result = call(command("generate", *flags, **options))
-        assert result.returncode == 0, result.stderr
-        return [json.loads(line) for line in result.stdout.splitlines()]
+        return [json.loads(line) for line in succeeds(command("generate", *flags, **options), quiet=False).splitlines()]
 
     whole, cut = said(), said("--stop", "a", "--stop", "[,")
     stopped = 0

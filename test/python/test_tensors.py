@@ -2,11 +2,10 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
-from runs import GOLDEN, PAIRS, change_json, command, merging, read_tensors, refused, succeeds, train, weights, write_tensors
+from runs import GOLDEN, PAIRS, command, merging, model_with, read_tensors, refused, succeeds, train, weights
 from test_lora import eval_loss
 
 LORA = GOLDEN / "lora_qwen3"
@@ -14,14 +13,12 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FREQUENCIES = 1e6 ** -(np.arange(8, dtype=np.float32) / 8)
 
 
-def model_with(directory, model="qwen3", file="model.safetensors", **changes):
-    """A copy of a golden directory in which functions of all its tensors make further ones."""
-    shutil.copytree(GOLDEN / model, directory)
-    tensors = read_tensors(directory / file)
-    for name, make in changes.items():
-        tensors[name] = np.ascontiguousarray(make(tensors), np.float32)
-    write_tensors(directory / file, tensors)
-    return directory
+def another_head(tensors):
+    tensors[HEAD] = tensors[EMBEDDING][::-1]
+
+
+def adapter_with(directory, name, value):
+    return model_with(directory, "lora_qwen3", lambda tensors: tensors.update({name: value}), "adapter_model.safetensors")
 
 
 def data_of(model="qwen3"):
@@ -29,29 +26,27 @@ def data_of(model="qwen3"):
 
 
 def test_a_head_that_is_the_embedding_is_nothing_new(tmp_path):
-    model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING]})
+    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({HEAD: tensors[EMBEDDING]}))
     assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2"])
 def test_another_head_unties_the_model(name, tmp_path):
     """As in transformers 5, and as if config.json said so."""
-    head = {HEAD: lambda t: t[EMBEDDING][::-1]}
-    model, untied = model_with(tmp_path / "model", name, **head), model_with(tmp_path / "untied", name, **head)
-    change_json(untied / "config.json", tie_word_embeddings=False)
+    model = model_with(tmp_path / "model", name, another_head)
+    untied = model_with(tmp_path / "untied", name, another_head, tie_word_embeddings=False)
     assert eval_loss(data=data_of(name), model=model, max_len=128) == eval_loss(data=data_of(name), model=untied, max_len=128)
     assert f"note: {model} has a lm_head.weight that differs from its embedding: " in train(tmp_path / "out", data=data_of(name), model=model, max_steps=1,
                                                                                       max_len=128)
     train(tmp_path / "same", data=data_of(name), model=untied, max_steps=1, max_len=128)
     assert weights(tmp_path / "out") == weights(tmp_path / "same")
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
-    totals = [re.findall(r"^embedding.*|^head.*", succeeds(command("sft", "--plan", model=directory, max_len=64)), re.M) for directory in (model,
-                                                                                                                                           untied)]
+    totals = [re.findall("^embedding.*|^head.*", succeeds(command("sft", "--plan", model=own, max_len=64)), re.M) for own in (model, untied)]
     assert totals[0] == totals[1]
 
 
 def test_merging_keeps_an_untied_head(tmp_path):
-    model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING][::-1]})
+    model = model_with(tmp_path / "model", change=another_head)
     succeeds(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"))
     assert json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"] is False
     assert (read_tensors(tmp_path / "merged/model.safetensors")[HEAD] == read_tensors(model / "model.safetensors")[HEAD]).all()
@@ -69,7 +64,7 @@ def test_merging_keeps_an_untied_head(tmp_path):
     ("score.weight", np.ones((1, 32)), "whose architectures name a reward model"),
 ])
 def test_other_tensors_of_a_model(name, value, part, tmp_path):
-    model = model_with(tmp_path / "model", **{name: lambda _: value})
+    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({name: value}))
     if part is None:
         assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
     else:
@@ -78,7 +73,7 @@ def test_other_tensors_of_a_model(name, value, part, tmp_path):
 
 
 def test_a_reward_model_has_no_language_model_s_head(tmp_path):
-    model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING][::-1]})
+    model = model_with(tmp_path / "model", change=another_head)
     said = train(tmp_path / "rm", task="rm", model=model, data=PAIRS, max_steps=1, row_tokens=128)
     assert f"note: lm_head.weight of {model} is left out: a reward model has none" in said
 
@@ -92,7 +87,7 @@ def test_a_reward_model_has_no_language_model_s_head(tmp_path):
 ])
 def test_other_tensors_of_an_adapter(name, change, part, tmp_path):
     embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
-    adapter = model_with(tmp_path / "adapter", "lora_qwen3", "adapter_model.safetensors", **{f"base_model.model.{name}": lambda _: change(embedding)})
+    adapter = adapter_with(tmp_path / "adapter", f"base_model.model.{name}", change(embedding))
     merge = merging(adapter=adapter, output_dir=tmp_path / "merged")
     if part is None:
         assert eval_loss(data=data_of(), adapter=adapter, max_len=128) == eval_loss(data=data_of(), adapter=LORA, max_len=128)
@@ -106,7 +101,7 @@ def test_other_tensors_of_an_adapter(name, change, part, tmp_path):
 def test_an_adapter_s_own_embedding_takes_the_model_s_place(name, change, tmp_path):
     """PEFT saves embeddings that it has seen resized, without saying so in adapter_config.json."""
     embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
-    adapter = model_with(tmp_path / "adapter", "lora_qwen3", "adapter_model.safetensors", **{f"base_model.model.{name}": lambda _: change(embedding)})
+    adapter = adapter_with(tmp_path / "adapter", f"base_model.model.{name}", change(embedding))
     adapted = eval_loss(data=data_of(), adapter=adapter, max_len=128)
     assert adapted != eval_loss(data=data_of(), adapter=LORA, max_len=128)
     succeeds(merging(adapter=adapter, output_dir=tmp_path / "merged"))

@@ -62,10 +62,6 @@ def test_what_cannot_be_copied(tree):
     assert code == 1 and text.startswith("there is no ladder nope\n  fix: one of adamw ")
 
 
-def test_changes_are_said_as_a_reader_says_them():
-    assert [ladder_counts.change(*pair) for pair in [(100, 38), (100, 100), (0, 5), (10, 90)]] == ["-62 %", "the same", "new", "x 9"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", exercise.names())
 def test_an_exercise_fails_before_its_solution_and_passes_with_it(tmp_path, name):
