@@ -26,9 +26,7 @@ def base(tmp_path_factory):
 def make_base(path, template):
     """A model whose files say that <|endoftext|> ends a text. It has no weights, so that training begins with random ones."""
     make_tokenizer(path, template)
-    tokenizer = (path / "tokenizer_config.json").read_text()
-    (path / "tokenizer_config.json").write_text(tokenizer.replace("TokenizersBackend",
-                                                                  "PreTrainedTokenizerFast"))  # the name that transformers 4 knows
+    change_json(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")  # the name that transformers 4 knows
     shutil.copy(DEMO / "config.json", path)
     change_json(path / "config.json", vocab_size=272, eos_token_id=EOS, bos_token_id=None)
     return path
@@ -318,9 +316,9 @@ def test_transformers_computes_what_we_do(python, tmp_path):
 
 # ---- models that bring their own code
 
-INTERNLM2 = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo",
-             "mlp.gate_proj": "feed_forward.w1",
-             "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings", "lm_head": "output"}
+INTERNLM2 = {
+    "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings", "lm_head": "output"}
 
 
 def respelled(path, name):
@@ -383,9 +381,8 @@ def test_the_text_model_of_one_that_sees(prefix, tmp_path):
 
 def test_rope_by_flags_is_saved(tmp_path):
     """A run whose flags say what another's config.json says."""
-    data, scaling = GOLDEN / "llama_yarn" / "golden.safetensors", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
-                                                                   "beta_fast": 8.0,
-                                                                   "beta_slow": 1.0}
+    data = GOLDEN / "llama_yarn" / "golden.safetensors"
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0, "beta_slow": 1.0}
     wanted = json.loads((GOLDEN / "llama_yarn" / "config.json").read_text())["rope_parameters"]
     plain = model_with(tmp_path / "plain", "llama_yarn", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     options = {"data": data, "max_steps": 1, "max_len": 128, "train_batch_size": 6}

@@ -277,8 +277,8 @@ def test_without_a_network_both_ways_are_named(home):
 
 
 def test_a_reference_by_name(home):
-    result = call(home, ["dpo", "--model", MODELS[1], "--ref_model", MODELS[0], "--data", f"{list(DATA)[1]}[train]", "--max_steps", 1, "--device",
-                         "cpu", "--output_dir", "out", "--apply_chat_template"])
+    words = ["--model", MODELS[1], "--ref_model", MODELS[0], "--data", f"{list(DATA)[1]}[train]", "--apply_chat_template"]
+    result = call(home, ["dpo", *words, "--max_steps", 1, "--device", "cpu", "--output_dir", "out"])
     assert result.returncode == 0, result.stderr
     assert f"note: {MODELS[0]} is " in result.stdout
     shutil.rmtree(home / "out")

@@ -81,16 +81,15 @@ def named_by_transformers(tensors):
             for name, value in tensors.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("name, dtype, export", [("gpt2", "f32", "float32"), ("gpt2_erf", "f32", "bfloat16"), ("gpt2_erf", "bf16", "bfloat16")])
-def test_weights_come_back_as_they_were(name, dtype, export, ranks, data, tmp_path):
-    """The first learning rate is 0."""
+def test_weights_come_back_as_they_were(name, dtype, export, data, tmp_path):
+    """Also from several ranks. The first learning rate is 0."""
     def of_more_digits(tensors):
         tensors["transformer.wte.weight"] *= 1.1
 
     model = GOLDEN / name if export == "bfloat16" else model_with(tmp_path / "float", name, of_more_digits, dtype="float32")
     train(tmp_path / "a", model=model, data=data, dtype=dtype, export_dtype={"float32": "f32", "bfloat16": "bf16"}[export],
-          max_steps=1, ranks=ranks, zero_stage=2)
+          max_steps=1, ranks=3, zero_stage=2)
     assert stored(tmp_path / "a" / "model.safetensors") == named_by_transformers(stored(model / "model.safetensors"))
     assert config_of(tmp_path / "a") == {**config_of(model), "dtype": export}
     generation = "generation_config.json"

@@ -5,8 +5,7 @@ import json
 import pytest
 from preparing import (
     BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, HEADLINES, LAST_MARKED, LLAMA2, PLAIN, THINKING, Case,
-                       asked,
-    chain, chat, gpt, said, turn)
+    asked, chain, chat, gpt, said, turn)
 
 QUESTION, ANSWER = chat("Hi"), [said("Hello")]
 HELLO = ["Hello<|im_end|>"]

@@ -157,8 +157,8 @@ def test_spans_of_random_pairs_in_bytes(bench, explicit):
 
     begun = [(text(9), text(6), text(6)) for _ in range(400)]
     begun = [(p, c, r) for p, c, r in begun if len({"", c.strip(), r.strip()}) == 3]
-    documents = bench.run("pref", tokenizer, [{"prompt": p, "chosen": c, "rejected": r} if explicit else {"chosen": p + c, "rejected": p + r} for p,
-                                              c, r in begun])
+    documents = bench.run("pref", tokenizer, [{"prompt": p, "chosen": c, "rejected": r} if explicit else {"chosen": p + c, "rejected": p + r}
+                                              for p, c, r in begun])
     pieces = [token_bytes(documents, ids) for ids in documents.ids]
     bounds = [np.cumsum([0, *map(len, p)]).tolist() for p in pieces]
     whole = [b"".join(p) for p in pieces]

@@ -125,9 +125,8 @@ def test_records_of_other_tasks(bench, task, template, record, message):
     ([], {"post": "Why?", "chosen": "So", "rejected": "Sometimes"}, "fix: --prompt_key post;"),
     ([], {"query": "Or?", "question": "Why?"} | AB, "there is 'query'; it has query, question, chosen, rejected"),  # two names are not guessed at
     *[([], pair | {name: [["Why?", "x"]]}, f"has a field {name!r} that is in no part of what would be trained")
-      for name in ("question", "instruction", "input", "query", "problem", "context", "history") for pair in (AB,
-                                                                                                              {"chosen": [said("a")],
-                                                                                                               "rejected": [said("b")]})],
+      for name in ("question", "instruction", "input", "query", "problem", "context", "history")
+      for pair in (AB, {"chosen": [said("a")], "rejected": [said("b")]})],
     ([], {"system_prompt": [["Why?"]], "chosen": [said("a")], "rejected": [said("b")]}, "'system_prompt' is a list"),
 ])
 def test_pairs(bench, flags, record, message):
@@ -341,8 +340,8 @@ DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x =
 
 @pytest.mark.parametrize("template, expected", [
     *[(template, "the chat template has not ended after 0.2 seconds") for template in (ENDLESS, RECURSIVE, "{{ 3 ** (10 ** 9) % 7 }}")],
-    *[(template, "the chat template needs more than 64 MiB of memory") for template in ("{{ 'a' * 10 ** 11 }}", "{{ '%99999999999d' % 1 }}",
-                                                                                        DOUBLING)],
+    *[(template, "the chat template needs more than 64 MiB of memory")
+      for template in ("{{ 'a' * 10 ** 11 }}", "{{ '%99999999999d' % 1 }}", DOUBLING)],
     ("{{ 'a' * 5000 }}", "the chat template makes a text of 5,000 characters, more than 4,000"),
     ("{% for i in range(10 ** 12) %}{% endfor %}", "the chat template refuses its messages: Range too big"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template refuses its messages: maximum recursion depth exceeded"),

@@ -91,7 +91,7 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
 def test_signals_end_a_run_in_good_order(data, tmp_path):
     """SIGINT, SIGTERM, SIGUSR1 and SIGHUP, one after the other, in one resumed run."""
     straight, run = tmp_path / "straight", tmp_path / "run"
-    options = {**SMALL, "data": data, "max_steps": 400, "train_batch_size": 8}
+    options = {**SMALL, "data": data, "max_steps": 800, "train_batch_size": 8}
     train(straight, **options)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         done = len(log_lines(run)) if run.exists() else 0
@@ -102,7 +102,7 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
         said, error = process.communicate(timeout=60)
         assert error == "" and process.returncode == 128 + number, said
         last = log_lines(run)[-1]["step"]
-        assert last < 400
+        assert last < 800
         assert "stopped by signal" in said and f"after step {last}" in said and "--resume auto" in said
         assert (run / "latest").read_text() == f"step_{last}\n"
     train(run, resume="auto", **options)
@@ -284,17 +284,19 @@ def test_random_weights_depend_on_the_seed_alone(data, tmp_path):
 
 
 def test_raw_data_needs_the_tree(tmp_path):
-    program, questions = shutil.copy(PROGRAM, tmp_path / "train_llama"), write_lines(tmp_path / "questions.jsonl",
-                                                                                     [{"prompt": "1 + 1 =", "completion": " 2"}])
+    program = shutil.copy(PROGRAM, tmp_path / "train_llama")
+    questions = write_lines(tmp_path / "questions.jsonl", [{"prompt": "1 + 1 =", "completion": " 2"}])
     refused(command("sft", program=program, data=questions, model=DEMO, output_dir=tmp_path / "out"), "questions.jsonl is raw data",
             f"{tmp_path}/data/prepare.py, which prepares it, does not exist")
 
 
 def test_train_the_demo_and_generate(python_for_data, own_cache, tmp_path):
+    from preparing import prepared  # loads transformers, which takes a while
+
     model = tmp_path / "a"
     train(model, data=ROOT / "data" / "demo" / "train.safetensors", model=DEMO, max_steps=2, max_len=2048)
     assert (model / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
-    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "one"}, {"prompt": "two and three"}])
+    prompts = prepared(tmp_path / "prompts", "prompts", [{"prompt": "one"}, {"prompt": "two and three"}], model)
 
     def generated(**options):
         return succeeds(command("generate", model=model, max_new_tokens=5, **options), quiet=False)

@@ -91,16 +91,6 @@ def test_the_last_sample_is_what_generate_says_of_the_saved_model(ranks, tmp_pat
     assert succeeds(command("generate", model=tmp_path / "a", **said)) == samples(tmp_path / "a")[2] + "\n"
 
 
-def test_the_plan_has_the_caches(data, model, tmp_path):
-    train(tmp_path / "a", data=data, model=model, max_steps=1)
-    train(tmp_path / "b", data=data, model=model, max_steps=1, **SAMPLING)
-    plans = [log_lines(tmp_path / name)[0]["plan_bytes"] for name in "ab"]
-    caches = 2 * 41 * 2 * 2 * 16 * 4  # layers * (a token to begin with, 40 new ones) * keys and values * heads * head size * float
-    assert plans[1] >= plans[0] + caches
-    for options in ({}, SAMPLING):
-        assert ("cache" in succeeds(command("sft", "--plan", model=model, max_len=64, **options))) == bool(options)
-
-
 def test_refusals(data, model, tmp_path):
     def refuse(*parts, task="sft", model=model, **options):
         refused(command(task, model=model, data=data, output_dir=tmp_path / "a", max_len=64, **options), *parts)

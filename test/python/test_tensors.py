@@ -36,9 +36,10 @@ def test_another_head_unties_the_model(name, tmp_path):
     model = model_with(tmp_path / "model", name, another_head)
     untied = model_with(tmp_path / "untied", name, another_head, tie_word_embeddings=False)
     assert eval_loss(data=data_of(name), model=model, max_len=128) == eval_loss(data=data_of(name), model=untied, max_len=128)
-    assert f"note: {model} has a lm_head.weight that differs from its embedding: " in train(tmp_path / "out", data=data_of(name), model=model, max_steps=1,
-                                                                                      max_len=128)
-    train(tmp_path / "same", data=data_of(name), model=untied, max_steps=1, max_len=128)
+    options = {"data": data_of(name), "max_steps": 1, "max_len": 128}
+    said = train(tmp_path / "out", model=model, **options)
+    assert f"note: {model} has a lm_head.weight that differs from its embedding: " in said
+    train(tmp_path / "same", model=untied, **options)
     assert weights(tmp_path / "out") == weights(tmp_path / "same")
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
     totals = [re.findall("^embedding.*|^head.*", succeeds(command("sft", "--plan", model=own, max_len=64)), re.M) for own in (model, untied)]
@@ -56,10 +57,8 @@ def test_merging_keeps_an_untied_head(tmp_path):
     ("model.rotary_emb.inv_freq", FREQUENCIES, None),
     ("model.layers.1.self_attn.rotary_emb.inv_freq", FREQUENCIES * 1.003, None),  # bf16
     ("model.layers.1.self_attn.rotary_emb.inv_freq", 1e4 ** -(np.arange(8) / 8), "has other frequencies than config.json gives"),
-    ("model.rotary_emb.inv_freq", FREQUENCIES[:4], "has other frequencies than config.json gives"),
     ("model.layers.2.mlp.up_proj.weight", [1], "the config.json that belongs to these weights"),  # of a layer for speculative decoding, say
     ("_orig_mod.model.norm.weight", [1], "not what torch.compile or DDP made of it"),
-    ("module.model.norm.weight", [1], "not what torch.compile or DDP made of it"),
     ("model.layers.0.mlp.up_proj.weight_scale", [1], "weights that are not quantised"),
     ("score.weight", np.ones((1, 32)), "whose architectures name a reward model"),
 ])
