@@ -112,8 +112,6 @@ DOCUMENTS = {
         [{"conversations": CHAT, "prompt": "Hi", "prompt_id": "x", "problem": "And?", "solution": "Bye", "answer": "8", "source": "s",
           "category": "c", "score": 1.5,
           "instruction": " Hi ", "system_prompt": "Be short.", "text": "elsewhere", "messages": None, "label": "x", "history": []}], BOTH_TURNS),
-    "Alpaca's history": Case([{"instruction": "And?", "input": "", "output": "Bye", "history": [["Hi", "Hello there"]], "system": "Be short."}],
-                             BOTH_TURNS),
     "a copy of Alpaca's record in other words": Case(
         [{"instruction": "Add.", "input": "1", "output": "2", "prompt": "### Instruction:\nAdd.\n### Input:\n1\n### Output:\n2"}], [["2<|im_end|>"]]),
 }

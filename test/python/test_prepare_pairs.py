@@ -90,11 +90,6 @@ DOCUMENTS = {
     "answers that are too long": Pair(
         CUT, texts=["Q:a<|endoftext|>", "Q:b<|endoftext|>"], rows={"longer than 4 tokens": 4, "pairs kept": 1}, template=None,
         tokenizer={"merges": []}, flags=["--max_len", "4"]),
-    **{f"a prompt under another name: {list(record)}": Pair([record], texts=ANSWERED) for record in (
-        {"question": "Why?"} | WORDS, {"instruction": "Why?", "chosen_response": "So", "rejected_response": "No", "chosen_rating": 5},
-        {"system": "", "question": "Why?"} | ANSWERS)},
-    "a system prompt of strings": Pair(
-        [{"system": "Be terse.", "question": "Why?"} | WORDS], texts=[asked("Why?", "Be terse.") + word + "<|im_end|>" for word in WORDS.values()]),
     "answers that begin with their prompt; a short text is a note": Pair(
         [{"chosen": "Why? So", "rejected": "Why? No", "id": "a7"}], texts=["Why? So<|endoftext|>", "Why? No<|endoftext|>"]),
     **{f"the prompt is named: {name}": Pair([pair | {name: "Why?"}], texts=ANSWERED, flags=["--prompt_key", name, "--apply_chat_template"])

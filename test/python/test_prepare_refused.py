@@ -54,9 +54,7 @@ def expect_refused(bench, task, template, record, message, *flags):
     ({"text": "A", "question": "Q"}, "has a field 'question'"), (QA | {"context": "C"}, "has a field 'context'"),
     (QA | {"reasoning_content": "hm"}, "has a field 'reasoning_content'"), (SAID | {"context": "C"}, "has a field 'context'"),
     (SAID | {"documents": [{"text": "D"}]}, "has a field 'documents'"), (SAID | {"conversations": gpt("Else")}, "has a field 'conversations'"),
-    (QA | {"label": False}, "is one answer with a judgement"), (SAID | {"kto_tag": True}, "is one answer with a"),
-    ({"prompt": "Q", "completions": ["a", "b"], "labels": [True, False]}, "is an answer in steps with a label for each"),
-    ({"text": "Hello?", "role": "prompter", "parent_id": None}, "is one message of a conversation, with a role and a text of its own"),
+    (SAID | {"kto_tag": True}, "is one answer with a"),
     ({"prompt": "Q", "solution": "A", "answer": "B"},
      "has a prompt and no answer; it has prompt, solution, answer\n"
      "  fix: name both with --input_key and --output_key"),

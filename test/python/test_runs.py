@@ -91,7 +91,7 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
 def test_signals_end_a_run_in_good_order(data, tmp_path):
     """SIGINT, SIGTERM, SIGUSR1 and SIGHUP, one after the other, in one resumed run."""
     straight, run = tmp_path / "straight", tmp_path / "run"
-    options = {**SMALL, "data": data, "max_steps": 800, "train_batch_size": 8}
+    options = {**SMALL, "data": data, "max_steps": 400, "train_batch_size": 8}
     train(straight, **options)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         done = len(log_lines(run)) if run.exists() else 0
@@ -102,7 +102,7 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
         said, error = process.communicate(timeout=60)
         assert error == "" and process.returncode == 128 + number, said
         last = log_lines(run)[-1]["step"]
-        assert last < 800
+        assert last < 400
         assert "stopped by signal" in said and f"after step {last}" in said and "--resume auto" in said
         assert (run / "latest").read_text() == f"step_{last}\n"
     train(run, resume="auto", **options)
