@@ -249,14 +249,12 @@ def test_rewards_are_learnt_also_from_answers_written_ahead(prompts, tmp_path):
     assert max(half) - half[0] <= 12, half
 
 
-FILTERED = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "0,1", "train_batch_size": 2000, "num_episodes": 20,
-            "max_steps": 4}
-
-
 def test_writing_ahead_gives_the_same_bits_and_resumes_with_them(prompts, tmp_path):
     """Batches of several steps, filtered ones, a critic, a reference, meshes: twice, and after a checkpoint with answers under way."""
     several = {"n": 32, "max_new_tokens": 1, "train_batch_size": 64, "max_epochs": 2, "num_episodes": 4, "max_steps": 18, "is_correction": "icepop"}
-    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": "0.05,1000"}, 6), (FILTERED, 2),
+    filtered = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "0,1", "train_batch_size": 2000, "num_episodes": 20,
+                "max_steps": 4}
+    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": "0.05,1000"}, 6), (filtered, 2),
              ({**several, **MESHES["ring"], "task": "ppo", "advantage_estimator": None}, 6)]
     for number, (options, at) in enumerate(cases):
         options = {"async_steps": 1, "lora_rank": 4 if number == 1 else 0, **options}

@@ -15,7 +15,6 @@ ANSWERED = [ASKED + "So<|im_end|>", ASKED + "No<|im_end|>"]  # without the templ
 CHATS = {"chosen": [*QUESTION, said("So")], "rejected": [*QUESTION, said("No")]}
 ANSWERS = {"chosen": [said("So")], "rejected": [said("No")]}
 WORDS = {"chosen": "So", "rejected": "No"}
-YES_NO = [["yes<|endoftext|>"], ["no<|endoftext|>"]]
 Pair = partial(Case, task="pref")
 
 
