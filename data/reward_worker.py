@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Judges answers for train_llama grpo: reward_worker.py FILE.py, or http://ADDRESS. One request a line on standard input, one answer a line on standard output:
 
-    {"prompts": [text, ...], "answers": [...], "labels": [...], "raw_prompts": [...], "raw_answers": [...]}     ->     {"rewards": [number, ...]} or {"error": text}
+    {"prompts": [text, ...], "answers": [...], "labels": [...], "raw_prompts": [...], "raw_answers": [...]}     ->     {"rewards": [number or null, ...]} or {"error": text}
 
-The raw texts have their special tokens. FILE.py defines reward(prompts, answers, labels), which returns a number for each; or OpenRLHF's
+The raw texts have their special tokens. FILE.py defines reward(prompts, answers, labels), which returns a number for each, or None for one that it cannot judge; or OpenRLHF's
 reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
 POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py prints goes to standard error."""
 
@@ -66,17 +66,19 @@ def numbers_of(rewards):
     except TypeError:
         raise NotNumbers(f"the rewards are {rewards!r}") from None
     for number, reward in enumerate(rewards):
+        if reward is None:  # it cannot say
+            continue
         try:
             rewards[number] = float(reward)
         except (TypeError, ValueError):
             raise NotNumbers(f"the reward of answer {number} is {reward!r}") from None
-    return [reward if math.isfinite(reward) else str(reward) for reward in rewards]  # JSON has no nan
+    return [reward if reward is None or math.isfinite(reward) else str(reward) for reward in rewards]  # JSON has no nan
 
 
 def what_is_wrong(error, source):
     """With the line of the user's file."""
     if isinstance(error, NotNumbers):
-        return f"{error}\n  fix: a list with one number for each answer"
+        return f"{error}\n  fix: a list with one number for each answer, or None where there is none"
     if source.endswith(".py"):
         frames = traceback.extract_tb(error.__traceback__)
         return f"{type(error).__name__}: {error} (line {frames[-1].lineno} of {frames[-1].filename})\n  fix: that function, which docs/rl.md describes"

@@ -118,6 +118,18 @@ TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
                 for (const auto &a : advantages(estimator(name), group(Numbers(n, reward), one)).advantages) EXPECT_EQ(a[0], 0.0);
 }
 
+TEST(Advantages, AreThoseOfABatchWithoutTheAnswersThatNoJudgeScored) {
+    const Numbers two = {-1, -2};
+    for (const char *name : {"reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"}) {
+        Answers got = advantages(estimator(name, 0), group({1, no_reward, 4, 6}, two)).advantages;
+        EXPECT_EQ(got[1], Numbers(2)) << name;
+        got.erase(got.begin() + 1);
+        EXPECT_EQ(got, advantages(estimator(name, 0), group({1, 4, 6}, two)).advantages) << name;
+        if (std::string(name) == "reinforce") continue;
+        EXPECT_EQ(advantages(estimator(name), group({5, no_reward}, two)).advantages, Answers(2, Numbers(2))) << name;
+    }
+}
+
 // Sampling one token of two, of which a (with probability p) has reward 1: the expected gradient with respect to the logit of a.
 TEST(Advantages, ExpectedGradients) {
     const auto expected = [](const char *name, size_t n, double p) {

@@ -22,6 +22,7 @@ class Fields {
     const nlohmann::json *find(const std::string &name) const;  // null where absent
     const nlohmann::json &source() const { return object_; }
     bool has(const std::string &name) const { return find(name) != nullptr; }
+    bool is_null(const std::string &name) const { return object_.contains(name) && !has(name); }
     size_t count(const std::string &name, std::optional<size_t> fallback = {}) const;   // an integer from 1 to 2^31 - 1
     size_t size(const std::string &name) const;                                         // an integer from 0 on
     double number(const std::string &name, std::optional<double> fallback = {}) const;  // finite

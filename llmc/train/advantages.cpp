@@ -32,16 +32,17 @@ const Estimator &find_estimator(const std::string &name) {
 }
 
 struct Group {
-    std::vector<double> rewards;
+    size_t rollouts = 0;
+    std::vector<double> rewards;  // of those that have one
     double mean = 0, deviation = 0;
     bool equal = false;
 
     void summarise() {
         const double n = double(rewards.size());
+        equal = n < 1 || std::ranges::min(rewards) == std::ranges::max(rewards);
         for (double r : rewards) mean += r / n;
         for (double r : rewards) deviation += (r - mean) * (r - mean);
         deviation = std::sqrt(deviation / (n - 1));
-        equal = *std::min_element(rewards.begin(), rewards.end()) == *std::max_element(rewards.begin(), rewards.end());
     }
     double shaped(Baseline baseline, double reward) const {
         const double n = double(rewards.size());
@@ -59,9 +60,12 @@ std::vector<double> shaped_rewards(Baseline baseline, std::span<const ScoredRoll
         return shaped;
     }
     std::map<int64_t, Group> groups;
-    for (const ScoredRollout &j : batch) groups[j.group].rewards.push_back(j.reward);
+    for (const ScoredRollout &j : batch) {
+        groups[j.group].rollouts++;
+        if (has_reward(j.reward)) groups[j.group].rewards.push_back(j.reward);
+    }
     for (auto &[number, group] : groups) {
-        if (group.rewards.size() == 1)
+        if (group.rollouts == 1)
             die("group %lld has one rollout, which has no others to be compared with\n  fix: at least two answers to each prompt, or --advantage_estimator reinforce",
                 (long long)(number));
         group.summarise();
@@ -121,6 +125,10 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
     Estimated out;
     for (size_t i = 0; i < batch.size(); i++) {
         const ScoredRollout &j = batch[i];
+        if (!has_reward(j.reward)) {
+            out.advantages.emplace_back(), out.returns.emplace_back(j.logp.size());
+            continue;
+        }
         std::vector<double> own(j.logp.size()), returns(j.logp.size());
         double reward = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]), later = 0, later_value = 0;
         for (size_t t = own.size(); t-- > 0; reward = 0) {
@@ -133,5 +141,6 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
         out.advantages.push_back(std::move(own)), out.returns.push_back(std::move(returns));
     }
     if (estimator.whitened) whiten(out.advantages, !o.no_std_norm);
+    for (size_t i = 0; i < batch.size(); i++) out.advantages[i].resize(batch[i].logp.size());  // 0 without a reward
     return out;
 }

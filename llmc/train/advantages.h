@@ -17,6 +17,8 @@
 //   dr_grpo              R_i - mean                          G                    Liu et al., "Understanding R1-Zero-like training", 2025,
 //                                                                                 arXiv:2503.20783
 //
+// A rollout whose reward is NaN has none, because no judge scored it. It is no part of its group or of the whitened tokens, and its advantages are 0.
+//
 // The shaped reward is clipped to reward_clip before anything is added to it. Whitening subtracts the mean over all tokens of the batch and divides by
 // their deviation (biased; only the mean is subtracted with no_std_norm). Groups have gamma 1, and if all rewards of a group are equal, their shaped
 // rewards are exactly 0. All sums are over the whole batch, in double, in the order of the rollouts.
@@ -26,6 +28,8 @@
 #include <span>
 #include <string>
 #include <vector>
+
+#include "rollouts.h"
 
 struct AdvantageOptions {
     std::string estimator = "group_norm";
@@ -38,7 +42,7 @@ struct AdvantageOptions {
 
 struct ScoredRollout {
     int64_t group;
-    double reward;
+    double reward;                                 // NaN: none
     std::span<const double> logp, reference_logp;  // of the answer's tokens; the reference's may be empty if kl_coef is 0
     std::span<const double> values = {};           // the critic's, of each token; only for gae
 };

@@ -55,7 +55,8 @@ std::vector<float> Critic::add(const Row &row) {
     for (size_t i : row.documents) {
         const size_t count = values.empty() ? 0 : batch_->returns[i].size();
         const ValueTokens tokens{std::span(values).subspan(first, count), batch_->values[i], batch_->returns[i]};
-        sums += value_loss(run_.options.value_clip, tokens, tokens_, std::span(d_values).subspan(first, count));
+        if (has_reward(batch_->rewards[i]))
+            sums += value_loss(run_.options.value_clip, tokens, tokens_, std::span(d_values).subspan(first, count));
         first += count;
     }
     if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same

@@ -108,6 +108,9 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
         if (critic_) scored.back().values = batch.values[i];
     }
     agree(run_.comm, [&] {
+        if (std::ranges::none_of(batch.rewards, has_reward))
+            die("none of the %zu answers of this batch has a reward: each is None, or null in a file\n  fix: a --reward that judges most answers to these prompts",
+                rollouts.size());
         Estimated estimated = advantages(options_.advantage, scored);
         batch.advantages = std::move(estimated.advantages), batch.returns = std::move(estimated.returns);
     });
@@ -132,22 +135,24 @@ double Policy::kl_of(const Batch &batch) const {
 Policy::AnswerMeans Policy::means(const Batch &batch, std::span<const size_t> samples) const {
     AnswerMeans a;
     const double n = double(samples.size());
+    double rewarded = 0, squares = 0;
     for (size_t s : samples) {
         const Rollout &r = batch.rollouts[s];
-        a.reward += batch.rewards[s] / n, a.length += double(r.completion.size()) / n, a.truncated += r.truncated / n;
+        if (has_reward(batch.rewards[s])) a.reward += batch.rewards[s], rewarded++;
+        a.length += double(r.completion.size()) / n, a.truncated += r.truncated / n;
         a.longest = std::max(a.longest, double(r.completion.size()));
     }
-    for (size_t s : samples) a.reward_std += std::pow(batch.rewards[s] - a.reward, 2);
-    a.reward_std = n > 1 ? std::sqrt(a.reward_std / (n - 1)) : 0;
+    a.reward /= rewarded, a.unscored = 1 - rewarded / n;
+    for (size_t s : samples)
+        if (has_reward(batch.rewards[s])) squares += std::pow(batch.rewards[s] - a.reward, 2);
+    a.reward_std = rewarded > 1 ? std::sqrt(squares / (rewarded - 1)) : 0;
     return a;
 }
 
 ordered_json Policy::answer_metrics(const std::string &prefix) const {
-    return {{prefix + "reward", means_.reward},
-            {prefix + "reward_std", means_.reward_std},
-            {prefix + "response_length", means_.length},
-            {prefix + "response_length_max", means_.longest},
-            {prefix + "truncated", means_.truncated}};
+    return {{prefix + "reward", means_.reward},          {prefix + "reward_std", means_.reward_std},
+            {prefix + "response_length", means_.length}, {prefix + "response_length_max", means_.longest},
+            {prefix + "truncated", means_.truncated},    {prefix + "unscored", means_.unscored}};
 }
 
 size_t Policy::targets_in(const Batch &batch, std::span<const size_t> samples) const {

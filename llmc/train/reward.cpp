@@ -70,6 +70,10 @@ class OfTexts final : public Reward {
             }
             const json rewards = worker_.ask(request, "rewards", own.size());
             for (size_t i = 0; i < own.size(); i++) {
+                if (rewards[i].is_null()) {
+                    out[own[i]] = no_reward;
+                    continue;
+                }
                 if (!rewards[i].is_number() || !std::isfinite(rewards[i].get<double>()))
                     die("%s returned %s for answer %zu\n  fix: a finite number", name_.c_str(), rewards[i].dump().c_str(), i);
                 out[own[i]] = rewards[i];

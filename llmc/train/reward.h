@@ -23,7 +23,8 @@ class Reward {
     virtual ~Reward() = default;
     virtual std::optional<ModelConfig> resident() const { return {}; }  // of a model that stays in memory
     virtual void open(const ModelLimits & /*of the policy*/) {}
-    // Of answers to prompt 0, to prompt 1, ..., equally many to each. Returns a finite number for each of them, the same on all ranks.
+    // Of answers to prompt 0, to prompt 1, ..., equally many to each. Returns a finite number for each of them, or no_reward if it cannot say,
+    // the same on all ranks.
     virtual std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) = 0;
 };
 

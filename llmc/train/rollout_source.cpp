@@ -123,17 +123,24 @@ std::vector<Completion> RolloutSource::await(Model *policy, PendingBatch &asked)
 
 // ---- rewards ------------------------------------------------------------------------------------------------------------------------
 
-static double mean_of(std::span<const double> values) {
-    return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+// Of the answers that have one; no_reward if none has.
+static double mean_of(std::span<const double> rewards) {
+    double sum = 0, n = 0;
+    for (double r : rewards)
+        if (has_reward(r)) sum += r, n++;
+    return sum / n;
 }
 
 RolloutSource::Rewards RolloutSource::judge(const Questions &asked, std::span<const Completion> answers) const {
     const Numbers &weights = o_.reward_weights;
-    Rewards out{std::vector<double>(answers.size()), {}};
+    Rewards out{std::vector<double>(answers.size(), no_reward), {}};
     for (const auto &reward : rewards_) {
         const double weight = weights.empty() ? 1 : weights[out.parts.size()];
         out.parts.push_back((*reward)(asked, answers));
-        for (size_t i = 0; i < answers.size(); i++) out.rewards[i] += weight * out.parts.back()[i];
+        for (size_t i = 0; i < answers.size(); i++) {
+            const double part = weight * out.parts.back()[i];
+            if (has_reward(part)) out.rewards[i] = has_reward(out.rewards[i]) ? out.rewards[i] + part : part;
+        }
     }
     return out;
 }
@@ -165,6 +172,7 @@ Measured RolloutSource::evaluate(Model &policy, const Samples &prompts, std::spa
     const auto answers = answer(policy, asked, 0, greedy);
     const Rewards judged = judge(asked, answers);
     const double mean = mean_of(judged.rewards);
+    if (!has_reward(mean)) return {NAN, ordered_json::object(), "nothing to evaluate, no answer has a reward"};
     ordered_json metrics = {{"eval_reward", mean}};
     metrics.update(means_of_parts("eval_reward/", judged.parts));
     return {-mean, metrics, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};

@@ -28,8 +28,9 @@ static std::vector<int32_t> ids(const Fields &fields, const std::string &name, s
 }
 
 static Rollout read_rollout(const Fields &fields, size_t vocab) {
-    Rollout r{ids(fields, "prompt_ids", vocab), ids(fields, "completion_ids", vocab), numbers(fields, "logprobs"),
-              fields.number("reward"),          int64_t(fields.size("group")),        fields.boolean("truncated", false)};
+    const double reward = fields.is_null("reward") ? no_reward : fields.number("reward");
+    Rollout r{ids(fields, "prompt_ids", vocab), ids(fields, "completion_ids", vocab), numbers(fields, "logprobs"), reward,
+              int64_t(fields.size("group")),    fields.boolean("truncated", false)};
     if (r.logp.size() != r.completion.size())
         fields.refuse("logprobs",
                       format("has %zu numbers, but completion_ids has %zu tokens", r.logp.size(), r.completion.size()));

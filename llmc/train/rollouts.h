@@ -4,20 +4,24 @@
 // In a file, one JSON object a line:
 //   prompt_ids, completion_ids   token ids; a completion has at least one
 //   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature
-//   reward                       a number
+//   reward                       a number, or null if no judge scored the answer
 //   group                        an integer; the same for all answers to a prompt
 //   truncated                    optional: whether the length limit cut the completion off
 #pragma once
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "../data/samples.h"
 
+constexpr double no_reward = NAN;
+inline bool has_reward(double reward) { return !std::isnan(reward); }
+
 struct Rollout {
     std::vector<int32_t> prompt, completion;
     std::vector<double> logp;  // (completion)
-    double reward;
+    double reward;             // or no_reward
     int64_t group;
     bool truncated;
 };

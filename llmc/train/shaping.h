@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "../core/common.h"
+#include "rollouts.h"
 
 struct ShapingOptions {
     size_t longest;                             // m
@@ -27,6 +28,7 @@ inline void check_options(const ShapingOptions &o) {
 }
 
 inline double shaped_reward(const ShapingOptions &o, double reward, size_t tokens, bool truncated) {
+    if (!has_reward(reward)) return no_reward;
     if (const double b = double(o.overlong_buffer); b > 0)
         reward -= o.overlong_factor * std::clamp(double(tokens) - (double(o.longest) - b), 0.0, b) / b;
     if (!truncated) return reward;

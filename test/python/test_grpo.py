@@ -111,12 +111,28 @@ def test_a_step_whose_answers_are_all_masked_is_no_update(mesh, tmp_path):
     assert not (tmp_path / "evaluated/best").exists()
 
 
+def test_an_answer_without_a_reward_is_compared_with_none(tmp_path):
+    """The other answers of its group get the gradient that they have without it. Its tokens count in the mean."""
+    lines, sums = rollouts(), []
+    without = next(i for i, line in enumerate(lines) if sum(line["group"] == other["group"] for other in lines) > 2)
+    lines[without]["reward"] = None
+    for number, kept in enumerate([lines, lines[:without] + lines[without + 1:]]):
+        run(tmp_path / str(number), write_lines(tmp_path / "rollouts.jsonl", kept))
+        line, tokens = first_step(tmp_path / str(number)), sum(len(answer["completion_ids"]) for answer in kept)
+        sums.append((line["policy_loss"] * tokens, line["grad_norm"] * tokens, line["reward"], line["reward_std"]))
+        near(line["unscored"], (1 - number) / len(lines), 0, 1e-12)
+    for left_out, absent in zip(*sums):
+        near(left_out, absent, 1e-5)
+    none = write_lines(tmp_path / "none.jsonl", [{**line, "reward": None} for line in lines])
+    refused(words(tmp_path / "refused", none), f"none of the {len(lines)} answers", "--reward")
+
+
 def test_resuming_gives_the_same_bits(file, tmp_path):
     expect_resumed(partial(run, file=file, max_steps=7, train_batch_size=4, learning_rate=1e-3, eval_data=file), tmp_path, at=3)
 
 
 @pytest.mark.parametrize("changes, parts", [
-    ({"reward": None}, ["line 5", "reward"]),
+    ({"group": None}, ["line 5", "group", "missing"]),
     ({"reward": "good"}, ["line 5", "reward", "good"]),
     ({"completion_ids": []}, ["line 5", "completion_ids", "no token"]),
     ({"prompt_ids": [999]}, ["line 5", "prompt_ids", "999", "vocabulary"]),

@@ -65,6 +65,19 @@ def test_rewards_by_a_function(tmp_path):
     assert [line["reward"] for line in lines[0]] == pytest.approx([line["reward"] for line in lines[1]], rel=1e-12)
 
 
+def test_a_function_need_not_judge_every_answer(tmp_path):
+    """Of two functions, one judges every other answer: the reward of the others is the first one's alone."""
+    some = tmp_path / "sometimes"
+    some.mkdir()
+    judges = [reward_file(tmp_path, OF_LENGTHS), reward_file(some, "def reward(prompts, answers, labels):\n    return [2 if i % 2 else None for i in range(len(answers))]\n")]
+    judge(tmp_path / "one", judges[0])
+    judge(tmp_path / "both", ",".join(map(str, judges)))
+    one, both = first_step(tmp_path / "one"), first_step(tmp_path / "both")
+    assert both["reward"] == pytest.approx(one["reward"] + 1) and both[f"reward/{judges[1]}"] == 2 and both["unscored"] == 0
+    judge(tmp_path / "some", judges[1])
+    assert (first_step(tmp_path / "some")["unscored"], first_step(tmp_path / "some")["reward"]) == (0.5, 2)
+
+
 def test_openrlhf_reward_func(tmp_path):
     """It also gets special tokens, here the end of an answer."""
     text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
@@ -115,7 +128,8 @@ def test_killed_while_it_judges(victim, tmp_path):
 
 
 @pytest.mark.parametrize("text, parts", [
-    ("def reward(prompts, answers, labels):\n    return [None] * len(answers)\n", ["reward.py", "the reward of answer 0 is None"]),
+    ("def reward(prompts, answers, labels):\n    return ['good'] * len(answers)\n", ["reward.py", "the reward of answer 0 is 'good'"]),
+    ("def reward(prompts, answers, labels):\n    return [None] * len(answers)\n", ["none of the 6 answers", "--reward"]),
     ("def reward(prompts, answers, labels):\n    return None\n", ["reward.py", "the rewards are None", "one number for each answer"]),
     ("def reward(prompts, answers, labels):\n    return [1 / 0]\n", ["reward.py", "ZeroDivisionError", "line 2"]),
     ("def reward(prompts, answers, labels):\n    return [1]\n", ["1 rewards for 6 answers"]),
