@@ -87,7 +87,7 @@ PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
 PTX_ARCH        := 90
 PTX_CODE        = compute_$(PTX_ARCH)
 $(PTX_LADDERS:=.o): private PTX_CODE = [compute_$(PTX_ARCH),sm_$(PTX_ARCH)]
-$(patsubst %,$(BUILD)/ptx/%.o,test/ptx/kernels/test_hopper llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private PTX_ARCH := 90a
+$(patsubst %,$(BUILD)/ptx/%.o,llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private PTX_ARCH := 90a
 $(BUILD)/ptx/llmc/core/gpu_query.o: private PTX_NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(PTX_ARCH)"'
 $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)

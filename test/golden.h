@@ -90,6 +90,14 @@ struct Golden {
     }
 };
 
+template <class Dev> std::vector<float> gradient_of(Decoder<Dev> &model) {
+    return read(model.memory(), model.parameters().gradients.floats, model.parameters().sharding.count);
+}
+template <class Dev> std::vector<float> gradient_of(Decoder<Dev> &model, const Tensor &t) {
+    const auto &zero = model.parameters();
+    return read(model.memory(), zero.gradients.floats + zero.sharding.flat(t.offset), t.count);
+}
+
 template <class Dev> struct Trained {  // a model with weights, ready to step
     std::unique_ptr<SelfComm> comm = std::make_unique<SelfComm>();
     std::unique_ptr<Mesh> mesh = std::make_unique<Mesh>(*comm, 1);
@@ -117,13 +125,8 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
         const LossSums sums = model->take_sums();
         return sums.nll / sums.targets;
     }
-    std::vector<float> gradient(const Tensor &t) {
-        const auto &zero = model->parameters();
-        return read(model->memory(), zero.gradients.floats + zero.sharding.flat(t.offset), t.count);
-    }
-    std::vector<float> gradient() {
-        return read(model->memory(), model->parameters().gradients.floats, model->parameters().sharding.count);
-    }
+    std::vector<float> gradient(const Tensor &t) { return gradient_of(*model, t); }
+    std::vector<float> gradient() { return gradient_of(*model); }
 };
 
 inline void expect_at_most(const char *what, double got, double allowed) {
@@ -327,9 +330,6 @@ template <class Dev> struct GoldenPairs {
         }
         model->optimizer_state_loaded();
     }
-    std::vector<float> gradient() {
-        return read(model->memory(), model->parameters().gradients.floats, model->parameters().sharding.count);
-    }
 
     // The gradient and the totals of a step of all pairs.
     PairTotals step() {
@@ -352,9 +352,7 @@ template <class Dev> struct GoldenPairs {
         std::array<double, 4> sums{};
         size_t count = 0;
         for (const Tensor &t : model->tensors()) {
-            const auto &zero = model->parameters();
-            const auto gradient = read(model->memory(), zero.gradients.floats + zero.sharding.flat(t.offset), t.count);
-            const auto own = signed_sums(t, gradient);
+            const auto own = signed_sums(t, gradient_of(*model, t));
             for (size_t k = 0; k < sums.size(); k++) sums[k] += own[k];
             count += t.count;
         }
@@ -434,7 +432,7 @@ template <class Dev> void expect_bf16_preferences_as_good_as_transformers(Dev de
         GoldenPairs<Dev> t(dev, name, task);
         t.step(), exact.step();
         const char *const what = task == DPO ? "bf16, dpo, gradient, L2" : "bf16, rm, gradient, L2";
-        expect_at_most(what, relative_distance(t.gradient(), exact.gradient()),
+        expect_at_most(what, relative_distance(gradient_of(*t.model), gradient_of(*exact.model)),
                        1.5 * allowed["gradient_error"].template get<double>());
         if (task == RM) continue;
         const auto got = document_values(t.run, t.run.model, *t.model, *t.data, t.samples),

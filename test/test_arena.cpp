@@ -165,7 +165,7 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
         Planned p;
         for (size_t i = 0; i < 30; i++) {
             const size_t first = random.below(3 * i, 20);
-            p.add("a", 1 + random.below(3 * i + 1, 700), first, first + random.below(3 * i + 2, 9));
+            p.add("a", 1 + random.below(3 * i + 1, 700), first, i % 9 ? first + random.below(3 * i + 2, 9) : Plan::always);
         }
         p.plan.place();
         HostMemory memory;
@@ -182,16 +182,6 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
             for (size_t i = 0; i < alive.size(); i++) ASSERT_EQ(base[i], alive[i] ? 1 : 0xFF) << "byte " << i << " at " << now;
         }
     }
-    Plan plan;
-    float *f, *always;
-    bf16 *h;
-    plan.add(&f, "f", {4}, 0, 1), plan.add(&h, "h", {4}, 0, 1), plan.add(&always, "always", {1});
-    plan.place();
-    HostMemory memory;
-    Arena arena(plan, memory);
-    arena.poison_dead(2);
-    EXPECT_TRUE(std::isnan(f[3]) && std::isnan(float(h[3])));
-    EXPECT_EQ(*always, 0);
 }
 
 TEST(Arena, ValuesThatAreNotFiniteAreFoundWhereAnOpMayHaveWrittenThem) {

@@ -201,19 +201,6 @@ TEST_F(Loader, HoldsOutAShare) {
     EXPECT_LT(std::max(first_twenty.eval_samples().back(), first_twenty.train_samples().back()), 20u);
 }
 
-TEST_F(Loader, EvaluationRowsHoldEverySampleOnce) {
-    options.eval_fraction = 0.3;
-    DataLoader loader(data, options);
-    std::vector<size_t> seen;
-    for (const auto &samples : pack_samples(data, loader.eval_samples(), 64)) {
-        const Row row = make_row(data, samples);
-        EXPECT_EQ(row.documents, samples);
-        EXPECT_LE(row.T, 64u);
-        seen.insert(seen.end(), samples.begin(), samples.end());
-    }
-    EXPECT_EQ(sorted(seen), loader.eval_samples());
-}
-
 TEST_F(Loader, Refusals) {
     const auto refusal = [&] { return error_of([&] { DataLoader(data, options); }); };
     options.row_tokens = longest - 1;

@@ -81,7 +81,6 @@ TEST(Gpu, PeakByTheDriversName) {
 namespace {
 
 constexpr double fast = 1e300;  // FLOP or bytes a second that take no time
-constexpr GpuRates products_alone{1, fast, fast, fast, fast, fast, fast}, copies_alone{fast, fast, fast, fast, fast, fast, 1};
 
 struct Predicted {
     ModelConfig config = preset("qwen2.5-0.5b");
@@ -92,42 +91,10 @@ struct Predicted {
         limits.ranks.world = world, limits.ranks.sp = sp, limits.ranks.zero_stage = stage;
     }
     std::unique_ptr<Model> model() const { return make_model(make_device<CpuBf16>(1), config, limits); }
-    StepSeconds seconds(const GpuRates &rates, size_t micro_steps = 1) const {
-        auto planned = model();
-        return predict_step(*planned, config, limits, rates, micro_steps);
-    }
-    double mean(size_t Payload::*kind, size_t micro_steps = 1) const {  // bytes of a rank
-        auto planned = model();
-        return double(predict_messages(*planned, config, limits, micro_steps).*kind) / double(limits.ranks.world);
-    }
+    StepSeconds seconds(const GpuRates &rates) const { return predict_step(*model(), config, limits, rates, 1); }
 };
 
 }  // namespace
-
-// The FLOPs equal MFU's, but for attention's recomputed scores. With recomputation all products but the down projection run a third time forward.
-TEST(Prediction, FlopsOverRates) {
-    Predicted p(1, 1, 0);
-    const ModelConfig &c = p.config;
-    const double T = 4096, attention = T * (T + 1) / 2 * double(c.H * c.D * c.L);
-    const double flops = model_flops(c, make_row({std::vector<int32_t>(4096, 5)})) - 12 * attention;
-    const double share = attention_share(c.D, 4096);
-    EXPECT_DOUBLE_EQ(p.seconds(products_alone).products, flops);
-    EXPECT_DOUBLE_EQ(p.seconds(products_alone, 3).products, 3 * flops);
-    EXPECT_DOUBLE_EQ(p.seconds({fast, 1, fast, fast, fast, fast, fast}).attention, 4 * attention / share);
-    EXPECT_DOUBLE_EQ(p.seconds({fast, fast, 2, fast, fast, fast, fast}).attention, 5 * attention / share);
-    p.limits.recompute = Recompute::layer;
-    const double matrices = double(c.C * (c.H + 2 * c.KV) * c.D + c.H * c.D * c.C + 2 * c.F * c.C) * double(c.L);
-    EXPECT_DOUBLE_EQ(p.seconds(products_alone).products, flops + 2 * T * matrices);
-    // In FP8 the layers' matrices take half of the time, and rounding their operands some.
-    Predicted eight(1, 1, 0);
-    eight.limits.fp8 = true;
-    EXPECT_DOUBLE_EQ(eight.seconds(products_alone).products, flops - 3 * T * (matrices + double(c.C * c.F * c.L)));
-    const GpuRates memory_alone = {fast, fast, fast, 1, fast, fast, fast};
-    EXPECT_GT(eight.seconds(memory_alone).other, Predicted(1, 1, 0).seconds(memory_alone).other);
-    // Half of a ring's tokens take half of the time.
-    Predicted two(2, 2, 0);
-    EXPECT_DOUBLE_EQ(two.seconds(products_alone).products, flops / 2);
-}
 
 // docs/benchmarks.md, "GPUs": rows of 8192 tokens on an H200.
 TEST(Prediction, IsNearWhatAnH200Measured) {
@@ -147,26 +114,6 @@ TEST(Prediction, IsNearWhatAnH200Measured) {
     }
 }
 
-// Where ops take no time, every message counts: the ranks' bytes over the rate of a link, which between hosts of 8 GPUs is the network's.
-TEST(Prediction, MessagesOverRates) {
-    for (size_t micro_steps : {1, 3})
-        for (int stage : {0, 1, 2, 3})
-            for (size_t sp : {1, 4}) {
-                const Predicted p(4, sp, stage);
-                const double bytes = p.mean(&Payload::kv, micro_steps) + p.mean(&Payload::dkv, micro_steps) +
-                                     p.mean(&Payload::grads, micro_steps) + p.mean(&Payload::params, micro_steps);
-                const StepSeconds s = p.seconds({fast, fast, fast, fast, 1, fast, fast}, micro_steps);
-                EXPECT_NEAR(s.messages, bytes, 1e-9 * bytes) << "stage " << stage << ", sp " << sp;
-                EXPECT_LT(s.all() - s.messages, 1e-9);
-            }
-    const Predicted ring(16, 16, 1), data(16, 1, 1);
-    const double kv = ring.mean(&Payload::kv) + ring.mean(&Payload::dkv);
-    const double others = ring.mean(&Payload::grads) + ring.mean(&Payload::params);
-    const double seconds = ring.seconds({fast, fast, fast, fast, fast, 1, fast}).messages;
-    EXPECT_NEAR(seconds, kv + others / 8, 1e-9 * seconds);
-    EXPECT_EQ(data.mean(&Payload::kv), 0);
-}
-
 // Where ops take longer than messages, only the embedding, the first layer and their gradients, the last ones, are waited for; and from stage 2 on the gradient
 // of a tied head, which is summed alone: the next sum, the final norm's, waits for it.
 TEST(Prediction, OpsHideMessages) {
@@ -179,32 +126,8 @@ TEST(Prediction, OpsHideMessages) {
     EXPECT_NEAR(p.seconds(slow).messages, want, 1e-4 * want);
     const Predicted ring(8, 8, 0);  // its keys and values are hidden by attention
     const double sums = 7.0 / 8 * 2 * 4 * (embedding + layer) / 1e9;
-    EXPECT_GT(ring.mean(&Payload::kv), 0);
+    EXPECT_GT(predict_messages(*ring.model(), ring.config, ring.limits, 1).kv, 0u);
     EXPECT_NEAR(ring.seconds(slow).messages, sums, 1e-4 * sums);
-}
-
-// Activations are written while a layer is computed forward and read while one is computed backward. Moments are read and written at the same time, and so are
-// weights in the update; the first piece is read before any is written. Of this model, whose embedding is its head, that unit is read twice in a pass, and a
-// layer but the last two once more backward. A unit is read in whole blocks of the store.
-TEST(Prediction, CopiesOverRates) {
-    Predicted p(1, 1, 0);
-    p.limits.offload.activations = true;
-    const double kept = double(p.model()->plan().store_bytes());
-    EXPECT_NEAR(p.seconds(copies_alone, 3).copies, 3 * 2 * kept, 1e-6 * kept);
-    EXPECT_EQ(p.seconds({1, 1, 1, 1, fast, fast, 1e12}).copies, 0);
-    p.limits.offload = {.optimizer = true};
-    const double moments = double(p.model()->plan().store_bytes());
-    EXPECT_GT(moments, 8.0 * double(parameter_count(p.config)));
-    const double first = offload_piece;
-    EXPECT_NEAR(p.seconds(copies_alone, 3).copies, moments + 8 * first, 1e-6 * moments);
-    p.limits.offload = {.weights = true};
-    auto planned = p.model();
-    const auto units = planned->rehearse_steps(1).trained.units;
-    const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin), L = double(p.config.L);
-    const double weights = double(parameter_count(p.config)), pass = 2 * (weights + embedding + (L - 2) * layer);
-    const double updated = double(planned->plan().store_bytes());
-    EXPECT_GT(updated, 4 * weights);
-    EXPECT_NEAR(p.seconds(copies_alone, 3).copies, 3 * pass + updated + 4 * first, 3 * (3 * L + 2) * store_alignment);
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------------------------

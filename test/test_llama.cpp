@@ -109,7 +109,7 @@ TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     const auto step = [&](const std::vector<Row> &rows) {
         std::fill_n(zero.gradients.floats, zero.sharding.count, NAN);
         t.loss_and_gradient(g, rows);
-        return std::vector<float>(zero.gradients.floats, zero.gradients.floats + zero.sharding.count);
+        return t.gradient();
     };
     std::vector<Row> rows = g.rows(3);
     const auto gradients = step(rows);
@@ -163,9 +163,7 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g, b
         for (size_t i = 0; i < 2; i++) model->accumulate(row, 1e-3f, i == 1);
         model->arena().check_guards();
         EXPECT_EQ(model->trace().anomaly().what, "");
-        const Zero<Dev> &zero = model->parameters();
-        return std::pair(model->take_sums().nll,
-                         std::vector<float>(zero.gradients.floats, zero.gradients.floats + zero.sharding.count));
+        return std::pair(model->take_sums().nll, gradient_of(*model));
     };
     const auto whole = step(Recompute::none, 0, false, false);
     EXPECT_TRUE(step(Recompute::layer, 4 * run, false, true) == whole) << "one tile";

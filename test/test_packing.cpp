@@ -49,15 +49,6 @@ TEST(Packing, EverySampleOnceWithinCapacityAndBound) {
     }
 }
 
-TEST(Packing, LargeList) {
-    const auto lengths = random_lengths(200000, 2048, 2);
-    size_t tokens = 0;
-    for (size_t length : lengths) tokens += length;
-    const size_t rows = pack_best_fit(lengths, 2048).size(), least = ceil_div(tokens, 2048);
-    printf("  %zu rows, %zu at least\n", rows, least);
-    EXPECT_LE(9 * rows, 11 * least + 9);
-}
-
 TEST(Packing, RefusesWhatNoRowHolds) {
     const auto message = error_of([] { pack_best_fit(std::vector<size_t>{3, 12, 11}, 10); });
     expect_contains(message, {"sample 1 ", "12 tokens", "holds 10", "\n  fix: --row_tokens 12", "--max_len 10"});

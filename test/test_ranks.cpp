@@ -104,16 +104,6 @@ TEST(Ranks, DividedExpertsEqualOneRank) {
     for (const RankCase &c : expert_cases()) check_rank_result(c.name(), on_threads<CpuF32>(c, experts), want);
 }
 
-TEST(Ranks, RunsGiveTheSameBits) {
-    RankCase groups{6, 1, SpMode::ring, 6, 3, 3}, divided{4, 2, SpMode::ring, 6, 2, 3};
-    groups.group = 2, divided.experts = 2;
-    for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}, groups, divided}) {
-        const RankModel model = c.experts > 1 ? experts : untied;
-        const RankResult a = on_threads<CpuF32>(c, model), b = on_threads<CpuF32>(c, model);
-        expect_same_bits(c.name(), a, b);
-    }
-}
-
 // Wherever the weights lie, sums are taken of the same numbers in the same order.
 TEST(Ranks, Stage3GivesTheBitsOfStage2) {
     for (uint32_t number = 0; number < 30; number++) {
@@ -394,37 +384,6 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     return sum;
 }
 
-// zero.h, its table, a step. Parts are multiples of 8 elements; the embedding, each layer, the head and the final norm are padded.
-struct Elements {
-    size_t all = 0, padded = 0, embedding = 0;  // embedding: padded
-    size_t gathered = 0;                        // in a micro-step of stage 3
-    size_t layers = 0;                          // padded
-    Elements(const ModelConfig &m, size_t W) {
-        const size_t Q = m.H * m.D, K = m.KV * m.D, biases = m.qkv_bias ? Q + 2 * K : 0;
-        const size_t layer = (Q + 2 * K) * m.C + m.C * Q + 3 * m.F * m.C + biases + 2 * m.D + 2 * m.C;
-        const auto pad = [&](size_t n) { return (n + 8 * W - 1) / (8 * W) * (8 * W); };
-        all = m.V * m.C * (m.tied ? 1 : 2) + m.L * layer + m.C;
-        embedding = pad(m.V * m.C);
-        layers = m.L * pad(layer);
-        padded = embedding * (m.tied ? 1 : 2) + layers + pad(m.C);
-        gathered = 2 * embedding + (m.L + m.L - 2) * pad(layer) + pad(m.C);
-    }
-};
-
-size_t grads_by_formula(const ModelConfig &m, const RankCase &c) {
-    const size_t W = c.world;
-    const Elements n(m, W);
-    if (c.stage == 0) return (W - 1) * 2 * 4 * n.all;
-    if (c.stage == 1) return (W - 1) * 4 * n.padded;
-    return (W - 1) * 4 * c.micro_steps * (n.padded + (m.tied ? n.embedding : 0));  // a tied embedding is summed as head, too
-}
-size_t params_by_formula(const ModelConfig &m, const Sending &s, size_t x) {
-    const RankCase &c = s.c;
-    const Elements n(m, c.world);
-    if (c.stage == 0) return 0;
-    return (c.world - 1) * x * ((c.stage == 3 || s.away ? c.micro_steps * n.gathered : n.padded) + (s.muon ? n.layers : 0));
-}
-
 // Returns the bytes sent, which must be the predicted ones.
 template <class Dev> Payload expect_predicted(const Sending &s) {
     SCOPED_TRACE(s.name());
@@ -438,12 +397,6 @@ template <class Dev> Payload expect_predicted(const Sending &s) {
     EXPECT_EQ(sent.params, predicted.params);
     EXPECT_EQ(sent.experts, predicted.experts);
     return sent;
-}
-
-template <class Dev> void expect_formulas_of_zero(const Sending &s) {
-    const Payload sent = expect_predicted<Dev>(s);
-    EXPECT_EQ(sent.grads, grads_by_formula(s.model(), s.c)) << s.name();
-    EXPECT_EQ(sent.params, params_by_formula(s.model(), s, sizeof(typename Dev::X))) << s.name();
 }
 
 }  // namespace
@@ -465,17 +418,17 @@ TEST(Ranks, AttentionSendsWhatRingHSays) {
                 expect_predicted<CpuBf16>({{4, 4, mode, 4, 2, 1}, Layout::contiguous, tied, Recompute::none, document, 9}).kv, 0);
 }
 
-TEST(Ranks, ZeroSendsWhatZeroHSays) {
+TEST(Ranks, ZeroSendsWhatIsPredicted) {
     for (size_t world : {2, 3, 4})
         for (int stage : {0, 1, 2, 3})
             for (RankModel model : {untied, tied}) {
                 Sending s{{world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
                 s.muon = (stage + int(model)) % 2;
-                expect_formulas_of_zero<CpuF32>(s);
-                expect_formulas_of_zero<CpuBf16>(s);
+                expect_predicted<CpuF32>(s);
+                expect_predicted<CpuBf16>(s);
                 Sending away = s;
                 away.away = true, away.muon = false;
-                expect_formulas_of_zero<CpuBf16>(away);
+                expect_predicted<CpuBf16>(away);
             }
 }
 
@@ -521,21 +474,14 @@ template <class Dev> void expect_shared_activations() {
 }
 TEST(RankPlans, ActivationsAreSharedByTheRing) { expect_shared_activations<CpuF32>(), expect_shared_activations<CpuBf16>(); }
 
-// With `recompute layer` a layer's working set is attention's, since its feed-forward runs in tiles, and before queries, keys and values are
-// recomputed. Attention's backward pass needs per token: ln1, datt and dx in X, q, k, v in X, and their float gradients; out32 is the forward pass's.
+// Beyond attention's arrays, which hold all tokens, a layer needs those of the feed-forward of one tile alone.
 TEST(RankPlans, TheFeedForwardNeedsNoMoreThanATile) {
-    const ModelConfig c = preset("llama3-8b");
-    const size_t tokens = 65536, Q = c.H * c.D, K = c.KV * c.D;
+    const size_t tokens = 65536;
     const auto activations = [&](size_t tile) {
         const Plan plan = plan_of<CpuBf16>("llama3-8b", 1, 1, 1, tokens, tile);
         return double(plan.bytes() - plan.state_bytes()) / double(tokens);
     };
-    const double kept = double(c.L) * (2 * double(c.C + Q) + 4 * double(c.H) + 8),
-                 work = double(2 * (2 * c.C + Q + Q + 2 * K) + 4 * (Q + 2 * K)), tiled = activations(0),
-                 whole = activations(tokens);
-    EXPECT_GE(tiled, kept + work);
-    EXPECT_LE(tiled, 1.05 * (kept + work));
-    EXPECT_GT(whole, tiled + 2 * double(c.F));
+    EXPECT_GT(activations(tokens), activations(0) + 2 * double(preset("llama3-8b").F));
 }
 
 // Stage 2: a part of gradients, weights' lower halves and moments. Stage 3: also of the weights; only the current and the next layer's are whole.

@@ -77,19 +77,6 @@ TYPED_TEST(Ring, UlyssesCopiesKvHeads) {
     }
 }
 
-TYPED_TEST(Ring, RepeatsToTheBit) {
-    using Test = Ring<TypeParam>;
-    const AttentionCase a{{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16};
-    const AttentionValues<typename TypeParam::X> in(a);
-    for (const RingCase &c :
-         {RingCase{4, SpMode::ring, Layout::longest_first}, RingCase{4, SpMode::gather, Layout::longest_first},
-          RingCase{4, SpMode::ulysses, Layout::contiguous}}) {
-        const auto once = Test::run(c, a, in).result, again = Test::run(c, a, in).result;
-        EXPECT_TRUE(same_bits(once.out.data(), again.out.data(), once.out.size())) << c.name();
-        EXPECT_TRUE(same_bits(once.dqkv.data(), again.dqkv.data(), once.dqkv.size())) << c.name();
-    }
-}
-
 // The formulas in ring.h.
 TYPED_TEST(Ring, PayloadOfADenseRow) {
     using Test = Ring<TypeParam>;

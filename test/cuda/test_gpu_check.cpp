@@ -1,4 +1,4 @@
-// The check of a GPU before the first step. What a broken kernel makes it say: test/ptx/kernels/test_gpu_check.cpp.
+// The check of a GPU before the first step.
 #include "../../llmc/app/gpu_check.h"
 
 #include "../errors.h"

@@ -96,25 +96,17 @@ std::vector<RankCase> cases_of(size_t world) {
     return cases;
 }
 
-void equals_one_rank(size_t world) {
+}  // namespace
+
+TEST(CudaRanks, EqualOneRank) {
     RankResult want[rank_models];
     for (RankModel model : {untied, tied, gpt2})
         want[model] = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, model);
     size_t number = 0;
-    for (const RankCase &c : cases_of(world)) {
+    for (const RankCase &c : cases_of(3)) {
         const RankModel model = rank_model_of(number++);
         check_rank_result(c.name(), on_device<CudaF32>(c, model), want[model]);
     }
-}
-
-}  // namespace
-
-TEST(CudaRanks, EqualOneRank) { equals_one_rank(3); }
-TEST(SlowCudaRanks, EqualOneRank) {
-#ifdef CHECKED_BUILD
-    GTEST_SKIP() << "minutes in this build, with the same kernels as the world of 3";
-#endif
-    equals_one_rank(4);
 }
 
 // All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters.

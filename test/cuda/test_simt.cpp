@@ -9,7 +9,7 @@
 inline namespace CUDA_BACKEND {
 using Device = CudaF32;
 
-// ---- threads, blocks, warp operations -----------------------------------------------------------------------------------------
+// ---- threads, blocks, atomics -------------------------------------------------------------------------------------------------
 
 __global__ void index_kernel(unsigned *out) {
     const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -64,100 +64,7 @@ TEST(Simt, Atomics) {
     });
 }
 
-__global__ void warp_kernel(int *out) {  // (9, 32); the last warp of the block has 16 lanes
-    const int lane = int(threadIdx.x), v = lane * lane;
-    if (lane >= 32) {
-        out[8 * 32 + lane - 32] = __shfl_xor_sync(0xffff, v, 8);
-        return;
-    }
-    out[0 * 32 + lane] = __shfl_xor_sync(all_lanes, v, 5);
-    out[1 * 32 + lane] = __shfl_sync(all_lanes, v, 31 - lane);
-    out[2 * 32 + lane] = __shfl_down_sync(all_lanes, v, 3);
-    out[3 * 32 + lane] = __shfl_up_sync(all_lanes, v, 3);
-    out[4 * 32 + lane] = int(__ballot_sync(all_lanes, lane % 3 == 0));
-    out[5 * 32 + lane] = __any_sync(all_lanes, lane == 7) * 2 + __all_sync(all_lanes, lane != 7);
-    if (lane < 16) out[6 * 32 + lane] = __shfl_xor_sync(0x0000ffff, v, 1);
-    else out[6 * 32 + lane] = __shfl_xor_sync(0xffff0000, v, 2);
-    out[7 * 32 + lane] = int(warp_sum(float(lane))) * 100 + int(warp_max(float(lane)));
-}
-
-TEST(Simt, WarpOperations) {
-    for_each_order<Device>([&](Device dev) {
-        DeviceArray<int> out(9 * 32);
-        launch(dev, warp_kernel, Grid{1}, 48, 0, out.data());
-        const auto got = out.values();
-        const auto square = [](int x) { return x * x; };
-        for (int lane = 0; lane < 32; lane++) {
-            EXPECT_EQ(got[0 * 32 + lane], square(lane ^ 5));
-            EXPECT_EQ(got[1 * 32 + lane], square(31 - lane));
-            EXPECT_EQ(got[2 * 32 + lane], square(lane + 3 < 32 ? lane + 3 : lane));
-            EXPECT_EQ(got[3 * 32 + lane], square(lane >= 3 ? lane - 3 : lane));
-            EXPECT_EQ(got[4 * 32 + lane], int(0x49249249));
-            EXPECT_EQ(got[5 * 32 + lane], 2);
-            EXPECT_EQ(got[6 * 32 + lane], square(lane ^ (lane < 16 ? 1 : 2)));
-            EXPECT_EQ(got[7 * 32 + lane], 31 * 16 * 100 + 31);
-            if (lane < 16) {
-                EXPECT_EQ(got[8 * 32 + lane], square(32 + (lane ^ 8)));
-            }
-        }
-    });
-}
-
-struct Partial {
-    float sum[32], max[32];
-};
-__global__ void block_kernel(float *out, const float *x) {  // out (blocks, 2)
-    const float v = x[blockIdx.x * blockDim.x + threadIdx.x];
-    const float sum = block_sum(v, shared_mem<Partial>().sum), max = block_max(v, shared_mem<Partial>().max);
-    const float again = block_sum(v, shared_mem<Partial>().sum);
-    if (threadIdx.x == blockDim.x - 1) out[blockIdx.x * 2] = sum, out[blockIdx.x * 2 + 1] = sum == again ? max : NAN;
-}
-
-TEST(Simt, BlockSumAndMax) {
-    for (const unsigned threads : {32u, 96u, 256u, 1024u})
-        for_each_order<Device>([&](Device dev) {
-            const size_t blocks = 5;
-            const auto x = random_values<float>(blocks * threads, 1);
-            std::vector<double> want(blocks * 2, -INFINITY);
-            double magnitude = 0;
-            for (size_t b = 0; b < blocks; b++) {
-                double sum = 0, absolute = 0;
-                for (size_t i = b * threads; i < (b + 1) * threads; i++) {
-                    sum += double(x[i]), absolute += std::abs(double(x[i]));
-                    want[b * 2 + 1] = std::max(want[b * 2 + 1], double(x[i]));
-                }
-                want[b * 2] = sum;
-                magnitude = std::max(magnitude, absolute);
-            }
-            DeviceArray<float> out(blocks * 2), d_x(x);
-            launch(dev, block_kernel, Grid{blocks}, threads, sizeof(Partial), out.data(), d_x.data());
-            expect_close("block_sum, block_max", out.values(), want, 0x1p-24 * 10 * magnitude);  // at most 10 additions in a row
-        });
-}
-
-template <class X> __global__ void vec_kernel(X *out, const X *x, size_t n) {
-    const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * Vec<X>::size;
-    if (i >= n) return;
-    Vec<X> v = Vec<X>::load(x + i);
-    for (int k = 0; k < v.size; k++) v[k] = X(2 * float(v[k]));
-    v.store(out + i);
-}
-
-template <class Dev> struct SimtVec : testing::Test {};
-TYPED_TEST_SUITE(SimtVec, CudaDevices);
-TYPED_TEST(SimtVec, LoadAndStore) {
-    using X = typename TypeParam::X;
-    const size_t n = 1000;
-    const auto x = random_values<X>(n, 2);
-    for_each_order<TypeParam>([&](TypeParam dev) {
-        DeviceArray<X> d_x(x), out(n);
-        launch(dev, vec_kernel<X>, Grid{ceil_div(n / Vec<X>::size, 64)}, 64, 0, out.data(), d_x.data(), n);
-        const auto got = out.values();
-        for (size_t i = 0; i < n; i++) ASSERT_EQ(float(got[i]), 2 * float(x[i]));
-    });
-}
-
-// ---- mma, ldmatrix, cp.async -----------------------------------------------------------------------------------------------------
+// ---- mma, ldmatrix ---------------------------------------------------------------------------------------------------------------
 
 // The fragments exactly as the PTX ISA draws them. Integers of 4 bits: every sum is exact.
 __global__ void mma_kernel(float *D, const bf16 *A, const bf16 *B) {  // D (16, 8)   A (16, 16)   B (16, 8)
@@ -219,58 +126,6 @@ TEST(Simt, LdmatrixDealsAsDocumented) {
                 EXPECT_EQ(got[lane * 4 + i], first | (first + 1) << 16);
                 EXPECT_EQ(got[128 + lane * 4 + i], down | (down + 8) << 16);
             }
-    });
-}
-
-struct Chunks {
-    uint4 chunk[3][32];
-};
-__global__ void cp_async_kernel(uint4 *out, const uint4 *x) {  // both (3, 32); the last of x is not read
-    Chunks &s = shared_mem<Chunks>();
-    const unsigned lane = threadIdx.x;
-    cp_async_16(&s.chunk[0][lane], x + lane);
-    cp_async_commit();
-    cp_async_16(&s.chunk[1][lane], x + 32 + lane);
-    cp_async_16(&s.chunk[2][lane], x + 64 + lane, false);
-    cp_async_commit();
-    cp_async_wait<1>();
-    __syncwarp();
-    out[lane] = s.chunk[0][lane ^ 1];
-    cp_async_wait<0>();
-    __syncwarp();
-    out[32 + lane] = s.chunk[1][lane ^ 1];
-    out[64 + lane] = s.chunk[2][lane ^ 1];
-}
-
-TEST(Simt, CpAsyncCopiesAndFillsWithZeros) {
-    std::vector<uint4> x(64);
-    for (unsigned i = 0; i < 64; i++) x[i] = uint4{i, i + 100, i + 200, i + 300};
-    for_each_order<Device>([&](Device dev) {
-        DeviceArray<uint4> d_x(x), out(96);
-        launch(dev, cp_async_kernel, Grid{1}, 32, sizeof(Chunks), out.data(), d_x.data());
-        const auto got = out.values();
-        for (unsigned i = 0; i < 96; i++) EXPECT_EQ(got[i].w, i < 64 ? (i ^ 1) + 300 : 0) << i;
-    });
-}
-
-__global__ void numbers_kernel(uint32_t *packed, float *power, const float *x) {
-    const unsigned i = threadIdx.x;
-    packed[i] = pack_bf16(x[i], -x[i]);
-    power[i] = exp2_approx(x[i]);
-}
-
-TEST(Simt, PackAndExp2) {
-    const auto x = random_values<float>(64, 4, 4);
-    for_each_order<Device>([&](Device dev) {
-        DeviceArray<uint32_t> packed(64);
-        DeviceArray<float> power(64), d_x(x);
-        launch(dev, numbers_kernel, Grid{1}, 64, 0, packed.data(), power.data(), d_x.data());
-        const auto got_packed = packed.values();
-        const auto got_power = power.values();
-        for (size_t i = 0; i < 64; i++) {
-            EXPECT_EQ(got_packed[i], uint32_t(bf16(x[i]).bits) | uint32_t(bf16(-x[i]).bits) << 16);
-            EXPECT_NEAR(double(got_power[i]) / std::exp2(double(x[i])), 1, 0x1p-22);
-        }
     });
 }
 
@@ -378,6 +233,7 @@ template <Bug bug> bool matmul_is_right(Device dev) {
     return right;
 }
 
+// Shuffles, cp.async with its zeros, ldmatrix and mma as they should be.
 TEST(Simt, KernelWithoutBugs) {
     for_each_order<Device>([&](Device dev) { EXPECT_TRUE(matmul_is_right<none>(dev)); });
 }
@@ -700,9 +556,9 @@ TEST(SimtCatches, LaunchesThatAreTooLarge) {
          {"grid 1 x 65536 x 1"}},
         {[](Device dev) {
              DeviceArray<float> out(64);
-             launch(dev, block_kernel, Grid{1}, 64, 128, out.data(), out.data());
+             launch(dev, named_barrier_kernel, Grid{1}, 128, 8, out.data());
          },
-         {"shared_mem of 256 bytes, but the launch gave 128"}},
+         {"shared_mem of 16 bytes, but the launch gave 8"}},
     });
 }
 

@@ -103,14 +103,6 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
 #endif
 }
 
-#ifndef CUDA_HALF  // rows enough for three threads
-TYPED_TEST(Attention, NumberOfThreadsChangesNoBit) {
-    const AttentionCase a{{5, 700, 1, 350, 60}, 0, 4, 2, 32};
-    const typename TestFixture::Inputs in(a);
-    for (const auto &ranks : {deal(a.T(), 1, 1, false), deal(a.T(), 2, 4, true)}) this->same_in_every_order(a, in, ranks);
-}
-#endif
-
 TYPED_TEST(Attention, OtherDocumentsChangeNoBit) {
     using X = typename TypeParam::X;
     const AttentionCase a{{40, 1, 300, 77}, 0, 3, 1, 24};

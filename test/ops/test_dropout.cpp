@@ -1,10 +1,35 @@
 #include "../../llmc/ops/dropout.h"
 
-#include "../reference_dropout.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/dropout.cuh"
 #endif
+
+using Vector = std::vector<double>;
+
+// ---- dropout in float64, and how far float may be from it.
+
+static bool dropout_keeps(const DropoutMask &mask, int32_t document, int32_t position, size_t c) {
+    const Random random{mask.seed, Purpose::dropout, uint32_t(c / 4)};
+    return random.block(uint64_t(document) << 32 | uint64_t(position))[int(c % 4)] >= mask.threshold;
+}
+
+static Vector dropout_reference(const Vector &before, const Vector &x, const DropoutMask &mask,
+                                const std::vector<int32_t> &documents, const std::vector<int32_t> &positions, size_t C) {
+    Vector out(x.size());
+    for (size_t i = 0; i < x.size(); i++)
+        out[i] = (before.empty() ? 0 : before[i]) +
+                 (dropout_keeps(mask, documents[i / C], positions[i / C], i % C) ? double(mask.scale) * x[i] : 0);
+    return out;
+}
+
+// A product and a sum in float, then one rounding to X.
+template <class X> double dropout_error(const Vector &before, const Vector &x, const DropoutMask &mask) {
+    const double most = (before.empty() ? 0 : largest(before)) + mask.scale * largest(x);
+    return (2 * unit_roundoff<float> + unit_roundoff<X>)*most;
+}
+
+// ---- the op
 
 template <class Dev> struct Dropout : testing::Test {};
 TYPED_TEST_SUITE(Dropout, Devices);

@@ -11,6 +11,8 @@
 #include "../cuda/matmul_context.cuh"
 #endif
 
+using Vector = std::vector<double>;
+
 // One warp, a part of one; vectors and none; more vectors than threads; sums of more than one run.
 static const std::array<size_t, 3> sizes[] = {{1, 8, 3},    {37, 24, 51},   {20, 16, 136},
                                               {6, 8, 4100}, {64, 20, 1030}, {150, 36, 129}};
@@ -76,23 +78,14 @@ TEST(HeadReference, EqualsFiniteDifferences) {
     const size_t T = 6, C = 5, V = 11;
     const auto x = widen(random_values<float>(T * C, 1)), w = widen(random_values<float>(V * C, 2));
     const std::vector<int32_t> rows = {0, 2, 3, 5}, targets = {10, 0, 3, 3};
-    const std::vector<double> weights = {0.5, -1, 0, 2};
-    const auto reference = [&](const std::vector<double> &x, const std::vector<double> &w) {
+    const Vector weights = {0.5, -1, 0, 2};
+    const auto reference = [&](const Vector &x, const Vector &w) {
         return head_reference(x, w, rows, targets, weights, C, -0.7, 1.6);
     };
-    const auto by_x = [&](const std::vector<double> &x) { return std::vector{reference(x, w).loss}; };
-    const auto by_w = [&](const std::vector<double> &w) { return std::vector{reference(x, w).loss}; };
+    const auto by_x = [&](const Vector &x) { return std::vector{reference(x, w).loss}; };
+    const auto by_w = [&](const Vector &w) { return std::vector{reference(x, w).loss}; };
     expect_close("dx", finite_difference(by_x, x, {1}), reference(x, w).dx, 1e-8);
     expect_close("dw", finite_difference(by_w, w, {1}), reference(x, w).dw, 1e-8);
-}
-
-TEST(HeadChunk, HoldsAtMost128MiB) {
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, 49152), 640u);
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, 128256), 256u);
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, 600001), 55u);
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, size_t(1) << 27), 1u);
-    EXPECT_EQ(lm_head_rows(CpuF32{}, 3, 49152), 64u);
-    EXPECT_EQ(lm_head_rows(CpuF32{}, 30, size_t(1) << 23), 4u);
 }
 
 TEST(HeadChunk, OfARangeFitsTheScratchOfTheHead) {
@@ -155,13 +148,6 @@ TEST(FastLog, IsExactToTheLastPlaces) {
 }
 
 #ifdef CUDA_HALF  // chunks of 1024 rows and 256 MiB at least, which take long in the emulator
-TEST(HeadChunk, OnGpusHas1024Rows) {
-    EXPECT_EQ(lm_head_chunk(CudaBf16{}, 151936), 1024u);
-    EXPECT_EQ(lm_head_chunk(CudaBf16{}, 32000), 2048u);
-    EXPECT_EQ(lm_head_rows(CudaBf16{}, 100, 151936), 128u);
-    EXPECT_EQ(lm_head_scratch(CudaBf16{}, 5000, 896, 151936),
-              size_t(1024) * (151936 * 4 + 896 * 2));  // gradients overwrite logits
-}
 
 template <class Dev> struct SlowHead : Head<Dev> {};
 TYPED_TEST_SUITE(SlowHead, Devices);
@@ -257,7 +243,7 @@ TYPED_TEST(Head, TiesGoToTheFirst) {  // all logits 0
         this->make(3, 8, V);
         this->rows = {0, 1, 2}, this->targets = {0, 1, int32_t(V - 1)}, this->weights = {1, 1, 1}, this->N = 3;
         std::fill(this->x.begin(), this->x.end(), X(0.0f));
-        const std::vector<double> want(3, std::log(double(V)));
+        const Vector want(3, std::log(double(V)));
         const double last_place = std::ldexp(1, std::ilogb(want[0]) - 23);
         for_each_order<TypeParam>([&](TypeParam dev) {
             this->run(dev);
@@ -295,14 +281,14 @@ TYPED_TEST(Head, GathersAndScattersRows) {
 TYPED_TEST(Head, SumsAddUp) {
     const size_t N = 2500;
     std::vector<float> nll(N), entropy(N), correct(N);
-    std::vector<double> want = {1, 2, 3};
+    Vector want = {1, 2, 3};
     for (size_t n = 0; n < N; n++) {
         nll[n] = float(n % 17) / 8, entropy[n] = float(n % 5) / 4, correct[n] = n % 3 == 0;  // sums are exact
         want[0] += nll[n], want[1] += entropy[n], want[2] += correct[n];
     }
     for_each_order<TypeParam>([&](TypeParam dev) {
         Array<float> d_nll(nll), d_entropy(entropy), d_correct(correct);
-        Array<double> sums(std::vector<double>{1, 2, 3});
+        Array<double> sums(Vector{1, 2, 3});
         head_sums(dev, sums.data(), {d_nll.data(), d_entropy.data(), d_correct.data(), nullptr, nullptr}, N);
         EXPECT_EQ(sums.values(), want);
     });

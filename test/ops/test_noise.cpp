@@ -1,10 +1,33 @@
 #include "../../llmc/ops/noise.h"
 
-#include "../reference_noise.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/noise.cuh"
 #endif
+
+using Vector = std::vector<double>;
+
+// ---- noise in float64, and how far float may be from it.
+
+static double uniform_of(const TokenNoise &noise, int32_t document, int32_t position, size_t c) {
+    const Random random{noise.seed, Purpose::noise, uint32_t(c / 4)};
+    return double(int32_t(random.block(uint64_t(document) << 32 | uint64_t(position))[int(c % 4)])) / 2147483648.0;
+}
+
+static Vector noise_reference(const Vector &x, const TokenNoise &noise, const std::vector<float> &magnitudes,
+                              const std::vector<int32_t> &documents, const std::vector<int32_t> &positions, size_t C) {
+    Vector out(x.size());
+    for (size_t i = 0; i < x.size(); i++)
+        out[i] = x[i] + double(magnitudes[i / C]) * uniform_of(noise, documents[i / C], positions[i / C], i % C);
+    return out;
+}
+
+// The word becomes a float, is multiplied and added: three roundings in float, then one to X.
+template <class X> double noise_error(const Vector &x, double magnitude) {
+    return (3 * unit_roundoff<float> + unit_roundoff<X>)*(largest(x) + magnitude);
+}
+
+// ---- the op
 
 template <class Dev> struct Noise : testing::Test {};
 TYPED_TEST_SUITE(Noise, Devices);

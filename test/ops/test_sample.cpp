@@ -1,15 +1,55 @@
 // Sampling: greedy, the distribution that remains after temperature, penalty and filters, and the same tokens on every device.
 #include "../../llmc/ops/sample.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
 #include "../../llmc/core/rng.h"
-#include "../reference_sample.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/sample.cuh"
 #endif
+
+using Vector = std::vector<double>;
+
+// ---- Sampling in float64, by the definition: tokens in the order of their logits, cut where the first of the filters ends.
+
+static Vector penalised_reference(Vector logits, const std::vector<int32_t> &occurred, double penalty) {
+    for (int32_t v : occurred)
+        logits[size_t(v)] = logits[size_t(v)] > 0 ? logits[size_t(v)] / penalty : logits[size_t(v)] * penalty;
+    return logits;
+}
+
+// The probability of each token, at a temperature above 0.
+static Vector sampling_reference(const Vector &logits, const Sampling &s) {
+    const double max = *std::ranges::max_element(logits);
+    std::vector<std::pair<double, size_t>> order;  // minus the logit, and the id
+    for (size_t v = 0; v < logits.size(); v++) order.emplace_back(-logits[v], v);
+    std::ranges::sort(order);
+    if (s.top_k) order.resize(std::min(order.size(), s.top_k));
+    const auto mass_of = [&](double minus_logit) { return std::exp((-minus_logit - max) / s.temperature); };
+    double all = 0, before = 0, sum = 0;
+    for (const auto &[l, v] : order) all += mass_of(l);
+    Vector out(logits.size());
+    for (const auto &[l, v] : order) {
+        const double mass = mass_of(l);
+        if (before >= s.top_p * all || mass < s.min_p) break;
+        sum += out[v] = mass, before += mass;
+    }
+    for (double &p : out) p /= sum;
+    return out;
+}
+
+static double log_probability_reference(const Vector &logits, double temperature, size_t token) {
+    const double max = *std::ranges::max_element(logits);
+    double sum = 0;
+    for (double l : logits) sum += std::exp((l - max) / temperature);
+    return (logits[token] - max) / temperature - std::log(sum);
+}
+
+// ---- the op
 
 namespace {
 
@@ -60,8 +100,8 @@ std::vector<uint64_t> evenly(size_t n) {
     for (size_t i = 0; i < n; i++) out.push_back(uint64_t((double(i) + 0.5) / double(n) * 0x1p64));
     return out;
 }
-std::vector<double> frequencies(const std::vector<int32_t> &tokens, size_t V) {
-    std::vector<double> out(V);
+Vector frequencies(const std::vector<int32_t> &tokens, size_t V) {
+    Vector out(V);
     for (int32_t token : tokens) out[size_t(token)] += 1 / double(tokens.size());
     return out;
 }
@@ -92,9 +132,7 @@ const std::vector<Sampling> filters = {{.temperature = 1},
 }  // namespace
 
 template <class Dev> struct Sample : testing::Test {
-    std::vector<double> of_four(const Sampling &s) {
-        return frequencies(draw(any_device<Dev>(), {4, four, {evenly(tries)}}, s).tokens, 4);
-    }
+    Vector of_four(const Sampling &s) { return frequencies(draw(any_device<Dev>(), {4, four, {evenly(tries)}}, s).tokens, 4); }
 };
 TYPED_TEST_SUITE(Sample, Devices);
 
@@ -103,13 +141,13 @@ TYPED_TEST(Sample, TemperatureZeroTakesTheLikeliestAndTheFirstOfEquals) {
     EXPECT_EQ(draw(any_device<TypeParam>(), rows, {}).tokens, (std::vector<int32_t>{1, 1, 1, 1}));
 }
 
-static void expect_shares(const std::vector<double> &got, std::vector<double> want) {
+static void expect_shares(const Vector &got, Vector want) {
     const double sum = std::accumulate(want.begin(), want.end(), 0.0);
     for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(got[i], want[i] / sum, 1.5 / double(tries)) << "token " << i;
 }
 
 TYPED_TEST(Sample, EachFilterKeepsWhatItsDefinitionSays) {
-    const auto expect = [&](const Sampling &s, const std::vector<double> &want) { expect_shares(this->of_four(s), want); };
+    const auto expect = [&](const Sampling &s, const Vector &want) { expect_shares(this->of_four(s), want); };
     expect({.temperature = 1}, {0.1, 0.4, 0.2, 0.3});
     expect({.temperature = 0.5}, {0.01, 0.16, 0.04, 0.09});
     expect({.temperature = 1e-300}, {0, 1, 0, 0});
@@ -192,39 +230,3 @@ TYPED_TEST(Sample, AlwaysGivesAToken) {
         EXPECT_EQ(got[4], 0);
     }
 }
-
-#ifndef CUDA_HALF
-// Pearson's statistic of the counts of `draws` draws; tokens with probability 0 must not occur.
-static double chi_squared(const std::vector<size_t> &counts, const std::vector<double> &want, size_t draws) {
-    double out = 0;
-    for (size_t i = 0; i < want.size(); i++) {
-        if (want[i] == 0) EXPECT_EQ(counts[i], 0u) << "token " << i;
-        else out += std::pow(double(counts[i]) - want[i] * double(draws), 2) / (want[i] * double(draws));
-    }
-    return out;
-}
-
-// 10 000 draws with the engine's random numbers, of 40 tokens. The statistic has at most 39 degrees of freedom; with them it is above 90 in 6 of a
-// million experiments (with f degrees it has mean f and variance 2 f).
-TEST(SampleDraws, FollowTheDistributionOfEachFilter) {
-    constexpr size_t V = 40, draws = 10000;
-    const std::vector<int32_t> occurred = {3, 39, 7};
-    uint32_t stream = 0;
-    for (const Sampling &s : filters) {
-        const Random random{11, Purpose::sampling, stream++};
-        std::vector<uint64_t> numbers;
-        for (size_t i = 0; i < draws; i++) numbers.push_back(random.bits(i));
-        std::vector<size_t> counts(V);
-        for (int32_t token : draw<HostArray>(make_device<CpuF32>(), {V, many_logits(V), {numbers}, {occurred}}, s).tokens)
-            counts[size_t(token)]++;
-        const auto want = sampling_reference(penalised_reference(widen(many_logits(V)), occurred, s.repetition_penalty), s);
-        EXPECT_LT(chi_squared(counts, want, draws), 90) << "filter " << stream;
-    }
-}
-
-TEST(SamplePenalty, IsTakenOnce) {
-    for (const auto &[logit, want] : {std::pair<float, float>{2, 1}, {-2, -4}, {0, 0}})
-        EXPECT_EQ(sampling::penalised(logit, 2), want);
-    EXPECT_EQ(sampling::penalised(-1, 0.5f), -0.5f);  // below 1 tokens become likelier
-}
-#endif

@@ -2,23 +2,11 @@
 
 #include <array>
 
-#include "../finite_difference.h"
 #include "../reference_swiglu.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/swiglu.cuh"
 #endif
-
-using Vector = std::vector<double>;
-
-TEST(SwigluReference, BackwardEqualsFiniteDifferences) {
-    const size_t T = 2, F = 5;
-    const Vector x = widen(random_values<float>(T * 2 * F, 1)), dout = widen(random_values<float>(T * F, 2));
-    for (const Gate form : {Gate::silu, Gate::gelu}) {
-        const Vector want = finite_difference([&](const Vector &v) { return swiglu_reference(v, T, F, form); }, x, dout);
-        expect_close("dgate_up", swiglu_backward_reference(dout, x, T, F, form), want, 1e-8);
-    }
-}
 
 template <class Dev> struct Swiglu : testing::Test {};
 TYPED_TEST_SUITE(Swiglu, Devices);

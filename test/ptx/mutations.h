@@ -44,3 +44,16 @@ inline size_t change_lines(std::string &text, const std::string &what, bool all,
     text = text_of(lines);
     return changed;
 }
+
+// ---- changes of a line
+
+inline Change replaced(const std::string &from, const std::string &to) {
+    return [=](Lines &l, size_t n) { replace(l[n], from, to); };
+}
+inline void erase(Lines &l, size_t n) { l[n].clear(); }
+inline void put(std::string &line, size_t begin, size_t end, const std::string &text) {
+    line = line.substr(0, begin) + text + line.substr(end);
+}
+inline Change last_operand(const std::string &value) {
+    return [=](Lines &l, size_t n) { put(l[n], l[n].rfind(',') + 1, l[n].size(), " " + value + ";"); };
+}

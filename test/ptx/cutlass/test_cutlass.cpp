@@ -79,20 +79,11 @@ struct Mistake {
     bool all;
     Change change;
 };
-Change replaced(const std::string &from, const std::string &to) {
-    return [=](Lines &l, size_t n) { replace(l[n], from, to); };
-}
-void erase(Lines &l, size_t n) { l[n].clear(); }
-void put(std::string &line, size_t begin, size_t end, const std::string &text) {
-    line = line.substr(0, begin) + text + line.substr(end);
-}
-void last_operand(std::string &line, const std::string &value) { line = line.substr(0, line.rfind(',')) + ", " + value + ";"; }
-
 const Mistake mistakes[] = {
-    {"64 bytes too few expected", "mbarrier.arrive.expect_tx", true, [](Lines &l, size_t n) { last_operand(l[n], "32704"); }},
+    {"64 bytes too few expected", "mbarrier.arrive.expect_tx", true, last_operand("32704")},
     {"no bytes expected", "mbarrier.arrive.expect_tx", true,
      [](Lines &l, size_t n) { replace(l[n], ".expect_tx", ""), l[n] = l[n].substr(0, l[n].rfind(',')) + ";"; }},
-    {"an mbarrier for one arrival more", "mbarrier.init", false, [](Lines &l, size_t n) { last_operand(l[n], "3"); }},
+    {"an mbarrier for one arrival more", "mbarrier.init", false, last_operand("3")},
     {"no fence behind mbarrier.init", "fence.mbarrier_init", true, erase},
     {"no fence.proxy.async before a store", "fence.proxy.async", true, erase},
     {"no barrier before a store", "bar.sync %", true, erase},

@@ -33,17 +33,6 @@ struct Mistake {
     Change change;
     const char *said;
 };
-Change replaced(const std::string &from, const std::string &to) {
-    return [=](Lines &l, size_t n) { replace(l[n], from, to); };
-}
-void erase(Lines &l, size_t n) { l[n].clear(); }
-void put(std::string &line, size_t begin, size_t end, const std::string &text) {
-    line = line.substr(0, begin) + text + line.substr(end);
-}
-Change last_operand(const std::string &value) {
-    return [=](Lines &l, size_t n) { put(l[n], l[n].rfind(',') + 1, l[n].size(), " " + value + ";"); };
-}
-
 const Mistake mistakes[] = {
     {"too few bytes expected", "mbarrier.arrive.expect_tx", true, last_operand("16256"),
      "24576 bytes of the 16256 that arrivals expect"},

@@ -9,6 +9,7 @@
 #include "../../../llmc/core/file.h"
 #include "../../../llmc/ops/loss.cuh"
 #include "../../cuda/matmul_context.cuh"
+#include "../../errors.h"
 #include "../../reference_loss.h"
 
 namespace {
@@ -39,15 +40,6 @@ template <class Dev> struct PtxHead : testing::Test, HeadCase<typename Dev::X> {
     }
 };
 TYPED_TEST_SUITE(PtxHead, CudaDevices);
-
-template <class F> std::string error_of(F f) {
-    try {
-        f();
-    } catch (const Error &error) {
-        return error.what();
-    }
-    return "";
-}
 
 }  // namespace
 
@@ -174,7 +166,7 @@ TEST(PtxCublas, NoProductUsesAWorkspaceThatIsNotThere) {
     {
         DeviceArray<char> scratch(matmul_scratch(dev));
         matmul_use_scratch(dev, scratch.data());
-        EXPECT_EQ(error_of(multiply), "");
+        EXPECT_EQ(error_of(multiply), "no error");
     }
     EXPECT_EQ(error_of(multiply),
               "cuBLASLt's rule: the workspace is allocated");  // the replacement notices an error that a GPU would not
