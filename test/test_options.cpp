@@ -203,6 +203,7 @@ TEST(Options, MistakesAreNamed) {
     expect_error("dpo --model M --data D --output_dir O --sample_every 1", "--sample_every belongs to pretrain, sft, not to dpo");
     expect_error("generate --model M --prompt Hi --learning_rate 1",
                  "--learning_rate belongs to demo, pretrain, sft, dpo, rm, grpo, ppo, not to generate");
+    for (const std::string &task : {sft, rm}) expect_error(task + "--beta 0.2", "--beta belongs to dpo, not to ");
     expect_error(rm + "--ref_model R", "--ref_model belongs to dpo, grpo, ppo, not to rm");
     expect_error(sft + "--max_len", "--max_len needs a value: a whole number");
     expect_error(sft + "--max_len 12x", "--max_len \"12x\" is not a whole number");
