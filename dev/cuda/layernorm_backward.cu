@@ -94,13 +94,30 @@ void layernorm_backward2(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scr
     const size_t blocks = std::min(norm_blocks, ceil_div(T, warps));
     launch(dev, layernorm_backward_kernel2<X>, Grid{blocks}, unsigned(warps * 32), warps * bytes, dx, scratch,
            scratch + blocks * C, dresidual, dout, x, w, mean, rstd, T, C);
-    norm_add_runs(dev, dw, scratch, blocks, C);
-    norm_add_runs(dev, dbias, scratch + blocks * C, blocks, C);
+    norm_add_runs(dev, dw, dbias, scratch, blocks, C);
 }
 
-// ---- version 3: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
+// ---- version 3: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
-// The same with 16-byte loads and stores, also of the sums in shared memory. The memory's bandwidth is the limit.
+// The same with 16-byte loads and stores, also of the sums in shared memory. These, 2 C floats a warp, leave an SM 14 warps, too few for its memory. It is
+// shipped for rows of more than 8192 elements: layernorm_backward_any in llmc/ops/layernorm.cuh.
+
+template <class X>
+void layernorm_backward3(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
+                         const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+    layernorm_backward_any(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C);
+}
+
+// ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
+//
+// As rmsnorm_backward 6: several warps share a row, which waits in registers for its means, as do a lane's shares of dw and dbias. Both sums over
+// a row take one barrier. The memory's bandwidth is the limit.
+
+template <class X>
+void layernorm_backward4(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
+                         const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+    layernorm_backward(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C);
+}
 
 template <class X> struct LayernormBackward {
     static constexpr double eps = 0.125;
@@ -131,7 +148,8 @@ template <class X> struct LayernormBackward {
 
     static constexpr void (*versions[])(Cuda<X>, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual,
                                         const X *dout, const X *x, const X *w, const float *mean, const float *rstd, size_t T,
-                                        size_t C) = {layernorm_backward1, layernorm_backward2, layernorm_backward};
+                                        size_t C) = {layernorm_backward1, layernorm_backward2, layernorm_backward3,
+                                                     layernorm_backward4};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, dx.data(), dw.data(), dbias.data(), scratch.data(), d_dresidual.data(), d_dout.data(),
@@ -157,5 +175,5 @@ static const Ladder<LayernormBackward, float, bf16> ladder(
      .sizes = {{"T", "tokens", 8192, 512}, {"C", "channels", 1600, 1600}},
      .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 768}},
      .ideas = {"a warp per row for dx, a thread per column for dw and dbias", "one kernel, dw and dbias in shared memory",
-               "shipped: 16 bytes per load"}});
+               "16 bytes per load", "shipped: several warps per row"}});
 }  // namespace CUDA_BACKEND::workshop

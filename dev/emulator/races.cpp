@@ -163,6 +163,9 @@ namespace CUDA_BACKEND {
 using namespace simt;
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
+    size_t unused, total;
+    cudaMemGetInfo(&unused, &total);
+    if (bytes > total) return cudaErrorMemoryAllocation;
     if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
     memset(*p, 0xff, bytes);
     add_known(uintptr_t(*p), bytes);

@@ -97,7 +97,59 @@ void layernorm_forward(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x
     residual_layernorm_forward(dev, no_sum, out, mean, rstd, x, no_y, w, bias, T, C, eps);
 }
 
-// A block has a run of tokens, of which each warp computes every warps-th. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+// As rmsnorm_backward: a group of warps has a row, V vectors of it in each lane's registers. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+template <class X, int N, int V>
+__global__ void __launch_bounds__(NormGroups::most * 32)
+    layernorm_backward_kernel4(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout, const X *x,
+                               const X *w, const float *mean, const float *rstd, size_t T, size_t C, unsigned warps) {
+    NormGroup group(warps);
+    const unsigned groups = blockDim.x / group.lanes;
+    const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
+    const NormRows<X, N, V> rows{dresidual, dout, x, end, C, group.lane, group.lanes};
+    Vec<X, N> weight[V] = {};
+    Vec<float, N> dw[V] = {}, dbias[V] = {};
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        if (rows.column(k) < C) weight[k] = Vec<X, N>::load(w + rows.column(k));
+    for (size_t t0 = begin; t0 < end; t0 += groups) {
+        const size_t t = t0 + group.index;
+        const auto row = rows.load(t);
+        const float m = t < end ? mean[t] : 0, r = t < end ? rstd[t] : 0;
+        float sums[2] = {};  // of g and of g * (x - mean)
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            for (int i = 0; i < N; i++) {
+                const float g = float(row.d[k][i]) * float(weight[k][i]);
+                sums[0] += g;
+                sums[1] += g * (float(row.x[k][i]) - m);
+            }
+        group.sum(sums);
+        if (t >= end) continue;
+        const float mean_g = sums[0] / float(C), mean_gx = sums[1] * r / float(C);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            if (rows.column(k) >= C) continue;
+            Vec<X, N> gradient;
+            for (int i = 0; i < N; i++) {
+                const float d = float(row.d[k][i]), xh = (float(row.x[k][i]) - m) * r, g = d * float(weight[k][i]);
+                dw[k][i] += d * xh;
+                dbias[k][i] += d;
+                gradient[i] = r * (g - mean_g - xh * mean_gx) + float(row.residual[k][i]);
+            }
+            gradient.store(dx + t * C + rows.column(k));
+        }
+    }
+    float *sums_of_dw = norm_rows<float>(), *sums_of_dbias = sums_of_dw + groups * C;  // (groups, C) each
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        const size_t at = group.index * C + rows.column(k);
+        if (rows.column(k) < C) dw[k].store(sums_of_dw + at), dbias[k].store(sums_of_dbias + at);
+    }
+    norm_sum_parts(dw_parts + blockIdx.x * C, sums_of_dw, groups, C);
+    norm_sum_parts(dbias_parts + blockIdx.x * C, sums_of_dbias, groups, C);
+}
+
+// The same for rows that registers cannot hold, or vectors cannot read: a warp has rows of its own, and its sums in shared memory.
 template <class X, int N>
 __global__ void layernorm_backward_kernel3(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
                                            const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
@@ -113,16 +165,28 @@ __global__ void layernorm_backward_kernel3(X *dx, float *dw_parts, float *dbias_
 }
 
 template <class X>
-void layernorm_backward(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
-                        const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+void layernorm_backward_any(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
+                            const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
     constexpr int N = Vec<X>::size;
     const size_t bytes = 2 * C * sizeof(float), warps = norm_warps(96 << 10, bytes);
     const size_t blocks = std::min(norm_blocks, ceil_div(T, warps));
-    float *dw_parts = scratch, *dbias_parts = scratch + blocks * C;  // (blocks, C) each
     const bool wide = fit_vectors<N>(C, dx, dresidual, dout, x, w);
     launch(dev, wide ? layernorm_backward_kernel3<X, N> : layernorm_backward_kernel3<X, 1>, Grid{blocks}, unsigned(warps * 32),
-           warps * bytes, dx, dw_parts, dbias_parts, dresidual, dout, x, w, mean, rstd, T, C);
-    if (dw) norm_add_runs(dev, dw, dw_parts, blocks, C);
-    if (dbias) norm_add_runs(dev, dbias, dbias_parts, blocks, C);
+           warps * bytes, dx, scratch, scratch + blocks * C, dresidual, dout, x, w, mean, rstd, T, C);
+    if (dw) norm_add_runs(dev, dw, dbias, scratch, blocks, C);
+}
+
+template <class X>
+void layernorm_backward(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
+                        const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+    constexpr int N = Vec<X>::size, V = 2;
+    if (!fit_vectors<N>(C, dx, dresidual, dout, x, w) || C > size_t(NormGroups::most * 32 * N * V))
+        return layernorm_backward_any(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C);
+    const NormGroups groups(C, N, V);
+    const size_t blocks = std::min(norm_blocks, ceil_div(T, groups.groups));
+    launch(dev, layernorm_backward_kernel4<X, N, V>, Grid{blocks}, groups.threads(),
+           sizeof(NormShared) + 2 * groups.groups * C * sizeof(float), dx, scratch, scratch + blocks * C, dresidual, dout, x, w,
+           mean, rstd, T, C, groups.warps);
+    if (dw) norm_add_runs(dev, dw, dbias, scratch, blocks, C);
 }
 }  // namespace CUDA_BACKEND

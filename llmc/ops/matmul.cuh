@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(matmul_bias_warps * 32)
     const size_t o = (blockIdx.x * size_t(matmul_bias_vectors) + vector) * N;
     float sum[N] = {};
     if (o < OC)
-#pragma unroll 4
+#pragma unroll 8
         for (size_t t = threadIdx.x / matmul_bias_vectors; t < T; t += blockDim.x / matmul_bias_vectors) {
             const auto d = Vec<X, N>::load(dout + t * ld + o);
             for (int i = 0; i < N; i++) sum[i] += float(d[i]);

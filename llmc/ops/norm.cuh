@@ -56,9 +56,34 @@ struct NormGroups {
     unsigned threads() const { return groups * warps * 32; }
 };
 
+// What a lane needs of a row for the backward pass: V vectors of dout, x and dresidual. Behind the last row and column they are 0.
+template <class X, int N, int V> struct NormRows {
+    const X *dresidual, *dout, *x;  // dresidual may be null
+    size_t end, C;
+    unsigned lane, lanes;
+
+    struct Row {
+        Vec<X, N> d[V], x[V], residual[V];
+    };
+
+    __device__ size_t column(int k) const { return (size_t(k) * lanes + lane) * N; }
+    __device__ Row load(size_t t) const {
+        Row row = {};
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const size_t at = t * C + column(k);
+            if (t >= end || column(k) >= C) continue;
+            row.d[k] = Vec<X, N>::load(dout + at), row.x[k] = Vec<X, N>::load(x + at);
+            if (dresidual) row.residual[k] = Vec<X, N>::load(dresidual + at);
+        }
+        return row;
+    }
+};
+
+// The rows follow it in shared memory.
 struct NormShared {
-    float parts[2][NormGroups::most];
-};  // the rows follow it in shared memory
+    float parts[2][2][NormGroups::most];  // in turns; of one sum or two
+};
 
 template <class T> __device__ T *norm_rows() { return reinterpret_cast<T *>(&shared_mem<NormShared>() + 1); }
 
@@ -71,15 +96,22 @@ class NormGroup {
     __device__ explicit NormGroup(unsigned warps)
         : warps(warps), index(threadIdx.x / 32 / warps), lane(threadIdx.x % (32 * warps)), lanes(32 * warps) {}
 
-    // Returns the sum over the lanes of the group, in an order that depends on their number alone. All threads of the block call it equally
-    // often. Two places in shared memory take turns, so that one barrier suffices: whoever writes to one has passed the other's barrier.
-    __device__ float sum(float v) {
-        v = warp_sum(v);
-        if (warps == 1) return v;
-        float *parts = shared_mem<NormShared>().parts[turn++ % 2];
-        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+    // Replaces each value by its sum over the lanes of the group, in an order that depends on their number alone. All threads of the block call it
+    // equally often. Two places in shared memory take turns, so that one barrier suffices: whoever writes to one has passed the other's barrier.
+    template <int n> __device__ void sum(float (&v)[n]) {
+        for (float &x : v) x = warp_sum(x);
+        if (warps == 1) return;
+        auto &parts = shared_mem<NormShared>().parts[turn++ % 2];
+        const unsigned lane_of_warp = threadIdx.x % 32;
+        if (lane_of_warp == 0)
+            for (int i = 0; i < n; i++) parts[i][threadIdx.x / 32] = v[i];
         __syncthreads();
-        return warp_sum(threadIdx.x % 32 < warps ? parts[index * warps + threadIdx.x % 32] : 0.0f);
+        for (int i = 0; i < n; i++) v[i] = warp_sum(parts[i][index * warps + lane_of_warp % warps], warps);
+    }
+    __device__ float sum(float v) {
+        float one[] = {v};
+        sum(one);
+        return one[0];
     }
 };
 
@@ -102,25 +134,39 @@ __device__ inline void norm_sum_parts(float *out, const float *dw, size_t parts,
     }
 }
 
-template <int warps> struct NormColumns { float sum[warps][32]; };
+constexpr unsigned norm_columns = 8;  // of a block that sums runs: of each run 32 bytes, which is what memory delivers
 
-// dw[c] += sum_run parts[run, c]. A block has 32 columns; each of its warps sums every warps-th run.
-template <int warps> __global__ void norm_add_runs_kernel2(float *dw, const float *parts, size_t runs, size_t C) {
+template <int warps> struct NormColumns { float sum[warps][norm_columns]; };
+
+// dw[c] += sum_run parts[run, c]. A second array, or null, has its parts behind those of the first. A block has a few columns, so that there are blocks
+// for all of a GPU, and its groups of neighbouring lanes take runs in turn.
+template <int warps>
+__global__ void norm_add_runs_kernel3(float *first, float *second, const float *parts, size_t runs, size_t C) {
     auto &columns = shared_mem<NormColumns<warps>>();
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const size_t c = blockIdx.x * size_t(32) + lane;
+    float *dw = blockIdx.y ? second : first;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane % norm_columns;
+    const size_t c0 = blockIdx.x * size_t(norm_columns), c = c0 + column;
+    const bool adds = threadIdx.x < norm_columns && c < C;
+    const float before = adds ? dw[c] : 0;
+    parts += blockIdx.y * runs * C + c;
     float sum = 0;
     if (c < C)
-        for (size_t run = warp; run < runs; run += warps) sum += parts[run * C + c];
-    columns.sum[warp][lane] = sum;
+        for (unsigned run = threadIdx.x / norm_columns; run < unsigned(runs); run += warps * 32 / norm_columns)
+            sum += parts[run * C];
+    for (unsigned distance = norm_columns; distance < 32; distance *= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
+    if (lane < norm_columns) columns.sum[warp][column] = sum;
     __syncthreads();
-    if (warp > 0 || c >= C) return;
-    for (int i = 1; i < warps; i++) sum += columns.sum[i][lane];
-    dw[c] += sum;
+    if (!adds) return;
+    for (int i = 1; i < warps; i++) sum += columns.sum[i][column];
+    dw[c] = before + sum;
 }
 
+template <class X> void norm_add_runs(Cuda<X> dev, float *first, float *second, const float *parts, size_t runs, size_t C) {
+    constexpr int warps = 16;
+    launch(dev, norm_add_runs_kernel3<warps>, Grid{ceil_div(C, norm_columns), second ? 2u : 1u}, warps * 32,
+           sizeof(NormColumns<warps>), first, second, parts, runs, C);
+}
 template <class X> void norm_add_runs(Cuda<X> dev, float *dw, const float *parts, size_t runs, size_t C) {
-    constexpr int warps = 32;
-    launch(dev, norm_add_runs_kernel2<warps>, Grid{ceil_div(C, 32)}, warps * 32, sizeof(NormColumns<warps>), dw, parts, runs, C);
+    norm_add_runs(dev, dw, nullptr, parts, runs, C);
 }
 }  // namespace CUDA_BACKEND

@@ -121,8 +121,6 @@ void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *
     const size_t blocks = std::min(norm_blocks, T);
     launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,
            qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes, w0);
-    if (!dwq) return;
-    norm_add_runs(dev, dwq, scratch, blocks, D);
-    norm_add_runs(dev, dwk, scratch + blocks * D, blocks, D);
+    if (dwq) norm_add_runs(dev, dwq, dwk, scratch, blocks, D);
 }
 }  // namespace CUDA_BACKEND

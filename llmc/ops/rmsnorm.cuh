@@ -88,48 +88,44 @@ void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, s
 // A block has a run of tokens, of which each group of warps computes every groups-th. What a lane has of a row, at most V vectors, stays in
 // registers, and so does its share of dw, since its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N, int V>
-__global__ void rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                                         const float *rstd, size_t T, size_t C, float w0, unsigned warps) {
+__global__ void __launch_bounds__(NormGroups::most * 32)
+    rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w, const float *rstd,
+                             size_t T, size_t C, float w0, unsigned warps) {
     NormGroup group(warps);
     const unsigned groups = blockDim.x / group.lanes;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
-    const auto column = [&](int k) { return (size_t(k) * group.lanes + group.lane) * N; };
-    Vec<X, N> weight[V];
+    const NormRows<X, N, V> rows{dresidual, dout, x, end, C, group.lane, group.lanes};
+    Vec<X, N> weight[V] = {};
     Vec<float, N> dw[V] = {};
 #pragma unroll
     for (int k = 0; k < V; k++)
-        if (column(k) < C) weight[k] = Vec<X, N>::load(w + column(k));
+        if (rows.column(k) < C) weight[k] = Vec<X, N>::load(w + rows.column(k));
     for (size_t t0 = begin; t0 < end; t0 += groups) {
         const size_t t = t0 + group.index;
-        Vec<X, N> d[V], v[V], residual[V] = {};
+        const auto row = rows.load(t);
         float dot = 0;
 #pragma unroll
-        for (int k = 0; k < V; k++) {
-            const size_t c = column(k), at = t * C + c;
-            if (t >= end || c >= C) continue;
-            d[k] = Vec<X, N>::load(dout + at), v[k] = Vec<X, N>::load(x + at);
-            if (dresidual) residual[k] = Vec<X, N>::load(dresidual + at);
-            for (int i = 0; i < N; i++) dot += float(d[k][i]) * (w0 + float(weight[k][i])) * float(v[k][i]);
-        }
+        for (int k = 0; k < V; k++)
+            for (int i = 0; i < N; i++) dot += float(row.d[k][i]) * (w0 + float(weight[k][i])) * float(row.x[k][i]);
         dot = group.sum(dot);
         if (t >= end) continue;
         const float r = rstd[t], mean = dot * r / float(C);
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            if (column(k) >= C) continue;
+            if (rows.column(k) >= C) continue;
             Vec<X, N> gradient;
             for (int i = 0; i < N; i++) {
-                const float xh = float(v[k][i]) * r, g = float(d[k][i]) * (w0 + float(weight[k][i]));
-                dw[k][i] += float(d[k][i]) * xh;
-                gradient[i] = r * (g - xh * mean) + float(residual[k][i]);
+                const float xh = float(row.x[k][i]) * r, g = float(row.d[k][i]) * (w0 + float(weight[k][i]));
+                dw[k][i] += float(row.d[k][i]) * xh;
+                gradient[i] = r * (g - xh * mean) + float(row.residual[k][i]);
             }
-            gradient.store(dx + t * C + column(k));
+            gradient.store(dx + t * C + rows.column(k));
         }
     }
     float *sums = norm_rows<float>();  // (groups, C)
 #pragma unroll
     for (int k = 0; k < V; k++)
-        if (column(k) < C) dw[k].store(sums + group.index * C + column(k));
+        if (rows.column(k) < C) dw[k].store(sums + group.index * C + rows.column(k));
     norm_sum_parts(scratch + blockIdx.x * C, sums, groups, C);
 }
 

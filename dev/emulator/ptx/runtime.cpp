@@ -337,7 +337,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int) { return snprintf(i
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
     *properties = {};
     strcpy(properties->name, "the PTX interpreter");
-    properties->major = 9;
+    properties->major = ptx::compute_capability / 10, properties->minor = ptx::compute_capability % 10;
     return cudaSuccess;
 }
 }
