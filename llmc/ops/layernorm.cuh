@@ -106,35 +106,40 @@ __global__ void __launch_bounds__(NormGroups::most * 32)
     const unsigned groups = blockDim.x / group.lanes;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     const NormRows<X, N, V> rows{dresidual, dout, x, end, C, group.lane, group.lanes};
-    Vec<X, N> weight[V] = {};
+    const auto weight = [&](int k) {  // from the cache each time: registers that hold it would be too many
+        return rows.column(k) < C ? Vec<X, N>::load(w + rows.column(k)) : Vec<X, N>{};
+    };
     Vec<float, N> dw[V] = {}, dbias[V] = {};
-#pragma unroll
-    for (int k = 0; k < V; k++)
-        if (rows.column(k) < C) weight[k] = Vec<X, N>::load(w + rows.column(k));
     for (size_t t0 = begin; t0 < end; t0 += groups) {
         const size_t t = t0 + group.index;
         const auto row = rows.load(t);
+        Vec<X, N> residual[V];
+#pragma unroll
+        for (int k = 0; k < V; k++) residual[k] = rows.residual(t, k);
         const float m = t < end ? mean[t] : 0, r = t < end ? rstd[t] : 0;
         float sums[2] = {};  // of g and of g * (x - mean)
 #pragma unroll
-        for (int k = 0; k < V; k++)
+        for (int k = 0; k < V; k++) {
+            const auto w_k = weight(k);
             for (int i = 0; i < N; i++) {
-                const float g = float(row.d[k][i]) * float(weight[k][i]);
+                const float g = float(row.d[k][i]) * float(w_k[i]);
                 sums[0] += g;
                 sums[1] += g * (float(row.x[k][i]) - m);
             }
+        }
         group.sum(sums);
         if (t >= end) continue;
         const float mean_g = sums[0] / float(C), mean_gx = sums[1] * r / float(C);
 #pragma unroll
         for (int k = 0; k < V; k++) {
             if (rows.column(k) >= C) continue;
+            const auto w_k = weight(k);
             Vec<X, N> gradient;
             for (int i = 0; i < N; i++) {
-                const float d = float(row.d[k][i]), xh = (float(row.x[k][i]) - m) * r, g = d * float(weight[k][i]);
+                const float d = float(row.d[k][i]), xh = (float(row.x[k][i]) - m) * r, g = d * float(w_k[i]);
                 dw[k][i] += d * xh;
                 dbias[k][i] += d;
-                gradient[i] = r * (g - mean_g - xh * mean_gx) + float(row.residual[k][i]);
+                gradient[i] = r * (g - mean_g - xh * mean_gx) + float(residual[k][i]);
             }
             gradient.store(dx + t * C + rows.column(k));
         }

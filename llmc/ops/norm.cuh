@@ -63,7 +63,7 @@ template <class X, int N, int V> struct NormRows {
     unsigned lane, lanes;
 
     struct Row {
-        Vec<X, N> d[V], x[V], residual[V];
+        Vec<X, N> d[V], x[V];
     };
 
     __device__ size_t column(int k) const { return (size_t(k) * lanes + lane) * N; }
@@ -72,11 +72,12 @@ template <class X, int N, int V> struct NormRows {
 #pragma unroll
         for (int k = 0; k < V; k++) {
             const size_t at = t * C + column(k);
-            if (t >= end || column(k) >= C) continue;
-            row.d[k] = Vec<X, N>::load(dout + at), row.x[k] = Vec<X, N>::load(x + at);
-            if (dresidual) row.residual[k] = Vec<X, N>::load(dresidual + at);
+            if (t < end && column(k) < C) row.d[k] = Vec<X, N>::load(dout + at), row.x[k] = Vec<X, N>::load(x + at);
         }
         return row;
+    }
+    __device__ Vec<X, N> residual(size_t t, int k) const {
+        return dresidual && t < end && column(k) < C ? Vec<X, N>::load(dresidual + t * C + column(k)) : Vec<X, N>{};
     }
 };
 

@@ -103,7 +103,10 @@ __global__ void __launch_bounds__(NormGroups::most * 32)
     for (size_t t0 = begin; t0 < end; t0 += groups) {
         const size_t t = t0 + group.index;
         const auto row = rows.load(t);
+        Vec<X, N> residual[V];
         float dot = 0;
+#pragma unroll
+        for (int k = 0; k < V; k++) residual[k] = rows.residual(t, k);
 #pragma unroll
         for (int k = 0; k < V; k++)
             for (int i = 0; i < N; i++) dot += float(row.d[k][i]) * (w0 + float(weight[k][i])) * float(row.x[k][i]);
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(NormGroups::most * 32)
             for (int i = 0; i < N; i++) {
                 const float xh = float(row.x[k][i]) * r, g = float(row.d[k][i]) * (w0 + float(weight[k][i]));
                 dw[k][i] += float(row.d[k][i]) * xh;
-                gradient[i] = r * (g - xh * mean) + float(row.residual[k][i]);
+                gradient[i] = r * (g - xh * mean) + float(residual[k][i]);
             }
             gradient.store(dx + t * C + rows.column(k));
         }
