@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTS = {"OpenRLHF": r"openrlhf\.cli\.train_\w+", "TRL": r"\b(?:accelerate launch|python3?)\b.*?(?:scripts/(?:\w+/)?\w+\.py|trl\.scripts\.\w+)|\btrl (?:sft|dpo|reward|grpo|rloo|kto)\b",
-          "ms-swift": r"swift (?:sft|pt|rlhf)\b"}
+          "ms-swift": r"(?:swift|megatron) (?:sft|pt|rlhf)\b"}
 # What the program is for: files of other architectures are counted by themselves.
 FAMILIES = re.compile(r"llama|mistral|qwen|phi-3|smollm|yi-|gpt2|skywork|cogito|deepcoder|plano|zephyr", re.I)
 OTHERS = re.compile(r"mixtral|moe|llama-?4|vision|vl-|-vl|pixtral|-a\d+b|next|bitnet|qwen-7b|llava|small-3|mistral-small|mistral-medium|ministral-3|qwen3\.5|dbrx|gemma|falcon|"

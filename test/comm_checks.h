@@ -79,7 +79,28 @@ template <class T> void moves(Comm &c, size_t count) {
     }
 }
 
+// Two slices for each rank, of lengths that ranks share with nobody else; some are empty.
+template <class T> void uneven(Comm &c) {
+    const size_t ranks = size_t(c.size), own = size_t(c.rank);
+    const auto slice = [](size_t from, size_t to, size_t i) {
+        return values<T>(int(from + 10 * to + 100 * i), (from * 5 + to * 3 + i) % 4 * 37);
+    };
+    std::vector<std::vector<T>> sent, received;
+    std::vector<Slice> send, recv;
+    for (size_t r = 0; r < ranks; r++)
+        for (size_t i : {0, 1}) sent.push_back(slice(own, r, i)), received.emplace_back(slice(r, own, i).size());
+    for (std::vector<T> &v : sent) send.emplace_back(v.data(), v.size());
+    for (std::vector<T> &v : received) recv.emplace_back(v.data(), v.size());
+    c.exchange_all(send, recv);
+    for (size_t r = 0; r < ranks; r++)
+        for (size_t i : {0, 1}) {
+            const std::vector<T> want = slice(r, own, i);
+            expect_bits("exchange_all", received[2 * r + i].data(), want.data(), want.size());
+        }
+}
+
 template <class T> void every_call(Comm &c) {
+    uneven<T>(c);
     for (size_t count : {size_t(0), size_t(1), size_t(3), size_t(1001)}) {
         sums<T>(c, count);
         moves<T>(c, count);

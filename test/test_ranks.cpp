@@ -317,6 +317,30 @@ TEST(Ranks, LookingForAnomaliesChangesNoBit) {
 
 namespace {
 
+// Counts the bytes that ranks that divide experts send each other: rows, and numbers of rows.
+class ExpertBytes final : public WrappedComm {
+    const std::unique_ptr<Comm> own_;
+    size_t &bytes_;
+
+  public:
+    ExpertBytes(Comm &comm, size_t &bytes) : WrappedComm(comm), bytes_(bytes) {}
+    ExpertBytes(std::unique_ptr<Comm> comm, size_t &bytes) : WrappedComm(*comm), own_(std::move(comm)), bytes_(bytes) {}
+
+  protected:
+    void do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv) override {
+        const size_t of_rank = send.size() / size_t(size);
+        for (size_t i = 0; i < send.size(); i++) bytes_ += i / of_rank == size_t(rank) ? 0 : send[i].bytes();
+        WrappedComm::do_exchange_all(send, recv);
+    }
+    void do_all_gather(Slice send, Slice recv) override {
+        if (send.type == SliceType::i32) bytes_ += size_t(size - 1) * send.bytes();
+        WrappedComm::do_all_gather(send, recv);
+    }
+    std::unique_ptr<Comm> do_split(int color, int key) override {
+        return std::make_unique<ExpertBytes>(WrappedComm::do_split(color, key), bytes_);
+    }
+};
+
 // Rows of one document each, of 64 tokens for each rank of a ring; KV heads that ulysses deals out evenly; whole documents in all layers.
 struct Sending {
     RankCase c;
@@ -326,11 +350,14 @@ struct Sending {
     size_t document = 0, window = 0;  // or documents of this length, and the second layer with a window
     bool away = false;                // weights are offloaded
     bool muon = false;
+    bool frozen = false;  // under adapters of queries
 
     size_t S() const { return row_multiple * c.sp; }
     ModelConfig model() const {
         ModelConfig m = rank_model(of);
         m.KV = 12, m.window = {0, window, 0}, m.max_positions = S();
+        if (of == experts) m.experts.chosen = m.experts.number;  // equal loads: every token goes to every expert
+        if (frozen) m.lora = {.rank = 3, .alpha = 3, .targets = {"q_proj"}};
         return m;
     }
     Row row() const {
@@ -364,7 +391,9 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     std::vector<Payload> sent(c.world);
     run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
         const ContextPtr ctx = make_context();
-        Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts));
+        size_t of_experts = 0;
+        ExpertBytes counting(comm, of_experts);
+        Mesh mesh(c.experts > 1 ? counting : comm, int(c.sp), int(c.group), int(c.experts));
         ModelLimits own = limits;
         own.ranks.rank = size_t(comm.rank);
         const auto made = make_model(Dev{1, ctx.get()}, config, own);
@@ -377,6 +406,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
         model.gradient_norm();
         model.update({1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1});
         sent[size_t(comm.rank)] = model.take_sent();
+        EXPECT_EQ(sent[size_t(comm.rank)].experts, of_experts);
         return 0;
     });
     Payload sum;
@@ -440,6 +470,22 @@ TEST(Ranks, GroupsSendWhatIsPredicted) {
             s.muon = model == tied;
             expect_predicted<CpuBf16>(s);
         }
+}
+
+// expert_exchange.h, its table. A row is one run.
+TEST(Ranks, DividedExpertsSendWhatExpertExchangeHSays) {
+    for (const auto &[world, N] : {std::pair<size_t, size_t>{2, 2}, {4, 2}, {4, 4}})
+        for (const Recompute recompute : {Recompute::none, Recompute::layer})
+            for (const bool frozen : {false, true}) {
+                RankCase c{world, 1, SpMode::ring, 12, frozen ? 0 : 3, 1};
+                c.experts = N;
+                Sending s{c, Layout::contiguous, experts, recompute};
+                s.frozen = frozen;
+                const ModelConfig m = s.model();
+                const size_t E = m.experts.number, rows = world * s.S() * E * (N - 1) / N, b = sizeof(bf16), layers = 2;
+                const size_t again = recompute == Recompute::layer, row = (2 + (frozen ? 2 : 3) + again) * m.C * b + 8;
+                EXPECT_EQ(expect_predicted<CpuBf16>(s).experts, layers * (rows * row + (1 + again) * world * (N - 1) * E * 4));
+            }
 }
 
 // ---- bytes held ------------------------------------------------------------------------------------------------------------------------

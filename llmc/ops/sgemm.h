@@ -1,5 +1,5 @@
-// A matrix product of our own by multiply-adds of floats: for programs built without a library, and for bf16 on CPUs that multiply floats faster
-// (bf16_dot_is_fast of micro_kernel.h). The inputs are converted to float while they are packed.
+// A matrix product of our own: for programs built without a library, and for products of any sizes, as those of experts are. It multiplies floats, to which
+// bf16 is converted while it is packed, or pairs of bf16 on CPUs that multiply these faster (bf16_dot_is_fast of micro_kernel.h).
 //
 //   C = A B + bias  or, if accumulate,  C += A B      C (M, N) Out, rows of ld elements  A (M, K), B (K, N) X, any strides  bias (N) or null
 //

@@ -106,6 +106,14 @@ ddp_timeout: 180000000
                  "--per_device_train_batch_size 1 --per_device_eval_batch_size 1 --learning_rate 1e-4 --lora_rank 8 --lora_alpha 32 --target_modules all-linear "
                  "--gradient_accumulation_steps 16 --eval_steps 50 --save_steps 50 --save_total_limit 2 --logging_steps 5 --max_length 2048 --output_dir output "
                  "--warmup_ratio 0.05 --dataset_num_proc 4 --dataloader_num_workers 4", ""),
+    "Megatron-SWIFT": ("examples/megatron/lora/moe.sh, but for its second data set, its loss_scale and the model's name",
+                       "megatron sft --model Qwen/Qwen3-30B-A3B --load_safetensors true --save_safetensors true --merge_lora false --dataset 'swift/Qwen3-SFT-Mixin#2000' "
+                       "--train_type lora --lora_rank 8 --lora_alpha 32 --target_modules all-linear --split_dataset_ratio 0.01 --expert_model_parallel_size 2 "
+                       "--moe_permute_fusion true --moe_grouped_gemm true --moe_shared_expert_overlap true --moe_aux_loss_coeff 1e-3 --micro_batch_size 8 "
+                       "--global_batch_size 16 --recompute_granularity full --recompute_method uniform --recompute_num_layers 1 --max_epochs 1 --finetune true "
+                       "--cross_entropy_loss_fusion true --lr 1e-4 --lr_warmup_fraction 0.05 --min_lr 1e-5 --save megatron_output/Qwen3-30B-A3B --eval_interval 200 "
+                       "--save_interval 200 --max_length 2048 --num_workers 8 --dataset_num_proc 8 --no_save_optim true --no_save_rng true --sequence_parallel true "
+                       "--attention_backend flash", ""),
 }
 
 

@@ -6,13 +6,14 @@ from .accelerate import ACCELERATE
 from .axolotl import AXOLOTL
 from .instead import instead, no_task
 from .llama_factory import LLAMA_FACTORY
+from .megatron import MEGATRON
 from .openrlhf import OPENRLHF
 from .reading import PortError, Setting
 from .swift import SWIFT
 from .trainer import TRAINER
 from .trl import TRL
 
-PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT)  # of equals the first is taken
+PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT, MEGATRON)  # of equals the first is taken
 HELPERS = (TRAINER, ACCELERATE)
 
 # The tasks of OpenRLHF's and TRL's scripts, with settings that come with them.
@@ -25,6 +26,7 @@ def launched(words):
     line = " ".join(words)
     for pattern, peer in ((r"\bopenrlhf[./]cli[./](?:train_)?(\w+)", OPENRLHF), (r"\btrain_(\w+)(?:\.py)?$", OPENRLHF), (r"\btrl (\w+)", TRL),
                           (r"\btrl\.scripts\.(\w+)", TRL), (r"\btrl/scripts/(\w+)\.py", TRL), (r"\bexamples/scripts/((?:\w+/)?\w+)\.py", TRL), (r"\bswift (sft|pt|rlhf)\b", SWIFT),
+                          (r"\bmegatron (sft|pt|rlhf)\b", MEGATRON),
                           (r"\baxolotl(?:\.cli)?[. ](train)\b", AXOLOTL), (r"\bllamafactory-cli (train)\b", LLAMA_FACTORY)):
         found = re.search(pattern, line)
         if not found:

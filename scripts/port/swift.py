@@ -76,6 +76,7 @@ ROWS = [
     Note("every checkpoint holds the model as a Hugging Face directory", "save_safetensors, create_checkpoint_symlink, add_version"),
 ]
 
+ANSWERS = {"num_generations": "8", "max_completion_length": "512", "temperature": "0.9", "beta": "0.04"}  # grpo's defaults
 TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "rm": "rm", "grpo": "grpo"}
 
 
@@ -88,20 +89,29 @@ def task_of(given, task):
 
 def defaults(task):
     out = {"num_train_epochs": "3", "per_device_train_batch_size": "1", "lr_scheduler_type": "cosine", "warmup_ratio": "0", "weight_decay": "0.1"}
-    return out | ({"num_generations": "8", "max_completion_length": "512", "temperature": "0.9", "beta": "0.04"} if task == "grpo" else {})
+    return out | (ANSWERS if task == "grpo" else {})
 
 
 def complete(t):
     complete_trainer(t, keeps_strings=False)
     kind = t.get("tuner_type", "lora")
-    if kind in ("lora", "qlora"):
-        t.lora("8", "32", "0.05", "all-linear")
-        if not t.has("tuner_type"):
-            t.note("", "ms-swift trains adapters unless tuner_type says full")
-    elif kind != "full":
-        t.refuse(f'{t.together["tuner_type"].where} "{kind}" has no meaning here\n  fix: lora or full')
+    if not t.has("tuner_type"):
+        t.note("", "ms-swift trains adapters unless tuner_type says full")
     if "learning_rate" not in t.given:
         t.set("learning_rate", "1e-4" if kind != "full" else "1e-5", "learning_rate (ms-swift's default)", by_default=True)
+    finish(t, kind)
+    samples = t.count("device_batch", 1)
+    accumulated = t.count("accumulated", 1 if t.task == "grpo" else max(1, math.ceil(16 / samples / t.ranks())))
+    t.step(samples, accumulated, t.has("packs"))
+    t.answers(samples, accumulated)
+
+
+def finish(t, kind):
+    """What all of ms-swift's commands share: adapters, the loss, data and rewards."""
+    if kind in ("lora", "qlora"):
+        t.lora("8", "32", "0.05", "all-linear")
+    elif kind != "full":
+        t.refuse(f'{t.together["tuner_type"].where} "{kind}" has no meaning here\n  fix: lora or full')
     if "max_len" not in t.flags:
         t.note("", "without max_length ms-swift takes samples as long as the model has positions; here --max_len is 2048, and for pairs 512")
     if t.has("rlhf_type"):
@@ -117,10 +127,6 @@ def complete(t):
                        "and the first N here")
     if t.has("reward_funcs"):
         set_rewards(t)
-    samples = t.count("device_batch", 1)
-    accumulated = t.count("accumulated", 1 if t.task == "grpo" else max(1, math.ceil(16 / samples / t.ranks())))
-    t.step(samples, accumulated, t.has("packs"))
-    t.answers(samples, accumulated)
 
 
 SWIFT = Peer("ms-swift", "4.5", ROWS, defaults, task_of, complete, "output", (TRAINER,))

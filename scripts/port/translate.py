@@ -241,16 +241,17 @@ class Translation:
 
     def step(self, samples, accumulated, packs):
         """Sets the samples of a step: a device's, times accumulation steps, times ranks."""
+        ranks = self.ranks()
+        self.whole_step(samples * accumulated * ranks, packs, f"{samples} samples of a device * {accumulated} accumulated * {ranks} ranks")
+
+    def whole_step(self, batch, packs, text):
         if {"train_batch_size", "train_batch_tokens"} & self.given:
             return
-        ranks = self.ranks()
-        batch = samples * accumulated * ranks
         length = self.number("max_len", 2048)
         packs = packs and self.task not in RL + PAIRS
         flag, value = ("train_batch_tokens", batch * length) if packs else ("train_batch_size", batch)
         self.set(flag, str(value), "the samples of a step")
-        self.note("", f"a step: {samples} samples of a device * {accumulated} accumulated * {ranks} ranks{f' * {length} tokens, packed,' if packs else ''}"
-                  f" = --{flag} {value}")
+        self.note("", f"a step: {text}{f' * {length} tokens, packed,' if packs else ''} = --{flag} {value}")
 
     def answers(self, samples, accumulated):
         """Sets the prompts of a batch of answers, which TRL counts in answers."""

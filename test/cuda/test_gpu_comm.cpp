@@ -35,6 +35,20 @@ template <class T> void every_call(Comm &c, size_t n) {
     c.all_to_all({blocks.data(), all}, {crossed.data(), all});
     c.reduce_scatter_sum({blocks.data(), all}, {scattered.data(), n});
     c.all_reduce_sum({one.data(), n});
+    const size_t own = size_t(c.rank), few = own + 1;  // a rank sends each rank as many as its number says, and one of them twice
+    DeviceArray<T> uneven(all);
+    std::vector<Slice> send, recv;
+    for (size_t r = 0; r < size_t(c.size); r++) {
+        send.emplace_back(blocks.data() + r * n, std::min(few, n)), send.emplace_back(blocks.data() + r * n, size_t(r == own));
+        recv.emplace_back(uneven.data() + r * n, std::min(r + 1, n)), recv.emplace_back(uneven.data() + r * n, size_t(r == own));
+    }
+    c.exchange_all(send, recv);
+    for (int r = 0; r < c.size; r++) {
+        const size_t came = std::min(size_t(r) + 1, n);
+        auto got = part(uneven.values(), r, n), want = part(values<T>(r, all), c.rank, n);
+        got.resize(came), want.resize(came);
+        EXPECT_TRUE(same(got, want));
+    }
     EXPECT_TRUE(same(one.values(), sum_of_all<T>(c.size, n)));
     EXPECT_TRUE(same(scattered.values(), part(sum_of_all<T>(c.size, all), c.rank, n)));
     for (int r = 0; r < c.size; r++) {

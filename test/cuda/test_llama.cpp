@@ -109,16 +109,24 @@ TEST(CudaRanks, EqualOneRank) {
     }
 }
 
-// All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters.
+// All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters; and the
+// rows of divided experts.
 TEST(CudaRanks, EqualOneRankOverGpus) {
     const size_t ranks = size_t(ranks_with_gpus());
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
-    const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, untied);
-    for (const RankCase &c : {RankCase{2, 2, SpMode::ring, 6, 2, 3, few_documents},
-                              {2, 1, SpMode::ring, 6, 1, 3, few_documents},
-                              {2, 1, SpMode::ring, 6, 3, 3, few_documents}})
-        for_each_order_of_streams<CudaF32>(
-            [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, untied, Gpus::each), want); });
+    RankCase divided{2, 1, SpMode::ring, 6, 3, 1, few_documents};
+    divided.experts = 2;
+    const std::pair<RankModel, std::vector<RankCase>> all_cases[] = {{untied,
+                                                                      {{2, 2, SpMode::ring, 6, 2, 3, few_documents},
+                                                                       {2, 1, SpMode::ring, 6, 1, 3, few_documents},
+                                                                       {2, 1, SpMode::ring, 6, 3, 3, few_documents}}},
+                                                                     {experts, {divided}}};
+    for (const auto &[model, cases] : all_cases) {
+        const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, model);
+        for (const RankCase &c : cases)
+            for_each_order_of_streams<CudaF32>(
+                [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, model, Gpus::each), want); });
+    }
 }
 
 // Rows of two lengths in several micro-steps: the key of a recorded launch changes from row to row.

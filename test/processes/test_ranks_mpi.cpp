@@ -6,13 +6,15 @@
 
 // Every rank brings its part of the gradient, and rank 0 compares.
 static int equals_one_rank(Comm &comm) {
-    RankResult want[rank_models];
+    RankResult want[experts + 1];
     if (comm.rank == 0)
-        for (RankModel model : {untied, tied, gpt2}) want[model] = one_rank(make_device<CpuF32>(1), model);
+        for (RankModel model : {untied, tied, gpt2, experts}) want[model] = one_rank(make_device<CpuF32>(1), model);
     size_t number = 0;
-    const auto cases = some_rank_cases(size_t(comm.size));
+    auto cases = some_rank_cases(size_t(comm.size));
+    for (const RankCase &c : expert_cases())
+        if (c.world == size_t(comm.size) && c.group == 0 && c.micro_steps == 1 && c.stage % 3 == 0) cases.push_back(c);
     for (const RankCase &c : cases) {
-        const RankModel model = rank_model_of(number++);
+        const RankModel model = c.experts > 1 ? experts : rank_model_of(number++);
         RankResult got = empty_result(model);
         rank_step(make_device<CpuF32>(1), comm, c, model, got);
         comm.all_reduce_sum({got.gradient.data(), got.gradient.size()});

@@ -54,6 +54,7 @@ STARTS = [  # words that start their programs, and the task
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator group_norm", "grpo"),
     (f"openrlhf.cli.train_sft {OPENRLHF} --model.pretrain_mode_enable", "pretrain"),
     ("swift pt --model M --dataset a/b --output_dir O", "pretrain"), ("swift rlhf --rlhf_type dpo --model M --dataset a/b --output_dir O", "dpo"),
+    ("megatron pt --model M --dataset a/b --save O", "pretrain"), ("megatron rlhf --rlhf_type rm --model M --dataset a/b --save O", "rm"),
 ]
 TASKS = [  # lines of a file of Axolotl in addition to AXOLOTL, and the task that they say
     ({}, "sft"), (DPO, "dpo"), (DPO | {"rl": "ipo"}, "dpo"),
@@ -101,6 +102,11 @@ SAME = [  # words, and flags that they become
                                                                                   "train_batch_size": "16", "lora_rank": None}),
     ("swift rlhf --rlhf_type grpo --model M --dataset a/b --output_dir O --per_device_train_batch_size 8 --beta 0.02", {"kl_coef": "0.02"}),
     ("swift sft --model M --dataset a/b --output_dir O --enable_thinking false", {"chat_template_kwargs": '{"enable_thinking": false}'}),
+    ("megatron sft --model M --dataset a/b --save O --expert_model_parallel_size 4 --moe_aux_loss_coeff 1e-3 --moe_grouped_gemm true --global_batch_size 32 --lr 1e-4 --min_lr 1e-5",
+     {"expert_parallel": "4", "router_aux_loss_coef": "1e-3", "train_batch_size": "32", "learning_rate": "1e-4", "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1",
+      "lora_rank": None, "output_dir": "O"}),
+    ("megatron sft --model M --dataset a/b --train_type lora --packing true --max_length 1024 --context_parallel_size 2 --recompute_granularity full --moe_router_load_balancing_type none",
+     {"lora_rank": "8", "train_batch_tokens": "16384", "ring_attn_size": "2", "recompute": "layer", "router_aux_loss_coef": "0", "lr_scheduler": "cosine"}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
 ]
 FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and flags
@@ -199,6 +205,9 @@ WORDS = [
     (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer 256"),
     (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no word of weights
     (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
+    ("megatron sft --model M --dataset a/b --save O --moe_expert_capacity_factor 1.25", '--moe_expert_capacity_factor "1.25" has no meaning here\n  fix: no token is dropped'),
+    ("megatron sft --model M --dataset a/b --save O --load D", '--load "D" has no meaning here\n  fix: --model is a Hugging Face directory'),
+    ("megatron sft --model M --dataset a/b --save O --lr_decay_style linear --min_lr 1e-6", "--min_lr is not 0, but --lr_scheduler linear has no such end"),
     (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
     (f"sft {OPENRLHF} --pretrain_mode", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out"),
     (f"sft {OPENRLHF} --ds.param_dtype fp16", '--ds.param_dtype "fp16" has no meaning here\n  fix: --dtype bf16 or f32'),

@@ -374,7 +374,7 @@ def test_a_rank_may_be_started_again_before_all_have_come():
 MATRIX = ROOT / "build/test/processes/test_ranks_mpi"
 
 
-@pytest.mark.parametrize("np, cases", [(2, 10), (3, 10), (4, 18), pytest.param(6, 26, marks=pytest.mark.slow),
+@pytest.mark.parametrize("np, cases", [(2, 12), (3, 10), (4, 26), pytest.param(6, 30, marks=pytest.mark.slow),
                                        pytest.param(8, 26, marks=pytest.mark.slow)])
 def test_splits_equal_one_rank(np, cases):
     expect_done(over_mpi(np, program=MATRIX), f"{np} ranks: {cases} cases")
