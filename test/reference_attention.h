@@ -176,10 +176,14 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
         attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), scratch.data(), inputs(s, s), s.out.data(),
                            s.dout.data(), s.lse.data(), s.pieces);
     } else {
-        for (Rank &q : state) {
-            attention_begin(dev, q.out32.data(), q.lse.data(), a.shape(q.T));
-            for (Rank &k : state) attention_forward_part(dev, q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces);
-            attention_end(dev, q.out.data(), q.out32.data(), a.shape(q.T));
+        const size_t n = state.size();
+        for (size_t r = 0; r < n; r++) {
+            Rank &q = state[r];
+            for (size_t hop = 0; hop < n; hop++) {
+                Rank &k = state[(r + n - hop) % n];
+                attention_forward_part(dev, q.out.data(), q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces,
+                                       {hop == 0, hop == n - 1});
+            }
             attention_backward_begin(dev, q.grads(q), q.delta.data(), q.out.data(), q.dout.data(), a.shape(q.T));
         }
         for (Rank &q : state)

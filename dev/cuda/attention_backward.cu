@@ -177,11 +177,11 @@ template <class X> struct AttentionBackward : AttentionRow {
           dv32(T * KV * D) {
         const CudaBf16 dev{};
         DeviceArray<float> out32(T * H * D);
-        attention_begin(dev, out32.data(), lse.data(), shape);
+        begin_sums(dev, out32.data(), lse.data(), shape);
         for_each_part([&](const Part &part, size_t q_row, size_t) {
-            attention_forward_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part, part.q_pieces, part.k_pieces);
+            add_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part);
         });
-        attention_end(dev, out.data(), out32.data(), shape);
+        round_floats(dev, out.data(), out32.data(), T * H * D);
         attention_backward_begin(dev, grads(0, 0), delta.data(), out.data(), dout.data(), shape);
     }
 

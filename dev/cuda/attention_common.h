@@ -59,6 +59,17 @@ struct WarpRow {
     }
 };
 
+// ---- parts that are merged, in any order --------------------------------------------------------------------------------------
+
+inline void begin_sums(CudaBf16 dev, float *out32, float *lse, const AttentionShape &shape) {
+    const size_t rows = shape.H * shape.T;
+    clear_floats(dev, out32, rows * shape.D);
+    launch(dev, fill_kernel<float>, Grid{ceil_div(rows, flat_threads)}, flat_threads, 0, lse, -INFINITY, rows);
+}
+inline void add_part(CudaBf16 dev, float *out32, float *lse, const Part &part) {
+    attention_forward_part<bf16>(dev, nullptr, out32, lse, part, part.q_pieces, part.k_pieces, {});
+}
+
 // ---- inputs ------------------------------------------------------------------------------------------------------------------
 
 inline const std::vector<Size> attention_sizes = {

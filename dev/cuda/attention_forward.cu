@@ -164,9 +164,7 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
 // The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied;
 // blocks with the longest rows start first.
 
-void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    attention_forward_part(dev, out32, lse, part, part.q_pieces, part.k_pieces);
-}
+void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) { add_part(dev, out32, lse, part); }
 
 // ---- version 6: one part is the whole ------------------------------------------------------------------------------------------
 //
@@ -179,7 +177,7 @@ template <class X> struct AttentionForward : AttentionRow {
     size_t version = 0;  // of the last run
 
     explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out(T * H * D), out32(T * H * D), lse(H * T) {
-        attention_begin(CudaBf16{}, out32.data(), lse.data(), shape);
+        begin_sums(CudaBf16{}, out32.data(), lse.data(), shape);
     }
 
     static constexpr void (*versions[])(CudaBf16, float *out32, float *lse, const Part &) = {

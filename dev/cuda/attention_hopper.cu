@@ -16,6 +16,8 @@ namespace CUDA_BACKEND::workshop {
 using hopper::Barrier;
 
 constexpr int keys = 128;  // of a tile
+constexpr PartOrder whole{true, true};
+constexpr float *no_sums = nullptr;  // between parts
 
 // What a warpgroup holds of 64 queries.
 template <int D> struct Rows {
@@ -54,8 +56,8 @@ template <int D> struct Rows {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const size_t row = size_t(block.row + queries.row(r));
-            write_row<D>(to + (row * shape.H + h) * D, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r],
-                         queries.row(r) < block.size());
+            end_row<D>(to + (row * shape.H + h) * D, no_sums, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r],
+                       queries.row(r) < block.size(), whole);
         }
     }
 };
@@ -125,19 +127,19 @@ __global__ void __launch_bounds__(OneGroup<D>::threads, 1)
     rows.write(out, lse, block, h, shape);
 }
 
-template <class Shape, class Kernel>
-void start(CudaBf16 dev, Kernel kernel, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
+template <class Shape, class Kernel, class... Out>
+void start(CudaBf16 dev, Kernel kernel, const AttentionInputs<bf16> &in, Pieces pieces, Out... to) {
     constexpr int D = Shape::D;
     const size_t H = in.shape.H, KV = in.shape.KV, T = in.shape.T;
     launch(dev, kernel, Grid{H, count_blocks(pieces, Shape::queries)}, Shape::threads, sizeof(typename Shape::Shared),
            hopper::map_of(in.q.data, T, H * D, in.q.stride, Shape::queries, D),
            hopper::map_of(in.k.data, T, KV * D, in.k.stride, keys, D), hopper::map_of(in.v.data, T, KV * D, in.v.stride, keys, D),
-           out, lse, in.first_key, in.shape, pieces, pieces);
+           to..., in.first_key, in.shape, pieces, pieces);
 }
 
 void attention_hopper1(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
-    if (in.shape.D == 64) start<OneGroup<64>>(dev, attention_hopper_kernel1<64>, out, lse, in, pieces);
-    else start<OneGroup<128>>(dev, attention_hopper_kernel1<128>, out, lse, in, pieces);
+    if (in.shape.D == 64) start<OneGroup<64>>(dev, attention_hopper_kernel1<64>, in, pieces, out, lse);
+    else start<OneGroup<128>>(dev, attention_hopper_kernel1<128>, in, pieces, out, lse);
 }
 
 // ---- version 2: a producer, and consumers that share keys ----------------------------------------------------------------------
@@ -214,8 +216,8 @@ __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
 }
 
 void attention_hopper2(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
-    if (in.shape.D == 64) start<HopperForward<64>>(dev, attention_hopper_kernel2<64>, out, lse, in, pieces);
-    else start<HopperForward<128>>(dev, attention_hopper_kernel2<128>, out, lse, in, pieces);
+    if (in.shape.D == 64) start<HopperForward<64>>(dev, attention_hopper_kernel2<64>, in, pieces, out, lse);
+    else start<HopperForward<128>>(dev, attention_hopper_kernel2<128>, in, pieces, out, lse);
 }
 
 // ---- version 3: the next scores before this softmax ----------------------------------------------------------------------------
@@ -287,8 +289,8 @@ __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
 }
 
 void attention_hopper3(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
-    if (in.shape.D == 64) start<HopperForward<64>>(dev, attention_hopper_kernel3<64>, out, lse, in, pieces);
-    else start<HopperForward<128>>(dev, attention_hopper_kernel3<128>, out, lse, in, pieces);
+    if (in.shape.D == 64) start<HopperForward<64>>(dev, attention_hopper_kernel3<64>, in, pieces, out, lse);
+    else start<HopperForward<128>>(dev, attention_hopper_kernel3<128>, in, pieces, out, lse);
 }
 
 // ---- version 4: llmc/ops/attention_hopper.cuh ----------------------------------------------------------------------------------
@@ -298,8 +300,9 @@ void attention_hopper3(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
 // counts show only these; what it gains is a matter of time. docs/attention_hopper.md
 
 void attention_hopper4(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
-    if (in.shape.D == 64) start<HopperForward<64>>(dev, attention_forward_hopper_kernel<64, bf16>, out, lse, in, pieces);
-    else start<HopperForward<128>>(dev, attention_forward_hopper_kernel<128, bf16>, out, lse, in, pieces);
+    if (in.shape.D == 64)
+        start<HopperForward<64>>(dev, attention_forward_hopper_kernel<64>, in, pieces, out, no_sums, lse, whole);
+    else start<HopperForward<128>>(dev, attention_forward_hopper_kernel<128>, in, pieces, out, no_sums, lse, whole);
 }
 
 template <class X> struct AttentionHopper : AttentionRow {

@@ -85,8 +85,9 @@ struct RingRow {
             if (!travel.sees(r, behind(r, hop))) continue;
             const Heads<const bf16> k = hop ? Heads<const bf16>{block(r, hop), width} : view(r, H);
             const AttentionInputs<bf16> in{view(r, 0), k, {k.data + KV * D, k.stride}, first_key.data(), problem.shape(T)};
-            attention_forward_part(dev, out32.data() + r * T * H * D, lse.data() + r * H * T, in, split.pieces[r],
-                                   hop ? travel.keys(behind(r, hop), hop) : split.pieces[r]);
+            attention_forward_part(dev, out.data() + r * T * H * D, out32.data() + r * T * H * D, lse.data() + r * H * T, in,
+                                   split.pieces[r], hop ? travel.keys(behind(r, hop), hop) : split.pieces[r],
+                                   {hop == 0, hop == travel.last_hop(r)});
         }
     }
     // Every block makes hop number `hop`, from 1.
@@ -97,8 +98,6 @@ struct RingRow {
                        "a hop");
         }
     }
-    void begin(CudaBf16 dev) { attention_begin(dev, out32.data(), lse.data(), problem.shape(ranks * T)); }
-    void end(CudaBf16 dev) { attention_end(dev, out.data(), out32.data(), problem.shape(ranks * T)); }
 
   private:
     static size_t checked_part(size_t T, size_t ranks) {
@@ -133,13 +132,11 @@ struct RingRow {
 // One stream does one after the other. A rank still needs two blocks, as it receives one while it sends another.
 
 void ring_exchange1(CudaBf16 dev, RingRow &x) {
-    x.begin(dev);
     x.pack(dev, x.everything);
     for (size_t hop = 0; hop < x.ranks; hop++) {
         if (hop) x.exchange(dev.stream, x.everything, hop);
         x.attend(dev, x.everything, hop);
     }
-    x.end(dev);
 }
 
 // ---- version 2: the next block on a second stream --------------------------------------------------------------------------------
@@ -149,7 +146,6 @@ void ring_exchange1(CudaBf16 dev, RingRow &x) {
 // say so, and the host never waits.
 
 void overlapped(CudaBf16 dev, RingRow &x, const KeyTravel &travel) {
-    x.begin(dev);
     x.pack(dev, travel);
     for (size_t hop = 0; hop <= travel.max_hops(); hop++) {
         if (hop < travel.max_hops()) {
@@ -161,7 +157,6 @@ void overlapped(CudaBf16 dev, RingRow &x, const KeyTravel &travel) {
         x.attend(dev, travel, hop);
         if (hop < travel.max_hops()) x.arrived.hold_up(dev.stream);
     }
-    x.end(dev);
 }
 
 void ring_exchange2(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.everything); }

@@ -85,6 +85,7 @@ class Touches {
 template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>;
 template <> inline constexpr bool has_no_pointers<struct AttentionShape> = true;
 template <> inline constexpr bool has_no_pointers<struct Pieces> = true;
+template <> inline constexpr bool has_no_pointers<struct PartOrder> = true;
 template <> inline constexpr bool has_no_pointers<struct Fp8Format> = true;
 template <> inline constexpr bool has_no_pointers<struct AdamW> = true;
 template <> inline constexpr bool has_no_pointers<struct Random> = true;
@@ -189,8 +190,7 @@ REHEARSED(layernorm_forward) REHEARSED(residual_layernorm_forward) REHEARSED(lay
 REHEARSED(fp8_scale) REHEARSED(fp8_round) REHEARSED(fp8_product) REHEARSED(matmul_bias_backward)
 REHEARSED(matmul_use_scratch) REHEARSED(matmul_forward) REHEARSED(matmul_backward_input) REHEARSED(matmul_backward_weight)
 REHEARSED(qk_norm_rope_forward) REHEARSED(qk_norm_rope_backward)
-REHEARSED(attention_begin) REHEARSED(attention_forward_part) REHEARSED(attention_end)
-REHEARSED(attention_backward_begin) REHEARSED(attention_backward_part) REHEARSED(attention_backward_end)
+REHEARSED(attention_forward_part) REHEARSED(attention_backward_begin) REHEARSED(attention_backward_part) REHEARSED(attention_backward_end)
 REHEARSED(cache_store) REHEARSED(attention_decode) REHEARSED(sample)
 REHEARSED(residual_forward)
 REHEARSED(router_forward) REHEARSED(router_backward) REHEARSED(router_sums) REHEARSED(gate_forward) REHEARSED(gate_backward)

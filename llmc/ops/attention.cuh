@@ -90,49 +90,39 @@ template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, co
 
 inline namespace CUDA_BACKEND {
 
-template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, const AttentionShape &shape) {
-    using namespace attention;
-    check_head_size(shape.D);
-    const size_t rows = shape.H * shape.T;
-    clear_floats(dev, out32, rows * shape.D);
-    launch(dev, fill_kernel<float>, Grid{ceil_div(rows, flat_threads)}, flat_threads, 0, lse, -INFINITY, rows);
-}
+// One part that is the whole needs no floats between the tiles and the result.
+inline size_t attention_floats(CudaF32, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
+inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
 
 template <class X>
-void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
-                            Pieces k_pieces) {
+void attention_forward_part(Cuda<X> dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
+                            Pieces k_pieces, PartOrder order) {
     using namespace attention;
-    const size_t H = in.shape.H;
-    if constexpr (std::is_same_v<X, bf16>) {
-        if (const HopperKernels *hopper = hopper_kernels_for(in.shape.D))
-            return hopper->forward_part(dev, out32, lse, in, q_pieces, k_pieces);
-        with_width(in.shape.D, [&](auto width) {
+    const AttentionShape &shape = in.shape;
+    check_head_size(shape.D);
+    const auto on_tensor_cores = [&](auto *to) {
+        with_width(shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
-            launch(dev, attention_forward_kernel5<width.value, float>, Grid{count_blocks(q_pieces, Shape::queries), H},
-                   Shape::threads, sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
+            launch(dev, attention_forward_kernel5<width.value, std::remove_pointer_t<decltype(to)>>,
+                   Grid{count_blocks(q_pieces, Shape::queries), shape.H}, Shape::threads, sizeof(typename Shape::Shared), to, lse,
+                   in, q_pieces, k_pieces);
         });
-    } else
-        launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
+    };
+    if constexpr (std::is_same_v<X, bf16>) {
+        if (const HopperKernels *hopper = hopper_kernels_for(shape.D))
+            return hopper->forward(dev, out, out32, lse, in, q_pieces, k_pieces, order);
+        if (order.first && order.last) return on_tensor_cores(out);
+    }
+    const size_t rows = shape.H * shape.T;
+    if (order.first) {
+        clear_floats(dev, out32, rows * shape.D);
+        launch(dev, fill_kernel<float>, Grid{ceil_div(rows, flat_threads)}, flat_threads, 0, lse, -INFINITY, rows);
+    }
+    if constexpr (std::is_same_v<X, bf16>) on_tensor_cores(out32);
+    else
+        launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), shape.H}, plain_threads,
                sizeof(PlainForward), out32, lse, in, q_pieces, k_pieces);
-}
-
-template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, const AttentionShape &shape) {
-    round_floats(dev, out, out32, shape.T * shape.H * shape.D);
-}
-
-inline size_t attention_floats(CudaF32, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
-
-// Without floats between the tiles and the result.
-inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
-inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
-    using namespace attention;
-    check_head_size(in.shape.D);
-    if (const HopperKernels *hopper = hopper_kernels_for(in.shape.D)) return hopper->forward(dev, out, lse, in, pieces);
-    with_width(in.shape.D, [&](auto width) {
-        using Shape = ForwardShape<width.value>;
-        launch(dev, attention_forward_kernel5<width.value, bf16>, Grid{count_blocks(pieces, Shape::queries), in.shape.H},
-               Shape::threads, sizeof(typename Shape::Shared), out, lse, in, pieces, pieces);
-    });
+    if (order.last) round_floats(dev, out, out32, rows * shape.D);
 }
 
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }

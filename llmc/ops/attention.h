@@ -6,17 +6,17 @@
 //       delta[p] = dout_p . out_p             dS[p,r] = P[p,r] * (dout_p . v_r - delta[p])
 //       dv_r = sum_p P[p,r] dout_p            dq_p = scale * sum_r dS[p,r] k_r            dk_r = scale * sum_p dS[p,r] q_p
 //
-//   A part is the attention of some queries to some keys. A caller calls begin, then one part for each block of keys, then end:
+//   A part is the attention of some queries to some keys. A caller calls one part for each block of keys, backward between begin and end:
 //
-//   attention_begin         (dev, out32, lse, shape)                              sets out32 = 0, lse = -inf
-//   attention_forward_part  (dev, out32, lse, in, q_pieces, k_pieces)             merges the part into (out32, lse)
-//   attention_end           (dev, out, out32, shape)                              rounds out32 to out
+//   attention_forward_part  (dev, out, out32, lse, in, q_pieces, k_pieces, order) merges the part into (out32, lse). The first part of several
+//                                                                                 has the queries' own keys, and sets (out32, lse). The last
+//                                                                                 one sets out, to rounded out32; (out32, lse) is unused then
 //   attention_backward_begin(dev, grads, delta, out, dout, shape)                 sets grads = 0, computes delta
 //   attention_backward_part (dev, grads, scratch, in, delta, lse, dout, q_pieces, k_pieces)   adds to grads
 //   attention_backward_end  (dev, dqkv, grads, shape)                             rounds them into rows of [dq | dk | dv]
 //
 //   Where one part is all there is, because the caller has all rows, these take fewer steps on GPUs; out32 and grads are scratch then:
-//   attention_forward (dev, out, out32, lse, in, pieces)                          = begin, part, end; out32 (attention_floats(dev, shape))
+//   attention_forward (dev, out, out32, lse, in, pieces)                          = the first and last part; out32 (attention_floats(dev, shape))
 //   attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, pieces)
 //
 //   shape {T, H, KV, D, scale}, in {q, k, v, first_key, shape} and grads {dq32, dk32, dv32} are structs (attention_types.h).
@@ -363,24 +363,15 @@ void backward_part(Cpu<X> dev, const Products &products, AttentionGrads grads, f
 
 }  // namespace attention
 
-template <class X> void attention_begin(Cpu<X> dev, float *out32, float *lse, const AttentionShape &shape) {
-    attention::check_head_size(shape.D);
-    const size_t T = shape.T, row = shape.H * shape.D;
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) std::fill(out32 + t * row, out32 + (t + 1) * row, 0.0f);
-    std::fill(lse, lse + shape.H * T, -INFINITY);
-}
-
 template <class X>
-void attention_forward_part(Cpu<X> dev, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
-                            Pieces k_pieces) {
-    attention::with_products(dev, in.shape.D, [&](const auto &products) {
-        attention::forward_part(dev, products, out32, lse, in, q_pieces, k_pieces);
-    });
-}
-
-template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, const AttentionShape &shape) {
-    round_floats(dev, out, out32, shape.T * shape.H * shape.D);
+void attention_forward_part(Cpu<X> dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
+                            Pieces k_pieces, PartOrder order) {
+    const auto &[T, H, KV, D, scale] = in.shape;
+    attention::check_head_size(D);
+    if (order.first) clear_floats(dev, out32, T * H * D), std::fill(lse, lse + H * T, -INFINITY);
+    attention::with_products(
+        dev, D, [&](const auto &products) { attention::forward_part(dev, products, out32, lse, in, q_pieces, k_pieces); });
+    if (order.last) round_floats(dev, out, out32, T * H * D);
 }
 
 template <class X> size_t attention_scratch(Cpu<X> dev) {
@@ -436,13 +427,6 @@ template <class X> void attention_backward_end(Cpu<X> dev, X *dqkv, AttentionGra
 // ---- all rows at once, of any device --------------------------------------------------------------------------------------------------
 
 template <class X> size_t attention_floats(Cpu<X>, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
-
-template <class Dev, class X = typename Dev::X>
-void attention_forward(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces pieces) {
-    attention_begin(dev, out32, lse, in.shape);
-    attention_forward_part(dev, out32, lse, in, pieces, pieces);
-    attention_end(dev, out, out32, in.shape);
-}
 
 template <class Dev, class X = typename Dev::X>
 void attention_backward(Dev dev, X *dqkv, AttentionGrads grads, float *delta, float *scratch, const AttentionInputs<X> &in,

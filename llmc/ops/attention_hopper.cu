@@ -25,22 +25,21 @@ size_t rows_of(const Pieces &pieces) {  // beyond them an array may never have b
     return rows;
 }
 
-template <int D, class Out>
-void launch_forward(CudaBf16 dev, Out *out, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces, Pieces k_pieces) {
+template <int D>
+void launch_forward(CudaBf16 dev, bf16 *out, float *out32, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces,
+                    Pieces k_pieces, PartOrder order) {
     using Shape = HopperForward<D>;
     const size_t H = in.shape.H, KV = in.shape.KV, q_rows = rows_of(q_pieces), k_rows = rows_of(k_pieces);
     if (!q_rows || !k_rows) return;
-    launch(dev, attention_forward_hopper_kernel<D, Out>, Grid{H, count_blocks(q_pieces, Shape::queries)}, Shape::threads,
+    launch(dev, attention_forward_hopper_kernel<D>, Grid{H, count_blocks(q_pieces, Shape::queries)}, Shape::threads,
            sizeof(typename Shape::Shared), hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),
            hopper::map_of(in.k.data, k_rows, KV * D, in.k.stride, Shape::keys, D),
-           hopper::map_of(in.v.data, k_rows, KV * D, in.v.stride, Shape::keys, D), out, lse, in.first_key, in.shape, q_pieces,
-           k_pieces);
+           hopper::map_of(in.v.data, k_rows, KV * D, in.v.stride, Shape::keys, D), out, out32, lse, order, in.first_key, in.shape,
+           q_pieces, k_pieces);
 }
-void forward_part(CudaBf16 dev, float *out32, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces, Pieces k_pieces) {
-    (in.shape.D == 64 ? launch_forward<64, float> : launch_forward<128, float>)(dev, out32, lse, in, q_pieces, k_pieces);
-}
-void forward(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
-    (in.shape.D == 64 ? launch_forward<64, bf16> : launch_forward<128, bf16>)(dev, out, lse, in, pieces, pieces);
+void forward(CudaBf16 dev, bf16 *out, float *out32, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces, Pieces k_pieces,
+             PartOrder order) {
+    (in.shape.D == 64 ? launch_forward<64> : launch_forward<128>)(dev, out, out32, lse, in, q_pieces, k_pieces, order);
 }
 
 // dK and dV first: dQ may overwrite Q.
@@ -76,7 +75,7 @@ void backward_part(CudaBf16 dev, AttentionGrads grads, const AttentionInputs<bf1
                                                            dout, q_pieces, k_pieces);
 }
 
-constexpr HopperKernels kernels{runs, forward, forward_part, backward, backward_part};
+constexpr HopperKernels kernels{runs, forward, backward, backward_part};
 [[maybe_unused]] const bool known = (hopper_kernels = &kernels) != nullptr;
 
 }  // namespace

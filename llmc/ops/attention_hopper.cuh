@@ -114,25 +114,45 @@ __device__ inline void transpose_in_quad(uint32_t (&x)[4]) {
                 else upper = other;
             }
 }
-// merge_row of a part that is the whole, with 16 bytes a store.
+// Ends one row of a part, whose four lanes hold its columns: merges it into the running out32 and lse unless it is the first part, and
+// writes the result to out32, or after the last part to out, 16 bytes a store.
 template <int D>
-__device__ void write_row(bf16 *out, float *lse, const float (&part)[D / 8][4], int r, float largest, float sum, bool valid) {
+__device__ void end_row(bf16 *out, float *out32, float *lse, const float (&part)[D / 8][4], int r, float largest, float sum,
+                        bool valid, PartOrder order) {
     const int t = int(threadIdx.x) % 4;
     sum = row_sum(sum);
-    const float scale = 1 / sum;
-    if (valid && t == 0) *lse = largest * ln_2 + logf(sum);
+    const bool sees = sum != 0;  // a key of this part
+    float weight = 1;
+    if (!order.first) weight = merge_lse(lse, largest * ln_2 + logf(sum), valid && sees, t == 0);
+    else if (valid && t == 0) *lse = largest * ln_2 + logf(sum);
+    const float part_weight = weight / sum;
 #pragma unroll
     for (int n = 0; n < D / 8; n += 4) {
-        uint32_t x[4];
+        uint32_t rounded[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = pack_bf16(scale * part[n + i][2 * r], scale * part[n + i][2 * r + 1]);
-        transpose_in_quad(x);
-        if (valid) *reinterpret_cast<uint4 *>(out + (n + t) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+        for (int i = 0; i < 4; i++) {
+            float2 x = make_float2(part_weight * part[n + i][2 * r], part_weight * part[n + i][2 * r + 1]);
+            float2 *at = reinterpret_cast<float2 *>(out32 + (n + i) * 8 + t * 2);
+            if (!order.first && valid) {
+                const float2 old = *at;
+                x = sees ? make_float2(old.x + (x.x - weight * old.x), old.y + (x.y - weight * old.y)) : old;
+            }
+            if (!order.last && valid) *at = x;
+            rounded[i] = pack_bf16(x.x, x.y);
+        }
+        if (!order.last) continue;
+        transpose_in_quad(rounded);
+        if (valid) *reinterpret_cast<uint4 *>(out + (n + t) * 8) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
     }
 }
-template <int D>
-__device__ void write_row(float *out, float *lse, const float (&part)[D / 8][4], int r, float largest, float sum, bool valid) {
-    merge_row<D>(out, lse, part, r, largest, sum, D, valid);
+// The same of all rows of a block that see no key of the last part. All threads of the block.
+template <int D> __device__ void round_rows(bf16 *out, const float *out32, int rows, size_t stride) {
+    for (int i = int(threadIdx.x); i < rows * (D / 8); i += int(blockDim.x)) {
+        const size_t at = size_t(i / (D / 8)) * stride + size_t(i % (D / 8)) * 8;
+        const float4 a = *reinterpret_cast<const float4 *>(out32 + at), b = *reinterpret_cast<const float4 *>(out32 + at + 4);
+        *reinterpret_cast<uint4 *>(out + at) =
+            make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
+    }
 }
 
 // The arrivals of each phase: `full` of the producer, which expects bytes, and `empty` of the consumers' warps. The block meets at the end.
@@ -186,9 +206,10 @@ __device__ inline void hopper_release(hopper::Barrier &empty) {  // one arrival 
 }
 
 // Attention of 64 queries to all tiles of keys. A warpgroup.
-template <int D, class Out>
-__device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_rows, float *lse, const int32_t *first_keys,
-                               const AttentionShape &shape, TileRows block, unsigned h, Tiles tiles) {
+template <int D>
+__device__ void hopper_consume(typename HopperForward<D>::Shared &s, bf16 *out_rows, float *out32, float *lse,
+                               const int32_t *first_keys, const AttentionShape &shape, TileRows block, unsigned h, Tiles tiles,
+                               PartOrder order) {
     using Shape = HopperForward<D>;
     constexpr int N = Shape::keys;
     const int group = int(threadIdx.x) / 128;
@@ -263,25 +284,29 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, Out *out_ro
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const size_t row = size_t(block.row + queries.row(r));
-        write_row<D>(out_rows + (row * shape.H + h) * D, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r],
-                     queries.row(r) < block.size());
+        const size_t row = size_t(block.row + queries.row(r)), at = (row * shape.H + h) * D;
+        end_row<D>(out_rows + at, out32 + at, lse + h * shape.T + row, out[0], r, largest[0][r], sum[0][r],
+                   queries.row(r) < block.size(), order);
     }
 }
 
-template <int D, class Out>
+template <int D>
 __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
     attention_forward_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                                    const __grid_constant__ CUtensorMap v_map, Out *out, float *lse, const int32_t *first_key,
-                                    AttentionShape shape, const __grid_constant__ Pieces q_pieces,
-                                    const __grid_constant__ Pieces k_pieces) {
+                                    const __grid_constant__ CUtensorMap v_map, bf16 *out, float *out32, float *lse,
+                                    PartOrder order, const int32_t *first_key, AttentionShape shape,
+                                    const __grid_constant__ Pieces q_pieces, const __grid_constant__ Pieces k_pieces) {
     using Shape = HopperForward<D>;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.x, kv = h / shape.group();
     const TileRows block =
         nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::queries);  // long tasks go first: late queries see most keys
     const Tiles tiles{k_pieces, first_key[block.begin], block.end, Shape::keys};
-    if (Tiles(tiles).front().empty()) return;
+    if (Tiles(tiles).front().empty()) {
+        const size_t at = (size_t(block.row) * shape.H + h) * D;
+        if (order.last) round_rows<D>(out + at, out32 + at, block.size(), shape.H * D);
+        return;
+    }
     hopper_init_barriers<D>(s);
     if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();
@@ -289,7 +314,7 @@ __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
             hopper_produce<D>(s, q_map, k_map, v_map, block.row, int(h) * (D / 64), int(kv) * (D / 64), tiles);
     } else {
         hopper::take_registers_up_to<Shape::of_consumer>();
-        hopper_consume<D>(s, out, lse, first_key, shape, block, h, tiles);
+        hopper_consume<D>(s, out, out32, lse, first_key, shape, block, h, tiles, order);
     }
 }
 

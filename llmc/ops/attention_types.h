@@ -45,6 +45,11 @@ template <class X> struct AttentionInputs {
     auto pointers() const { return std::tuple(q.data, k.data, v.data, first_key); }  // ../core/rehearsal.h
 };
 
+// The place of a part among those of its queries: the first one begins their sums, and the last one rounds them.
+struct PartOrder {
+    bool first, last;
+};
+
 // The sums to which the parts of a backward pass add.
 struct AttentionGrads {
     float *dq32;  // (T, H, D)
@@ -65,3 +70,9 @@ inline void check_head_size(size_t D) {
 }
 
 }  // namespace attention
+
+// A part that is the whole, on any device.
+template <class Dev, class X = typename Dev::X>
+void attention_forward(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces pieces) {
+    attention_forward_part(dev, out, out32, lse, in, pieces, pieces, PartOrder{true, true});
+}

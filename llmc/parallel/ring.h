@@ -153,12 +153,11 @@ template <class Dev, class X = typename Dev::X>
 void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                   RingBuffers<X> buffers) {
     if (a.ranks() == 1) return attention_forward(dev, out, out32, lse, in, whole_row(a));
-    attention_begin(dev, out32, lse, in.shape);
+    const size_t last = a.travel.last_hop(a.rank());
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_forward_part(dev, out32, lse, block, a.split.pieces[a.rank()], keys);
+            attention_forward_part(dev, out, out32, lse, block, a.split.pieces[a.rank()], keys, PartOrder{hop == 0, hop == last});
     });
-    attention_end(dev, out, out32, in.shape);
 }
 
 // dk and dv of the KV blocks that visit this rank. The sum so far of a block arrives from the rank behind while this rank computes its own
@@ -283,18 +282,16 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
                     RingBuffers<X> buffers) {
     const size_t g = a.head_stride, row = in.shape.H * in.shape.D;
     const AttentionShape shape = group_shape(in.shape, g);
-    const size_t T = shape.T, h = shape.H, D = shape.D, block = T * 2 * g * D;
+    const size_t T = shape.T, h = shape.H, D = shape.D, block = T * 2 * g * D, last = a.travel.last_hop(a.rank());
     X *l_out = buffers.values + 2 * a.ranks() * block;
     each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
         const size_t h0 = kv0 * shape.group();
-        attention_begin(dev, out32, lse + h0 * T, shape);
         for (size_t hop = 0; hop < a.ranks(); hop++) {
             const size_t from = a.behind(hop);
             if (a.travel.sees(a.rank(), from))
-                attention_forward_part(dev, out32, lse + h0 * T, group_inputs(in, blocks + from * block, kv0, g),
-                                       a.split.pieces[a.rank()], a.split.pieces[from]);
+                attention_forward_part(dev, l_out, out32, lse + h0 * T, group_inputs(in, blocks + from * block, kv0, g),
+                                       a.split.pieces[a.rank()], a.split.pieces[from], PartOrder{hop == 0, hop == last});
         }
-        attention_end(dev, l_out, out32, shape);
         copy_rows(dev, out + h0 * D, row, l_out, h * D, T, h * D);
     });
 }

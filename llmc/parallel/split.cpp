@@ -149,6 +149,12 @@ size_t KeyTravel::row_hops() const {
     return sum;
 }
 
+size_t KeyTravel::last_hop(size_t rank) const {
+    size_t hop = blocks_.size() - 1;
+    while (hop > 0 && !sees(rank, (rank + blocks_.size() - hop) % blocks_.size())) hop--;
+    return hop;
+}
+
 // ---- documents
 
 // A tile of rows that holds the end of one document and the beginning of the next one visits the keys of both with all of its rows. So

@@ -63,6 +63,7 @@ class KeyTravel {
     size_t rows(size_t source, size_t hop) const;  // the rows of a source's block that make hop number `hop`, counted from 1
     Pieces keys(size_t source, size_t hop) const;  // the same rows as pieces of the block
     bool sees(size_t rank, size_t source) const { return scores_[rank * blocks_.size() + source] > 0; }
+    size_t last_hop(size_t rank) const;  // whose keys the rank sees
     uint64_t scores(size_t rank, size_t source) const { return scores_[rank * blocks_.size() + source]; }
     const std::vector<Stop> &block(size_t source) const {
         return blocks_[source];
