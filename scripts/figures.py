@@ -19,6 +19,9 @@ each_block() and VisitingGradients of llmc/parallel/ring.h send them.
 banks.png: the rows that the lanes of an ldmatrix name, and the banks of shared memory in which these rows are, without and with the swizzle of
 llmc/ops/attention_tile.cuh, whose formula is read from there.
 
+attention_hopper.png, hopper_matmul.png: what the copies, products and warps of a block do in each version of these ladders, in the cycles of the PTX
+interpreter's time model, which writes them to the file that PTX_TIMELINE names. They need the ladders' build for it (dev/emulator/README.md).
+
 lifetimes.png: when the arrays of a layer are alive, as a rehearsed step found it, by ./train_llama --plan --timeline.
 
 timeline.png: predicted computation, communication, copies and memory over time, by ./train_llama --plan --timeline.
@@ -29,6 +32,7 @@ longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it
 next to TRL's published figures.
 """
 import json
+import os
 import re
 import subprocess
 import sys
@@ -377,6 +381,71 @@ def banks():
     return figure
 
 
+# ---- who waits for whom in a block
+
+COPIED, OWN, WAITS = "#c6e3bd", "#f0b27a", "#eeeeee"
+
+
+def block_events(ladder, shape):
+    """Of the last block of each version: {kernel: [(warp, what, from, to)]}, in the order in which the versions run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "timeline")
+        subprocess.run([f"build/ptx/dev/cuda/{ladder}", "--count", "--sample", "1", "--shape", shape], check=True, stdout=subprocess.DEVNULL,
+                       env={**os.environ, "PTX_TIMELINE": str(path)})
+        kernels = {}
+        for line in path.read_text().splitlines():
+            kernel, block, warp, what, begin, end = line.split("\t")
+            kernels.setdefault(kernel, {}).setdefault(int(block), []).append((int(warp), what, float(begin), float(end)))
+    return {kernel: blocks[min(blocks)] for kernel, blocks in kernels.items()}
+
+
+def merged(intervals):
+    out = []
+    for begin, end in sorted(intervals):
+        if out and begin <= out[-1][1]:
+            out[-1][1] = max(end, out[-1][1])
+        else:
+            out.append([begin, end])
+    return [(begin, end - begin) for begin, end in out]
+
+
+def draw_block(axis, events, title, last):
+    of = lambda what, warp=None: merged((begin, end) for w, kind, begin, end in events if kind == what and warp in (None, w))
+    consumers = sorted({warp for warp, what, *_ in events if what == "product" and warp % 4 == 0})
+    axis.broken_barh(of("copy"), (0.1, 0.8), color=COPIED)
+    for row, warp in enumerate(consumers, 1):
+        end = max(end for w, *_, end in events if w == warp)
+        axis.broken_barh([(0, end)], (row + 0.1, 0.4), color=OWN)
+        axis.broken_barh(of("wait", warp), (row + 0.1, 0.4), color=WAITS)
+        axis.broken_barh(of("product", warp), (row + 0.5, 0.4), color=VISIBLE)
+    axis.set_yticks(np.arange(len(consumers) + 1) + 0.5, ["copies", *[f"group {n}" for n in range(len(consumers))]], fontsize=8)
+    axis.set(xlim=(0, last), ylim=(len(consumers) + 1, 0))
+    axis.tick_params(axis="x", labelsize=8)
+    axis.set_title(f"{title}: {max(end for *_, end in events):,.0f} cycles", fontsize=9, loc="left")
+
+
+def draw_versions(ladder, shape, titles):
+    kernels = block_events(ladder, shape)
+    figure, axes = plt.subplots(len(kernels), 1, figsize=(11, 1.55 * len(kernels) + 0.6), layout="constrained", sharex=True)
+    last = max(end for events in kernels.values() for *_, end in events)
+    for n, (axis, events) in enumerate(zip(axes, kernels.values(), strict=True), 1):
+        draw_block(axis, events, f"version {n}, {titles[n - 1]}", last)
+    axes[-1].set_xlabel("cycles of the model, not measured")
+    figure.legend(handles=[Patch(color=COPIED, label="a copy, until it has landed"), Patch(color=VISIBLE, label="products of a group's first warp"),
+                           Patch(color=OWN, label="its own instructions"), Patch(facecolor=WAITS, edgecolor="#cccccc", label="it waits")],
+                  loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def attention_hopper():
+    return draw_versions("attention_hopper", "1024x1x1x1024x1x1x128",
+                         ["one step after the other", "a producer and consumers", "the next scores before this softmax", "turns"])
+
+
+def hopper_matmul():
+    return draw_versions("hopper_matmul", "256x1024x256", ["wgmma", "TMA and barriers", "specialised warps", "two consumers", "clusters"])
+
+
 # ---- the plan -----------------------------------------------------------------------------------------------------------------------
 
 def plan(*flags):
@@ -648,8 +717,8 @@ def book_ranks():
     return figure
 
 
-FIGURES = (attention_rows, attention_tile, ring, ring_backward, banks, lifetimes, timeline, longest_sample, book_backward, book_softmax, book_warp, book_grpo,
-           book_adamw, book_matmul, book_ranks)
+FIGURES = (attention_rows, attention_tile, ring, ring_backward, banks, attention_hopper, hopper_matmul, lifetimes, timeline, longest_sample, book_backward,
+           book_softmax, book_warp, book_grpo, book_adamw, book_matmul, book_ranks)
 
 
 def main():

@@ -238,7 +238,7 @@ template <bool reads> void wait(Warp &w, const Instruction &i) {
         done = std::max(done, c->done + (reads ? 0 : l2_cycles));
         return c->has_read = true;
     });
-    w.timing.wait_until(done);
+    wait_until(w, done);
 }
 void nothing(Warp &, const Instruction &) {}
 

@@ -38,7 +38,7 @@ void wait(Warp &w, const Instruction &) {
                           late->block->rank);
         });
     w.cluster_waits = w.cluster_arrivals;
-    w.timing.wait_until(cluster.over);
+    wait_until(w, cluster.over);
     w.learn(cluster.ended);
 }
 
@@ -109,7 +109,7 @@ template <bool more> void set_registers(Warp &w, const Instruction &i) {
                           of_block * lanes);
         });
     float &given_back = w.block->given_back;
-    if (more) w.timing.wait_until(given_back);
+    if (more) wait_until(w, given_back);
     else given_back = std::max(given_back, w.timing.now());
     w.registers_of_thread = n;
     w.block->cluster->events++;

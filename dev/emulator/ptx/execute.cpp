@@ -111,6 +111,7 @@ void arrive(Warp &w, const Instruction &i) {
             other.waits_at = -1;
             write_reduction(other, barrier);
             other.view.join(barrier.view);
+            note_time(other, "wait", other.timing.begin, barrier.time + barrier_cycles);
             other.timing.begin = other.timing.issued = barrier.time + barrier_cycles;
         }
 }

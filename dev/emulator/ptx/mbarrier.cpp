@@ -124,7 +124,7 @@ template <bool parity, bool relaxed> void wait(Warp &w, const Instruction &i) {
         return w.stall([&w, lacking, address = address_of(w, i, 1, lane)] {
             return format("waits for the mbarrier at %s: %s", shared_text(address).c_str(), state_of(*lacking).c_str());
         });
-    if (done) w.timing.wait_until(ended), w.block->cluster->events++;
+    if (done) wait_until(w, ended), w.block->cluster->events++;
     w.write_predicate(i.operands[0], done);
 }
 }  // namespace

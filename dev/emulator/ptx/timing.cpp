@@ -18,13 +18,32 @@ constexpr Unit unit_of[pipes] = {Unit::issue, Unit::integer, Unit::fp32,  Unit::
 }  // namespace
 
 float time_wgmma(Warp &w, const Instruction &i) {
-    constexpr float cycles_of_product = 4;  // m16n8k16
-    return w.block->queues.tensor[size_t(w.number % 4)].add(w.timing.now(), cycles_of_product * i.work) +
-           latency_of[size_t(Pipe::tensor)];
+    const float cycles = 4 * i.work;  // 4: m16n8k16
+    const float end = w.block->queues.tensor[size_t(w.number % 4)].add(w.timing.now(), cycles);
+    note_time(w, "product", end - cycles, end);
+    return end + latency_of[size_t(Pipe::tensor)];
 }
 
 float time_bulk_copy(Warp &w, size_t bytes, float latency) {
-    return w.block->queues.copies.add(w.timing.now(), float(bytes) / bulk_bytes) + latency;
+    const float end = w.block->queues.copies.add(w.timing.now(), float(bytes) / bulk_bytes) + latency;
+    note_time(w, "copy", end - latency - float(bytes) / bulk_bytes, end);
+    return end;
+}
+
+void wait_until(Warp &w, float cycle) {
+    w.timing.end_basic_block();
+    if (cycle <= w.timing.begin) return;
+    note_time(w, "wait", w.timing.begin, cycle);
+    w.timing.begin = w.timing.issued = cycle;
+}
+
+void note_time(const Warp &w, const char *what, float from, float to) {
+    static const char *const path = getenv("PTX_TIMELINE");
+    static FILE *const file = path ? fopen(path, "a") : nullptr;
+    const Running &running = *w.block->running;
+    if (file && running.launch->count_memory)
+        fprintf(file, "%s\t%u\t%d\t%s\t%.0f\t%.0f\n", running.kernel->name.c_str(), w.block->number, w.number, what, double(from),
+                double(to));
 }
 
 void time_instruction(Warp &w, const Instruction &i, const Count &before) {

@@ -60,7 +60,6 @@ struct WarpTiming {
 
     float now() const { return std::max({begin, issued, begin + *std::max_element(work.begin(), work.end())}); }
     void end_basic_block() { begin = issued = now(), work = {}; }
-    void wait_until(float cycle) { end_basic_block(), begin = issued = std::max(begin, cycle); }
     void commit() { groups.push_back(copied), copied = 0; }
     void wait(size_t most) {  // until at most this number of the most recent groups is in flight
         for (size_t n = 0; n + most < groups.size(); n++) begin = std::max(begin, groups[n]);
@@ -74,6 +73,11 @@ struct Count;
 // The cycles in which a warp's part of a wgmma, or a copy by TMA, has ended that starts now.
 float time_wgmma(Warp &w, const Instruction &i);
 float time_bulk_copy(Warp &w, size_t bytes, float latency);
+
+// Waits until a cycle, for what copies, products or other warps do.
+void wait_until(Warp &w, float cycle);
+// With PTX_TIMELINE=FILE in the environment: appends a line with kernel, block, warp, what it does, and the cycles from and to which.
+void note_time(const Warp &w, const char *what, float from, float to);
 
 // After an instruction has run; `before`: its count before it.
 void time_instruction(Warp &w, const Instruction &i, const Count &before);

@@ -253,7 +253,7 @@ void wait(Warp &w, const Instruction &i) {
     if (until > 0) compute_groups(w, warps, uint64_t(until)), w.view.known.set(w.group, uint32_t(until));
     while (!w.wgmmas.empty() && int64_t(w.wgmmas.front()->group) < until) {
         use_registers(w, *w.wgmmas.front()->instruction, w.wgmmas.front()->from_registers, -1);
-        w.timing.wait_until(w.wgmmas.front()->done);
+        wait_until(w, w.wgmmas.front()->done);
         w.wgmmas.pop_front();
     }
 }
