@@ -112,7 +112,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
-    const Experts<Dev> experts{Base::dev, Base::config, Base::limits.ranks.expert_parallel};
+    const Experts<Dev> experts{Base::dev, Base::config, Base::linears_, Base::limits.ranks.expert_parallel};
     std::vector<std::vector<ExpertTraffic>> traffic;  // (L) under expert parallelism, of the last forward pass
     LlamaWeights<X> weights;
     LlamaWeights<float> gradients;
@@ -203,7 +203,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
 
 // Calls f(first, tokens) for each tile of a layer with experts, whose tokens may also be other ranks'.
 template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t l, F f) {
-    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(t, n, traffic[l])); }, Base::most_tokens,
+    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(l, t, n, traffic[l])); }, Base::most_tokens,
                     Base::expert_tile);
 }
 
@@ -534,8 +534,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
 template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, ExpertActs<X> &b) {
     const ExpertConfig &c = config.experts;
     const size_t tile = Base::expert_tile, C = config.C, E = c.number, K = c.chosen, N = Base::limits.ranks.expert_parallel,
-                 F = c.F, S = c.shared_F, gated = S ? tile : 0, R = Experts<Dev>::room(c, N, tile),
-                 runs = ceil_div(tile, expert_run(dev, N)),
+                 F = c.F, S = c.shared_F, gated = S ? tile : 0, R = c.rows(N, tile), runs = ceil_div(tile, expert_run(dev, N)),
                  divided = N > 1 ? tile * K : 0;  // rows of this rank's tokens
     const auto array = Base::layer_arrays(l);
     using enum Recompute;
@@ -579,16 +578,20 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     const ExpertConfig &e = c.experts;
     const bool frozen = c.lora.rank > 0;
     // in, out: elements that rows move.
-    const auto experts = [&](size_t IC, size_t OC, size_t shared_IC, size_t shared_OC, size_t in, size_t out) {
-        std::vector<CostOf> costs = {cost::grouped(e.number, e.chosen, IC, OC, frozen), cost::elements(in, out)};
+    const auto experts = [&](Linear matrix, Linear shared, size_t in, size_t out) {
+        const auto [IC, OC] = linear_shape(c, matrix);
+        const auto [shared_IC, shared_OC] = linear_shape(c, shared);
+        std::vector<CostOf> costs = {cost::grouped(e.number, e.chosen, IC, OC, frozen), cost::elements(in, out),
+                                     cost::adapters(c, matrix), cost::adapters(c, shared)};
         if (e.shared_F) costs.push_back(cost::grouped(1, 1, shared_IC, shared_OC, frozen));
         return costs;
     };
     const size_t moved = e.chosen * C;  // by the rows of a token
-    std::vector<CostOf> up = experts(C, 2 * e.F, C, 2 * e.shared_F, 2 * moved, 3 * moved);
+    const bool once_more = !frozen || std::ranges::count(adapted_modules(c), Linear::experts_gate_up, &LinearModule::matrix);
+    std::vector<CostOf> up = experts(Linear::experts_gate_up, Linear::shared_gate_up, 2 * moved, 3 * moved);
     up.push_back(cost::grouped(1, 1, C, e.number + (e.shared_F > 0), frozen));  // the router, and the shared expert's gate
-    up.push_back(cost::exchange(e, C, frozen ? 1 : 2, e.number, 0));
-    std::vector<CostOf> down = experts(e.F, C, e.shared_F, C, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
+    up.push_back(cost::exchange(e, C, once_more ? 2 : 1, e.number, 0));
+    std::vector<CostOf> down = experts(Linear::experts_down, Linear::shared_down, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
     down.push_back(cost::exchange(e, C, 1, 0, 2));  // and weights there, and their gradients back
     const size_t hidden = e.chosen * e.F + e.shared_F;
     using enum Recompute;

@@ -21,8 +21,8 @@ constexpr const char *golden_families[] = {"llama2",     "llama3",      "llama31
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
 // Adapters of some of them, made by golden/make_lora.py with PEFT.
-constexpr const char *golden_adapters[] = {"lora_llama3",  "lora_qwen2", "lora_qwen3",     "lora_mistral",
-                                           "lora_phi3",    "lora_olmo2", "lora_qwen2_moe", "lora_gpt2",
+constexpr const char *golden_adapters[] = {"lora_llama3",  "lora_qwen2", "lora_qwen3",   "lora_mistral",
+                                           "lora_phi3",    "lora_olmo2", "lora_mixtral", "lora_gpt2",
                                            "lora_modules", "lora_tied",  "lora_wte"};
 
 struct Golden {

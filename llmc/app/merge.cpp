@@ -37,15 +37,16 @@ std::map<std::string, AdapterProduct> read_products(const ModelSpec &model, cons
     HostMemory host;
     const size_t r = config.lora.rank;
     for (size_t l = 0; l < config.L; l++)
-        for (const LinearModule &m : adapted_modules(config)) {
-            const std::string name = layer_name(config, l) + m.name + ".";
-            AdapterProduct p{std::vector<float>(r * m.IC), std::vector<float>(m.OC * r), r, m.IC, float(config.lora.scale())};
-            expect_adapter_tensor(model, adapter, name + "lora_A.weight", {r, m.IC});
-            expect_adapter_tensor(model, adapter, name + "lora_B.weight", {m.OC, r});
-            adapter.read(name + "lora_A.weight", {r, m.IC}, p.a.data(), host);
-            adapter.read(name + "lora_B.weight", {m.OC, r}, p.b.data(), host);
-            products.emplace(name + "weight", std::move(p));
-        }
+        for (const LinearModule &m : adapted_modules(config))
+            for (size_t i = 0; has_module(config, l, m) && i < copies(config, m); i++) {
+                const std::string name = layer_name(config, l) + copy_name(m, i) + ".";
+                AdapterProduct p{std::vector<float>(r * m.IC), std::vector<float>(m.OC * r), r, m.IC, float(config.lora.scale())};
+                expect_adapter_tensor(model, adapter, name + "lora_A.weight", {r, m.IC});
+                expect_adapter_tensor(model, adapter, name + "lora_B.weight", {m.OC, r});
+                adapter.read(name + "lora_A.weight", {r, m.IC}, p.a.data(), host);
+                adapter.read(name + "lora_B.weight", {m.OC, r}, p.b.data(), host);
+                products.emplace(name + "weight", std::move(p));
+            }
     return products;
 }
 

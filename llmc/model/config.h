@@ -1,6 +1,7 @@
 // What a model is: its family, its sizes, and what its layers have. It is read from config.json as transformers reads it. A model that we cannot
 // compute exactly as transformers does is refused, by the name of the field that asks for more.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -29,6 +30,9 @@ struct ExpertConfig {
     bool normed = false;            // the weights of the chosen experts are divided by their sum
     std::vector<bool> layers;       // (L) which layers have experts
     double aux_loss_coef = 0;       // weight of the auxiliary loss (routing.h)
+
+    // The most rows that n tokens of each of some ranks, which divide the experts, have for the experts of one rank.
+    size_t rows(size_t ranks, size_t n) const { return n * ranks * std::min(chosen, number / ranks); }
 };
 
 struct ModelConfig {

@@ -175,9 +175,10 @@ template <class Dev> class Decoder : public Model {
             tokens, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, step);
         trace_.tile = 0;
     }
-    // Tokens [t, t + n), of this rank or of those with which it divides experts.
-    ExpertTokens expert_tokens(size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
-        return {std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_.trained.sent, &traffic};
+    // Tokens [t, t + n) of layer l, of this rank or of those with which it divides experts.
+    ExpertTokens expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
+        return {l,       t, std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_.trained.sent,
+                &traffic};
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
@@ -218,6 +219,7 @@ template <class Dev> class Decoder : public Model {
     float *embed_dw = nullptr, *head_dw = nullptr;
 
     DeviceRow row{config, limits};
+    LinearLayers<Dev> linears_{dev, config};
 
     struct {
         std::vector<X *> x;  // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm; of this pass
@@ -261,7 +263,6 @@ template <class Dev> class Decoder : public Model {
 
     Trace trace_{ops};
     Weights<Dev> weights_;
-    LinearLayers<Dev> linears_;
     CachedGenerator<Dev> generator_{*this};
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;

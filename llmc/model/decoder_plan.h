@@ -18,13 +18,13 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
                       ? tile
                       : std::min(tile, expert_run(dev, limits.ranks.expert_parallel))),
       positions_unit(table.positions),
-      weights_(dev, this->config, this->limits, table, trace_),
-      linears_(dev, this->config) {
+      weights_(dev, this->config, this->limits, table, trace_) {
     offloaded_.resize(config.L);
     if constexpr (is_rehearsal<Dev>) trace_.rehearse(*dev.log);
     weights_.plan_state(plan_);
     plan_row();
-    if (adapts()) linears_.plan(plan_, T_max, trains());
+    const size_t divide = limits.ranks.expert_parallel;
+    if (adapts()) linears_.plan(plan_, T_max, config.experts.rows(divide, std::min(T_max, expert_run(dev, divide))), trains());
     if (limits.fp8) linears_.plan_fp8(plan_, T_max, trains());
     plan_head();
     weights_.plan_buffers(plan_);

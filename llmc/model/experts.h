@@ -7,6 +7,8 @@
 // The rows of an expert are one block (../ops/expert_rows.h), so that its products are matrix products (../ops/grouped_matmul.h). Tokens are
 // processed in runs (matmul_run): no bit depends on how many runs a call has.
 //
+// Each product may have adapters (linear_layers.h): those of an expert, of rank r as any others, have the expert's rows.
+//
 // Under expert parallelism N ranks have E / N of a layer's experts each, and rows go to the ranks of their experts and back (../parallel/expert_exchange.h).
 // Then all of them make the same calls, with any numbers of tokens, and a rank's arrays have room for all rows that the tokens of N ranks can have here.
 #pragma once
@@ -18,6 +20,7 @@
 #include "../ops/swiglu.h"
 #include "../parallel/expert_exchange.h"
 #include "config.h"
+#include "linear_layers.h"
 
 // The weights of a layer's experts (S = X), or their gradients (S = float), for the E / N of this rank. Of the shared expert they are null if there is none.
 template <class S> struct ExpertWeights {
@@ -58,11 +61,8 @@ template <class Dev> class Experts {
 
   public:
     // ranks: those that divide the experts
-    Experts(Dev dev, const ModelConfig &config, size_t ranks)
-        : dev(dev), c(config.experts), C(config.C), N(ranks), held_E(c.number / ranks) {}
-
-    // The most rows of n tokens of each rank for the experts of one.
-    static size_t room(const ExpertConfig &c, size_t ranks, size_t n) { return n * ranks * std::min(c.chosen, c.number / ranks); }
+    Experts(Dev dev, const ModelConfig &config, LinearLayers<Dev> &linears, size_t ranks)
+        : dev(dev), c(config.experts), linears(linears), C(config.C), N(ranks), held_E(c.number / ranks) {}
 
     // Each op is computed for n tokens, of which x (n, C) is the input. up() routes them, activate() follows it, and down() computes out = residual + y.
     void up(const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const;
@@ -84,6 +84,9 @@ template <class Dev> class Experts {
         const int32_t *starts;  // (held_E + 1)
         const ExpertTokens &of;
         ExpertTraffic *traffic;  // null: no expert parallelism
+
+        AdapterRows own() const { return {of.layer, of.first + first, tokens}; }
+        AdapterRows held(size_t experts) const { return {of.layer, of.first + first, rows, starts, experts}; }
     };
 
     // Calls f(run, the arrays from its first token on) for each run.
@@ -93,7 +96,7 @@ template <class Dev> class Experts {
         in_parts(
             n.most,
             [&](size_t t, size_t m) {
-                const size_t E = c.number, K = c.chosen, own = m * K, rows = room(c, N, m);
+                const size_t E = c.number, K = c.chosen, own = m * K, rows = c.rows(N, m);
                 Run run{t, t < n.own ? std::min(m, n.own - t) : 0, rows, N > 1 ? a.held_starts : a.starts, n, traffic};
                 if (N > 1 && !is_rehearsal<Dev>) run.rows = traffic->rows();
                 f(run, a);
@@ -119,6 +122,7 @@ template <class Dev> class Experts {
 
     const Dev dev;
     const ExpertConfig &c;
+    LinearLayers<Dev> &linears;
     const size_t C, N, held_E;
 };
 
@@ -175,10 +179,12 @@ void Experts<Dev>::up(const ExpertActs<X> &acts, const ExpertWeights<X> &w, cons
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, x_t);
         grouped_matmul_forward(dev, a.gate_up, a.input, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
+        linears.adapters_forward(Linear::experts_gate_up, a.gate_up, a.input, run.held(held_E));
         if (c.shared_F == 0) return;
         matmul_forward(dev, a.gate, x_t, w.shared_gate, no_bias, m, C, 1);
         gate_forward(dev, a.gate, a.gate, m);
         matmul_forward(dev, a.shared_gate_up, x_t, w.shared_gate_up, no_bias, m, C, 2 * c.shared_F);
+        linears.adapters_forward(Linear::shared_gate_up, a.shared_gate_up, x_t, run.own());
     });
 }
 
@@ -199,10 +205,12 @@ void Experts<Dev>::down(const ExpertActs<X> &acts, const ExpertWeights<X> &w, X 
         if (c.shared_F) {
             const int32_t *const in_place = nullptr;
             matmul_forward(dev, a.shared, a.shared_act, w.shared_down, no_bias, m, c.shared_F, C);
+            linears.adapters_forward(Linear::shared_down, a.shared, a.shared_act, run.own());
             combine_rows(dev, out_t, base, a.shared, a.gate, in_place, m, 1, C);
             base = out_t;
         }
         grouped_matmul_forward(dev, a.input, a.act, w.down, run.starts, held_E, run.rows, c.F, C);
+        linears.adapters_forward(Linear::experts_down, a.input, a.act, run.held(held_E));
         to_tokens(run, a.own, a.input, C);
         combine_rows(dev, out_t, base, own_rows(a), a.weights, a.row_of, m, c.chosen, C);
     });
@@ -218,14 +226,21 @@ void Experts<Dev>::down_backward(const ExpertActs<X> &acts, const ExpertWeights<
         sort(run, a);  // once more: only choices are kept
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, dout_t);
+        const AdapterRows held = run.held(held_E), own = run.own();
         grouped_matmul_backward_input(dev, a.dact, a.input, w.down, run.starts, held_E, run.rows, c.F, C);
+        linears.adapters_backward_low(Linear::experts_down, a.input, held);
+        linears.adapters_backward_input(Linear::experts_down, a.dact, held);
         weigh_backward(run, a);
+        linears.adapters_backward_weight(Linear::experts_down, a.input, a.act, held, add);
         if (dw.down) grouped_matmul_backward_weight(dev, dw.down, a.input, a.act, run.starts, held_E, run.rows, c.F, C, add);
         if (c.shared_F == 0) return;
         const int32_t *const in_place = nullptr;
         float *const dgates = a.dweights + m * c.chosen;
         matmul_backward_input(dev, a.dshared, dout_t, w.shared_down, m, c.shared_F, C);
+        linears.adapters_backward_low(Linear::shared_down, dout_t, own);
+        linears.adapters_backward_input(Linear::shared_down, a.dshared, own);
         weigh_rows_backward(dev, dgates, a.dshared, a.shared_act, a.gate, in_place, m, 1, c.shared_F);
+        linears.adapters_backward_weight(Linear::shared_down, dout_t, a.shared_act, own, add);
         if (dw.shared_down) matmul_backward_weight(dev, dw.shared_down, nullptr, dout_t, a.shared_act, m, c.shared_F, C, add);
     });
 }
@@ -251,20 +266,27 @@ void Experts<Dev>::up_backward(const ExpertActs<X> &acts, const ExpertWeights<X>
         router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, documents + run.first, m, E, K,
                         c.normed);
         if (dw.router) matmul_backward_weight(dev, dw.router, nullptr, a.dlogits, x_t, m, C, E, add);
-        if (dw.gate_up) {
-            gather(run, a, x_t);
+        const AdapterRows held = run.held(held_E), own = run.own();
+        if (dw.gate_up || linears.adapts(Linear::experts_gate_up)) gather(run, a, x_t);
+        if (dw.gate_up)
             grouped_matmul_backward_weight(dev, dw.gate_up, a.gate_up, a.input, run.starts, held_E, run.rows, C, 2 * c.F, add);
-        }
+        linears.adapters_backward_low(Linear::experts_gate_up, a.gate_up, held);
+        linears.adapters_backward_weight(Linear::experts_gate_up, a.gate_up, a.input, held, add);
+        grouped_matmul_backward_input(dev, a.input, a.gate_up, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
+        linears.adapters_backward_input(Linear::experts_gate_up, a.input, held);
+        to_tokens(run, a.own, a.input, C);
         if (S) gate_backward(dev, a.dgate, a.dweights + m * K, a.gate, m);
         if (dw.shared_gate) matmul_backward_weight(dev, dw.shared_gate, nullptr, a.dgate, x_t, m, C, 1, add);
         if (dw.shared_gate_up) matmul_backward_weight(dev, dw.shared_gate_up, nullptr, a.shared_gate_up, x_t, m, C, 2 * S, add);
+        linears.adapters_backward_low(Linear::shared_gate_up, a.shared_gate_up, own);
+        linears.adapters_backward_weight(Linear::shared_gate_up, a.shared_gate_up, x_t, own, add);
 
-        grouped_matmul_backward_input(dev, a.input, a.gate_up, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
-        to_tokens(run, a.own, a.input, C);
+        // dx may be x, which nothing reads from here on.
         combine_rows(dev, dx_t, no_base, own_rows(a), equal, a.row_of, m, K, C);
         matmul_backward_input(dev, dx_t, a.dlogits, w.router, m, C, E, 0, true);
         if (S == 0) return;
         matmul_backward_input(dev, dx_t, a.dgate, w.shared_gate, m, C, 1, 0, true);
         matmul_backward_input(dev, dx_t, a.shared_gate_up, w.shared_gate_up, m, C, 2 * S, 0, true);
+        linears.adapters_backward_input(Linear::shared_gate_up, dx_t, own);
     });
 }

@@ -4,6 +4,8 @@
 //
 // The pointers of a call belong to n tokens of a layer, from token t of the row on. docs/lora.md derives the backward pass.
 //
+// The products of experts with their matrices are in experts.h, which calls the adapters' part alone: for the rows of an expert the same with its own A and B.
+//
 // With in_fp8 the products with W are in FP8 (../ops/fp8.h), the products with adapters are not. Activations are rounded a matmul_run of tokens at a time, so
 // that a scale does not depend on the other tokens of a call; W is rounded whole, before each product.
 #pragma once
@@ -13,25 +15,38 @@
 #include "../core/arena.h"
 #include "../ops/dropout.h"
 #include "../ops/fp8.h"
+#include "../ops/grouped_matmul.h"
 #include "../ops/layout.h"
 #include "../ops/matmul.h"
 #include "lora.h"
+
+// The rows of a product with adapters: n tokens of layer l, from token t of the row on, or n rows of these tokens, sorted by expert.
+struct AdapterRows {
+    size_t l, t, n;
+    const int32_t *starts = nullptr;  // (experts + 1)  of the rank's experts; null: the rows are tokens
+    size_t experts = 1;
+};
 
 template <class Dev> class LinearLayers {
   public:
     using X = typename Dev::X;
 
     LinearLayers(Dev dev, const ModelConfig &config) : dev(dev), config(config), modules(adapted_modules(config)) {
-        for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
-            shapes[size_t(matrix)] = linear_shape(config, matrix);
+        for (size_t i = 0; i < linear_matrices; i++) shapes[i] = linear_shape(config, Linear(i));
     }
-    void plan(Plan &plan, size_t T, bool trains);
+    void plan(Plan &plan, size_t T, size_t expert_rows, bool trains);
     void plan_fp8(Plan &plan, size_t T, bool trains);
     void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
     // Computes the gradients of the trained weights, and the input's, which may overwrite the input; dx and dw's pointers may be null. With `accumulate` the
     // weights' gradients are added to the gradients of earlier rows.
     void backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
                   size_t t, size_t n, bool accumulate);
+    // The adapters' parts of these: out += ..., dx += ..., and the gradients of A and B, which are added if `add`. backward_low() comes before the others.
+    void adapters_forward(Linear matrix, X *out, const X *x, const AdapterRows &rows);
+    void adapters_backward_low(Linear matrix, const X *dout, const AdapterRows &rows);
+    void adapters_backward_weight(Linear matrix, const X *dout, const X *x, const AdapterRows &rows, bool add);
+    void adapters_backward_input(Linear matrix, X *dx, const AdapterRows &rows);
+    bool adapts(Linear matrix) const { return adapters_are_on && std::ranges::count(modules, matrix, &LinearModule::matrix); }
     bool drops() const { return adapters_are_on && dropout_key && config.lora.dropout > 0; }
 
     Adapters<X> adapters;
@@ -43,8 +58,14 @@ template <class Dev> class LinearLayers {
     const int32_t *positions = nullptr;   // (T) in the document
 
   private:
-    DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
-    const X *adapter_input(size_t l, size_t i, const X *x, size_t t, size_t n);
+    DropoutMask mask_of(const LinearModule &module, const AdapterRows &rows) const;
+    const X *adapter_input(size_t i, const X *x, const AdapterRows &rows);
+    // Products of tokens with one matrix, or of the rows of experts with each expert's.
+    void product(const AdapterRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld = 0, bool add = false);
+    void product_weight(const AdapterRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC, bool add,
+                        size_t ld = 0);
+    void product_input(const AdapterRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld = 0,
+                       bool add = false);
     template <class F> void for_adapters(Linear matrix, F f) const;
     void round(Fp8Matrix q, Fp8Format format, const X *x, size_t rows, size_t columns, bool turned = false) {
         fp8_scale(dev, q, format, x, rows, columns, 0);
@@ -57,17 +78,18 @@ template <class Dev> class LinearLayers {
     const Dev dev;
     const ModelConfig &config;
     const std::vector<LinearModule> modules;  // that have adapters
-    LinearShape shapes[4];
+    LinearShape shapes[linear_matrices];
     X *dropped;             // (matmul_run, the widest input)            with dropout: the input of an adapter
-    X *low, *dlow;          // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of all of a matrix
+    X *low, *dlow;          // (rows, rank), (.., 3 * rank)              x A^T, and the gradients of all of a matrix
     Fp8Matrix left, right;  // the operands of a product in FP8: tokens, or gradients; and W, or x
 };
 
-// The arrays of adapters hold one run of tokens, however long the row is.
-template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, bool trains) {
-    const size_t n = std::min(T, matmul_run(dev)), r = config.lora.rank;
-    size_t widest = 0, most = 0;
+// The arrays of adapters hold one run of tokens, or of the experts' rows, however long the row is.
+template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, size_t expert_rows, bool trains) {
+    const size_t run = std::min(T, matmul_run(dev)), r = config.lora.rank;
+    size_t n = run, widest = 0, most = 0;
     for (const LinearModule &m : modules) {
+        if (of_experts(m.matrix)) n = std::max(n, expert_rows);
         widest = std::max(widest, m.IC);
         most = std::max(most, size_t(std::ranges::count(modules, m.matrix, &LinearModule::matrix)));
     }
@@ -75,7 +97,7 @@ template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, bool tra
     if (!trains) return;
     plan.add(&dlow, "adapters' gradients", {n, most * r});
     if (config.lora.dropout == 0) return;
-    plan.add(&dropped, "adapters' inputs", {n, widest});
+    plan.add(&dropped, "adapters' inputs", {run, widest});
 }
 
 template <class Dev> void LinearLayers<Dev>::plan_fp8(Plan &plan, size_t T, bool trains) {
@@ -130,14 +152,34 @@ template <class Dev> void LinearLayers<Dev>::base_backward_input(X *dx, const X 
     fp8_product(dev, dx, left, e5m2, right, no_bias, n, OC, IC, false);
 }
 
-// The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has
-// the scale alone.
-template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(size_t l, const LinearModule &module, size_t t) const {
+template <class Dev>
+void LinearLayers<Dev>::product(const AdapterRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld,
+                                bool add) {
+    const X *const no_bias = nullptr;
+    if (!rows.starts) return matmul_forward(dev, out, x, w, no_bias, rows.n, IC, OC, ld, add);
+    grouped_matmul_forward(dev, out, x, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
+}
+template <class Dev>
+void LinearLayers<Dev>::product_weight(const AdapterRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC,
+                                       bool add, size_t ld) {
+    if (!rows.starts) return matmul_backward_weight(dev, dw, nullptr, dout, x, rows.n, IC, OC, add, ld);
+    grouped_matmul_backward_weight(dev, dw, dout, x, rows.starts, rows.experts, rows.n, IC, OC, add, ld);
+}
+template <class Dev>
+void LinearLayers<Dev>::product_input(const AdapterRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld,
+                                      bool add) {
+    if (!rows.starts) return matmul_backward_input(dev, dx, dout, w, rows.n, IC, OC, ld, add);
+    grouped_matmul_backward_input(dev, dx, dout, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
+}
+
+// The mask by which the inputs of a module's adapter are dropped, with the scale of the adapter. Without dropout it has the scale alone. Rows of experts are
+// never dropped (check_lora).
+template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &module, const AdapterRows &rows) const {
     const LoraConfig &lora = config.lora;
     if (!drops()) return {float(lora.scale())};
     const Random keys{*dropout_key, Purpose::dropout, stream_of(module.name)};
-    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(l), documents + t,
-            positions + t};
+    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(rows.l), documents + rows.t,
+            positions + rows.t};
 }
 
 // Calls f(module, index among the matrix's adapters, index in the layer) for each adapter of a matrix.
@@ -148,66 +190,86 @@ template <class Dev> template <class F> void LinearLayers<Dev>::for_adapters(Lin
 }
 
 // Computes low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or `dropped`, which has the scale.
-template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(size_t l, size_t i, const X *x, size_t t, size_t n) {
+template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(size_t i, const X *x, const AdapterRows &rows) {
     const size_t r = config.lora.rank, IC = modules[i].IC;
-    const DropoutMask mask = mask_of(l, modules[i], t);
-    if (mask.threshold) dropout_forward(dev, dropped, x, mask, n, IC), x = dropped;
-    matmul_forward(dev, low, x, adapters[l][i].a, (const X *)nullptr, n, IC, r);
-    if (!mask.threshold && mask.scale != 1) dropout_forward(dev, low, low, mask, n, r);
+    const DropoutMask mask = mask_of(modules[i], rows);
+    if (mask.threshold) dropout_forward(dev, dropped, x, mask, rows.n, IC), x = dropped;
+    product(rows, low, x, adapters[rows.l][i].a, IC, r);
+    if (!mask.threshold && mask.scale != 1) dropout_forward(dev, low, low, mask, rows.n, r);
     return x;
+}
+
+template <class Dev> void LinearLayers<Dev>::adapters_forward(Linear matrix, X *out, const X *x, const AdapterRows &rows) {
+    for_adapters(matrix, [&](const LinearModule &module, size_t, size_t i) {
+        adapter_input(i, x, rows);
+        product(rows, out + module.first, low, adapters[rows.l][i].b, config.lora.rank, module.OC, shapes[size_t(matrix)].OC,
+                true);
+    });
+}
+
+// With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
+// This computes scale * d, or d if drop() has the scale.
+template <class Dev> void LinearLayers<Dev>::adapters_backward_low(Linear matrix, const X *dout, const AdapterRows &rows) {
+    const size_t r = config.lora.rank;
+    for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
+        const DropoutMask mask = mask_of(module, rows);
+        X *const d = dlow + number * rows.n * r;
+        product_input(rows, d, dout + module.first, adapters[rows.l][i].b, r, module.OC, shapes[size_t(matrix)].OC);
+        if (!mask.threshold && mask.scale != 1) dropout_forward(dev, d, d, mask, rows.n, r);
+    });
+}
+
+template <class Dev>
+void LinearLayers<Dev>::adapters_backward_weight(Linear matrix, const X *dout, const X *x, const AdapterRows &rows, bool add) {
+    const size_t r = config.lora.rank;
+    for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
+        const Adapter<float> &d = gradients[rows.l][i];
+        const X *const input = adapter_input(i, x, rows);
+        product_weight(rows, d.b, dout + module.first, low, r, module.OC, add, shapes[size_t(matrix)].OC);
+        product_weight(rows, d.a, dlow + number * rows.n * r, input, module.IC, r, add);
+    });
+}
+
+template <class Dev> void LinearLayers<Dev>::adapters_backward_input(Linear matrix, X *dx, const AdapterRows &rows) {
+    const size_t r = config.lora.rank;
+    for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
+        const DropoutMask mask = mask_of(module, rows);
+        const X *const a = adapters[rows.l][i].a, *const d = dlow + number * rows.n * r;
+        if (!mask.threshold) return product_input(rows, dx, d, a, module.IC, r, 0, true);
+        product_input(rows, dropped, d, a, module.IC, r);
+        dropout_backward(dev, dx, dropped, mask, rows.n, module.IC);
+    });
 }
 
 template <class Dev>
 void LinearLayers<Dev>::forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
     const auto [IC, OC] = shapes[size_t(matrix)];
     base_forward(out, x, w, n, {IC, OC});
-    if (modules.empty()) return;
+    if (!adapts(matrix)) return;
     in_parts(
         n,
         [&, IC = IC, OC = OC](size_t first, size_t part) {
-            for_adapters(matrix, [&](const LinearModule &module, size_t, size_t i) {
-                adapter_input(l, i, x + first * IC, t + first, part);
-                matmul_forward(dev, out + first * OC + module.first, low, adapters[l][i].b, (const X *)nullptr, part,
-                               config.lora.rank, module.OC, OC, true);
-            });
+            adapters_forward(matrix, out + first * OC, x + first * IC, {l, t + first, part});
         },
         matmul_run(dev));
 }
 
-// With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
 template <class Dev>
 void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
                                  LinearWeights<X> w, size_t t, size_t n, bool accumulate) {
     const auto [IC, OC] = shapes[size_t(matrix)];
     if (dw.weight) base_backward_weight(dw, dout, x, n, {IC, OC}, accumulate || t > 0);
     if (dx && in_fp8) round(right, e4m3, w.weight, OC, IC, true);
-    const size_t r = config.lora.rank;
     in_parts(
         n,
         [&, IC = IC, OC = OC](size_t first, size_t part) {
-            const X *dout_part = dout + first * OC;
-            X *dx_part = dx + first * IC;
-            const bool add = accumulate || t + first > 0;
-            for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
-                const Adapter<X> &adapter = adapters[l][i];
-                const Adapter<float> &d = gradients[l][i];
-                const DropoutMask mask = mask_of(l, module, t + first);
-                const X *input = adapter_input(l, i, x + first * IC, t + first, part), *dblock = dout_part + module.first;
-                X *dlow_i = dlow + number * part * r;
-                matmul_backward_weight(dev, d.b, nullptr, dblock, low, part, r, module.OC, add, OC);
-                matmul_backward_input(dev, dlow_i, dblock, adapter.b, part, r, module.OC, OC);
-                if (!mask.threshold && mask.scale != 1) dropout_forward(dev, dlow_i, dlow_i, mask, part, r);
-                matmul_backward_weight(dev, d.a, nullptr, dlow_i, input, part, module.IC, r, add);
-            });
+            const AdapterRows rows{l, t + first, part};
+            const X *const dout_part = dout + first * OC;
+            adapters_backward_low(matrix, dout_part, rows);
+            adapters_backward_weight(matrix, dout_part, x + first * IC, rows, accumulate || t + first > 0);
             if (!dx) return;
-            base_backward_input(dx_part, dout_part, part, {IC, OC}, w.weight);
-            for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
-                const DropoutMask mask = mask_of(l, module, t + first);
-                const X *a = adapters[l][i].a, *dlow_i = dlow + number * part * r;
-                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow_i, a, part, IC, r, 0, true);
-                matmul_backward_input(dev, dropped, dlow_i, a, part, IC, r);
-                dropout_backward(dev, dx_part, dropped, mask, part, IC);
-            });
+            base_backward_input(dx + first * IC, dout_part, part, {IC, OC}, w.weight);
+            adapters_backward_input(matrix, dx + first * IC, rows);
         },
         matmul_run(dev));
 }

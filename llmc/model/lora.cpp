@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -36,9 +35,20 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
                                          {"self_attn.k_proj", qkv, Q, K, C},
                                          {"self_attn.v_proj", qkv, Q + K, K, C},
                                          {"self_attn.o_proj", o, 0, C, Q}};
-    if (c.experts.number) return modules;  // the feed-forward differs between layers, and an expert has no adapters
-    modules.insert(modules.end(),
-                   {{"mlp.gate_proj", gate_up, 0, F, C}, {"mlp.up_proj", gate_up, F, F, C}, {"mlp.down_proj", down, 0, C, F}});
+    const auto add = [&](const char *gate, const char *up, const char *down, Linear in, Linear out, size_t width) {
+        modules.insert(modules.end(), {{gate, in, 0, width, C}, {up, in, width, width, C}, {down, out, 0, C, width}});
+    };
+    const ExpertConfig &e = c.experts;
+    if (e.number == 0 || std::ranges::count(e.layers, false))
+        add("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", gate_up, Linear::down, F);
+    if (e.number && c.family == "mixtral")
+        add("block_sparse_moe.experts.w1", "block_sparse_moe.experts.w3", "block_sparse_moe.experts.w2", experts_gate_up,
+            experts_down, e.F);
+    else if (e.number)
+        add("mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj", experts_gate_up, experts_down, e.F);
+    if (e.shared_F)
+        add("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj", shared_gate_up,
+            shared_down, e.shared_F);
     return modules;
 }
 
@@ -48,16 +58,41 @@ LinearShape linear_shape(const ModelConfig &c, Linear matrix) {
         case Linear::qkv: return {c.C, Q + 2 * K};
         case Linear::o: return {Q, c.C};
         case Linear::gate_up: return {c.C, c.gpt2() ? c.F : 2 * c.F};
-        case Linear::down: break;
+        case Linear::down: return {c.F, c.C};
+        case Linear::experts_gate_up: return {c.C, 2 * c.experts.F};
+        case Linear::experts_down: return {c.experts.F, c.C};
+        case Linear::shared_gate_up: return {c.C, 2 * c.experts.shared_F};
+        case Linear::shared_down: break;
     }
-    return {c.F, c.C};
+    return {c.experts.shared_F, c.C};
 }
 
-static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }
+bool has_module(const ModelConfig &c, size_t l, const LinearModule &m) {
+    const bool dense = m.matrix == Linear::gate_up || m.matrix == Linear::down;
+    return of_attention(m.matrix) || dense != c.has_experts(l);
+}
 
-// A target is the name of a module, with or without its prefix; all-linear is all of them.
-static bool is_target(const LinearModule &m, const std::string &target) {
-    return target == "all-linear" || target == m.name || target == short_name(m);
+size_t copies(const ModelConfig &c, const LinearModule &m) { return of_experts(m.matrix) ? c.experts.number : 1; }
+
+std::string copy_name(const LinearModule &m, size_t i) {
+    const std::string name = m.name;
+    return of_experts(m.matrix) ? name.substr(0, name.rfind('.') + 1) + std::to_string(i) + name.substr(name.rfind('.')) : name;
+}
+
+// The names of a module in all layers, and of all experts: "model.layers.3.mlp.experts.5.gate_proj".
+static std::vector<std::string> names_in_layers(const ModelConfig &c, const LinearModule &m) {
+    std::vector<std::string> names;
+    for (size_t l = 0; l < c.L; l++)
+        for (size_t i = 0; has_module(c, l, m) && i < copies(c, m); i++) names.push_back(layer_name(c, l) + copy_name(m, i));
+    return names;
+}
+
+static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).rfind('.') + 1); }
+
+// A target is the end of a module's name, as in PEFT; all-linear is all of them, but of a mixture of experts those of attention.
+static bool is_target(const ModelConfig &c, const LinearModule &m, const std::string &target) {
+    if (target == "all-linear") return c.experts.number == 0 || of_attention(m.matrix);
+    return target == m.name || std::string(m.name).ends_with("." + target);
 }
 
 // The shortest names that mean these modules and no others: "q_proj", but of GPT-2, which has two modules c_proj, "attn.c_proj" if it is one of them.
@@ -74,6 +109,14 @@ static std::vector<std::string> target_names(const ModelConfig &c, const std::ve
 // PEFT takes a text that is no name for a regular expression, of a module with its layer: it matches the whole of model.layers.3.self_attn.q_proj.
 static bool is_expression(const std::string &target) { return target.find_first_of("\\[](){}*+?|^$") != target.npos; }
 
+// How many of a module's names are meant, and how many there are, for a message; empty if all or none are.
+static std::string some_names(const LinearModule &m, size_t meant, size_t all) {
+    if (meant == 0 || meant == all) return "";
+    const char *const of = of_experts(m.matrix) ? "experts" : "layers";
+    return format("%s of %zu %s, but the model has %zu, and all or none of them have an adapter",
+                  of_experts(m.matrix) ? short_name(m).c_str() : m.name, meant, of, all);
+}
+
 std::vector<std::string> without_expressions(const ModelConfig &c, const std::vector<std::string> &targets) {
     std::vector<std::string> out;
     for (const std::string &target : targets) {
@@ -88,12 +131,12 @@ std::vector<std::string> without_expressions(const ModelConfig &c, const std::ve
             die("the target \"%s\" is no regular expression: %s\n  fix: the names of modules", target.c_str(), error.what());
         }
         for (const LinearModule &m : linear_modules(c)) {
-            size_t layers = 0;
-            for (size_t l = 0; l < c.L; l++) layers += std::regex_match(layer_name(c, l) + m.name, expression);
-            if (layers != 0 && layers != c.L)
-                die("the target \"%s\" matches %s of %zu layers, but the model has %zu, and all or none of them have an adapter\n  fix: an expression for all layers",
-                    target.c_str(), m.name, layers, c.L);
-            if (layers) out.push_back(m.name);
+            const auto names = names_in_layers(c, m);
+            const auto meant =
+                size_t(std::ranges::count_if(names, [&](const std::string &name) { return std::regex_match(name, expression); }));
+            if (const std::string some = some_names(m, meant, names.size()); !some.empty())
+                die("the target \"%s\" matches %s\n  fix: an expression for all", target.c_str(), some.c_str());
+            if (meant) out.push_back(m.name);
         }
         if (out.empty())
             die("the target \"%s\" matches no linear layer of the model, such as %s%s\n  fix: all-linear, or names",
@@ -106,14 +149,14 @@ std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
     std::vector<LinearModule> out;
     if (c.lora.rank == 0) return out;
     for (const LinearModule &m : linear_modules(c))
-        if (std::ranges::any_of(c.lora.targets, [&](const std::string &target) { return is_target(m, target); }))
+        if (std::ranges::any_of(c.lora.targets, [&](const std::string &target) { return is_target(c, m, target); }))
             out.push_back(m);
     return out;
 }
 
 size_t trained_parameters(const ModelConfig &c) {
     size_t count = 0;
-    for (const LinearModule &m : adapted_modules(c)) count += c.L * c.lora.rank * (m.IC + m.OC);
+    for (const LinearModule &m : adapted_modules(c)) count += names_in_layers(c, m).size() * c.lora.rank * (m.IC + m.OC);
     return count + (c.lora.embedding + c.lora.head) * c.V * c.C + (c.reward ? c.C : 0);
 }
 
@@ -123,14 +166,22 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
     std::string names;
     for (const std::string &name : target_names(c, modules)) names += ", " + name;
     for (const std::string &target : lora.targets)
-        if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(m, target); }))
+        if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(c, m, target); }))
             die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s",
                 target.c_str(), dir.c_str(), names.c_str());
     if (lora.targets.empty()) die("--lora_targets is empty\n  fix: all-linear%s", names.c_str());
-    for (const LinearModule &m : adapted_modules(c))
+    size_t halves = 0;  // of the experts' gate_up
+    for (const LinearModule &m : adapted_modules(c)) {
+        halves += m.matrix == Linear::experts_gate_up;
+        if (lora.dropout > 0 && c.experts.number && !of_attention(m.matrix))
+            die("lora_dropout is %g, but in a mixture of experts adapters of the feed-forward, such as %s, have none, as in PEFT\n  fix: a lora_dropout of 0, or targets of attention alone",
+                lora.dropout, m.name);
         if (lora.rank > std::min(m.IC, m.OC))
             die("--lora_rank %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: a rank of at most %zu, or --lora_targets without %s",
                 lora.rank, short_name(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC), short_name(m).c_str());
+    }
+    if (halves == 1)
+        die("the targets have one of the experts' gate and up projections, which PEFT takes for one matrix, and loads both or none\n  fix: both as targets, or none of them");
 }
 
 // ---- adapter_config.json --------------------------------------------------------------------------------------------------------------
@@ -141,12 +192,9 @@ static const std::string adapter_config = "/adapter_config.json";
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"ensure_weight_tying", false},
                                                             {"bias", "none"},
-                                                            {"rank_pattern", json::object()},
-                                                            {"alpha_pattern", json::object()},
                                                             {"layers_to_transform", {}},
                                                             {"layer_replication", {}},
                                                             {"exclude_modules", {}},
-                                                            {"target_parameters", {}},
                                                             {"trainable_token_indices", {}},
                                                             {"megatron_config", {}},
                                                             {"alora_invocation_tokens", {}},
@@ -158,26 +206,54 @@ static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"monteclora_config", {}},
                                                             {"velora_config", {}}};
 
+// PEFT names the experts of Qwen2-MoE by transformers' parameters, in which gate and up are one: the rank and alpha of both are their sums. The tensors of the
+// adapter belong to single experts in any case.
+static constexpr const char *experts_gate_up_name = "mlp.experts.gate_up_proj", *experts_down_name = "mlp.experts.down_proj";
+static bool is_named_parameter(const ModelConfig &c, Linear matrix) {
+    return c.family == "qwen2_moe" && std::ranges::count(adapted_modules(c), matrix, &LinearModule::matrix) > 0;
+}
+static json number(double x) { return x == std::floor(x) ? json(int64_t(x)) : json(x); }
+static json pattern_of(const ModelConfig &c, double each) {
+    return is_named_parameter(c, Linear::experts_gate_up) ? json{{R"(.*\.gate_up_proj)", number(2 * each)}} : json::object();
+}
+
+static constexpr const char *of_all_experts =
+    "one tensor with the adapters of all experts, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another";
+
+static std::vector<std::string> read_parameters(const Fields &fields) {
+    const json *const value = fields.find("target_parameters");
+    std::vector<std::string> out;
+    for (const json &entry : value && value->is_array() ? *value : json::array())
+        out.push_back(entry.is_string() ? entry.get<std::string>() : entry.dump());
+    return out;
+}
+
 // Returns the names of modules that a list of targets means. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
 static std::vector<std::string> read_targets(const Fields &fields, const ModelConfig &config) {
+    const auto text = [](const json &entry) { return entry.is_string() ? entry.get<std::string>() : entry.dump(); };
+    std::set<std::string> names;
+    for (const std::string &parameter : read_parameters(fields)) {
+        const std::string end = ".weight";
+        if (parameter.ends_with(end)) names.insert(parameter.substr(0, parameter.size() - end.size()));
+        else if (parameter != experts_gate_up_name && parameter != experts_down_name)
+            fields.refuse("target_parameters", format("has \"%s\", %s", parameter.c_str(), of_all_experts));
+    }
     const json *value = fields.find("target_modules");
-    if (value && value->is_string()) return without_expressions(config, {*value});
-    if (!value || !value->is_array()) fields.refuse("target_modules", "is missing, or no list of names");
-    std::map<std::string, std::set<std::string>> layers;  // of each module that is named with its layer
+    if (value && value->is_string())
+        for (const std::string &name : without_expressions(config, {*value})) names.insert(name);
+    else if (value && value->is_array())
+        for (const json &entry : *value) names.insert(text(entry));
+    else fields.refuse("target_modules", "is missing, or no list of names");
     std::vector<std::string> out;
-    for (const json &entry : *value) {
-        const std::string name = entry.is_string() ? entry.get<std::string>() : entry.dump(), prefix = layers_of(config);
-        const size_t dot = name.starts_with(prefix) ? name.find('.', prefix.size()) : name.npos;
-        if (dot == name.npos) out.push_back(name);
-        else layers[name.substr(dot + 1)].insert(name.substr(prefix.size(), dot - prefix.size()));
+    for (const LinearModule &m : linear_modules(config)) {
+        const auto all = names_in_layers(config, m);
+        size_t meant = 0;
+        for (const std::string &name : all) meant += names.erase(name);
+        if (const std::string some = some_names(m, meant, all.size()); !some.empty())
+            fields.refuse("target_modules", "has " + some);
+        if (meant) out.push_back(m.name);
     }
-    for (const auto &[name, of] : layers) {
-        if (of.size() != config.L)
-            fields.refuse("target_modules",
-                          format("has %s of %zu layers, but the model has %zu, and all or none of them have an adapter",
-                                 name.c_str(), of.size(), config.L));
-        out.push_back(name);
-    }
+    out.insert(out.end(), names.begin(), names.end());
     return out;
 }
 
@@ -194,12 +270,14 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
         fields.refuse("fan_in_fan_out",
                       format("is %s, but weights of a %s model are stored as (%s)\n  fix: an adapter of this model",
                              turned ? "true" : "false", config.family.c_str(), turned ? "out, in" : "in, out"));
-    for (const auto &[name, plain] : not_in_lora)
-        if (const json *value = fields.find(name); value && *value != plain)
+    const auto expect = [&](const char *name, const json &plain) {
+        if (const json *value = fields.find(name); value && !value->empty() && *value != plain)
             fields.refuse(
                 name,
                 format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",
                        value->dump().c_str()));
+    };
+    for (const auto &[name, plain] : not_in_lora) expect(name, plain);
     LoraConfig lora;
     lora.rank = fields.count("r", 8), lora.alpha = fields.number("lora_alpha", 8),
     lora.dropout = fields.number("lora_dropout", 0);
@@ -222,6 +300,11 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     ModelConfig adapted = config;
     adapted.lora = lora;
     check_lora(adapted, dir);
+    for (const std::string &name : read_parameters(fields))
+        if ((name == experts_gate_up_name && !is_named_parameter(adapted, Linear::experts_gate_up)) ||
+            (name == experts_down_name && !is_named_parameter(adapted, Linear::experts_down)))
+            fields.refuse("target_parameters", format("has \"%s\", %s", name.c_str(), of_all_experts));
+    expect("rank_pattern", pattern_of(adapted, double(lora.rank))), expect("alpha_pattern", pattern_of(adapted, lora.alpha));
     return lora;
 }
 
@@ -248,24 +331,51 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
     if (lora.embedding) whole.push_back(config.gpt2() ? "wte" : "embed_tokens");
     if (lora.head) whole.push_back("lm_head");
     if (config.reward) whole.push_back("score");
-    write_json(dir + adapter_config,
-               {{"peft_type", "LORA"},
-                {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
-                {"base_model_name_or_path", base},
-                {"revision", nullptr},
-                {"inference_mode", true},
-                {"r", lora.rank},
-                {"lora_alpha", lora.alpha == std::floor(lora.alpha) ? json(int64_t(lora.alpha)) : json(lora.alpha)},
-                {"lora_dropout", lora.dropout},
-                {"use_rslora", lora.rslora},
-                {"bias", "none"},
-                {"fan_in_fan_out", config.gpt2()},
-                {"target_modules", target_names(config, adapted_modules(config))},
-                {"modules_to_save", whole},
-                {"init_lora_weights", true}});
+    // In other mixtures of experts PEFT takes names in the feed-forward for those of the experts' layers, and finds other layers by their weights.
+    const auto modules = adapted_modules(config);
+    json parameters;
+    std::vector<std::string> names = target_names(config, modules);
+    if (is_named_parameter(config, Linear::experts_gate_up)) parameters.push_back(experts_gate_up_name);
+    if (is_named_parameter(config, Linear::experts_down)) parameters.push_back(experts_down_name);
+    for (const LinearModule &m : modules)
+        if (config.experts.number && config.family != "qwen2_moe" && !of_attention(m.matrix) && !of_experts(m.matrix))
+            parameters.push_back(std::string(m.name) + ".weight"), std::erase(names, m.name);
+    write_json(dir + adapter_config, {{"peft_type", "LORA"},
+                                      {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
+                                      {"base_model_name_or_path", base},
+                                      {"revision", nullptr},
+                                      {"inference_mode", true},
+                                      {"r", lora.rank},
+                                      {"lora_alpha", number(lora.alpha)},
+                                      {"rank_pattern", pattern_of(config, double(lora.rank))},
+                                      {"alpha_pattern", pattern_of(config, lora.alpha)},
+                                      {"lora_dropout", lora.dropout},
+                                      {"use_rslora", lora.rslora},
+                                      {"bias", "none"},
+                                      {"fan_in_fan_out", config.gpt2()},
+                                      {"target_modules", names},
+                                      {"target_parameters", parameters},
+                                      {"modules_to_save", whole},
+                                      {"init_lora_weights", true}});
 }
 
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
+
+CostOf cost::adapters(const ModelConfig &c, Linear matrix) {
+    double in = 0, out = 0, number = 0;  // elements that each row has in, and out of, the adapters of this matrix
+    if (c.lora.rank)
+        for (const LinearModule &m : adapted_modules(c))
+            if (m.matrix == matrix) in += double(m.IC), out += double(m.OC), number++;
+    const size_t E = of_experts(matrix) ? c.experts.number : 1, K = of_experts(matrix) ? c.experts.chosen : 1;
+    return [=, r = double(c.lora.rank)](const Work &w, Pass pass, size_t) -> Cost {
+        const double rows = double(w.T * K), s = double(w.element);
+        const double held = double(ceil_div(E, w.expert_ranks)), read = std::min(held, rows);  // adapters of each module
+        if (pass != Pass::backward)
+            return {2 * rows * r * (in + out), s * (rows * (in + 2 * out) + read * r * (in + out) + 2 * rows * r * number)};
+        return {2 * rows * r * (3 * in + 2 * out),
+                s * (rows * (4 * in + 2 * out) + 2 * read * r * (in + out) + 6 * rows * r * number) + 8 * held * r * (in + out)};
+    };
+}
 
 CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     const auto [IC, OC] = linear_shape(c, matrix);
@@ -278,17 +388,11 @@ CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
         return cost;
     };
     if (c.lora.rank == 0) return product;
-    double in = 0, out = 0, adapters = 0;  // elements that each token has in, and out of, the adapters of this matrix
-    for (const LinearModule &m : adapted_modules(c))
-        if (m.matrix == matrix) in += double(m.IC), out += double(m.OC), adapters++;
-    return [=, r = double(c.lora.rank), IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t l) -> Cost {
+    const CostOf frozen = [=, IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t l) -> Cost {
         const double T = double(w.T), s = double(w.element);
-        const bool backward = pass == Pass::backward;
         Cost cost = product(w, pass, l);
-        if (backward) cost.flops = 2 * T * IC * OC, cost.bytes = s * (T * IC + IC * OC + T * OC);
-        cost.flops += 2 * T * r * (backward ? 3 * in + 2 * out : in + out);
-        cost.bytes += s * (backward ? T * (4 * in + 2 * out) : T * (in + 2 * out)) + (backward ? 8 + 2 * s : s) * r * (in + out) +
-                      s * T * r * adapters * (backward ? 6 : 2);
+        if (pass == Pass::backward) cost.flops = 2 * T * IC * OC, cost.bytes = s * (T * IC + IC * OC + T * OC);
         return cost;
     };
+    return cost::sum({frozen, cost::adapters(c, matrix)});
 }

@@ -11,15 +11,22 @@
 #include "op_list.h"
 #include "table.h"
 
-// The matrices of a layer that adapters may belong to, as stored in memory. GPT-2's feed-forward has no gate: its gate_up is up alone.
-enum class Linear { qkv, o, gate_up, down };
+// The matrices of a layer that adapters may belong to, as stored in memory. GPT-2's feed-forward has no gate: its gate_up is up alone. In place of gate_up and
+// down, layers with experts (experts.h) have matrices of each expert, and those of a shared one.
+enum class Linear { qkv, o, gate_up, down, experts_gate_up, experts_down, shared_gate_up, shared_down };
+inline constexpr size_t linear_matrices = 8;
+inline bool of_attention(Linear matrix) { return matrix == Linear::qkv || matrix == Linear::o; }
+inline bool of_experts(Linear matrix) { return matrix == Linear::experts_gate_up || matrix == Linear::experts_down; }
 
-// A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix.
+// A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix. If it is of experts, each of them has one.
 struct LinearModule {
-    const char *name;  // "self_attn.q_proj"; layer_name() is its prefix
+    const char *name;  // "self_attn.q_proj", "mlp.experts.gate_proj"; layer_name() is its prefix
     Linear matrix;
     size_t first, OC, IC;
 };
+bool has_module(const ModelConfig &config, size_t l, const LinearModule &module);  // whether layer l has it
+size_t copies(const ModelConfig &config, const LinearModule &module);              // in a layer: one, or one an expert
+std::string copy_name(const LinearModule &module, size_t i);                       // "mlp.experts.3.gate_proj"
 struct LinearShape {
     size_t IC, OC;
 };
@@ -46,7 +53,7 @@ template <class S> struct LinearWeights {
     S *weight, *bias;  // (OC, IC), (OC) or null
 };
 template <class S> struct Adapter {
-    S *a, *b;  // (rank, IC), (OC, rank)
+    S *a, *b;  // (rank, IC), (OC, rank)   of experts (E / N, rank, IC), (E / N, OC, rank)   null in layers without the module
 };
 template <class S> using Adapters = std::vector<std::vector<Adapter<S>>>;  // (L)(adapted modules)
 
@@ -56,7 +63,7 @@ template <class S> Table lora_table(const ModelConfig &c, const Table &base, Ada
     const size_t r = c.lora.rank;
     const auto modules = adapted_modules(c);
     t.table.positions = base.positions, t.table.head = base.head;
-    adapters.assign(c.L, {});
+    adapters.assign(c.L, std::vector<Adapter<S>>(modules.size()));
     for (size_t u = 0; u < base.units.size(); u++) {
         const bool is_embedding = u == 0 && c.lora.embedding, is_head = u == base.head && (c.reward || c.lora.head),
                    is_layer = u > 0 && u <= c.L;
@@ -64,12 +71,19 @@ template <class S> Table lora_table(const ModelConfig &c, const Table &base, Ada
         if (is_embedding) t.add(true, embedding_name(c), &t.embed, {c.V, c.C}, Tensor::normal, true);
         if (is_head) t.add_head_tensor(c);
         if (!is_layer) continue;
-        for (const LinearModule &m : modules) {
-            Adapter<S> adapter;
-            t.add(true, format("%s.lora_A.weight", m.name).c_str(), &adapter.a, {r, m.IC}, Tensor::lora_a, true);
-            t.add(true, format("%s.lora_B.weight", m.name).c_str(), &adapter.b, {m.OC, r}, Tensor::lora_b, true);
-            adapters[u - 1].push_back(adapter);
-        }
+        const auto add = [&](size_t i, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init) {
+            for (size_t e = 0; e < copies(c, modules[i]); e++)
+                t.add(true, (copy_name(modules[i], e) + name).c_str(), e == 0 ? member : nullptr, shape, init, true);
+            if (of_experts(modules[i].matrix)) t.end_experts();
+        };
+        for (const bool first : {true, false})  // the experts' tensors come first, as in the model's own table
+            for (size_t i = 0; i < modules.size(); i++) {
+                const LinearModule &m = modules[i];
+                Adapter<S> &adapter = adapters[u - 1][i];
+                if (of_experts(m.matrix) != first || !has_module(c, u - 1, m)) continue;
+                add(i, ".lora_A.weight", &adapter.a, {r, m.IC}, Tensor::lora_a);
+                add(i, ".lora_B.weight", &adapter.b, {m.OC, r}, Tensor::lora_b);
+            }
     }
     return t.table;
 }
@@ -77,7 +91,8 @@ template <class S> Table lora_table(const ModelConfig &c, const Table &base, Ada
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
 
 namespace cost {
-// A product with a layer's matrix and its adapters, or the product alone if there are none. The gradient of a frozen matrix is not computed. The
-// backward pass computes x A^T once more, and then four small products.
+// The products with the adapters of a matrix. The backward pass computes x A^T once more, and then four small products.
+CostOf adapters(const ModelConfig &c, Linear matrix);
+// A product with a layer's matrix and its adapters, or the product alone if there are none. The gradient of a frozen matrix is not computed.
 CostOf linear(const ModelConfig &c, Linear matrix, size_t more = 0);
 }  // namespace cost

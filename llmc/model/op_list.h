@@ -128,6 +128,7 @@ inline CostOf sum(std::vector<CostOf> of) {
         for (const CostOf &cost : of) {
             const Cost c = cost(w, pass, l);
             total.flops += c.flops, total.bytes += c.bytes, total.logits += c.logits, total.sent += c.sent;
+            total.rounded += c.rounded;
         }
         return total;
     };

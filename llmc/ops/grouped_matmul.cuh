@@ -155,70 +155,71 @@ __device__ inline GroupOfTile find_group(const int32_t *starts, size_t E, unsign
 // A block computes a tile of rows of one group. The kernel makes 2 R IC OC FLOP and reads each matrix once for every 64 rows.
 template <class X, bool wide>
 __global__ void __launch_bounds__(GroupedTile<X>::threads)
-    grouped_matmul_forward_kernel1(X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t IC, size_t OC) {
+    grouped_matmul_forward_kernel1(X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t IC, size_t OC,
+                                   size_t ld, bool accumulate) {
     const auto [e, first] = find_group(starts, E, blockIdx.x, GroupedTile<X>::rows);
     if (e == E) return;
     const size_t begin = size_t(starts[e]), n = size_t(starts[e + 1]) - begin;
-    grouped_product<X, wide>(out + begin * OC, OC, GroupedFactor<X, true>{x + begin * IC, IC, n},
+    grouped_product<X, wide>(out + begin * ld, ld, GroupedFactor<X, true>{x + begin * IC, IC, n},
                              GroupedFactor<X, true>{w + e * OC * IC, IC, OC}, first, blockIdx.y * size_t(GroupedTile<X>::columns),
-                             IC, false);
+                             IC, accumulate);
 }
 
 template <class X, bool wide>
 __global__ void __launch_bounds__(GroupedTile<X>::threads)
-    grouped_matmul_backward_input_kernel1(X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t IC,
-                                          size_t OC) {
+    grouped_matmul_backward_input_kernel1(X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t IC, size_t OC,
+                                          size_t ld, bool accumulate) {
     const auto [e, first] = find_group(starts, E, blockIdx.x, GroupedTile<X>::rows);
     if (e == E) return;
     const size_t begin = size_t(starts[e]), n = size_t(starts[e + 1]) - begin;
-    grouped_product<X, wide>(dx + begin * IC, IC, GroupedFactor<X, true>{dout + begin * OC, OC, n},
+    grouped_product<X, wide>(dx + begin * IC, IC, GroupedFactor<X, true>{dout + begin * ld, ld, n},
                              GroupedFactor<X, false>{w + e * OC * IC, IC, IC}, first,
-                             blockIdx.y * size_t(GroupedTile<X>::columns), OC, false);
+                             blockIdx.y * size_t(GroupedTile<X>::columns), OC, accumulate);
 }
 
 // A block computes a tile of the gradient of one group's matrix, over all rows of the group.
 template <class X, bool wide>
 __global__ void __launch_bounds__(GroupedTile<X>::threads)
     grouped_matmul_backward_weight_kernel1(float *dw, const X *dout, const X *x, const int32_t *starts, size_t IC, size_t OC,
-                                           bool accumulate) {
+                                           bool accumulate, size_t ld) {
     const size_t e = blockIdx.z, begin = size_t(starts[e]), n = size_t(starts[e + 1]) - begin;
-    grouped_product<X, wide>(dw + e * OC * IC, IC, GroupedFactor<X, false>{dout + begin * OC, OC, OC},
+    grouped_product<X, wide>(dw + e * OC * IC, IC, GroupedFactor<X, false>{dout + begin * ld, ld, OC},
                              GroupedFactor<X, false>{x + begin * IC, IC, IC}, blockIdx.y * size_t(GroupedTile<X>::rows),
                              blockIdx.x * size_t(GroupedTile<X>::columns), n, accumulate);
 }
 
-template <class X> bool grouped_is_wide(size_t IC, size_t OC, const X *a, const X *b) {
+template <class X> bool grouped_is_wide(size_t IC, size_t OC, const X *a, const X *b, size_t ld = 0) {
     constexpr int N = GroupedTile<X>::vector;
-    return IC % N == 0 && fit_vectors<N>(OC, a, b);
+    return IC % N == 0 && ld % N == 0 && fit_vectors<N>(OC, a, b);
 }
 template <class X> size_t grouped_row_tiles(size_t E, size_t R) { return R / GroupedTile<X>::rows + std::min(E, R); }  // at most
 
 template <class X>
 void grouped_matmul_forward(Cuda<X> dev, X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t R, size_t IC,
-                            size_t OC) {
+                            size_t OC, size_t ld = 0, bool accumulate = false) {
     launch(dev,
            grouped_is_wide(IC, OC, x, w) ? grouped_matmul_forward_kernel1<X, true> : grouped_matmul_forward_kernel1<X, false>,
            Grid{grouped_row_tiles<X>(E, R), ceil_div(OC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
-           sizeof(GroupedShared<X>), out, x, w, starts, E, IC, OC);
+           sizeof(GroupedShared<X>), out, x, w, starts, E, IC, OC, ld ? ld : OC, accumulate);
 }
 
 template <class X>
 void grouped_matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t R,
-                                   size_t IC, size_t OC) {
+                                   size_t IC, size_t OC, size_t ld = 0, bool accumulate = false) {
     launch(dev,
-           grouped_is_wide(IC, OC, dout, w) ? grouped_matmul_backward_input_kernel1<X, true>
-                                            : grouped_matmul_backward_input_kernel1<X, false>,
+           grouped_is_wide(IC, OC, dout, w, ld) ? grouped_matmul_backward_input_kernel1<X, true>
+                                                : grouped_matmul_backward_input_kernel1<X, false>,
            Grid{grouped_row_tiles<X>(E, R), ceil_div(IC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
-           sizeof(GroupedShared<X>), dx, dout, w, starts, E, IC, OC);
+           sizeof(GroupedShared<X>), dx, dout, w, starts, E, IC, OC, ld ? ld : OC, accumulate);
 }
 
 template <class X>
 void grouped_matmul_backward_weight(Cuda<X> dev, float *dw, const X *dout, const X *x, const int32_t *starts, size_t E, size_t,
-                                    size_t IC, size_t OC, bool accumulate) {
+                                    size_t IC, size_t OC, bool accumulate, size_t ld = 0) {
     launch(dev,
-           grouped_is_wide(IC, OC, dout, x) ? grouped_matmul_backward_weight_kernel1<X, true>
-                                            : grouped_matmul_backward_weight_kernel1<X, false>,
+           grouped_is_wide(IC, OC, dout, x, ld) ? grouped_matmul_backward_weight_kernel1<X, true>
+                                                : grouped_matmul_backward_weight_kernel1<X, false>,
            Grid{ceil_div(IC, GroupedTile<X>::columns), ceil_div(OC, GroupedTile<X>::rows), E}, GroupedTile<X>::threads,
-           sizeof(GroupedShared<X>), dw, dout, x, starts, IC, OC, accumulate);
+           sizeof(GroupedShared<X>), dw, dout, x, starts, IC, OC, accumulate, ld ? ld : OC);
 }
 }  // namespace CUDA_BACKEND

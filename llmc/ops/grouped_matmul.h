@@ -1,12 +1,15 @@
 // The products of rows with the matrices of their groups: an expert's tokens with its weights. The rows of group e are [starts[e], starts[e+1]),
 // and may be none.
 //
-//   grouped_matmul_forward        (dev, out, x, w, starts, E, R, IC, OC)       out[r,o] = sum_i x[r,i] w[e,o,i]      for row r of group e
-//   grouped_matmul_backward_input (dev, dx, dout, w, starts, E, R, IC, OC)     dx[r,i] = sum_o dout[r,o] w[e,o,i]
-//   grouped_matmul_backward_weight(dev, dw, dout, x, starts, E, R, IC, OC, accumulate)
+//   grouped_matmul_forward        (dev, out, x, w, starts, E, R, IC, OC, ld, accumulate)
+//                                 out[r,o] = sum_i x[r,i] w[e,o,i]             for row r of group e
+//   grouped_matmul_backward_input (dev, dx, dout, w, starts, E, R, IC, OC, ld, accumulate)
+//                                 dx[r,i] = sum_o dout[r,o] w[e,o,i]           if accumulate, out or dx += the same, with one more rounding
+//   grouped_matmul_backward_weight(dev, dw, dout, x, starts, E, R, IC, OC, accumulate, ld)
 //                                 dw[e,o,i] += sum_{r of e} dout[r,o] x[r,i]   if not accumulate, dw = the sum, which is 0 for a group without rows
 //
 //   x, dx (R, IC), w (E, OC, IC), out, dout (R, OC) X     dw (E, OC, IC) float     starts (E+1) int32, from 0 to R
+//   ld: elements from one row of out, or dout, to the next; those behind the first OC are neither read nor written. 0: OC.
 //   No output may alias an input. Sums are float, in an order that does not depend on threads, and rounded once. The bits of a row's results depend on R,
 //   but on no other row. The products use the scratch of matmul.h. Few rows read only the matrices of their groups, each once.
 #pragma once
@@ -17,10 +20,10 @@
 
 template <class X>
 void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t R, size_t IC,
-                            size_t OC);
+                            size_t OC, size_t ld = 0, bool accumulate = false);
 template <class X>
 void grouped_matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t R,
-                                   size_t IC, size_t OC);
+                                   size_t IC, size_t OC, size_t ld = 0, bool accumulate = false);
 template <class X>
 void grouped_matmul_backward_weight(Cpu<X> dev, float *dw, const X *dout, const X *x, const int32_t *starts, size_t E, size_t R,
-                                    size_t IC, size_t OC, bool accumulate);
+                                    size_t IC, size_t OC, bool accumulate, size_t ld = 0);

@@ -7,7 +7,7 @@
 // Bytes that all W ranks together send for a layer, if each has T tokens with K rows, of which (N - 1)/N go to other ranks, and b bytes an element of X:
 //
 //     forward    tokens, and outputs back                              W T K (N-1)/N * 2 C b
-//     backward   gradients of outputs, tokens if weights are trained,  W T K (N-1)/N * (3 C b + 8), frozen (2 C b + 8)
+//     backward   gradients of outputs, tokens if gate and up are trained, or their adapters,  W T K (N-1)/N * (3 C b + 8), frozen (2 C b + 8)
 //                gradients of tokens back; weights, and gradients back
 //     tokens once more                                                 W T K (N-1)/N * C b, if the backward pass recomputes the layer
 //     numbers of rows, whenever tokens are sent forward                W (N-1) E * 4 for each run of tokens
@@ -81,6 +81,7 @@ class ExpertTraffic {
 
 // The tokens of a call of a layer with experts: the rank's own, and those of the rank that has most of them. Only where ranks divide experts is the rest used.
 struct ExpertTokens {
+    size_t layer, first;  // of the row's tokens
     size_t own, most;
     Comm *comm;  // those ranks; null: there are none
     Memory *memory;

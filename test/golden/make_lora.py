@@ -14,12 +14,13 @@ writes, for each of these entries of CASES, or for all, test/golden/lora_NAME/:
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import peft
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from make import (HERE, LOGITS_DOCUMENTS, MAX_NORM, OPTIMIZER, STEPS, WEIGHT_DECAY, describe_gradient, evaluate, global_norm, load,
@@ -32,7 +33,7 @@ CASES = {  # name: base, LoRA's settings
     "mistral": ("mistral", dict(r=3, lora_alpha=6, target_modules=["k_proj", "o_proj", "gate_proj", "down_proj"])),
     "phi3": ("phi3", dict(r=2, lora_alpha=3, target_modules="all-linear")),
     "olmo2": ("olmo2", dict(r=3, lora_alpha=12, target_modules="all-linear")),
-    "qwen2_moe": ("qwen2_moe", dict(r=2, lora_alpha=4, target_modules=["q_proj", "o_proj"])),
+    "mixtral": ("mixtral", dict(r=2, lora_alpha=12, target_modules=["o_proj", "w1", "w2", "w3"])),
     "gpt2": ("gpt2", dict(r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=True)),
     "modules": ("llama3", dict(r=2, lora_alpha=4, target_modules=["q_proj", "down_proj"], modules_to_save=["embed_tokens", "lm_head"])),
     "tied": ("smollm2", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head"])),
@@ -48,16 +49,62 @@ def randomise(model, name):
                 p.normal_(generator=torch.Generator().manual_seed(stream_of(f"{name}.{tensor}"))).mul_(0.1)
 
 
+def of_expert(is_a, experts, halves, e, half, t):
+    if is_a:
+        return t.view(experts, halves, -1, t.shape[-1])[e, half]
+    return t.view(halves, t.shape[0] // halves, halves, -1, experts)[half, :, half, :, e]
+
+
+def parts(model):
+    """Lists the trained tensors by the names of files, each with a function that takes it out of a parameter, or of its gradient. PEFT has adapters of all
+    experts in one parameter, and those of gate and up side by side: A (experts, 2, r, C), and B (2, F, 2, r, experts), of which gate needs (0, :, 0), and up
+    (1, :, 1)."""
+    out = []
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if ".mlp.experts." not in name:
+            out.append((our_name(name), p, lambda t: t))
+            continue
+        experts, halves = model.config.num_local_experts, 2 if "base_layer" in name else 1
+        prefix, is_a = our_name(name).split(".mlp.")[0] + ".block_sparse_moe.experts", "lora_A" in name
+        for e in range(experts):
+            for half, module in enumerate(["w1", "w3"] if halves == 2 else ["w2"]):
+                out.append((f"{prefix}.{e}.{module}.lora_{'A' if is_a else 'B'}.weight", p, partial(of_expert, is_a, experts, halves, e, half)))
+    return out
+
+
+def freeze_the_rest(model):
+    """What belongs to no tensor of the files, such as the gate's A times the up projection's B, is and stays 0."""
+    masks = {}
+    for name, p, take in parts(model):
+        take(masks.setdefault(p, torch.zeros_like(p))).fill_(1)
+    with torch.no_grad():
+        for p, mask in masks.items():
+            p.mul_(mask)
+            p.register_hook(lambda gradient, mask=mask: gradient * mask)
+
+
+def save_by_expert(folder, model, settings):
+    path = folder / "adapter_config.json"
+    changes = dict(settings, target_parameters=None, rank_pattern={}, alpha_pattern={})
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    save_file({f"base_model.model.{name}": take(p.data).contiguous() for name, p, take in parts(model)}, folder / "adapter_model.safetensors")
+
+
 def adapted(folder, name, base, settings, task):
     """PEFT saves the adapter in bfloat16, or in float32 beside a model in float32. Then it is widened with its model."""
     config = peft.LoraConfig(task_type=task, init_lora_weights=False, **settings)
     model = peft.get_peft_model(base, config).eval()
     randomise(model, name)
+    freeze_the_rest(model)
     if name != "qwen3":
         for p in model.parameters():
             p.data = p.data.to(torch.bfloat16) if p.requires_grad else p.data
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
+    if base.config.model_type == "mixtral":
+        save_by_expert(folder, model, settings)
     (folder / "README.md").unlink(missing_ok=True)
     path = folder / "adapter_config.json"
     saved = json.loads(path.read_text())
@@ -71,11 +118,7 @@ def our_name(name):
 
 
 def describe_gradients(model):
-    out = {}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            out[our_name(name)] = describe_gradient(our_name(name), p.grad.numpy().ravel())
-    return out
+    return {name: describe_gradient(name, take(p.grad).numpy().ravel()) for name, p, take in parts(model)}
 
 
 def train(model, tokens, masks):
@@ -107,7 +150,7 @@ def bf16_gradient_error(folder, base, tokens, masks):
     with widened(load(HERE / base, torch.float64)):
         evaluate(exact, tokens, masks)[0].backward()
     evaluate(rounded, tokens, masks)[0].backward()
-    gradients = [torch.cat([p.grad.double().flatten() for p in m.parameters() if p.requires_grad]) for m in (exact, rounded)]
+    gradients = [torch.cat([take(p.grad.double()).flatten() for _, p, take in parts(m)]) for m in (exact, rounded)]
     return ((gradients[1] - gradients[0]).norm() / gradients[0].norm()).item()
 
 

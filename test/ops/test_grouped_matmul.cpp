@@ -67,6 +67,47 @@ TYPED_TEST(GroupedMatmul, EqualsReference) {
     }
 }
 
+// Columns [first, first + OC) of wider rows are added to, or read, as adapters of one half of a matrix do; the others stay.
+TYPED_TEST(GroupedMatmul, AddsToSomeColumns) {
+    using X = typename TypeParam::X;
+    for (const size_t first : {8, 3}) {  // with vectors and without
+        const size_t E = 3, R = 90, IC = 16, OC = 24, ld = first + OC + 8;
+        const std::vector<int32_t> starts = {0, 70, 70, 90};
+        const auto x = random_values<X>(R * IC, 1), w = random_values<X>(E * OC * IC, 2), dout = random_values<X>(R * ld, 3),
+                   out_before = random_values<X>(R * ld, 4), dx_before = random_values<X>(R * IC, 5);
+        SameBits same;
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            dev = this->context.device(dev);
+            Array<X> d_x(x), d_w(w), d_dout(dout), out(out_before), dx(dx_before), few(out_before);
+            Array<float> dw(E * OC * IC);
+            Array<int32_t> d_starts(starts), few_starts(std::vector<int32_t>{0, 0, 1, 2});
+            grouped_matmul_forward(dev, out.data() + first, d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC, ld, true);
+            grouped_matmul_forward(dev, few.data() + first, d_x.data(), d_w.data(), few_starts.data(), E, 2, IC, OC, ld, true);
+            grouped_matmul_backward_input(dev, dx.data(), d_dout.data() + first, d_w.data(), d_starts.data(), E, R, IC, OC, ld,
+                                          true);
+            grouped_matmul_backward_weight(dev, dw.data(), d_dout.data() + first, d_x.data(), d_starts.data(), E, R, IC, OC,
+                                           false, ld);
+            std::vector<double> want_out = widen(out_before), want_few = want_out, want_dx = widen(dx_before),
+                                want_dw(E * OC * IC);
+            const auto wide_x = widen(x), wide_w = widen(w), wide_dout = widen(dout);
+            for (size_t e = 0; e < E; e++)
+                for (size_t r = size_t(starts[e]); r < size_t(starts[e + 1]); r++)
+                    for (size_t o = 0; o < OC; o++)
+                        for (size_t i = 0; i < IC; i++) {
+                            const size_t at = r * ld + first + o, weight = (e * OC + o) * IC + i;
+                            want_out[at] += wide_x[r * IC + i] * wide_w[weight];
+                            want_dx[r * IC + i] += wide_dout[at] * wide_w[weight];
+                            want_dw[weight] += wide_dout[at] * wide_x[r * IC + i];
+                            if (r < 2) want_few[at] += wide_x[r * IC + i] * wide_w[((1 + r) * OC + o) * IC + i];
+                        }
+            const double sums = 1e-4, rounding = 64 * unit_roundoff<X> + sums;
+            expect_close("out", out.values(), want_out, rounding), expect_close("few rows", few.values(), want_few, rounding);
+            expect_close("dx", dx.values(), want_dx, rounding), expect_close("dw", dw.values(), want_dw, sums);
+            same(out.values(), few.values(), dx.values(), dw.values());
+        });
+    }
+}
+
 // A row's results are the same whatever the other rows of its group are, and in whichever group they are. With many groups, rows are few.
 TYPED_TEST(GroupedMatmul, RowsDoNotMix) {
     using X = typename TypeParam::X;

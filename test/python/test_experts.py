@@ -127,9 +127,80 @@ def test_adapters_are_of_attention_and_experts_may_be_quantised(tmp_path):
     assert of_merged == pytest.approx(eval_loss(data=RUN["data"], model=MODEL, adapter=tmp_path / "out", load_in="4bit", max_len=128), rel=1e-5)
 
 
-def test_adapters_of_experts_are_refused(tmp_path):
-    refused(command("sft", **RUN, output_dir=tmp_path / "out", lora_rank=2, lora_targets="q_proj,gate_proj"), "--lora_targets has \"gate_proj\"",
-            "all-linear, q_proj, k_proj, v_proj, o_proj")
+ADAPTED = {**RUN, "lora_rank": 3, "lora_targets": "q_proj,gate_proj,up_proj,down_proj", "learning_rate": 1e-2, "max_steps": 4}
+
+
+def adapters(output):
+    return read_tensors(output / "adapter_model.safetensors")
+
+
+def near_adapters(output, other):
+    """Within a tenth of what one step of AdamW may change."""
+    got, want = adapters(output), adapters(other)
+    assert list(got) == list(want)
+    assert max(np.abs(got[name] - want[name]).max() for name in want) <= 1e-3
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    output = tmp_path_factory.mktemp("run") / "adapted"
+    train(output, **ADAPTED)
+    return output
+
+
+def test_experts_have_adapters_on_request(adapted, tmp_path):
+    tensors = adapters(adapted)
+    layer = "base_model.model.model.layers.{}.mlp.{}.lora_{}.weight".format
+    assert tensors[layer(2, "experts.6.up_proj", "A")].shape == (3, 24) and tensors[layer(2, "experts.6.down_proj", "B")].shape == (24, 3)
+    assert tensors[layer(0, "shared_expert.gate_proj", "B")].shape == (16, 3) and tensors[layer(1, "down_proj", "A")].shape == (3, 32)
+    assert len(tensors) == 2 * (3 + 2 * 3 * (7 + 1) + 3)  # three layers, of which one is dense
+    assert log_lines(adapted)[0]["model"]["trained"] == sum(t.size for t in tensors.values())
+    succeeds(merging(model=MODEL, adapter=adapted, output_dir=tmp_path / "merged", export_dtype="f32"))
+    one, other = (eval_loss(data=RUN["data"], max_len=128, **more) for more in ({"model": tmp_path / "merged"}, {"model": MODEL, "adapter": adapted}))
+    assert one == pytest.approx(other, rel=1e-6) and one < eval_loss(data=RUN["data"], model=MODEL, max_len=128) - 0.1
+
+
+@pytest.mark.parametrize("more", [{"ranks": 2, "zero_stage": 1}, {"ranks": 2, "zero_stage": 3, "recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}])
+def test_adapters_of_experts_on_ranks(more, adapted, tmp_path):
+    train(tmp_path / "out", **ADAPTED, **more)
+    near_adapters(tmp_path / "out", adapted)
+
+
+@pytest.mark.parametrize("more", [{}, {"load_in": "8bit", "optimizer": "muon", "router_aux_loss_coef": 0.1}])
+def test_adapters_of_experts_are_resumed(more, tmp_path):
+    expect_resumed(lambda output, **saves: train(output, **ADAPTED, **more, **saves), tmp_path, 2)
+
+
+def test_adapters_of_experts_beside_a_quantised_base(tmp_path):
+    more = {"load_in": "4bit"}
+    train(tmp_path / "out", **ADAPTED, **more)
+    succeeds(merging(model=MODEL, adapter=tmp_path / "out", output_dir=tmp_path / "merged", export_dtype="f32", **more))
+    of_merged = eval_loss(data=RUN["data"], model=tmp_path / "merged", max_len=128)
+    assert of_merged == pytest.approx(eval_loss(data=RUN["data"], model=MODEL, adapter=tmp_path / "out", max_len=128, **more), rel=1e-5)
+
+
+@pytest.mark.parametrize("more, parts", [
+    ({"lora_targets": "q_proj,w1"}, ["--lora_targets has \"w1\"", "fix: all-linear, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"]),
+    ({"lora_targets": "up_proj"}, ["one of the experts' gate and up projections", "fix: both"]),
+    ({"lora_dropout": 0.1}, ["lora_dropout is 0.1, but in a mixture of experts", "fix: a lora_dropout of 0"]),
+    ({"lora_rank": 9}, ["--lora_rank 9 is larger than gate_proj", "(8, 24)", "a rank of at most 8"])])
+def test_adapters_of_experts_that_cannot_be(more, parts, tmp_path):
+    refused(command("sft", **{**ADAPTED, **more}, output_dir=tmp_path / "out"), *parts)
+
+
+@pytest.mark.parametrize("change, part", [
+    (lambda tensors: {name: t for name, t in tensors.items() if ".experts.6." not in name}, "experts.6.gate_proj.lora_A.weight is missing"),
+    (lambda tensors: {**tensors, **{name.replace(".6.", ".7."): t for name, t in tensors.items() if ".experts.6." in name}}, ".experts.7."),
+    (lambda tensors: {name: t[:2] if ".experts.0.up_proj.lora_A" in name else t for name, t in tensors.items()}, "has (2, 24) and not (3, 24)")])
+@pytest.mark.parametrize("task", ["eval", "merge", "sft"])
+def test_adapters_of_other_experts_are_refused(task, change, part, adapted, tmp_path):
+    other = shutil.copytree(adapted, tmp_path / "adapter")
+    write_tensors(other / "adapter_model.safetensors", {name: np.ascontiguousarray(t) for name, t in change(adapters(other)).items()})
+    words = {"merge": merging(model=MODEL, adapter=other, output_dir=tmp_path / "out"),
+             "eval": command("eval", model=MODEL, adapter=other, data=RUN["data"], max_len=128),
+             "sft": command("sft", **RUN, adapter=other, output_dir=tmp_path / "out")}[task]
+    result = call(words)
+    assert result.returncode == 1 and part in result.stderr and result.stderr.count("train_llama: ") == 1
 
 
 # ---- files
@@ -209,6 +280,24 @@ def test_preferences_with_divided_experts(task, more, tmp_path):
     train(tmp_path / "out", task=task, **run, **DIVIDED)
     losses = [[line["loss"] for line in log_lines(tmp_path / name) if "loss" in line] for name in ("one", "out")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("more", [{"zero_stage": 0}, {"zero_stage": 2, "recompute": "layer"}, {"zero_stage": 1, "ring_attn_size": 2, "optimizer": "muon"}])
+def test_adapters_of_divided_experts(more, tmp_path):
+    lora = {**MIXTRAL, "lora_rank": 2, "lora_targets": "q_proj,w1,w2,w3", "learning_rate": 1e-2}
+    train(tmp_path / "one", **lora, optimizer=more.get("optimizer"))
+    train(tmp_path / "out", **lora, **DIVIDED, **more)
+    near_adapters(tmp_path / "out", tmp_path / "one")
+    assert all(line["sent_experts"] > 0 for line in log_lines(tmp_path / "out") if "loss" in line)
+
+
+def test_checkpoints_of_adapters_of_divided_experts(tmp_path):
+    lora = {**MIXTRAL, "lora_rank": 2, "lora_targets": "w1,w2,w3", "save_steps": 2, "max_steps": 4}
+    train(tmp_path / "straight", **lora, **DIVIDED)
+    for name, more in {"again": DIVIDED, "one": {}, "two": {"ranks": 2, "zero_stage": 2}}.items():
+        output = shutil.copytree(tmp_path / "straight", tmp_path / name)
+        train(output, **lora, **more, resume=output / "step_2")
+        near_adapters(output, tmp_path / "straight")
 
 
 @pytest.mark.parametrize("more, parts", [
