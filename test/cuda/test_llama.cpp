@@ -67,7 +67,8 @@ TEST_P(AdapterGoldens, EqualPeft) {
     expect_losses(device<CudaF32>(), g, {2});
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, AdapterGoldens, testing::Values("lora_qwen2", "lora_phi3", "lora_gpt2"), family_name);
+INSTANTIATE_TEST_SUITE_P(Families, AdapterGoldens, testing::Values("lora_qwen2", "lora_phi3", "lora_gpt2", "lora_mixtral"),
+                         family_name);
 
 // ---- ranks ----------------------------------------------------------------------------------------------------------------------------
 
