@@ -25,7 +25,7 @@ PIPES = "pipes"
 # Columns whose sum over a version's kernels says something; * launches where a column is of one launch.
 ACCESSES = ["loads", "stores", "shared loads", "shared stores", "requests", "sectors", "wavefronts", "conflicts", "barriers"]
 GPUS = ["H100 us", "H200 us", "A100 us", "RTX 4090 us"]
-RANGE = 2 / 3, 3 / 2  # of a predicted time, which holds for three of four versions: docs/gpu_model.md
+RANGE = 2 / 3, 3 / 2  # of a predicted time, which holds for nine of ten versions: docs/gpu_model.md
 
 
 def ladders():
@@ -149,7 +149,7 @@ have just edited.
 How to read a step. A version's idea is in the column that its limit is in: rope 3 has no fewer sectors but half the instructions, reduce 3 fewer barriers, attention_forward 5 half the barriers (and copies under way, which only the time shows), attention_forward 6 a fifth fewer
 sectors. matmul 4 takes four steps at once, and four columns say so: tensor cores (instructions), slabs of bf16 in place of floats (wavefronts), swizzled tiles (conflicts), slabs of 32 values of depth in place of 16 (barriers); the conflicts of matmul 3 are loads of 16 bytes that are the same in several quarters of a warp, which a GPU may answer at once. attention_backward 5 counts two kernels that the others leave to the harness or do not have, delta and the sum of the splits; its gain is the time of the longest block. classifier 5 shows in none: its exps are fewer (a fifth of the special
 unit's instructions, a tenth of the float ones), and its integers and barriers more; `--count` lists instructions by kind.
-attention_hopper 2 halves sectors and has no barriers, 3 and 4 order the same work otherwise: at the timed shape 10 and 4 % less time, and here a turn costs what it gains. hopper_copy 2 leaves addresses to TMA (instructions) and 3 has no conflicts, for an xor in each address. hopper_matmul 2 is instructions, too, 3 barriers, 4 and 5 sectors (the wavefronts of 5 fall because a multicast is counted as one write); that products wait behind each other is
+attention_hopper 2 halves sectors and has no barriers, 3 and 4 order the same work otherwise: at the timed shape 10 and 4 % less time, and here a turn costs what it gains. hopper_copy 2 leaves addresses to TMA (instructions) and 3 has no conflicts, for an xor in each address. hopper_matmul 2 is instructions, too, 3 barriers, 4 and 5 sectors ; that products wait behind each other is
 in the time alone, and a part of it only: the model's tensor cores are held up by shared memory in all of them.
 """ + "".join(sections[ladder] for ladder in sorted(sections))
 

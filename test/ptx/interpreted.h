@@ -26,7 +26,7 @@ inline constexpr const char *definition = R"(
 // %rd0 and %rd1 the arrays, %rd2 and %rd3 its own words of them, %r3 its own word of shared memory.
 inline constexpr const char *prologue = R"(
     .extern .shared .align 1024 .b8 buffer[];
-    .visible .entry kernel(.param .u64 kernel_param_0, .param .u64 kernel_param_1)
+    .visible .entry kernel(.param .u64 kernel_param_0, .param .u64 .ptr .global .align 1 kernel_param_1)
     {
     .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<99>; .reg .f32 %f<99>; .reg .f64 %fd<9>; .reg .b64 %rd<99>;
     ld.param.u64 %rd0, [kernel_param_0];

@@ -240,6 +240,7 @@ TEST(PtxHopper, RemoteArrivalsAndMulticast) {
                       both = load(1024, 0, 0, 0, ", %rs1");
     run(begin + expect(512) + only_first + both + wait() + show_copy + show + meet, 128, 2, 2);
     for (uint32_t n = 0; n < 256; n++) EXPECT_EQ(y[n], n % 128 / 16 * 32 + n % 16);
+    EXPECT_EQ(by_pipe[size_t(ptx::Pipe::copy)].wavefronts, 2u * 512 / 128) << "each block's shared memory is written";
     refused(begin + expect(512) + only_first + load() + wait() + show_copy + meet, "0 bytes of the 512", 128, 2, 2);
     refused(rank + initialise + announce + block_barrier + expect(512) + only_first + both + wait() + meet, "mbarrier", 128, 2,
             2);

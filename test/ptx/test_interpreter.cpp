@@ -149,6 +149,9 @@ TEST(PtxWarp, ShufflesAndVotes) {
     EXPECT_EQ(shuffled("down.b32 %r5|%p1, %r0, 3, 31")[9], 12u);
     EXPECT_EQ(shuffled("down.b32 %r5|%p1, %r0, 3, 31")[30], 30u);
     EXPECT_EQ(shuffled("idx.b32 %r5|%p1, %r0, 2, 6175")[29], 26u);  // segments of 8
+    for (const char *mode : {"up", "down", "bfly", "idx"})
+        EXPECT_EQ(shuffled(format("%s.b32 %%r5, %%r0, 3, 31", mode)), shuffled(format("%s.b32 %%r5|%%p1, %%r0, 3, 31", mode)))
+            << "the predicate may be left out";
     EXPECT_EQ(word("setp.lt.u32 %p1, %r0, 5;  vote.sync.ballot.b32 %r20, %p1, -1;"), 31u);
     EXPECT_EQ(word("setp.lt.u32 %p1, %r0, 5;  vote.sync.any.pred %p2, %p1, -1;  selp.u32 %r20, 1, 0, %p2;"), 1u);
     EXPECT_EQ(word("setp.lt.u32 %p1, %r0, 5;  vote.sync.all.pred %p2, %p1, -1;  selp.u32 %r20, 1, 0, %p2;"), 0u);

@@ -77,14 +77,18 @@ void check_global(Warp &w, int lane, const std::vector<Piece> &pieces) {
         if (!last.holds(p.global, bytes)) w.fail(lane, format("copies %zu bytes at ", bytes) + describe(w, p.global));
     }
 }
-void count_pieces(Warp &w, const std::vector<Piece> &pieces, bool writes) {
+// Of the copy's reads or writes of shared memory, in each of these blocks.
+void count_shared(Warp &w, const std::vector<Piece> &pieces, int blocks) {
+    if (!w.block->running->launch->count_memory) return;
+    const uint64_t wavefronts = ceil_div(pieces.size() * word, 128) * uint64_t(blocks);
+    w.count().wavefronts += wavefronts, w.count().least_wavefronts += wavefronts;
+}
+void count_global(Warp &w, const std::vector<Piece> &pieces, bool writes) {
     if (!w.block->running->launch->count_memory) return;
     std::vector<uint64_t> addresses;
     for (const Piece &p : pieces)
         if (p.from < p.to) addresses.push_back(p.global), addresses.push_back(p.global + p.to - p.from - 1);
     count_bulk(w, addresses, writes);
-    w.count().wavefronts += ceil_div(pieces.size() * word, 128),
-        w.count().least_wavefronts += ceil_div(pieces.size() * word, 128);
 }
 
 uint8_t *bytes_at(Cluster &cluster, unsigned rank, uint32_t shared) {
@@ -116,7 +120,8 @@ void start_inward(Warp &w, int lane, std::vector<Piece> pieces, uint32_t to, uin
     if (between)
         for (const Piece &p : copy.pieces)
             shared_place(w, lane, uint32_t(p.global), word), note_async_read(w, lane, uint32_t(p.global), word);
-    else count_pieces(w, copy.pieces, false);
+    else count_global(w, copy.pieces, false);
+    count_shared(w, copy.pieces, std::popcount(ranks) + between);
     copy.done = time_bulk_copy(w, copy.pieces.size() * word, between ? cluster_cycles : w.timing.memory);
     cluster.inward.push_back(std::make_shared<BulkCopy>(std::move(copy)));
 }
@@ -181,7 +186,8 @@ void start_outward(Warp &w, int lane, std::vector<Piece> pieces, Sum sum) {
     check_global(w, lane, copy.pieces);
     std::erase_if(copy.pieces, [](const Piece &p) { return p.from == p.to; });
     for (const Piece &p : copy.pieces) shared_place(w, lane, p.shared, word), note_async_read(w, lane, p.shared, word);
-    count_pieces(w, copy.pieces, true);
+    count_global(w, copy.pieces, true);
+    count_shared(w, copy.pieces, 1);
     copy.done = time_bulk_copy(w, copy.pieces.size() * word, 0);
     w.outward.push_back(std::make_shared<BulkCopy>(std::move(copy)));
 }

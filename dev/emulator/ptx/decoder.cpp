@@ -212,7 +212,7 @@ void Decoder::control(Instruction &i, const std::string &name, const Texts &argu
 void Decoder::compute(Instruction &i, const std::string &name, const Texts &arguments) {
     const Texts operands = operand_texts(name, arguments, i);
     std::string full = form_name(name, arguments);
-    if (name.rfind("mbarrier.", 0) == 0) full += format(" %zu", operands.size());
+    if (name.rfind("mbarrier.", 0) == 0 || name.rfind("shfl.", 0) == 0) full += format(" %zu", operands.size());
     auto found = all_forms().find(full);
     const size_t ftz = full.find(".ftz");
     const bool flushed = found == all_forms().end() && ftz != std::string::npos;

@@ -80,23 +80,17 @@ bool is_word_load(const Instruction &i) {
     return i.pipe == Pipe::shared && i.move && i.writes == 1 && i.bytes == 4 && i.vector == 1 && i.guard < 0;
 }
 
-// Joins loads by one address register if their offsets fill an aligned group of words.
+// Joins loads by one address register of words that follow one another.
 void join_group(std::vector<Instruction> &code, std::map<int64_t, size_t> &by_offset) {
-    for (int words : {4, 2})
-        for (auto first = by_offset.begin(); first != by_offset.end(); ++first) {
-            const int64_t offset = first->first;
-            const auto there = [&](int w) {
-                const auto found = by_offset.find(offset + 4 * w);
-                return found != by_offset.end() && code[found->second].joined == 1;
-            };
-            bool all = offset % (4 * words) == 0;
-            for (int w = 0; w < words; w++) all = all && there(w);
-            for (int w = 1; all && w < words; w++) {
-                Instruction &other = code[by_offset[offset + 4 * w]];
-                other.joined = other.machine = 0;
-            }
-            if (all) code[first->second].joined = uint8_t(words);
-        }
+    for (auto first = by_offset.begin(); first != by_offset.end();) {
+        Instruction &load = code[first->second];
+        int words = 0;
+        const int64_t begin = first->first;
+        for (; first != by_offset.end() && first->first == begin + 4 * words && words < 64; ++first, words++)
+            code[first->second].joined = code[first->second].machine = 0;
+        load.joined = uint8_t(words);
+        each_wide_load(uint32_t(begin / 4), uint32_t(words), [&](uint32_t, uint32_t) { load.machine++; });
+    }
     by_offset.clear();
 }
 }  // namespace
@@ -132,7 +126,7 @@ int number_looped_loads(std::vector<Instruction> &code) {
         const auto stores = [](const Instruction &i) { return i.pipe == Pipe::shared && !i.writes; };
         if (std::none_of(begin, code.begin() + n, stores))
             std::for_each(begin, code.begin() + n, [&](Instruction &i) {
-                if (is_word_load(i) && i.joined == 1) i.looped = number++;
+                if (is_word_load(i) && (i.joined == 1 || i.joined == 2)) i.looped = number++;
             });
         first = n + 1;
     }

@@ -126,8 +126,21 @@ class Module {
 // For each instruction the first one that all ways from it to the end pass, its nearest post-dominator; the end is code.size().
 std::vector<int> joins(const std::vector<Instruction> &code);
 
-// ptxas makes one load of 16 or 8 bytes of four or two loads of neighbouring words of shared memory in a basic block. This counts them so.
+// ptxas joins loads of neighbouring words of shared memory in a basic block. This counts them so.
 void join_loads(std::vector<Instruction> &code);
+
+// The loads that ptxas makes of `words` words from `word` on: one of 16 bytes for three or four words of an aligned group of four, one of 8 for an aligned
+// pair. f(first word, words) is called for each.
+template <class F> void each_wide_load(uint32_t word, uint32_t words, F f) {
+    for (const uint32_t end = word + words; word < end;) {
+        const uint32_t group = word & ~3u, next = std::min(group + 4, end), wanted = next - word;
+        if (wanted >= 3) f(group, 4);
+        else if (wanted == 2 && word % 2 == 0) f(word, 2);
+        else
+            for (uint32_t n = word; n < next; n++) f(n, 1);
+        word = next;
+    }
+}
 
 // Numbers the loads of a word of shared memory in loops of one basic block, and returns their number: see count_looped.
 int number_looped_loads(std::vector<Instruction> &code);

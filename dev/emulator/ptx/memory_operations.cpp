@@ -130,17 +130,8 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
     if (in_shared) {
         alignas(64) uint32_t offset[lanes];
         for (int l = 0; l < lanes; l++) offset[l] = uint32_t(address[l]);
-        // Joined loads are one access if its lanes' addresses are aligned, as ptxas must know them to be.
-        const uint32_t joined = bytes * i.joined;
-        const auto aligned = [&](uint32_t at) { return at % joined == 0; };
-        bool one = i.joined > 0;
-        Warp::each_lane(in_shared, [&](int l) { one = one && aligned(offset[l]); });
-        if (i.looped >= 0) count_looped(w, w.looped[size_t(i.looped)], offset, in_shared);
-        else if (one) count_wavefronts(w, offset, in_shared, joined);
-        for (int n = 0; !one && i.looped < 0 && n < i.joined; n++) {
-            count_wavefronts(w, offset, in_shared, bytes);
-            for (uint32_t &at : offset) at += bytes;
-        }
+        if (i.looped >= 0) count_looped(w, w.looped[size_t(i.looped)], offset, in_shared, i.joined);
+        else if (i.joined) count_joined(w, offset, in_shared, bytes, i.joined);
     }
     if constexpr (!shared) {
         if (in_local) count_local(w, address, in_local, bytes, way);

@@ -53,12 +53,14 @@ void set(Variable &v, const std::vector<std::string> &values, size_t width) {
     }
 }
 
-// ".param .align 8 .b8 NAME[16]" or ".param .u64 NAME"
+// ".param .align 8 .b8 NAME[16]", ".param .u64 NAME" or ".param .u64 .ptr .global .align 16 NAME", of which the part from .ptr on is about what it points to
 Parameter parameter(const std::string &declaration, size_t &end) {
     std::istringstream in(declaration);
     std::string word;
     size_t align = 0, bytes = 0;
-    while (in >> word) {
+    for (bool points = false; in >> word;) {
+        points = points || word == ".ptr";
+        if (points) continue;
         if (word == ".align") in >> align;
         else if (word[0] == '.' && word != ".param") bytes = size_t(width_of(word.substr(1)));
     }

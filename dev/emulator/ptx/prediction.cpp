@@ -33,9 +33,12 @@ namespace {
 constexpr const char *unit_names[units] = {"issue",   "integer", "FP32",  "FP64",       "special",
                                            "convert", "tensor",  "wgmma", "load/store", "shared"};
 constexpr double launch_seconds = 2.5e-6;
-// Of work and waiting: 1 would add them up, infinity would take the longer one. The latency of blocks with wgmma has the queues of tensor cores
-// and TMA in it.
-constexpr double overlap = 1.5, asynchronous = 8;
+// The exponents of norms: 1 would add parts up, infinity would take the longest one. Work and waiting overlap; units that are busy at the same time hinder
+// each other, memory being one of them. The latency of blocks with wgmma has the queues of tensor cores and TMA in it.
+constexpr double overlap = 2, units_overlap = 5, asynchronous = 8;
+constexpr double busy_memory = 1.3;  // waiting, by that of the microbenchmarks, in which nothing else was in flight
+
+double norm(double exponent, double a, double b) { return std::pow(std::pow(a, exponent) + std::pow(b, exponent), 1 / exponent); }
 
 // Places with the least work, of which the next block takes one.
 class Places {
@@ -59,11 +62,13 @@ class Places {
 // Blocks go in order, each to the multiprocessor that has least to do. Its units work at the same time, so it is done when the busiest one is; and
 // each of its resident blocks takes at least its latency. A launch is done when the last multiprocessor is.
 Prediction predict(const LaunchWork &work, const Gpu &gpu) {
-    Prediction most = {double(work.traffic.read + work.traffic.written) / gpu.dram, "DRAM"};
+    const double dram = double(work.traffic.read + work.traffic.written) / gpu.dram,
+                 l2 = double(work.traffic.l2 - work.traffic.bulk) / gpu.l2 + double(work.traffic.bulk) / gpu.bulk;
+    Prediction most = {dram, "DRAM"};
     const auto limit = [&](double seconds, const char *bound) {
         if (seconds > most.seconds) most = {seconds, bound};
     };
-    limit(double(work.traffic.l2 - work.traffic.bulk) / gpu.l2 + double(work.traffic.bulk) / gpu.bulk, "L2");
+    limit(l2, "L2");
 
     const auto busiest = [](const Demand &d) { return size_t(std::max_element(d.begin(), d.end()) - d.begin()); };
     const size_t grid = work.launch.grid.count(), n = size_t(gpu.multiprocessors);
@@ -82,10 +87,15 @@ Prediction predict(const LaunchWork &work, const Gpu &gpu) {
     }
     const bool wgmma = std::any_of(cycles.begin(), cycles.end(), [](const Demand &d) { return d[size_t(Unit::wgmma)] > 0; });
     const double clock = gpu.clock * (wgmma ? gpu.sustained : 1);
-    for (const Demand &of_units : cycles) limit(of_units[busiest(of_units)] / clock, unit_names[busiest(of_units)]);
-    const double latency = residents.longest() / clock;
-    const double p = wgmma ? asynchronous : overlap;
-    const double both = std::pow(std::pow(most.seconds, p) + std::pow(latency, p), 1 / p);
+    double together = 0;
+    for (const Demand &of_units : cycles) {
+        limit(of_units[busiest(of_units)] / clock, unit_names[busiest(of_units)]);
+        double seconds = norm(units_overlap, dram, l2);
+        for (const double unit : of_units) seconds = norm(units_overlap, seconds, unit / clock);
+        together = std::max(together, seconds);
+    }
+    const double latency = residents.longest() / clock * (wgmma ? 1 : busy_memory);
+    const double both = wgmma ? norm(asynchronous, most.seconds, latency) : norm(overlap, together, latency);
     return {launch_seconds + both, latency > most.seconds ? "latency" : most.bound};
 }
 

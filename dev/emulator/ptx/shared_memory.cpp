@@ -230,8 +230,22 @@ void count_wavefronts(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_
     count.least_wavefronts += least;
 }
 
+void count_joined(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t bytes, uint32_t words) {
+    const uint32_t into = addresses[std::countr_zero(mask)] % 16;
+    bool same = bytes == 4;
+    Warp::each_lane(mask, [&](int l) { same = same && addresses[l] % 16 == into; });
+    const auto load = [&](uint32_t from, uint32_t wide) {
+        alignas(64) uint32_t at[lanes];
+        for (int l = 0; l < lanes; l++) at[l] = addresses[l] + from;
+        count_wavefronts(w, at, mask, wide);
+    };
+    if (same) each_wide_load(into / 4, words, [&](uint32_t from, uint32_t wide) { load(4 * from - into, 4 * wide); });
+    else
+        for (uint32_t n = 0; n < words; n++) load(n * bytes, bytes);
+}
+
 // ptxas unrolls a loop over a tile of shared memory, and makes one load of 16 bytes of those that read one word after the other.
-void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask) {
+void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask, uint32_t words) {
     bool next = load.words % 4 && mask == load.mask, aligned = true;
     Warp::each_lane(mask, [&](int l) {
         next = next && addresses[l] == load.first[l] + 4 * load.words;
@@ -243,8 +257,8 @@ void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t
         std::copy_n(addresses, lanes, load.first);
         count.shared_requests++;
     }
-    if (next || aligned) load.words++;
-    auto now = transactions::wavefronts(load.first, mask, 4 * std::bit_ceil(std::max(load.words, 1u)));
+    if (next || aligned) load.words += words;
+    auto now = transactions::wavefronts(load.first, mask, 4 * std::bit_ceil(std::max(load.words, words)));
     now = {std::max(now.all, load.counted.all), std::max(now.least, load.counted.least)};
     count.wavefronts += now.all - load.counted.all;
     count.least_wavefronts += now.least - load.counted.least;

@@ -35,5 +35,7 @@ void check_end(Block &block);
 // Adds an access to the counts: 32 banks of 4 bytes each deliver one word per wavefront, to all lanes that want it. Accesses of 8 and 16
 // bytes are made by half and quarter warps.
 void count_wavefronts(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t bytes);
-void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask);
+// Of the loads of words that follow one another: ptxas knows where a group of 16 bytes begins if that is the same in all lanes.
+void count_joined(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t bytes, uint32_t words);
+void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask, uint32_t words);
 }  // namespace ptx

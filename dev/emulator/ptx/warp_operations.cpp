@@ -18,8 +18,9 @@ void need_mask(Warp &w, const uint32_t *masks) {
 
 // d|p = the lane at an index, up or down from one's own, or with bits of the number turned; `clamp` holds segments and the last lane.
 enum class Shuffle { up, down, bfly, idx };
-template <Shuffle mode> void shuffle(Warp &w, const Instruction &i) {
-    const auto source = [&](int n) { return w.values<uint32_t>(i.operands[2 + n]); };
+// d{|p}, a, b, c, mask; p: whether the lane that was asked for is one of the segment
+template <Shuffle mode, bool says> void shuffle(Warp &w, const Instruction &i) {
+    const auto source = [&](int n) { return w.values<uint32_t>(i.operands[1 + says + n]); };
     const uint32_t *value = source(0), *distance = source(1), *clamp = source(2);
     need_mask(w, source(3));
     alignas(64) uint32_t result[lanes] = {};
@@ -39,7 +40,11 @@ template <Shuffle mode> void shuffle(Warp &w, const Instruction &i) {
         valid |= uint32_t(inside) << l;
     });
     w.write(i.operands[0], result);
-    w.write_predicate(i.operands[1], valid);
+    if (says) w.write_predicate(i.operands[1], valid);
+}
+template <Shuffle mode> void add_shuffle(Forms &forms, const std::string &name) {
+    forms["shfl.sync." + name + ".b32 5"] = {shuffle<mode, false>, Pipe::warp, 1, {4, 4, 4, 4, 4}};
+    forms["shfl.sync." + name + ".b32 6"] = {shuffle<mode, true>, Pipe::warp, 2, {4, 0, 4, 4, 4, 4}};
 }
 
 enum class Vote { any, all, ballot };
@@ -120,11 +125,10 @@ void mma(Warp &w, const Instruction &i) {
 }  // namespace
 
 void add_warp_operations(Forms &forms) {
-    const std::vector<uint8_t> shuffled = {4, 0, 4, 4, 4, 4};
-    forms["shfl.sync.up.b32"] = {shuffle<Shuffle::up>, Pipe::warp, 2, shuffled};
-    forms["shfl.sync.down.b32"] = {shuffle<Shuffle::down>, Pipe::warp, 2, shuffled};
-    forms["shfl.sync.bfly.b32"] = {shuffle<Shuffle::bfly>, Pipe::warp, 2, shuffled};
-    forms["shfl.sync.idx.b32"] = {shuffle<Shuffle::idx>, Pipe::warp, 2, shuffled};
+    add_shuffle<Shuffle::up>(forms, "up");
+    add_shuffle<Shuffle::down>(forms, "down");
+    add_shuffle<Shuffle::bfly>(forms, "bfly");
+    add_shuffle<Shuffle::idx>(forms, "idx");
     forms["vote.sync.any.pred"] = {vote<Vote::any>, Pipe::warp, 1, {0, 0, 4}};
     forms["vote.sync.all.pred"] = {vote<Vote::all>, Pipe::warp, 1, {0, 0, 4}};
     forms["vote.sync.ballot.b32"] = {vote<Vote::ballot>, Pipe::warp, 1, {4, 0, 4}};
