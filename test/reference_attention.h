@@ -126,9 +126,11 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
     Pieces pieces;
     size_t T;
     Array<X> qkv, dout, out;
-    Array<float> out32, lse, dq, dk, dv, delta;
+    Array<float> out32, lse, dq, dk, dv, delta, scratch;
 
-    AttentionRank(const Pieces &pieces, const std::vector<X> &qkv, const std::vector<X> &dout, size_t T, const AttentionCase &a)
+    template <class Dev>
+    AttentionRank(Dev dev, const Pieces &pieces, const std::vector<X> &qkv, const std::vector<X> &dout, size_t T,
+                  const AttentionCase &a)
         : pieces(pieces),
           T(T),
           qkv(qkv),
@@ -139,7 +141,8 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
           dq(T * a.H * a.D),
           dk(T * a.KV * a.D),
           dv(T * a.KV * a.D),
-          delta(a.H * T) {}
+          delta(a.H * T),
+          scratch(attention_scratch(dev, a.shape(T))) {}
     Heads<const X> view(const AttentionCase &a, size_t head) { return {qkv.data() + head * a.D, (a.H + 2 * a.KV) * a.D}; }
     AttentionGrads grads(AttentionRank &keys) { return {dq.data(), keys.dk.data(), keys.dv.data()}; }
 };
@@ -151,7 +154,6 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
                                  const std::vector<Pieces> &ranks) {
     const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = (H + 2 * KV) * D;
     Array<int32_t> first_key(a.first_key());
-    Array<float> scratch(attention_scratch(dev));
     const auto each_row = [](const Pieces &pieces, auto &&f) {  // f(global row, local row)
         for (size_t i = 0; i < pieces.count; i++)
             for (size_t p = pieces.piece[i].begin; p < pieces.piece[i].end; p++)
@@ -166,14 +168,14 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
             dout.insert(dout.end(), in.dout.begin() + long(p * H * D), in.dout.begin() + long((p + 1) * H * D));
         });
         const size_t t = qkv.size() / row;
-        state.emplace_back(pieces, qkv, dout, t, a);
+        state.emplace_back(dev, pieces, qkv, dout, t, a);
     }
     const auto inputs = [&](Rank &q, Rank &k) -> AttentionInputs<X> {
         return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), a.shape(q.T)};
     };
     if (Rank &s = state.front(); state.size() == 1) {
         attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), inputs(s, s), s.pieces);
-        attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), scratch.data(), inputs(s, s), s.out.data(),
+        attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), s.scratch.data(), inputs(s, s), s.out.data(),
                            s.dout.data(), s.lse.data(), s.pieces);
     } else {
         const size_t n = state.size();
@@ -188,7 +190,7 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
         }
         for (Rank &q : state)
             for (Rank &k : state)
-                attention_backward_part(dev, q.grads(k), scratch.data(), inputs(q, k), q.delta.data(), q.lse.data(),
+                attention_backward_part(dev, q.grads(k), q.scratch.data(), inputs(q, k), q.delta.data(), q.lse.data(),
                                         q.dout.data(), q.pieces, k.pieces);
         for (Rank &q : state) attention_backward_end(dev, q.qkv.data(), q.grads(q), a.shape(q.T));
     }

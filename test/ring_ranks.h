@@ -55,7 +55,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
     Array<int32_t> first_key(a.first_key());
     Guarded<Array, X> out(T * H * D);
     Guarded<Array, float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
-        scratch(attention_scratch(dev));
+        scratch(attention_scratch(dev, a.shape(T)));
     const AttentionInputs<X> inputs{
         {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), a.shape(T)};
     RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload, c.by_document};

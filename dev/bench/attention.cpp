@@ -29,7 +29,7 @@ template <class Dev> struct AttentionBench {
         dout = noise<X>(T * H * D, 2);
         out.resize(T * H * D), out32.resize(T * H * D), lse.resize(H * T), delta.resize(H * T);
         dq32.resize(T * H * D), dk32.resize(T * KV * D), dv32.resize(T * KV * D), dqkv.resize(qkv.size());
-        scratch.resize(attention_scratch(dev));
+        scratch.resize(attention_scratch(dev, shape));
     }
     AttentionInputs<X> inputs() const {
         const auto &[T, H, KV, D, scale] = shape;

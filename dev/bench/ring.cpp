@@ -40,7 +40,7 @@ struct Share {
           dk32(T * m.KV * m.D),
           dv32(dk32.size()),
           delta(lse.size()),
-          scratch(attention_scratch(dev)),
+          scratch(attention_scratch(dev, m.shape(T))),
           floats(buffers.floats) {}
 };
 

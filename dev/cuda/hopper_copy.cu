@@ -16,13 +16,6 @@ namespace CUDA_BACKEND::workshop {
 constexpr int side = 64, copy_threads = 128;
 constexpr unsigned tile_bytes = side * side * sizeof(bf16);
 
-// stmatrix: the inverse of ldmatrix_x4 (PTX ISA, "Warp-level matrix store instruction: stmatrix").
-__device__ void stmatrix_x4(void *row, const uint32_t (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3])
-                 : "memory");
-}
-
 // A tile in shared memory, and the place of the 16 bytes of chunk c of row r.
 struct PlainTile {
     static constexpr CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;

@@ -112,7 +112,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     array("dk32", &b.grads.dk32, {of_layer, K});
     array("dv32", &b.grads.dv32, {of_layer, K});
     array("delta", &b.delta, {c.H, T});
-    array("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)});
+    array("scratch", &b.scratch, {attention_scratch(dev, attention_shape(T)) * sizeof(float)});
 }
 
 // The documents of the longest row. They fill it, so that every rank of a ring has all ops.

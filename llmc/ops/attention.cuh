@@ -125,7 +125,11 @@ void attention_forward_part(Cuda<X> dev, X *out, float *out32, float *lse, const
     if (order.last) round_floats(dev, out, out32, rows * shape.D);
 }
 
-template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
+// The turns of Hopper's backward kernel, (H + KV, T). Under ulysses a rank has more rows, and up to as many heads of keys as of queries.
+inline size_t attention_scratch(CudaF32, const AttentionShape &) { return 0; }
+inline size_t attention_scratch(CudaBf16, const AttentionShape &shape) {
+    return attention::hopper_kernels_for(shape.D) ? 2 * shape.H * shape.T : 0;
+}
 
 template <class X>
 void attention_backward_begin(Cuda<X> dev, AttentionGrads grads, float *delta, const X *out, const X *dout,
@@ -139,7 +143,7 @@ void attention_backward_begin(Cuda<X> dev, AttentionGrads grads, float *delta, c
 }
 
 template <class X>
-void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *, const AttentionInputs<X> &in, const float *delta,
+void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *scratch, const AttentionInputs<X> &in, const float *delta,
                              const float *lse, const X *dout, Pieces q_pieces, Pieces k_pieces) {
     using namespace attention;
     const size_t H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
@@ -153,8 +157,10 @@ void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *, const A
                delta, lse, d_out, q_pieces, k_pieces);
     };
     if constexpr (std::is_same_v<X, bf16>) {
-        if (const HopperKernels *hopper = hopper_kernels_for(D))
-            return hopper->backward_part(dev, grads, in, delta, lse, dout, q_pieces, k_pieces);
+        if (const HopperKernels *hopper = hopper_kernels_for(D)) {
+            clear_floats(dev, scratch, attention_scratch(dev, in.shape));
+            return hopper->backward_part(dev, grads, reinterpret_cast<int *>(scratch), in, delta, lse, dout, q_pieces, k_pieces);
+        }
         with_width(D, [&](auto width) {
             constexpr int w = width.value;
             both(attention_backward_queries_kernel4<w, float>, Heads<float>{grads.dq32, H * D},
@@ -170,12 +176,18 @@ template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGr
            H * D, KV * D);
 }
 
-// dqkv may be the array of q, k and v. So the keys go first, into floats, because the queries' kernel reads K and V and the keys' kernel Q.
-inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *,
+// dqkv may be the array of q, k and v. So the keys go first, into floats, because the queries' kernel reads K and V and the keys' kernel Q. Hopper's one
+// kernel adds to floats.
+inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *scratch,
                                const AttentionInputs<bf16> &in, const bf16 *out, const bf16 *dout, const float *lse,
                                Pieces pieces) {
     using namespace attention;
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
+    if (hopper_kernels_for(D)) {
+        attention_backward_begin(dev, grads, delta, out, dout, in.shape);
+        attention_backward_part(dev, grads, scratch, in, delta, lse, dout, pieces, pieces);
+        return attention_backward_end(dev, dqkv, grads, in.shape);
+    }
     const Heads<const bf16> d_out{dout, H * D};
     const auto round_keys = [&](size_t splits) {
         const unsigned threads = unsigned(std::min<size_t>(flat_threads, round_up(2 * KV * D / 4, 32)));
@@ -183,8 +195,6 @@ inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, f
                unsigned(splits));
     };
     launch_delta(dev, delta, out, dout, in.shape);
-    if (const HopperKernels *hopper = hopper_kernels_for(D))
-        return round_keys(hopper->backward(dev, {dqkv, (H + 2 * KV) * D}, grads, in, delta, lse, dout, pieces));
     with_width(D, [&](auto width) {
         constexpr int w = width.value;
         using Q = BackwardQueriesShape<w>;

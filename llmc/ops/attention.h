@@ -23,7 +23,7 @@
 //   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
 //   q, k, v, out, dout and dqkv are X, the others float; q, k and v are views with a row stride. T is the number of local query rows.
 //   A part may have more or fewer rows of keys than T. first_key (int32) is indexed by global position and does not decrease. Query
-//   head h uses KV head h / (H/KV). D is a multiple of 8, at most 256. scratch: attention_scratch(dev) floats. Nothing may alias.
+//   head h uses KV head h / (H/KV). D is a multiple of 8, at most 256. scratch: attention_scratch(dev, shape) floats. Nothing may alias.
 //   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats. For X
 //   bf16 on a CPU with instructions for it they multiply bf16; P and dS are then rounded to bf16 first, as on a GPU (attention_products.h).
 //
@@ -374,7 +374,7 @@ void attention_forward_part(Cpu<X> dev, X *out, float *out32, float *lse, const 
     if (order.last) round_floats(dev, out, out32, T * H * D);
 }
 
-template <class X> size_t attention_scratch(Cpu<X> dev) {
+template <class X> size_t attention_scratch(Cpu<X> dev, const AttentionShape &) {
     using namespace attention;
     size_t bytes = std::max(sizeof(BackwardTiles<Products<float>>), sizeof(BackwardTiles<Products<Bf16x2>>));
 #ifdef LLMC_AMX

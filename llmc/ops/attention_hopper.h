@@ -11,10 +11,8 @@ struct HopperKernels {
     bool (*runs)(size_t D);  // on the current GPU, for heads of D
     void (*forward)(CudaBf16 dev, bf16 *out, float *out32, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces,
                     Pieces k_pieces, PartOrder order);
-    // Without delta, and without rounding the sums of keys, whose number of splits is returned (keys_splits).
-    size_t (*backward)(CudaBf16 dev, Heads<bf16> dq, AttentionGrads grads, const AttentionInputs<bf16> &in, const float *delta,
-                       const float *lse, const bf16 *dout, Pieces pieces);
-    void (*backward_part)(CudaBf16 dev, AttentionGrads grads, const AttentionInputs<bf16> &in, const float *delta,
+    // `turns`, (H + KV, T), are 0.
+    void (*backward_part)(CudaBf16 dev, AttentionGrads grads, int *turns, const AttentionInputs<bf16> &in, const float *delta,
                           const float *lse, const bf16 *dout, Pieces q_pieces, Pieces k_pieces);
 };
 inline constinit const HopperKernels *hopper_kernels = nullptr;  // null where the program has none

@@ -1,7 +1,19 @@
-// Attention backward on Hopper's own instructions, for heads of 64 and 128. Contract and formulas: attention.h. As in attention_backward.cuh one kernel
-// sums dK and dV by tiles of keys, and one dQ by tiles of queries, so that every sum has one owner and a fixed order. As in attention_hopper.cuh a
-// warp loads and warpgroups multiply. P and dS stay in registers from one product to the next. A consumer issues the products of the next tile
-// while the last ones of this tile are on their way, and its two consumers fill each other's gaps.
+// Attention backward on Hopper's own instructions, for heads of 64 and 128, in one kernel with five products a tile, after FlashAttention-3's (Shah et
+// al., 2024, arXiv:2407.08608). Contract and formulas: attention.h.
+//
+//   A block owns a tile of 128 keys and walks over the tiles of queries that see them, in each query head of its KV head. Of the producers' warps one loads tiles, one
+//   describes them, and one adds sums to device memory. Two warpgroups, the consumers, have 64 keys each. They compute transposed scores, so P^T and dS^T are
+//   left operands in registers of dV += P^T dO and dK += dS^T Q. Only for dQ = dS K, which sums over the keys of both, dS goes through shared memory:
+//
+//       S^T = K Q^T | dP^T = V dO^T     wait for S: P     wait for dP: dS     dV += P^T dO | both have stored dS: dQ = dS K | dK += dS^T Q     wait for dQ: leave it
+//
+//   Of dQ each computes half, 64 queries x 64 columns, and leaves it to TMA to add to float32 sums in device memory while dK is on its way. All products have ended when
+//   the next tile begins, as the registers of scores are those of dQ, too; the other consumer fills the gap.
+//
+//   The order of every sum is fixed. For each tile of queries and head there is a turn in device memory, the number of blocks of keys whose dQ has been added: block n
+//   adds after block n - 1, if that one sees the tile. Blocks that share KV heads (keys_splits) add dK and dV in turn, too. A block only
+//   waits for blocks with smaller indices, which start earlier, so some block can always go on. Early keys, which most queries see, go first. Blocks walk from the
+//   last query to the first: those that start together reach a tile one after the other, each a tile later than the one before.
 #pragma once
 #include "attention_backward.cuh"
 #include "attention_hopper.cuh"
@@ -9,287 +21,357 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-// What both kernels have in common: two consumers of 64 rows each, and two stages of 64 rows of the other kind.
+// 64 x 64 sums in shared memory, in panels of 32 columns, swizzled as SwizzledTile is.
+struct alignas(1024) HopperSums {
+    static constexpr int rows = 64, panel = 32, width = 64;
+    float data[width / panel][rows][panel];
+
+    // By a warpgroup, factor * c. Lanes of odd rows store the chunks in another order, so that no two lanes of a half warp meet in a bank.
+    __device__ void write(const float (&c)[8][4], float factor) {
+        const int g = int(threadIdx.x) % 32 / 4, t = int(threadIdx.x) % 4, row0 = int(threadIdx.x) % 128 / 32 * 16 + g;
+        const bool odd = g % 2;
+        const int chunk = t / 2 ^ g ^ (odd ? 4 : 0);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                if (n & 2) continue;
+                const auto put = [&](int at, float x, float y) {
+                    *reinterpret_cast<float2 *>(&data[n / 4][row0 + 8 * r][(at ^ n % 4 * 2) * 4 + t % 2 * 2]) =
+                        make_float2(factor * x, factor * y);
+                };
+                const float *a = c[n] + 2 * r, *b = c[n + 2] + 2 * r;
+                put(chunk, odd ? b[0] : a[0], odd ? b[1] : a[1]);
+                put(chunk ^ 4, odd ? a[0] : b[0], odd ? a[1] : b[1]);
+            }
+    }
+};
+// Rows from `size` on become 0: they are other rows of the array, to which nothing may be added.
+__device__ inline void clear_rows(float (&c)[8][4], int size) {
+    const int row0 = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 4;
+    if (size >= HopperSums::rows) return;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (row0 + e / 2 * 8 >= size) c[n][e] = 0;
+}
+
 template <int D_> struct HopperBackward {
-    static constexpr int D = D_, consumers = 2, rows = 64 * consumers, columns = 64, stages = 2, threads = 128 * (consumers + 1);
-    static constexpr int of_producer = D == 64 ? 40 : 24, of_consumer = D == 64 ? 232 : 240;  // registers a thread
+    static constexpr int D = D_, consumers = 2, keys = 64 * consumers, queries = D == 64 ? 128 : 64, stages = 2,
+                         threads = 128 * (consumers + 1);
+    static constexpr int of_producer = 24, of_consumer = 240;  // registers a thread
     static_assert(of_producer + consumers * of_consumer <= hopper::registers(threads) * (consumers + 1));
-    struct Stage {
-        hopper::SwizzledTile<columns, D> first, second;  // K and V, or Q and dO
-    };
-    struct Columns {  // of queries
-        float lse_log2[columns], delta[columns];
-        int first_key[columns];
+    struct Columns {                                                // of the queries of a stage
+        alignas(8) float minus_lse[queries], minus_delta[queries];  // lse / scale
+        int first_key[queries];
+        int begin, size, row, h;  // of the tile; no size: there are no more
     };
     struct Shared {
-        hopper::SwizzledTile<rows, D> first, second;  // Q and dO, or K and V
-        Stage stage[stages];
-        Columns queries[stages];  // of the kernel for dK and dV
-        hopper::Barrier rows_full, full[stages], empty[stages], landed;
+        hopper::SwizzledTile<keys, D> k, v;
+        hopper::SwizzledTile<queries, D> q[stages], dout[stages];
+        hopper::SwizzledTile<keys, queries> ds[2];  // transposed
+        HopperSums sums[consumers];
+        Columns columns[stages];
+        hopper::Barrier keys_full, full[stages], empty[stages], landed, sums_full[consumers], sums_empty[consumers];
     };
 };
 
+// Walks back over the tiles of `size` queries that hold one of [first, last). They begin at multiples of `size` from the beginning of their piece, so that the tiles
+// of all blocks are the same ones.
+struct TilesBack {
+    const Pieces &pieces;
+    int first, last, size;
+    int i = int(pieces.count) - 1;
+
+    __device__ TileRows before(int position) {  // an empty tile: there are no more
+        for (; i >= 0; i--) {
+            const Piece p = pieces.piece[i];
+            const int begin = int(p.begin), end = min(int(p.end), position);
+            if (end <= begin) continue;
+            if (end <= first) break;
+            const int at = (end - 1 - begin) / size * size;
+            return {begin + at, min(begin + at + size, int(p.end)), int(p.offset) + at};
+        }
+        return {0, 0, 0};
+    }
+    __device__ TileRows back() { return i = int(pieces.count) - 1, before(last); }
+};
+
+// All tiles of one head, then those of the next.
+struct HopperWalk {
+    TilesBack tiles;
+    unsigned h, end_h;
+    TileRows tile = tiles.back();
+
+    __device__ bool ended() const { return tile.empty(); }
+    __device__ void advance() {
+        tile = tiles.before(tile.begin);
+        if (tile.empty() && ++h < end_h) tile = tiles.back();
+    }
+};
+
+// The scores of a warp's 16 keys, transposed, and a tile of queries. A mask is left out where all see each other. No query sees the rows behind a short block.
+template <int N>
+__device__ void hopper_mask_keys(float (&scores)[N / 8][4], TileRows block, int queries_begin, const int *first_key) {
+    const int warp_begin = block.begin + int(threadIdx.x) / 32 * 16;
+    if (queries_begin >= warp_begin + 15 && first_key[N - 1] <= warp_begin && warp_begin + 16 <= block.end) return;
+    int position[2];
+    for (int r = 0; r < 2; r++) {
+        position[r] = block.begin + HopperQueries::row(r);
+        if (position[r] >= block.end) position[r] = INT32_MAX;
+    }
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2;
+            if (position[e / 2] < first_key[column] || position[e / 2] > queries_begin + column) scores[n][e] = -INFINITY;
+        }
+}
+
+// Arrivals of a phase: at full[] those of the warps that load and describe, at empty[] of the consumers' warps and of the one that adds.
 template <int D> __device__ void hopper_backward_start(typename HopperBackward<D>::Shared &s) {
     using Shape = HopperBackward<D>;
     if (threadIdx.x == 0) {
-        hopper::init(s.rows_full, 1), hopper::init(s.landed, 1);
+        hopper::init(s.keys_full, 1), hopper::init(s.landed, 1);
         for (int stage = 0; stage < Shape::stages; stage++)
-            hopper::init(s.full[stage], 2), hopper::init(s.empty[stage], 4 * Shape::consumers);
+            hopper::init(s.full[stage], 2), hopper::init(s.empty[stage], 4 * Shape::consumers + 1);
+        for (int group = 0; group < Shape::consumers; group++)
+            hopper::init(s.sums_full[group], 4), hopper::init(s.sums_empty[group], 1);
         hopper::fence_barriers();
     }
     __syncthreads();
 }
 
-// Loads two tiles of the same rows, by one warp.
+// Loads two tiles of the same rows. Rows behind a short tile become 0, as P = 0 times a NaN is NaN; the tile has then landed on a barrier of the warp's own.
 template <class Tile>
-__device__ void hopper_load_two(Tile &first, Tile &second, const CUtensorMap &first_map, const CUtensorMap &second_map, int row,
-                                int first_panel, int second_panel, hopper::Barrier &barrier) {
-    if (threadIdx.x % 32) return;
-    hopper::arrive_and_expect(barrier, 2 * Tile::bytes);
-    hopper::tma_load(first.data, first_map, 0, row, first_panel, barrier);
-    hopper::tma_load(second.data, second_map, 0, row, second_panel, barrier);
-}
-
-// Fills a stage: `full` gets an arrival at the beginning, with the bytes of both tiles, and one when this warp has written what `write` writes. Rows behind
-// a short tile become 0, as P = 0 times a NaN is NaN.
-template <int D, class Write>
-__device__ void hopper_fill(typename HopperBackward<D>::Shared &s, hopper::Place<2> at, unsigned &landed,
-                            const CUtensorMap &first_map, const CUtensorMap &second_map, TileRows tile, int first_panel,
-                            int second_panel, Write write) {
-    using Shape = HopperBackward<D>;
+__device__ void hopper_load_two(Tile &first, Tile &second, const CUtensorMap &first_map, const CUtensorMap &second_map,
+                                TileRows rows, int whole_size, int panel, hopper::Barrier &full, hopper::Barrier &landed,
+                                unsigned &landed_parity) {
     const int lane = int(threadIdx.x) % 32;
-    auto &stage = s.stage[at.stage];
-    hopper::wait(s.empty[at.stage], at.parity ^ 1);
-    const bool whole = tile.size() == Shape::columns;
-    hopper_load_two(stage.first, stage.second, first_map, second_map, tile.row, first_panel, second_panel,
-                    whole ? s.full[at.stage] : s.landed);
-    write();
-    if (!whole) {
-        if (lane == 0) hopper::arrive(s.full[at.stage]);
-        hopper::wait(s.landed, landed);
-        landed ^= 1;
-        stage.first.clear_from(tile.size(), lane);
-        stage.second.clear_from(tile.size(), lane);
-        hopper::fence_async();
+    const bool whole = rows.size() == whole_size;
+    if (lane == 0) {
+        hopper::Barrier &barrier = whole ? full : landed;
+        hopper::arrive_and_expect(barrier, 2 * Tile::bytes);
+        hopper::tma_load(first.data, first_map, 0, rows.row, panel, barrier);
+        hopper::tma_load(second.data, second_map, 0, rows.row, panel, barrier);
     }
+    if (whole) return;
+    hopper::wait(landed, landed_parity);
+    landed_parity ^= 1;
+    first.clear_from(rows.size(), lane);
+    second.clear_from(rows.size(), lane);
+    hopper::fence_async();
     __syncwarp();
-    if (lane == 0) hopper::arrive(s.full[at.stage]);
+    if (lane == 0) hopper::arrive(full);
 }
 
-// Ends a tile: dS = P * (dP - delta), for which `ds` has dP, and starts sums += dS * tile. delta_of(n, e): of element ds[n][e].
-template <int N, int D, class DeltaOf>
-__device__ void hopper_add_scores(float (&sums)[D / 8][4], uint32_t (&rounded)[1][N / 16][4], const float (&p)[N / 8][4],
-                                  float (&ds)[1][N / 8][4], hopper::SwizzledTile<N, D> &tile, DeltaOf delta_of) {
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) ds[0][n][e] = p[n][e] * (ds[0][n][e] - delta_of(n, e));
-    round_to_operand<1, N>(rounded, ds);
-    hopper::start_product_add<N, D>(sums, rounded[0], tile);
-}
-
-// ---- dQ
-
-template <int D, class Out>
-__global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
-    attention_backward_queries_hopper_kernel(const __grid_constant__ CUtensorMap q_map,
-                                             const __grid_constant__ CUtensorMap dout_map,
-                                             const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
-                                             Heads<Out> dq_rows, const float *delta, const float *lse, const int32_t *first_key,
-                                             AttentionShape shape, const __grid_constant__ Pieces q_pieces,
-                                             const __grid_constant__ Pieces k_pieces) {
+// Loads the keys and all tiles of queries. One warp.
+template <int D>
+__device__ void hopper_backward_load(typename HopperBackward<D>::Shared &s, const CUtensorMap &q_map, const CUtensorMap &dout_map,
+                                     const CUtensorMap &k_map, const CUtensorMap &v_map, TileRows block, int kv,
+                                     HopperWalk walk) {
     using Shape = HopperBackward<D>;
-    constexpr int N = Shape::columns;
-    auto &s = shared_mem<typename Shape::Shared>();
-    const unsigned h = blockIdx.x, kv = h / shape.group();
-    const TileRows block = nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::rows);
-    Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
-    TileRows tile = tiles.front();
-    if (tile.empty()) return;
-    hopper_backward_start<D>(s);
     hopper::Place<Shape::stages> at;
-    const int group = int(threadIdx.x) / 128, panel = int(h) * (D / 64), k_panel = int(kv) * (D / 64);
-    if (group == Shape::consumers) {
-        hopper::give_registers_down_to<Shape::of_producer>();
-        if (threadIdx.x / 32 % 4) return;
-        hopper_load_two(s.first, s.second, q_map, dout_map, block.row, panel, panel, s.rows_full);
-        for (unsigned landed = 0; !tile.empty(); tile = tiles.after(tile), at.advance())
-            hopper_fill<D>(s, at, landed, k_map, v_map, tile, k_panel, k_panel, [] {});
-        return;
+    unsigned landed = 0;
+    hopper_load_two(s.k, s.v, k_map, v_map, block, Shape::keys, kv * (D / 64), s.keys_full, s.landed, landed);
+    for (; !walk.ended(); walk.advance(), at.advance()) {
+        hopper::wait(s.empty[at.stage], at.parity ^ 1);
+        hopper_load_two(s.q[at.stage], s.dout[at.stage], q_map, dout_map, walk.tile, Shape::queries, int(walk.h) * (D / 64),
+                        s.full[at.stage], s.landed, landed);
     }
-    hopper::take_registers_up_to<Shape::of_consumer>();
-    const float scale_log2 = shape.scale * log2_e;
-    const HopperQueries queries(block, first_key);
-    float lse_log2[2], row_delta[2], dq[1][D / 8][4] = {}, p[N / 8][4], ds[1][N / 8][4];
-    uint32_t rounded[1][N / 16][4] = {};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const size_t row = h * shape.T + size_t(block.row + min(queries.row(r), block.size() - 1));
-        lse_log2[r] = lse[row] * log2_e, row_delta[r] = delta[row];
-    }
-    const auto skip = [&] {
-        hopper::wait(s.full[at.stage], at.parity);
-        hopper_release(s.empty[at.stage]);
-        at.advance();
-    };
-    for (; !tile.empty() && queries.see_none_of(tile); tile = tiles.after(tile)) skip();
-    hopper::wait(s.rows_full, 0);
-    int before = -1;  // the stage whose products may be on their way
-    for (; !tile.empty() && !queries.see_none_of(tile); tile = tiles.after(tile), at.advance()) {
-        auto &stage = s.stage[at.stage];
-        hopper::wait(s.full[at.stage], at.parity);
-        hopper::pin(ds[0]);
-        hopper::start_product_transposed<N>(p, s.first, group * 64, stage.first);
-        hopper::product_transposed<N>(ds[0], s.second, group * 64, stage.second);
-        hopper::wgmma_commit();
-        hopper::wgmma_wait<1>();  // the scores, and dQ of the tile before
-        hopper::pin(p), hopper::pin(rounded[0]);
-        if (before >= 0) hopper_release(s.empty[before]);
-        if (tile.size() < N || !queries.see_all_of(tile)) queries.template mask<N>(p, tile);
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) p[n][e] = exp2_approx(fmaf(p[n][e], scale_log2, -lse_log2[e / 2]));
-        hopper::wgmma_wait<0>();
-        hopper::pin(ds[0]);
-        hopper_add_scores<N, D>(dq[0], rounded, p, ds, stage.first, [&](int, int e) { return row_delta[e / 2]; });
-        before = at.stage;
-    }
-    hopper::wgmma_wait<0>();
-    hopper::pin(dq[0]);
-    if (before >= 0) hopper_release(s.empty[before]);
-    for (; !tile.empty(); tile = tiles.after(tile)) skip();
-    write_rows<std::is_same_v<Out, float>, 1, D>(dq, shape.scale, D, [&](int, int r) {
-        const int row = queries.row(r);
-        return row < block.size() ? dq_rows.data + (size_t(block.row + row) * dq_rows.stride + h * D) : nullptr;
-    });
+    hopper::wait(s.empty[at.stage], at.parity ^ 1);
+    hopper_release(s.full[at.stage]);
 }
 
-// ---- dK and dV
-
-// The keys of a warpgroup, and of a lane. The counterpart of HopperQueries.
-struct HopperKeys {
-    int begin, end, unseeing;  // the warpgroup's positions; the queries that see some of them are [begin, unseeing)
-    int warp_begin, warp_end, position[2];
-
-    __device__ HopperKeys(TileRows block, const int32_t *first_key, const Pieces &q_pieces) {
-        begin = block.begin + int(threadIdx.x) / 128 * 64, end = min(begin + 64, block.end);
-        unseeing = begin < end ? first_unseeing(first_key, {begin, end, 0}, q_pieces) : begin;
-        warp_begin = block.begin + int(threadIdx.x) / 32 * 16, warp_end = min(warp_begin + 16, block.end);
-        for (int r = 0; r < 2; r++) position[r] = block.begin + HopperQueries::row(r);
-    }
-    __device__ bool seen_by_none_of(TileRows queries) const { return queries.end <= begin || queries.begin >= unseeing; }
-    __device__ bool seen_by_all_of(TileRows queries, const int *first_key) const {
-        return queries.begin >= warp_end - 1 && first_key[queries.size() - 1] <= warp_begin;
-    }
-    template <int N> __device__ void mask(float (&scores)[N / 8][4], TileRows queries, const int *first_key) const {
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2;
-                if (position[e / 2] < first_key[column] || position[e / 2] > queries.begin + column) scores[n][e] = -INFINITY;
-            }
-    }
-};
-
-// grid: KV heads, tiles of keys, splits of a group's query heads (attention_backward.cuh)
-template <int D, bool adds>
-__global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
-    attention_backward_keys_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
-                                          const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
-                                          AttentionGrads grads, const float *delta, const float *lse, const int32_t *first_key,
-                                          AttentionShape shape, const __grid_constant__ Pieces q_pieces,
-                                          const __grid_constant__ Pieces k_pieces) {
+// Writes what else there is to know of each tile. One warp.
+template <int D>
+__device__ void hopper_backward_describe(typename HopperBackward<D>::Shared &s, const float *delta, const float *lse,
+                                         const int32_t *first_key, size_t T, float inverse_scale, HopperWalk walk) {
     using Shape = HopperBackward<D>;
-    constexpr int N = Shape::columns;
+    hopper::Place<Shape::stages> at;
+    for (;; walk.advance(), at.advance()) {
+        hopper::wait(s.empty[at.stage], at.parity ^ 1);
+        const TileRows tile = walk.tile;
+        auto &columns = s.columns[at.stage];
+        if (threadIdx.x % 32 == 0)
+            columns.begin = tile.begin, columns.size = tile.size(), columns.row = tile.row, columns.h = int(walk.h);
+        if (!tile.empty())
+#pragma unroll 1
+            for (int i = int(threadIdx.x) % 32; i < Shape::queries; i += 32) {
+                const bool valid = i < tile.size();
+                const size_t row = walk.h * T + size_t(tile.row + i);
+                columns.minus_lse[i] = valid ? -inverse_scale * lse[row] : 0.0f;
+                columns.minus_delta[i] = valid ? -delta[row] : 0.0f;
+                columns.first_key[i] = valid ? first_key[tile.begin + i] : INT32_MAX;  // such a query sees nothing
+            }
+        __syncwarp();
+        hopper_release(s.full[at.stage]);
+        if (tile.empty()) return;
+    }
+}
+
+// Adds the sums that the consumers leave in shared memory to those in device memory. One thread.
+template <int D>
+__device__ void hopper_backward_add(typename HopperBackward<D>::Shared &s, const CUtensorMap &dq_map, const CUtensorMap &dk_map,
+                                    const CUtensorMap &dv_map, int *turns, const AttentionShape &shape, TileRows block,
+                                    int end_before, int kv) {
+    using Shape = HopperBackward<D>;
+    unsigned parity = 0;
+    const auto add = [&](const CUtensorMap &map, int row, int rows_apart, int panel, int panels_apart) {
+        for (int group = 0; group < Shape::consumers; group++) {
+            hopper::wait(s.sums_full[group], parity);
+            hopper::tma_add(map, 0, row + group * rows_apart, panel + group * panels_apart, s.sums[group].data);
+            hopper::tma_commit();
+        }
+        hopper::tma_wait_read<1>();
+        hopper::arrive(s.sums_empty[0]);
+        hopper::tma_wait_read<0>();
+        hopper::arrive(s.sums_empty[1]);
+        parity ^= 1;
+    };
+    hopper::wait(s.full[0], 0);
+    hopper::Place<Shape::stages> at;
+    while (s.columns[at.stage].size > 0) {
+        const auto &columns = s.columns[at.stage];
+        const int row = columns.row, h = columns.h;
+        const bool waits = columns.first_key[0] < end_before;
+        hopper::arrive(s.empty[at.stage]);
+        int *turn = turns + h * shape.T + row;
+        if (waits) hopper::await_turn(turn, int(blockIdx.y));
+        add(dq_map, row, D == 64 ? 64 : 0, h * (D / 32), D == 64 ? 0 : 2);
+        hopper::tma_wait();
+        hopper::pass_turn(turn, int(blockIdx.y) + 1);
+        at.advance();
+        hopper::wait(s.full[at.stage], at.parity);
+    }
+    int *turn = turns + shape.H * shape.T + kv * shape.T + block.row;
+    if (blockIdx.z > 0) hopper::await_turn(turn, int(blockIdx.z));
+    for (int panel = 0; panel < D / 32; panel += 2) add(dk_map, block.row, 64, kv * (D / 32) + panel, 0);
+    for (int panel = 0; panel < D / 32; panel += 2) add(dv_map, block.row, 64, kv * (D / 32) + panel, 0);
+    hopper::tma_wait();
+    if (blockIdx.z + 1 < gridDim.z) hopper::pass_turn(turn, int(blockIdx.z) + 1);
+}
+
+// Each of a lane's transposed scores becomes the value of its query, to which a product is added then. A warp reads each value once: lane 4 g + t those of queries
+// 64 j + 8 g + 2 t and + 1, and lanes with the same t get them from it ("shfl.sync", whose mask 3 keeps t).
+template <int N> __device__ void set_by_query(float (&scores)[N / 8][4], const float *of_queries) {
+    float2 own = {};
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        if (n % 8 == 0) own = reinterpret_cast<const float2 *>(of_queries)[n / 8 * 32 + int(threadIdx.x) % 32];
+        const auto from_g = [n](float x) {
+            float out;
+            asm volatile("{ .reg .pred inside; shfl.sync.idx.b32 %0|inside, %1, %2, 0x31f, 0xffffffff; }"
+                         : "=f"(out)
+                         : "f"(x), "r"(n % 8 * 4));
+            return out;
+        };
+        scores[n][0] = scores[n][2] = from_g(own.x);
+        scores[n][1] = scores[n][3] = from_g(own.y);
+    }
+    hopper::pin(scores);
+}
+
+// Multiplies the tiles. Two warpgroups.
+template <int D> __device__ void hopper_backward_multiply(typename HopperBackward<D>::Shared &s, float scale, TileRows block) {
+    using Shape = HopperBackward<D>;
+    constexpr int N = Shape::queries;
+    const int group = int(threadIdx.x) / 128, warp_row = int(threadIdx.x) / 32 * 16;
+    const float scale_log2 = scale * log2_e;
+    float dv[D / 8][4] = {}, dk[D / 8][4] = {}, dq[8][4];
+    float p[1][N / 8][4], ds[1][N / 8][4];  // transposed: (keys, queries)
+    uint32_t p_rounded[1][N / 16][4], ds_rounded[1][N / 16][4];
+    const auto leave = [&](float(&sums)[8][4], float factor, int size, unsigned n) {
+        clear_rows(sums, size);
+        hopper::wait(s.sums_empty[group], n % 2 ^ 1);
+        s.sums[group].write(sums, factor);
+        hopper::fence_async();
+        __syncwarp();
+        hopper_release(s.sums_full[group]);
+    };
+
+    hopper::wait(s.keys_full, 0);
+    hopper::wait(s.full[0], 0);
+    unsigned n = 0;
+    do {
+        const unsigned stage = n % 2;
+        const auto &columns = s.columns[stage];
+        auto &q = s.q[stage], &dout = s.dout[stage];
+        set_by_query<N>(p[0], columns.minus_lse), set_by_query<N>(ds[0], columns.minus_delta);
+        hopper::start_product_transposed<N, true>(p[0], s.k, group * 64, q);      // S - lse / scale
+        hopper::start_product_transposed<N, true>(ds[0], s.v, group * 64, dout);  // dP - delta
+        hopper::wgmma_wait<1>();                                                  // S
+        hopper::pin(p[0]);
+        hopper_mask_keys<N>(p[0], block, columns.begin, columns.first_key);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) p[0][i][e] = exp2_approx(scale_log2 * p[0][i][e]);
+        hopper::wgmma_wait<0>();  // dP: then the registers of scores are free for dQ
+        hopper::pin(ds[0]);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[0][i][e] *= p[0][i][e];
+        round_to_operand<1, N>(p_rounded, p);
+        round_to_operand<1, N>(ds_rounded, ds);
+        hopper::start_product_add<N, D>(dv, p_rounded[0], dout);
+#pragma unroll
+        for (int k = 0; k < N / 16; k++) s.ds[stage].store(warp_row, k, ds_rounded[0][k]);
+        hopper::fence_async();
+        bar_sync(1, 128 * Shape::consumers);  // and all have read the columns
+        hopper::start_product_of_columns(dq, s.ds[stage], D == 64 ? group : 0, s.k, D == 64 ? 0 : group);
+        hopper::start_product_add<N, D>(dk, ds_rounded[0], q);
+        hopper::wgmma_wait<1>();  // dV and dQ
+        hopper::pin(p_rounded[0]), hopper::pin(dq);
+        leave(dq, scale, columns.size - (D == 64 ? group * 64 : 0), n);
+        hopper::wgmma_wait<0>();  // dK
+        hopper::pin(ds_rounded[0]);
+        hopper_release(s.empty[stage]);
+        n++;
+        hopper::wait(s.full[n % 2], n / 2 % 2);
+    } while (s.columns[n % 2].size > 0);
+    hopper::pin(dv), hopper::pin(dk);
+    const int size = block.size() - group * 64;
+#pragma unroll
+    for (int i = 0; i < D / 8; i += 8) leave(*reinterpret_cast<float(*)[8][4]>(dk[i]), scale, size, n++);
+#pragma unroll
+    for (int i = 0; i < D / 8; i += 8) leave(*reinterpret_cast<float(*)[8][4]>(dv[i]), 1.0f, size, n++);
+}
+
+// grid: KV heads, blocks of keys, splits of a group's query heads (keys_splits). `turns` (H + KV, T) are 0 at first.
+template <int D>
+__global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
+    attention_backward_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
+                                     const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
+                                     const __grid_constant__ CUtensorMap dq_map, const __grid_constant__ CUtensorMap dk_map,
+                                     const __grid_constant__ CUtensorMap dv_map, int *turns, const float *delta, const float *lse,
+                                     const int32_t *first_key, AttentionShape shape, float inverse_scale,
+                                     const __grid_constant__ Pieces q_pieces, const __grid_constant__ Pieces k_pieces) {
+    using Shape = HopperBackward<D>;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned kv = blockIdx.x, heads = shape.group();
-    const unsigned first_h = kv * heads + blockIdx.z * heads / gridDim.z,
-                   end_h = kv * heads + (blockIdx.z + 1) * heads / gridDim.z;
-    const TileRows block = nth_block(k_pieces, blockIdx.y, Shape::rows);
-    Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), N};
-    TileRows tile = tiles.front();
-    if (tile.empty()) return;
+    const TileRows block = nth_block(k_pieces, int(blockIdx.y), Shape::keys);
+    const HopperWalk walk{{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), Shape::queries},
+                          kv * heads + blockIdx.z * heads / gridDim.z,
+                          kv * heads + (blockIdx.z + 1) * heads / gridDim.z};
+    if (walk.ended()) return;
     hopper_backward_start<D>(s);
-    hopper::Place<Shape::stages> at;
-    unsigned h = first_h;
-    const auto advance = [&] {  // all heads of a tile, then the next tile
-        if (++h == end_h) h = first_h, tile = tiles.after(tile);
-        at.advance();
-    };
-    const int group = int(threadIdx.x) / 128;
-    if (group == Shape::consumers) {
+    if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();
-        if (threadIdx.x / 32 % 4) return;
-        hopper_load_two(s.first, s.second, k_map, v_map, block.row, int(kv) * (D / 64), int(kv) * (D / 64), s.rows_full);
-        for (unsigned landed = 0; !tile.empty(); advance())
-            hopper_fill<D>(s, at, landed, q_map, dout_map, tile, int(h) * (D / 64), int(h) * (D / 64), [&] {
-                auto &columns = s.queries[at.stage];
-                for (int i = int(threadIdx.x) % 32; i < N; i += 32) {
-                    const bool valid = i < tile.size();
-                    const size_t row = h * shape.T + size_t(tile.row + i);
-                    columns.lse_log2[i] = valid ? lse[row] * log2_e : 0.0f;
-                    columns.delta[i] = valid ? delta[row] : 0.0f;
-                    columns.first_key[i] = valid ? first_key[tile.begin + i] : INT32_MAX;  // such a query sees nothing
-                }
-            });
-        return;
+        const unsigned warp = threadIdx.x / 32 % 4;
+        if (warp == 0) hopper_backward_load<D>(s, q_map, dout_map, k_map, v_map, block, int(kv), walk);
+        else if (warp == 2) hopper_backward_describe<D>(s, delta, lse, first_key, shape.T, inverse_scale, walk);
+        else if (warp == 1 && threadIdx.x % 32 == 0) {
+            const int end_before = blockIdx.y > 0 ? nth_block(k_pieces, int(blockIdx.y) - 1, Shape::keys).end : 0;
+            hopper_backward_add<D>(s, dq_map, dk_map, dv_map, turns, shape, block, end_before, int(kv));
+        }
+    } else {
+        hopper::take_registers_up_to<Shape::of_consumer>();
+        hopper_backward_multiply<D>(s, shape.scale, block);
     }
-    hopper::take_registers_up_to<Shape::of_consumer>();
-    const int t = int(threadIdx.x) % 4;
-    const float scale_log2 = shape.scale * log2_e;
-    const HopperKeys keys(block, first_key, q_pieces);
-    float dv[1][D / 8][4] = {}, dk[1][D / 8][4] = {}, p[1][N / 8][4], ds[1][N / 8][4];  // transposed: (keys, queries)
-    uint32_t p_rounded[1][N / 16][4] = {}, ds_rounded[1][N / 16][4] = {};
-    const auto skip = [&] {
-        hopper::wait(s.full[at.stage], at.parity);
-        hopper_release(s.empty[at.stage]);
-        advance();
-    };
-    while (!tile.empty() && keys.seen_by_none_of(tile)) skip();
-    hopper::wait(s.rows_full, 0);
-    int before = -1;  // the stage whose products may be on their way
-    for (; !tile.empty() && !keys.seen_by_none_of(tile); advance()) {
-        auto &stage = s.stage[at.stage];
-        const auto &columns = s.queries[at.stage];
-        hopper::wait(s.full[at.stage], at.parity);
-        hopper::start_product_transposed<N>(p[0], s.first, group * 64, stage.first);
-        hopper::wgmma_wait<1>();  // dV and dK of the tile before: only then are there registers for dP
-        hopper::pin(p_rounded[0]), hopper::pin(ds_rounded[0]);
-        __syncwarp();  // all lanes have read its columns
-        if (before >= 0) hopper_release(s.empty[before]);
-        hopper::start_product_transposed<N>(ds[0], s.second, group * 64, stage.second);
-        hopper::wgmma_wait<1>();  // the scores
-        hopper::pin(p[0]);
-        if (!keys.seen_by_all_of(tile, columns.first_key)) keys.template mask<N>(p[0], tile, columns.first_key);
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                p[0][n][e] = exp2_approx(fmaf(p[0][n][e], scale_log2, -columns.lse_log2[8 * n + 2 * t + e % 2]));
-        round_to_operand<1, N>(p_rounded, p);
-        hopper::start_product_add<N, D>(dv[0], p_rounded[0], stage.second);
-        hopper::wgmma_wait<1>();  // dP
-        hopper::pin(ds[0]);
-        hopper_add_scores<N, D>(dk[0], ds_rounded, p[0], ds, stage.first,
-                                [&](int n, int e) { return columns.delta[8 * n + 2 * t + e % 2]; });
-        before = at.stage;
-    }
-    hopper::wgmma_wait<0>();
-    hopper::pin(dv[0]), hopper::pin(dk[0]);
-    __syncwarp();
-    if (before >= 0) hopper_release(s.empty[before]);
-    while (!tile.empty()) skip();
-    const auto row_in = [&](float *out) {
-        return [=, &keys](int, int r) {
-            const int p = keys.position[r];
-            return p < keys.end ? out + (size_t(block.row + p - block.begin) * shape.KV + kv) * D : nullptr;
-        };
-    };
-    const AttentionGrads to = keys_split(grads, shape, blockIdx.z);
-    write_rows<adds, 1, D>(dk, shape.scale, D, row_in(to.dk32));
-    write_rows<adds, 1, D>(dv, 1.0f, D, row_in(to.dv32));
 }
 
 }  // namespace CUDA_BACKEND

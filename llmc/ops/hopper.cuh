@@ -14,6 +14,14 @@
 #include "ptx.cuh"
 
 inline namespace CUDA_BACKEND {
+
+// The inverse of ldmatrix_x4: "Warp-level matrix store instruction: stmatrix".
+__device__ inline void stmatrix_x4(void *row, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 namespace hopper {
 
 // ---- mbarriers: "Parallel Synchronization and Communication Instructions: mbarrier" ---------------------------------------------------
@@ -69,10 +77,38 @@ __device__ inline void tma_load(void *to, const CUtensorMap &map, int x, int y, 
 // What this thread has stored in shared memory is visible to the async proxy: "membar / fence.proxy.async".
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Describes an array (rows, columns) of bf16 whose rows are `stride` elements apart, and boxes of tile_rows x width, for tiles as below. Both numbers of
-// columns are multiples of 64. The map is a parameter of the kernel, __grid_constant__. "CUDA Driver API: Tensor Map Object Management".
-inline CUtensorMap map_of(const bf16 *data, size_t rows, size_t columns, size_t stride, unsigned tile_rows, unsigned width,
-                          CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+// One thread starts to add a box of floats in shared memory, aligned to 1024, to the array: "cp.reduce.async.bulk.tensor". Rows outside of it are left out.
+__device__ inline void tma_add(const CUtensorMap &map, int x, int y, int z, const void *from) {
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+                 "r"(x), "r"(y), "r"(z), "r"(shared_address(from))
+                 : "memory");
+}
+__device__ inline void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most `open` groups of this thread still read shared memory; or until all are done, seen by everybody who learns of it from this thread.
+template <int open> __device__ void tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(open) : "memory"); }
+__device__ inline void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// ---- turns of blocks, in device memory: "Memory Consistency Model" ----------------------------------------------------------------------
+
+// Waits until another block has passed on turn n. Whatever that block has done before, its copies by TMA included, comes before what this thread starts then.
+__device__ inline void await_turn(const int *turn, int n) {
+    int now;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(__cvta_generic_to_global(turn)) : "memory");
+    while (now != n);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+__device__ inline void pass_turn(int *turn, int n) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(turn)), "r"(n) : "memory");
+}
+
+// ---- tensor maps --------------------------------------------------------------------------------------------------------------------------
+
+// Describes an array (rows, columns) whose rows are `stride` elements apart, and boxes of tile_rows x width, for tiles as below. Both numbers of columns are
+// multiples of a panel's: 64 of bf16, 32 of floats. The map is a parameter of the kernel, __grid_constant__. "CUDA Driver API: Tensor Map Object Management".
+template <class X>
+CUtensorMap map_of(const X *data, size_t rows, size_t columns, size_t stride, unsigned tile_rows, unsigned width,
+                   CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
     static const auto encode = [] {
         void *function = nullptr;
         cudaDriverEntryPointQueryResult result;  // asked for at run time, so that programs start where there is no driver
@@ -85,17 +121,17 @@ inline CUtensorMap map_of(const bf16 *data, size_t rows, size_t columns, size_t 
         int version = 0;
         return cudaDriverGetVersion(&version), version;
     }();
-    constexpr cuuint32_t panel = 64;
-    const cuuint64_t dims[] = {panel, rows, columns / panel}, strides[] = {stride * sizeof(bf16), panel * sizeof(bf16)};
+    constexpr cuuint32_t panel = 128 / sizeof(X);
+    constexpr auto type = std::is_same_v<X, float> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t dims[] = {panel, rows, columns / panel}, strides[] = {stride * sizeof(X), panel * sizeof(X)};
     const cuuint32_t box[] = {panel, tile_rows, width / panel}, steps[] = {1, 1, 1};
     CUtensorMap map;
-    if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16 *>(data), dims, strides, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
-        die("no tensor map of (%zu, %zu) bf16 at %p with a stride of %zu", rows, columns, static_cast<const void *>(data),
+    if (encode(&map, type, 3, const_cast<X *>(data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
+        die("no tensor map of (%zu, %zu) elements at %p with a stride of %zu", rows, columns, static_cast<const void *>(data),
             stride);
     // Drivers up to 13.1 set a wrong bit for arrays below 128 KB. CUTLASS clears it, too (cute/atom/copy_traits_sm90_tma.hpp).
-    if (driver <= 13010 && rows * stride * sizeof(bf16) < 128 << 10)
-        reinterpret_cast<uint64_t *>(&map)[1] &= ~(uint64_t(1) << 21);
+    if (driver <= 13010 && rows * stride * sizeof(X) < 128 << 10) reinterpret_cast<uint64_t *>(&map)[1] &= ~(uint64_t(1) << 21);
     return map;
 }
 
@@ -117,8 +153,14 @@ template <int rows, int width> struct alignas(1024) SwizzledTile {
     }
     // Rows from row0 on, a multiple of 8, and of them the 16 columns of step k: an operand whose rows are along K.
     __device__ uint64_t rows_at(int row0, int k) { return descriptor(row0 * 128 + k / 4 * panel + k % 4 * 32); }
-    // The 16 rows of step k and all columns: an operand whose columns are along N, and its rows along K.
-    __device__ uint64_t columns_at(int k) { return descriptor(k * 16 * 128); }
+    // The 16 rows of step k and all columns from panel p on: an operand whose columns are along M or N, and its rows along K.
+    __device__ uint64_t columns_at(int k, int p = 0) { return descriptor(p * panel + k * 16 * 128); }
+
+    // A warp stores 16 x 16 elements, of rows row0 ... and columns 16 k ..., that it holds as an operand of mma_m16n8k16: "stmatrix".
+    __device__ void store(int row0, int k, const uint32_t (&x)[4]) {
+        const int lane = int(threadIdx.x) % 32, row = row0 + lane % 16, chunk = 2 * k + lane / 16;
+        stmatrix_x4(data + chunk / 8 * rows * 64 + row * 64 + (chunk % 8 ^ lane % 8) * 8, x);
+    }
 
     // Rows from row0 on become 0, by a warp. fence_async() follows.
     __device__ void clear_from(int row0, int lane) {
@@ -191,15 +233,23 @@ __device__ inline void wgmma_add(float (&d)[16][4], const uint32_t (&a)[4], uint
         : LLMC_SUMS_32(d, 0), LLMC_SUMS_32(d, 8)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+// d (64, 64) = A^T B, plus d if `keep`, for A (16, 64) and B (16, 64), whose descriptors are columns_at.
+template <bool keep> __device__ void wgmma_columns(float (&d)[8][4], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{ .reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LLMC_LIST_32
+        ", %32, %33, keep, 1, 1, 1, 1; }"
+        : LLMC_SUMS_32(d, 0)
+        : "l"(a), "l"(b), "n"(keep));
+}
 #undef LLMC_SUMS_8
 #undef LLMC_SUMS_32
 #undef LLMC_LIST_32
 #undef LLMC_LIST_64
 
-// c (64, N) = rows row0 ... of a (rows, width) times b (N, width)^T
-template <int N, int rows, int width>
+// c (64, N) = rows row0 ... of a (rows, width) times b (N, width)^T, plus c if `keep`
+template <int N, bool keep = false, int rows, int width>
 __device__ void product_transposed(float (&c)[N / 8][4], SwizzledTile<rows, width> &a, int row0, SwizzledTile<N, width> &b) {
-    wgmma<false>(c, a.rows_at(row0, 0), b.rows_at(0, 0));
+    wgmma<keep>(c, a.rows_at(row0, 0), b.rows_at(0, 0));
 #pragma unroll
     for (int k = 1; k < width / 16; k++) wgmma<true>(c, a.rows_at(row0, k), b.rows_at(0, k));
 }
@@ -210,13 +260,22 @@ __device__ void product_add(float (&c)[width / 8][4], const uint32_t (&a)[K / 16
     for (int k = 0; k < K / 16; k++) wgmma_add(c, a[k], b.columns_at(k));
 }
 
-// Both as a group of their own, behind all accesses of their registers.
-template <int N, int rows, int width>
+// c (64, 64) = the columns of panel a_panel of a, transposed, times those of panel b_panel of b
+template <int K, int a_width, int b_width>
+__device__ void product_of_columns(float (&c)[8][4], SwizzledTile<K, a_width> &a, int a_panel, SwizzledTile<K, b_width> &b,
+                                   int b_panel) {
+    wgmma_columns<false>(c, a.columns_at(0, a_panel), b.columns_at(0, b_panel));
+#pragma unroll
+    for (int k = 1; k < K / 16; k++) wgmma_columns<true>(c, a.columns_at(k, a_panel), b.columns_at(k, b_panel));
+}
+
+// Each as a group of its own, behind all accesses of its registers.
+template <int N, bool keep = false, int rows, int width>
 __device__ void start_product_transposed(float (&c)[N / 8][4], SwizzledTile<rows, width> &a, int row0,
                                          SwizzledTile<N, width> &b) {
     pin(c);
     wgmma_fence();
-    product_transposed<N>(c, a, row0, b);
+    product_transposed<N, keep>(c, a, row0, b);
     wgmma_commit();
 }
 template <int K, int width>
@@ -224,6 +283,14 @@ __device__ void start_product_add(float (&c)[width / 8][4], uint32_t (&a)[K / 16
     pin(a), pin(c);
     wgmma_fence();
     product_add<K, width>(c, a, b);
+    wgmma_commit();
+}
+template <int K, int a_width, int b_width>
+__device__ void start_product_of_columns(float (&c)[8][4], SwizzledTile<K, a_width> &a, int a_panel, SwizzledTile<K, b_width> &b,
+                                         int b_panel) {
+    pin(c);
+    wgmma_fence();
+    product_of_columns(c, a, a_panel, b, b_panel);
     wgmma_commit();
 }
 

@@ -26,7 +26,7 @@
 //
 //   Arguments are the same as in attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
 //   and v are views of. first_key is of the whole row.
-//   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev) floats.
+//   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev, in.shape) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
 #pragma once
 #include <numeric>

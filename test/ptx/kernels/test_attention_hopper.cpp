@@ -126,6 +126,15 @@ TEST(AttentionHopper, PartsBeginAndEndTheirSums) {
     EXPECT_EQ(others(), before + 6);
 }
 
+TEST(AttentionHopper, EveryRunHasTheSameBits) {
+    for (const size_t D : {64, 128}) {
+        const AttentionCase a{{300, 90}, 0, 6, 2, D};
+        const Values in(a);
+        const auto once = run(a, in), again = run(a, in);
+        EXPECT_TRUE(same_bits(once.dqkv.data(), again.dqkv.data(), once.dqkv.size())) << D;
+    }
+}
+
 TEST(AttentionHopper, OtherDocumentsChangeNoBit) {
     for (const size_t D : {64, 128}) {
         const AttentionCase a{{40, 1, 300, 77}, 0, 3, 1, D};
@@ -172,7 +181,7 @@ TEST(AttentionHopper, OtherGpusAndWidthsHaveOtherKernels) {
         return std::pair(now().first - before.first, now().second - before.second);
     };
     for (const size_t D : {64, 128}) {
-        EXPECT_EQ(counts(D), std::pair(15ul, 0ul));
+        EXPECT_EQ(counts(D), std::pair(10ul, 0ul));  // one kernel backward, where others have two
         for (const int capability : {80, 89, 100, 120}) {
             if (capability > 80 && D > 64) continue;
             const ptx::OtherGpu other(capability);
@@ -182,13 +191,11 @@ TEST(AttentionHopper, OtherGpusAndWidthsHaveOtherKernels) {
     EXPECT_EQ(counts(96), std::pair(0ul, 15ul));
 }
 
-// Each mistake in each kernel is named. The messages expected are those of the forward kernel, which has all of these lines. Two are harmless for the kernel of dK
-// and dV, which waits for all products behind its loop alone, and has one fence for the compiler's sake.
+// Each mistake in each kernel is named. The messages expected are those of the forward kernel, which has all of these lines.
 TEST(AttentionHopper, MistakesAreNamed) {
     EXPECT_EQ(attention_is_wrong(), "");
     const std::pair<const char *, const char *> kernels[] = {{"forward", "31attention_forward_hopper_kernelILi64E"},
-                                                             {"dK, dV", "37attention_backward_keys_hopper_kernelILi64ELb0E"},
-                                                             {"dQ", "40attention_backward_queries_hopper_kernelILi64E4bf16E"}};
+                                                             {"backward", "32attention_backward_hopper_kernelILi64E"}};
     for (const Mistake &mistake : mistakes)
         for (const auto &[name, mangled] : kernels) {
             const bool forward = &name == &kernels[0].first;
@@ -206,9 +213,7 @@ TEST(AttentionHopper, MistakesAreNamed) {
             const std::string problem = attention_is_wrong();
             printf("  %-46s %-7s %2zu lines: %s\n", mistake.name, name, changed, problem.substr(0, problem.find('\n')).c_str());
             EXPECT_GT(changed, 0u) << mistake.name;
-            const bool harmless = std::string(name) == "dK, dV" && (contains(mistake.name, "before its product has ended") ||
-                                                                    contains(mistake.name, "one wgmma.fence less"));
-            EXPECT_EQ(problem.empty(), harmless) << mistake.name << " in " << name;
+            EXPECT_NE(problem, "") << mistake.name << " in " << name;
             if (forward) {
                 EXPECT_TRUE(contains(problem, mistake.said)) << mistake.name << ": " << problem;
             } else if (std::string(mistake.said) != "a wrong result") {  // named by the interpreter
@@ -246,22 +251,21 @@ static Pieces whole(size_t T) { return {{{0, T, 0}}, 1}; }
 
 constexpr ptx::Unit units_of_attention[] = {ptx::Unit::wgmma, ptx::Unit::shared, ptx::Unit::issue, ptx::Unit::special};
 
-// docs/attention_hopper.md. The demands of FlashAttention-3's own kernels, as this interpreter counts them, for a head of one document of 1024 tokens.
-// Backward, two kernels have seven products where FlashAttention-3 has five, and twice its exponentials.
-TEST(AttentionHopper, AsksForwardNoMoreThanFlashAttention3) {
+// docs/attention_hopper.md. The demands of FlashAttention-3's own kernels, as this interpreter counts them, for a head of one document of 2048 tokens.
+TEST(AttentionHopper, AsksForNoMoreThanFlashAttention3) {
     struct Case {
         size_t D;
         double forward[4], backward[4];
     };
-    const Case cases[] = {{64, {49152, 42452, 306188, 25488}, {92160, 110112, 311655, 18432}},
-                          {128, {73728, 70864, 246645, 19136}, {184320, 242976, 384235, 18432}}};
-    const double twice[] = {1.4, 1.5, 1.4, 1.9};
+    const Case cases[] = {{64, {155136, 129498, 907072, 80256}, {348160, 405056, 1109647, 69632}},
+                          {128, {278528, 256416, 864113, 72064}, {696320, 896064, 1406743, 69632}}};
+    const double most[] = {1.05, 1.06, 1.05, 1.05};  // sums of dK and dV leave as floats: 1.04 at 4096
     for (const Case &c : cases) {
-        const Passes ours = asked_by({{1024}, 0, 1, 1, c.D}, whole(1024));
+        const Passes ours = asked_by({{2048}, 0, 1, 1, c.D}, whole(2048));
         for (size_t n = 0; n < 4; n++) {
             const size_t unit = size_t(units_of_attention[n]);
             EXPECT_LT(ours.forward[unit], 1.05 * c.forward[n]) << "D " << c.D << ", unit " << n;
-            EXPECT_LT(ours.backward[unit], 1.05 * twice[n] * c.backward[n]) << "D " << c.D << ", unit " << n;
+            EXPECT_LT(ours.backward[unit], most[n] * c.backward[n]) << "D " << c.D << ", unit " << n;
         }
     }
 }
@@ -269,9 +273,9 @@ TEST(AttentionHopper, AsksForwardNoMoreThanFlashAttention3) {
 // Documents of one row ask for what they would ask for in rows of their own if tiles begin where they begin.
 TEST(AttentionHopper, PackedDocumentsAskForNoMoreThanRowsOfTheirOwn) {
     for (const size_t D : {64, 128}) {
-        const AttentionCase packed{{700, 700}, 0, 1, 1, D}, one{{700}, 0, 1, 1, D};
-        const Pieces cut{{{0, 700, 0}, {700, 1400, 700}}, 2};
-        const Passes by_document = asked_by(packed, cut), by_row = asked_by(packed, whole(1400)), own = asked_by(one, whole(700));
+        const AttentionCase packed{{760, 760}, 0, 1, 1, D}, one{{760}, 0, 1, 1, D};
+        const Pieces cut{{{0, 760, 0}, {760, 1520, 760}}, 2};
+        const Passes by_document = asked_by(packed, cut), by_row = asked_by(packed, whole(1520)), own = asked_by(one, whole(760));
         for (const ptx::Unit u : units_of_attention) {
             const size_t unit = size_t(u);
             printf("  D %3zu, unit %zu: forward %.3f, by row %.3f; backward %.3f, by row %.3f\n", D, unit,
