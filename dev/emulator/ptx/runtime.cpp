@@ -176,7 +176,7 @@ void __cudaRegisterFatBinaryEnd(void **) {}
 void __cudaUnregisterFatBinary(void **) {}
 void __cudaRegisterFunction(void **module, const char *host_function, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
                             dim3 *, int *) {
-    state().kernels[host_function] = {name, reinterpret_cast<size_t>(module)};
+    state().kernels[host_function] = {name, reinterpret_cast<size_t>(module), {}};
 }
 void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}  // the interpreter reads them in the PTX
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 threads, size_t shared, cudaStream_t stream) {
