@@ -49,6 +49,9 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     const bool for_gpu = gpu || !o.gpu.empty();
     if (o.fp8 && for_gpu && o.dtype != "bf16")
         die("--fp8 rounds weights and activations in bf16, and --dtype is %s\n  fix: --dtype bf16, or no --fp8", o.dtype.c_str());
+    if (o.fp8 && !gpu_has_fp8(o.gpu))
+        die("--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu %s has none\n  fix: another GPU, or no --fp8",
+            o.gpu.c_str());
     if (o.fp8 && gpu && program.query_gpus)
         for (const GpuQuery::Gpu &g : program.query_gpus().gpus)
             if (g.arch < 89)

@@ -142,6 +142,12 @@ double attention_share(size_t D, size_t keys) {
     return d / (d + 69) * n / (n + 8 * d);
 }
 
+bool gpu_has_fp8(const std::string &name) {
+    for (const char *before : {"rtx3090", "a10", "a6000", "a100-40", "a100"})  // compute capability 8.0 and 8.6
+        if (name == before) return false;
+    return true;
+}
+
 std::optional<GpuRates> gpu_rates(const std::string &name) {
     // Shares of the data sheet's peaks: products, attention and memory reach these on one H200 (docs/benchmarks.md, "GPUs"), the link's share is from
     // NCCL's collectives, which others published. Other GPUs were not measured.

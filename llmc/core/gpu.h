@@ -38,6 +38,9 @@ double gpu_peak(const std::string &device, const std::string &dtype);
 // and page granularity is subtracted.
 size_t gpu_memory(const std::string &name);
 
+// Whether a GPU, by a name that gpu_memory() takes, multiplies numbers of 8 bits; of an unknown one nothing is said against it.
+bool gpu_has_fp8(const std::string &name);
+
 // What a GPU does in a second, for predictions alone (docs/memory.md, "Seconds").
 struct GpuRates {
     // FLOP as op_list.h counts them, in bf16; of attention the limit for wide heads and long documents.

@@ -69,6 +69,7 @@ def test_a_resident_reference_counts(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
     words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
     refused(words, f"--ref_model {tmp_path} has another vocabulary")
+    refused(command("sft", "--plan", **QWEN, gpu="a100", fp8="true"), "--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu a100 has none")
     refused(command("dpo", "--plan", **QWEN, loss_type="simgoid"), 'there is no --loss_type "simgoid"')
 
 
