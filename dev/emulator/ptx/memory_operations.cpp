@@ -165,6 +165,16 @@ template <Space space> void load(Warp &w, const Instruction &i) {
         Warp::each_lane(w.active, [&](int l) { at[l] += i.bytes; });
     }
 }
+// ld.acquire, by which a loop waits for what another block stores. The same value once more stalls the warp, as long as others go on.
+void poll(Warp &w, const Instruction &i) {
+    const int lane = std::countr_zero(w.active);
+    Polled now{&i, w.values<uint64_t>(i.operands[i.vector])[lane] + uint64_t(i.offsets[0])};
+    memcpy(&now.value, global_place(w, lane, now.address, i.bytes), i.bytes);
+    if (now == w.polled && !std::exchange(w.expired, false))
+        return w.stall([] { return "loads a value of device memory again and again, which no block stores that runs now"; });
+    w.polled = now;
+    load<Space::global>(w, i);
+}
 // [address] = {r, ...}
 template <Space space> void store(Warp &w, const Instruction &i) {
     uint8_t *at[lanes];
@@ -188,6 +198,7 @@ template <class M, class R> void add_moves(Forms &forms, const std::string &type
         };
         add("", load<Space::generic>, store<Space::generic>, 8, Pipe::global);
         add(".global", load<Space::global>, store<Space::global>, 8, Pipe::global);
+        add(".acquire.global", poll, nullptr, 8, Pipe::global);
         add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the read-only cache
         add(".shared", load<Space::shared>, store<Space::shared>, 4, Pipe::shared);
         add(".shared::cluster", load<Space::cluster>, store<Space::cluster>, 4, Pipe::shared);

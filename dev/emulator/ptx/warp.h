@@ -84,6 +84,13 @@ struct LoopedLoad {
     transactions::Wavefronts counted = {};
 };
 
+// A value of device memory that a loop may be waiting for.
+struct Polled {
+    const Instruction *instruction = nullptr;
+    uint64_t address = 0, value = 0;
+    bool operator==(const Polled &) const = default;
+};
+
 struct Warp {
     Block *block = nullptr;
     const Instruction *instruction = nullptr;  // which runs now, by the lanes in `active`
@@ -103,6 +110,7 @@ struct Warp {
     // An instruction that cannot go on yet stalls; the warp tries it again later. A warp that nobody else can help has expired: its
     // try_wait, which is bounded in time, gives up.
     bool stalled = false, expired = false;
+    Polled polled;
     std::function<std::string()> why;
 
     std::vector<RegisterUse> uses;  // of slots, in kernels with wgmma

@@ -191,6 +191,17 @@ TEST(AttentionHopper, OtherGpusAndWidthsHaveOtherKernels) {
     EXPECT_EQ(counts(96), std::pair(0ul, 15ul));
 }
 
+// Blocks run one after the other here. What another one's turn waits for is there, or never comes.
+TEST(AttentionHopper, WrongTurnsOfBlocksAreNamed) {
+    const auto said = [](const char *line, const Change &change) {
+        const ptx::EditedPtx edited([&](std::string &text) { return change_lines(text, line, true, change) > 0; });
+        return attention_is_wrong();
+    };
+    const char *const polls = "loads a value of device memory again and again";
+    EXPECT_TRUE(contains(said("st.release.gpu", erase), polls));               // a turn is not passed on
+    EXPECT_TRUE(contains(said("st.release.gpu", last_operand("77")), polls));  // or to no block
+}
+
 // Each mistake in each kernel is named. The messages expected are those of the forward kernel, which has all of these lines.
 TEST(AttentionHopper, MistakesAreNamed) {
     EXPECT_EQ(attention_is_wrong(), "");
