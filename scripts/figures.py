@@ -388,9 +388,12 @@ COPIED, OWN, WAITS = "#c6e3bd", "#f0b27a", "#eeeeee"
 
 def block_events(ladder, shape):
     """Of the last block of each version: {kernel: [(warp, what, from, to)]}, in the order in which the versions run."""
+    program = Path("build/ptx/dev/cuda", ladder)
+    if not program.exists():
+        sys.exit(f"figures.py: {program} is not built\n  fix: make {program}, which needs nvcc; or name other figures")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "timeline")
-        subprocess.run([f"build/ptx/dev/cuda/{ladder}", "--count", "--sample", "1", "--shape", shape], check=True, stdout=subprocess.DEVNULL,
+        subprocess.run([program, "--count", "--sample", "1", "--shape", shape], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "PTX_TIMELINE": str(path)})
         kernels = {}
         for line in path.read_text().splitlines():
