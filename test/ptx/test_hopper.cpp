@@ -36,6 +36,7 @@ constexpr const char *prologue = R"(
 
 ptx::Counts last;  // of run()
 std::array<ptx::Count, ptx::pipes> by_pipe;
+bool last_first = false, sums_in_order = false;
 
 void run(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
     std::string head = prologue;
@@ -46,7 +47,13 @@ void run(const std::string &body, unsigned threads = 128, unsigned blocks = 1, u
     ptx::TensorMap *const pm = maps;
     ptx::DeviceMemory memory;
     memory.add(px, sizeof x), memory.add(py, sizeof y), memory.add(pm, sizeof maps);
-    last = ptx::run(module.kernel("kernel"), {{blocks}, {threads}, 64 * 1024, true}, {&px, &py, &pm}, memory);
+    const ptx::Launch how{.grid = {blocks},
+                          .threads = {threads},
+                          .shared = 64 * 1024,
+                          .count_memory = true,
+                          .last_first = last_first,
+                          .sums_in_order = sums_in_order};
+    last = ptx::run(module.kernel("kernel"), how, {&px, &py, &pm}, memory);
     by_pipe = last.by_pipe(module.kernel("kernel"));
 }
 std::string error_from(const std::string &body, unsigned threads = 128, unsigned blocks = 1, unsigned cluster = 1) {
@@ -184,6 +191,83 @@ TEST(PtxHopper, BulkCopiesOfBytes) {
     refused(ready + expect(512) + in + in, "while a copy to it is on its way");
     refused(ready + "add.s64 %rd0, %rd0, 8;" + in, "multiples of 16");
     refused(ready + "add.s64 %rd0, %rd0, 65488;" + in, "of the 65536 bytes of argument 0");
+}
+
+// Blocks add 0, 1, 2, ... to y in turns, which they count behind it.
+TEST(PtxHopper, TurnsOfBlocks) {
+    const std::string
+        own = "cvt.rn.f32.u32 %f1, %r0;  shl.b32 %r3, %r0, 2;  add.s32 %r3, %r3, %r2;  st.shared.f32 [%r3+1024], %f1;\n" + fence +
+              block_barrier + "@!%p0 bra END;\n",
+        acquire = "AGAIN: ld.acquire.gpu.global.u32 %r20, [%rd1+4096];\n",
+        loop = "setp.ne.u32 %p1, %r20, %r1;\n@%p1 bra AGAIN;\n", proxies = "fence.proxy.async.global;\n",
+        add =
+            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r2+1024], 512;\n"
+            "cp.async.bulk.commit_group;\n",
+        completed = "cp.async.bulk.wait_group 0;\n", read = "cp.async.bulk.wait_group.read 0;\n",
+        release = "add.u32 %r21, %r1, 1;\nst.release.gpu.global.u32 [%rd1+4096], %r21;\n", end = "END:\n";
+    const auto expect_sums = [](const std::string &body, float times) {
+        EXPECT_EQ(error_from(body, 128, 3), "no error");
+        for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(std::bit_cast<float>(y[n]), times * float(n));
+    };
+    const auto refuse = [](const std::string &body, const std::string &words) { refused(body, words, 128, 3); };
+    const auto with = [](std::string text, const std::string &from, const std::string &to) {
+        return text.replace(text.find(from), from.size(), to);
+    };
+    const std::string relaxed_acquire = with(acquire, "acquire", "relaxed"),
+                      relaxed_release = with(release, "release", "relaxed");
+    for (const bool in_order : {false, true}) {
+        sums_in_order = in_order;
+        expect_sums(own + acquire + loop + proxies + add + completed + release + end, 3);
+        refuse(own + acquire + loop + add + completed + release + end, "no fence.proxy.async between the ld.acquire and this");
+        refuse(own + proxies + acquire + loop + add + completed + release + end, "no fence.proxy.async between");
+        refuse(own + acquire + loop + fence + add + completed + release + end, "no fence.proxy.async between");
+        refuse(own + acquire + loop + proxies + add + read + release + end, "by a copy that need not have ended");
+        refuse(own + acquire + loop + proxies + add + release + completed + end, "by a copy that need not have ended");
+        expect_sums(own + acquire + loop + proxies + add + read + completed + release + end, 3);
+    }
+    // Without an order it is another sum of floats each time, but no other sum of integers, and zeros change none.
+    const std::string in_any_order = "the two in order";
+    refuse(own + add + completed + release + end, in_any_order);
+    refuse(own + relaxed_acquire + loop + proxies + add + completed + release + end, in_any_order);
+    refuse(own + acquire + loop + proxies + add + completed + relaxed_release + end, in_any_order);
+    expect_sums(with(own, "%f1, %r0", "%f1, %r9") + add + completed + end, 0);
+    EXPECT_EQ(error_from(own + with(add, "f32", "u32") + completed + end, 128, 3), "no error");
+    sums_in_order = false;
+    expect_sums(own + add + completed + end, 3);
+
+    // The last block may start first, and waits for those in front of it. A turn that never comes is named all the same.
+    last_first = true;
+    expect_sums(own + acquire + loop + proxies + add + completed + release + end, 3);
+    refuse(own + acquire + loop + proxies + add + completed + end, "loads a value of device memory again and again");
+    last_first = false;
+
+    // What the second of two blocks does, by thread 0, behind the turn of the first.
+    const auto second = [&](const std::string &first_does, const std::string &second_does) {
+        return error_from(own + "setp.ne.u32 %p1, %r1, 0;\n@%p1 bra SECOND;\n" + first_does + release + "bra END;\nSECOND:\n" +
+                              acquire + loop + second_does + end,
+                          128, 2);
+    };
+    // A thread sees a completed copy without a fence, and a copy what threads have stored behind one; that of the other block does not help.
+    const std::string reads = "ld.global.u32 %r22, [%rd1];\n", stores = "st.global.u32 [%rd1], %r0;\n",
+                      loads =
+                          initialise + announce + expect(512) +
+                          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2+2048], [%rd1], 512, [%r2];\n" +
+                          wait();
+    EXPECT_EQ(second(add + completed, reads), "no error");
+    expect_contains(second(add + read, reads), {"reads byte 0 of the 65536 bytes of argument 1", "need not have ended"});
+    EXPECT_EQ(second(stores, proxies + loads), "no error");
+    expect_contains(second(stores, loads), {"no fence.proxy.async between"});
+    expect_contains(second(stores + proxies, loads), {"no fence.proxy.async between"});
+    // At a barrier other warps learn what a warp has acquired.
+    const std::string all = own.substr(0, own.find("@!%p0 bra"));
+    const auto by_warp_1 = [&](const std::string &fenced) {
+        return error_from(all + "setp.ne.u32 %p1, %r1, 0;\n@%p1 bra SECOND;\n@!%p0 bra END;\n" + add + completed + release +
+                              "bra END;\nSECOND: @!%p0 bra MEET;\n" + acquire + loop + fenced + "MEET: " + block_barrier +
+                              "setp.ne.u32 %p2, %r0, 32;\n@%p2 bra END;\n" + add + completed + end,
+                          128, 2);
+    };
+    EXPECT_EQ(by_warp_1(proxies), "no error");
+    expect_contains(by_warp_1(""), {"no fence.proxy.async between"});
 }
 
 TEST(PtxHopper, RulesOfTensorMaps) {

@@ -1,6 +1,7 @@
 #include "bulk_copies.h"
 
 #include "../../../llmc/core/dtype.h"
+#include "device_memory.h"
 #include "forms.h"
 #include "mbarrier.h"
 #include "memory.h"
@@ -105,7 +106,11 @@ void start_inward(Warp &w, int lane, std::vector<Piece> pieces, uint32_t to, uin
     if (!ranks) ranks = 1u << home.rank;
     if (ranks >> cluster.blocks.size())
         w.fail(lane, format("copies to the blocks %#x of a cluster of %zu", ranks, cluster.blocks.size()));
-    if (!between) check_global(w, lane, copy.pieces);
+    if (!between) {
+        check_global(w, lane, copy.pieces);
+        for (const Piece &p : copy.pieces)
+            if (p.from < p.to) note_bulk_access(w, lane, p.global, uint32_t(p.to - p.from), BulkUse::read);
+    }
     for (unsigned r = 0; r < cluster.blocks.size(); r++) {
         if (!(ranks >> r & 1)) continue;
         const uint32_t block = r == w.block->rank ? 0 : (r + 1) << 24, own = mbarrier & 0xff'ffff;
@@ -185,7 +190,15 @@ void start_outward(Warp &w, int lane, std::vector<Piece> pieces, Sum sum) {
                   .sum = sum};
     check_global(w, lane, copy.pieces);
     std::erase_if(copy.pieces, [](const Piece &p) { return p.from == p.to; });
-    for (const Piece &p : copy.pieces) shared_place(w, lane, p.shared, word), note_async_read(w, lane, p.shared, word);
+    const BulkUse use = sum == Sum::none                     ? BulkUse::write
+                        : sum == Sum::s32 || sum == Sum::u32 ? BulkUse::add
+                                                             : BulkUse::add_floats;
+    for (const Piece &p : copy.pieces) {
+        const uint8_t *from = shared_place(w, lane, p.shared, word) + p.from, *const end = from + p.to - p.from;
+        note_async_read(w, lane, p.shared, word);
+        const bool zeros = std::all_of(from, end, [](uint8_t byte) { return byte == 0; });
+        if (sum == Sum::none || !zeros) note_bulk_access(w, lane, p.global, uint32_t(end - from), use);  // they change no sum
+    }
     count_global(w, copy.pieces, true);
     count_shared(w, copy.pieces, 1);
     copy.done = time_bulk_copy(w, copy.pieces.size() * word, 0);
@@ -235,14 +248,17 @@ template <bool reads> void wait(Warp &w, const Instruction &i) {
     float done = 0;
     std::erase_if(w.outward, [&](const std::shared_ptr<BulkCopy> &c) {
         if (!(w.active >> c->lane & 1) || int64_t(c->group) >= int64_t(w.bulk_groups[c->lane]) - pending) return false;
-        if (!c->has_read)
-            for (const Piece &p : c->pieces) {
+        for (const Piece &p : c->pieces) {
+            if (!c->has_read) {
                 const uint8_t *from = bytes_at(*w.block->cluster, w.block->rank, p.shared);
                 add_or_copy(c->sum, reinterpret_cast<uint8_t *>(p.global), from + p.from, size_t(p.to - p.from));
                 end_async_read(w, p.shared, word, w.agent, w.time());
             }
-        done = std::max(done, c->done + (reads ? 0 : l2_cycles));
-        return c->has_read = true;
+            if (!reads) end_bulk_write(w, p.global, uint32_t(p.to - p.from));
+        }
+        if (!c->has_read) done = std::max(done, c->done + (reads ? 0 : l2_cycles));
+        c->has_read = true;
+        return !reads;
     });
     wait_until(w, done);
 }

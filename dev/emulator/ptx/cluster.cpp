@@ -66,8 +66,9 @@ template <class Address> void rank_of(Warp &w, const Instruction &i) {
 // ---- fences -----------------------------------------------------------------------------------------------------------------------
 
 // What has been written through the generic proxy, by this warp or as it knows by others, is visible to the async proxy.
-void fence_proxy(Warp &w, const Instruction &) {
-    w.view.proxied.join(w.view.known);
+template <bool shared, bool global> void fence_proxy(Warp &w, const Instruction &) {
+    if (shared) w.view.proxied.join(w.view.known);
+    if (global) w.view.elsewhere_proxied.join(w.view.elsewhere);
     w.advance();
 }
 void fence_mbarriers(Warp &w, const Instruction &) {
@@ -149,9 +150,10 @@ void add_clusters(Forms &forms) {
     forms["getctarank.shared::cluster.u32"] = {rank_of<uint32_t>, Pipe::integer, 1, {4, 4}};
     forms["getctarank.u64"] = {rank_of<uint64_t>, Pipe::integer, 1, {4, 8}};
 
-    for (const char *space : {"", ".shared", ".shared::cluster"})
-        forms[format("fence.proxy.async%s", space)] = {fence_proxy, Pipe::control, 0, {}};
-    forms["fence.proxy.async.global"] = {nothing, Pipe::control, 0, {}};
+    forms["fence.proxy.async"] = {fence_proxy<true, true>, Pipe::control, 0, {}};
+    for (const char *space : {"shared", "shared::cluster"})
+        forms[format("fence.proxy.async.%s", space)] = {fence_proxy<true, false>, Pipe::control, 0, {}};
+    forms["fence.proxy.async.global"] = {fence_proxy<false, true>, Pipe::control, 0, {}};
     forms["fence.mbarrier_init.release.cluster"] = {fence_mbarriers, Pipe::control, 0, {}};
     for (const char *what : {"wait", "launch_dependents"})  // launches run one after the other
         forms[format("griddepcontrol.%s", what)] = {nothing, Pipe::control, 0, {}};

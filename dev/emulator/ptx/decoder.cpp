@@ -227,6 +227,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     i.constant = full.find(".nc") != std::string::npos;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
     for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);
+    if (full.find(".async.bulk") != std::string::npos) kernel_.uses_tma = true;
     if (i.pipe == Pipe::shared && i.bytes) kernel_.cell_bytes = std::min<int>(kernel_.cell_bytes, i.bytes * i.vector);
 }
 

@@ -193,7 +193,7 @@ void end_blocks(Cluster &cluster) {
 }  // namespace
 
 // Warps take turns in a random order, each until it waits. A copy on its way lands at any time, at the latest when all wait.
-void run_cluster(Cluster &cluster, std::mt19937 &random) {
+bool run_cluster(Cluster &cluster, std::mt19937 &random, bool may_wait) {
     constexpr int patience = 64;  // turns in which bounded waits give up, and nobody gets anywhere
     std::vector<Warp *> order;
     for (Block &block : cluster.blocks)
@@ -216,9 +216,11 @@ void run_cluster(Cluster &cluster, std::mt19937 &random) {
             progress = true;
         }
         if (progress || cluster.events != before) idle = 0;
-        else if (++idle == patience) explain_deadlock(warps);
-        else
+        else if (++idle < patience)
             for (Warp *w : order) w->expired = true;
+        else if (may_wait) return false;
+        else explain_deadlock(warps);
     }
+    return true;
 }
 }  // namespace ptx

@@ -43,6 +43,8 @@ struct Launch {
     bool count_memory = false;   // sectors and wavefronts, too
     Extent cluster = {0, 0, 0};  // blocks of a cluster; 0: as the kernel says
     size_t sample = 0;           // clusters that run, one of each equal part of the grid; their counts are multiplied. 0: all
+    bool last_first = false;     // the last cluster starts first, and one that waits goes on behind those in front of it
+    bool sums_in_order = false;  // blocks may add floats by TMA only in an order that a release and an acquire fix
 };
 
 // Of one instruction, or of a launch.

@@ -96,7 +96,7 @@ struct Kernel {
     std::vector<const Variable *> variables;    // of the module, in device memory
     int cell_bytes = 4;                         // of shared memory that are written and read as one at least
     unsigned cluster[3] = {1, 1, 1};            // blocks of a cluster, unless the launch says others
-    bool uses_wgmma = false;
+    bool uses_wgmma = false, uses_tma = false;
 };
 
 // The text is read at once, a kernel decoded when it is asked for.

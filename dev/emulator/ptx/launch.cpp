@@ -109,7 +109,6 @@ void start_warp(Block &block, int number) {
     const Launch &launch = *block.running->launch;
     const Kernel &kernel = *block.running->kernel;
     Warp &w = block.warps[size_t(number)];
-    w = Warp();
     w.block = &block, w.number = number, w.instruction = kernel.code.data();
     w.agent = block.rank * block.warps.size() + size_t(number);
     w.group = block.cluster->warps + block.rank * ceil_div(block.warps.size(), size_t(4)) + size_t(number) / 4;
@@ -125,31 +124,36 @@ void start_warp(Block &block, int number) {
     if (launch.count_memory) w.timing.ready.resize(size_t(kernel.slots)), w.looped.resize(size_t(kernel.looped));
 }
 
-void start_block(Block &block) {
-    const size_t warps = block.warps.size(), cells = ceil_div(block.shared.size(), size_t(block.running->kernel->cell_bytes));
-    block.ended = false, block.queues = {}, block.given_back = 0;
-    std::fill(block.shared.begin(), block.shared.end(), 0xff);  // NaN
-    std::fill(block.local.begin(), block.local.end(), 0xff);
-    block.cells.assign(cells, Cell());
-    block.reads.assign(cells * block.cluster->readers, 0);
-    block.mbarriers.clear();
-    for (Barrier &barrier : block.barriers) barrier = Barrier();
-    for (size_t n = 0; n < warps; n++) start_warp(block, int(n));
-}
-
-// The cluster's blocks, of which the first has the index `first`.
-void start_cluster(Cluster &cluster, Extent first) {
-    cluster.agents = cluster.readers;
-    cluster.inward.clear();
-    cluster.phase = 0, cluster.now = cluster.ended = View(), cluster.last = cluster.over = 0;
-    const Extent &shape = cluster.shape;
-    for (Block &block : cluster.blocks) {
-        block.number += uint32_t(cluster.blocks.size());
-        block.index[0] = first.x + block.rank % shape.x;
-        block.index[1] = first.y + block.rank / shape.x % shape.y;
-        block.index[2] = first.z + block.rank / shape.x / shape.y;
-        start_block(block);
+// A cluster at its start: the one of this number in the grid, before which `started` others have started.
+std::unique_ptr<Cluster> start_cluster(Running &running, const Extent &shape, size_t number, size_t started) {
+    const Kernel &kernel = *running.kernel;
+    const Launch &launch = *running.launch;
+    auto cluster = std::make_unique<Cluster>();
+    cluster->running = &running, cluster->shape = shape;
+    cluster->blocks.resize(shape.count());
+    const size_t warps = ceil_div(launch.threads.count(), size_t(lanes)), blocks = cluster->blocks.size();
+    cluster->warps = warps * blocks;
+    cluster->readers = cluster->agents = cluster->warps + ceil_div(warps, size_t(4)) * blocks;
+    const size_t register_bytes = warps * size_t(kernel.slots) * slot_bytes;
+    cluster->registers.reset(static_cast<uint8_t *>(aligned_alloc(slot_bytes, register_bytes * blocks)));
+    memset(cluster->registers.get(), 0xff, register_bytes * blocks);  // NaN
+    const size_t wide = launch.grid.x / shape.x, high = launch.grid.y / shape.y;
+    for (size_t n = 0; n < blocks; n++) {
+        Block &block = cluster->blocks[n];
+        block.running = &running, block.cluster = cluster.get(), block.rank = unsigned(n);
+        block.number = uint32_t(started * blocks + n + 1);
+        block.index[0] = unsigned(number % wide) * shape.x + block.rank % shape.x;
+        block.index[1] = unsigned(number / wide % high) * shape.y + block.rank / shape.x % shape.y;
+        block.index[2] = unsigned(number / wide / high) * shape.z + block.rank / shape.x / shape.y;
+        block.shared.assign(kernel.static_shared + launch.shared, 0xff);  // NaN
+        block.local.assign(warps * lanes * kernel.local_bytes, 0xff);
+        block.cells.resize(ceil_div(block.shared.size(), size_t(kernel.cell_bytes)));
+        block.reads.resize(block.cells.size() * cluster->readers);
+        block.registers = cluster->registers.get() + n * register_bytes;
+        block.warps.resize(warps);
+        for (size_t w = 0; w < warps; w++) start_warp(block, int(w));
     }
+    return cluster;
 }
 
 std::vector<uint8_t> pack(const Kernel &kernel, const std::vector<const void *> &arguments) {
@@ -209,52 +213,42 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     Counts counts;
     counts.instructions.resize(kernel.code.size());
     Running running{&kernel, &launch, &memory, &parameters, &counts};
-    Cluster cluster;
-    cluster.running = &running, cluster.shape = cluster_of(kernel, launch);
-    cluster.blocks.resize(cluster.shape.count());
-    const size_t warps = ceil_div(launch.threads.count(), size_t(lanes));
-    cluster.warps = warps * cluster.blocks.size();
-    cluster.readers = cluster.warps + ceil_div(warps, size_t(4)) * cluster.blocks.size();
     const ModuleMemory variables(kernel, memory);
-    const size_t register_bytes = warps * size_t(kernel.slots) * slot_bytes;
-    const std::unique_ptr<uint8_t, decltype(&free)> registers(
-        static_cast<uint8_t *>(aligned_alloc(slot_bytes, register_bytes * cluster.blocks.size())), free);
-    memset(registers.get(), 0xff, register_bytes * cluster.blocks.size());  // NaN
-    for (size_t n = 0; n < cluster.blocks.size(); n++) {
-        Block &block = cluster.blocks[n];
-        block.running = &running, block.cluster = &cluster, block.rank = unsigned(n);
-        block.number = uint32_t(n - cluster.blocks.size() + 1);
-        block.shared.resize(kernel.static_shared + launch.shared);
-        block.warps.resize(warps);
-        block.local.resize(warps * lanes * kernel.local_bytes);
-        block.registers = registers.get() + n * register_bytes;
-    }
+    const Extent shape = cluster_of(kernel, launch);
     std::mt19937 random(1);
     Demand before{};
-    Extent first{0, 0, 0};
-    const size_t clusters = launch.grid.count() / cluster.shape.count();
+    const auto note_work = [&](const Cluster &cluster) {  // with what others have done since, if it has waited for them
+        const Demand now = counts.demand(kernel);
+        for (const Block &block : cluster.blocks) {
+            BlockWork &work = counts.blocks.emplace_back();
+            for (size_t n = 0; n < units; n++) work.demand[n] = (now[n] - before[n]) / double(cluster.blocks.size());
+            for (const Warp &w : block.warps) work.latency = std::max(work.latency, double(w.timing.begin));
+        }
+        before = now;
+    };
+    const size_t clusters = launch.grid.count() / shape.count();
     const size_t sample = launch.sample ? std::min(launch.sample, clusters) : clusters;
-    size_t number = 0, ran = 0;  // clusters
     const auto first_of = [&](size_t part) { return part * clusters / sample; };
     const auto drawn = [&](size_t part) { return first_of(part) + random() % (first_of(part + 1) - first_of(part)); };
     size_t next = drawn(0);
-    for (; first.z < launch.grid.z; first.z += cluster.shape.z)
-        for (first.y = 0; first.y < launch.grid.y; first.y += cluster.shape.y)
-            for (first.x = 0; first.x < launch.grid.x; first.x += cluster.shape.x) {
-                if (number++ != next) continue;
-                if (++ran < sample) next = drawn(ran);
-                running.scale = double(clusters) / double(launch.sample ? ran : clusters);
-                start_cluster(cluster, first);
-                run_cluster(cluster, random);
-                if (!launch.count_memory) continue;
-                const Demand now = counts.demand(kernel);
-                for (const Block &block : cluster.blocks) {
-                    BlockWork &work = counts.blocks.emplace_back();
-                    for (size_t n = 0; n < units; n++) work.demand[n] = (now[n] - before[n]) / double(cluster.blocks.size());
-                    for (const Warp &w : block.warps) work.latency = std::max(work.latency, double(w.timing.begin));
-                }
-                before = now;
+    std::map<size_t, std::unique_ptr<Cluster>> started;  // by their numbers in the grid: clusters that have not ended
+    for (size_t ran = 0; ran < sample; ran++) {
+        const size_t number = launch.last_first ? clusters - 1 - next : next;
+        if (ran + 1 < sample) next = drawn(ran + 1);
+        running.scale = double(clusters) / double(launch.sample ? ran + 1 : clusters);
+        started[number] = start_cluster(running, shape, number, ran);
+        for (auto at = started.begin(); at != started.end();) {
+            const bool first =
+                at == started.begin() && (!launch.last_first || ran + 1 == sample);  // of those that have not ended
+            if (!run_cluster(*at->second, random, !first)) {
+                ++at;
+                continue;
             }
+            if (launch.count_memory) note_work(*at->second);
+            started.erase(at);
+            at = started.begin();
+        }
+    }
     const double clusters_of_one = double(clusters) / double(sample);
     counts.multiply(clusters_of_one);
     for (const auto &[begin, touched] : running.touched.all()) {  // blocks that are left out may touch the same sectors

@@ -3,6 +3,7 @@
 
 #include "../../../llmc/core/dtype.h"
 #include "../transactions.h"
+#include "device_memory.h"
 #include "forms.h"
 #include "memory.h"
 #include "shared_memory.h"
@@ -42,6 +43,7 @@ uint8_t *local_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
 
 // Whether an access goes through L1, which holds the block's reads; writes go through it to L2, where atomics are made.
 enum class Way { read, read_past_l1, write, update };
+constexpr bool stores(Way way) { return way == Way::write || way == Way::update; }
 
 void count_traffic(Warp &w, uint64_t sector, Way way) {
     constexpr uint64_t bytes = 32;
@@ -50,8 +52,7 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
         r.last = r.memory->at_or_before(sector * bytes + bytes - 1);
     TouchedSectors::Touched &of_allocation = r.touched.in(r.last);
     TouchedSectors::Sector &touched = of_allocation.sectors[sector - r.last.begin / bytes];
-    const bool writes = way == Way::write || way == Way::update, in_l2 = touched.read || touched.written,
-               in_l1 = way == Way::read && touched.block == w.block->number;
+    const bool in_l2 = touched.read || touched.written, in_l1 = way == Way::read && touched.block == w.block->number;
     if (way != Way::write) {
         if (!in_l2) of_allocation.read += bytes;
         // Other blocks may have loaded the sector into L2; a sample only knows how often a byte is read. Blocks that all run at once wait for the
@@ -64,10 +65,10 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
         const bool there = in_l2 && !(at_once && way == Way::read && touched.block != w.block->number);
         w.timing.memory = std::max(w.timing.memory, in_l1 ? l1_cycles : there ? l2_cycles : dram);
     }
-    if (writes && !touched.written) of_allocation.written += bytes;
+    if (stores(way) && !touched.written) of_allocation.written += bytes;
     if (!in_l1) r.counts->traffic.l2 += bytes;
     if (way == Way::read) touched.block = w.block->number;
-    (writes ? touched.written : touched.read) = true;
+    (stores(way) ? touched.written : touched.read) = true;
 }
 
 void count_request(Warp &w, uint64_t *sectors, size_t n, Way way) {
@@ -124,7 +125,11 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
         } else if (space == Space::local || in_window(local_window, local_window)) {
             at[l] = local_place(w, l, address[l], bytes);
             in_local |= 1u << l;
-        } else at[l] = space == Space::param ? param_place(w, l, address[l], bytes) : global_place(w, l, address[l], bytes);
+        } else if (space == Space::param) at[l] = param_place(w, l, address[l], bytes);
+        else {
+            at[l] = global_place(w, l, address[l], bytes);
+            if (w.block->running->kernel->uses_tma) note_device_access(w, l, address[l], bytes, stores(way));
+        }
     });
     if (!w.block->running->launch->count_memory || space == Space::param || space == Space::constant) return;
     if (in_shared) {
@@ -173,6 +178,8 @@ void poll(Warp &w, const Instruction &i) {
     if (now == w.polled && !std::exchange(w.expired, false))
         return w.stall([] { return "loads a value of device memory again and again, which no block stores that runs now"; });
     w.polled = now;
+    Warp::each_lane(w.active,
+                    [&](int l) { note_acquire(w, w.values<uint64_t>(i.operands[i.vector])[l] + uint64_t(i.offsets[0])); });
     load<Space::global>(w, i);
 }
 // [address] = {r, ...}
@@ -185,6 +192,12 @@ template <Space space> void store(Warp &w, const Instruction &i) {
     }
 }
 
+// st.release
+void publish(Warp &w, const Instruction &i) {
+    store<Space::global>(w, i);
+    Warp::each_lane(w.active, [&](int l) { note_release(w, w.values<uint64_t>(i.operands[0])[l] + uint64_t(i.offsets[0])); });
+}
+
 // A register may be wider than the type; the name of such a form ends with its bytes: "ld.global.u16 4".
 template <class M, class R> void add_moves(Forms &forms, const std::string &type) {
     const std::string wider = sizeof(M) == sizeof(R) ? "" : format(" %zu", sizeof(R));
@@ -193,12 +206,13 @@ template <class M, class R> void add_moves(Forms &forms, const std::string &type
         const auto add = [&](const std::string &space, Handler loads, Handler stores, uint8_t address, Pipe pipe) {
             std::vector<uint8_t> loaded(vector, sizeof(R)), stored(vector + 1, sizeof(R));
             loaded.push_back(address), stored[0] = address;
-            forms["ld" + space + values] = {loads, pipe, vector, loaded, load_lanes<M, R>, sizeof(M), vector};
+            if (loads) forms["ld" + space + values] = {loads, pipe, vector, loaded, load_lanes<M, R>, sizeof(M), vector};
             if (stores) forms["st" + space + values] = {stores, pipe, 0, stored, store_lanes<M, R>, sizeof(M), vector};
         };
         add("", load<Space::generic>, store<Space::generic>, 8, Pipe::global);
         add(".global", load<Space::global>, store<Space::global>, 8, Pipe::global);
         add(".acquire.global", poll, nullptr, 8, Pipe::global);
+        add(".release.global", nullptr, publish, 8, Pipe::global);
         add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the read-only cache
         add(".shared", load<Space::shared>, store<Space::shared>, 4, Pipe::shared);
         add(".shared::cluster", load<Space::cluster>, store<Space::cluster>, 4, Pipe::shared);

@@ -65,8 +65,9 @@ std::string plain(const std::string &name) {
     for (size_t n = 1; n < parts.size(); n++) {
         const std::string part = parts[n].substr(0, parts[n].find("::cta"));
         const bool cache = part.rfind("L1::", 0) == 0 || part.rfind("L2::", 0) == 0;
-        const bool polls = parts[0] == "ld" && part == "acquire" && name.find(".global") != name.npos;  // is a form of its own
-        if (memory.count(parts[0]) && !polls && (cache || (parts[0] != "cp" && hints.count(part)))) continue;
+        const bool orders = (parts[0] == "ld" && part == "acquire") || (parts[0] == "st" && part == "release"),
+                   own_form = orders && name.find(".global") != name.npos;
+        if (memory.count(parts[0]) && !own_form && (cache || (parts[0] != "cp" && hints.count(part)))) continue;
         if (barriers.count(parts[0]) && (part == "cta" || part == "aligned")) continue;
         if (parts[0] == "mbarrier" && of_mbarriers.count(part)) continue;
         if (part == "tile") continue;                               // the usual way of a tensor map

@@ -102,7 +102,8 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     if (registered.most_dynamic ? shared > *registered.most_dynamic || all_shared > kernel.max_shared
                                 : all_shared > max_static_shared)
         return cudaErrorInvalidValue;
-    const Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster, sample};
+    Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster, sample};
+    how.last_first = last_first, how.sums_in_order = sums_in_order;
     remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;
@@ -111,6 +112,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
 
 bool counting = getenv("PTX_COUNT") != nullptr;
 size_t sample = 0;
+bool last_first = false, sums_in_order = false;
 int compute_capability = 90;
 
 Count Launches::total() const {

@@ -3,6 +3,7 @@
 // returns; errors of a kernel are thrown by its launch.
 #pragma once
 #include <functional>
+#include <utility>
 
 #include "interpreter.h"
 
@@ -27,6 +28,7 @@ void forget_launches();
 std::vector<std::string> program_kernels();  // mangled: of all that is linked
 extern bool counting;                        // also counts memory; initially set by PTX_COUNT in the environment
 extern size_t sample;                        // Launch::sample of the launches from now on
+extern bool last_first, sums_in_order;       // of the launches from now on, as in Launch
 extern int compute_capability;               // as the runtime reports it: 90, or OtherGpu's
 
 // A product asked of cuBLASLt. The library's rules are checked at every product; a violation ends the call with the rule.
@@ -57,15 +59,17 @@ class EditedPtx {
     size_t edited = 0;  // modules
 };
 
-// While it lives, programs that choose kernels by the GPU's compute capability see this one.
-class OtherGpu {
+// While it lives, a setting has this value.
+template <auto &setting> class While {
   public:
-    explicit OtherGpu(int capability) : before_(compute_capability) { compute_capability = capability; }
-    ~OtherGpu() { compute_capability = before_; }
-    OtherGpu(const OtherGpu &) = delete;
-    OtherGpu &operator=(const OtherGpu &) = delete;
+    using Value = std::remove_reference_t<decltype(setting)>;
+    explicit While(Value value) : before_(std::exchange(setting, value)) {}
+    ~While() { setting = before_; }
+    While(const While &) = delete;
+    While &operator=(const While &) = delete;
 
   private:
-    const int before_;
+    const Value before_;
 };
+using OtherGpu = While<compute_capability>;  // programs that choose kernels by the GPU's compute capability see this one
 }  // namespace ptx

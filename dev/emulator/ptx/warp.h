@@ -51,7 +51,12 @@ struct View {
     Clock known;
     Clock proxied;    // part of it that a fence.proxy.async has made visible to the async proxy: to TMA and wgmma
     Clock announced;  // initialised mbarriers that a fence.mbarrier_init has made visible to the cluster
-    void join(const View &other) { known.join(other.known), proxied.join(other.proxied), announced.join(other.announced); }
+    Clock elsewhere;  // of warps of other clusters, by number in the launch, as releases and acquires tell it (device_memory.h)
+    Clock elsewhere_proxied;
+    void join(const View &other) {
+        known.join(other.known), proxied.join(other.proxied), announced.join(other.announced);
+        elsewhere.join(other.elsewhere), elsewhere_proxied.join(other.elsewhere_proxied);
+    }
 };
 
 // Bytes of shared memory that are written and read as one.
@@ -186,6 +191,13 @@ class TouchedSectors {
     Touched *touched_ = nullptr;
 };
 
+// What has written bytes of device memory last in this launch.
+struct LastWrite {
+    uint32_t warp = 0;                    // its number in the launch, counted from 1; 0: none
+    uint32_t started = 0, completed = 0;  // times of the warp
+    uint32_t line = 0;
+};
+
 struct Running {  // a launch
     const Kernel *kernel;
     const Launch *launch;
@@ -195,6 +207,8 @@ struct Running {  // a launch
     double scale = 1;                    // clusters of the grid for each that has been run
     DeviceMemory::Allocation last = {};  // that an access was found in
     TouchedSectors touched = {};
+    std::map<uintptr_t, std::vector<LastWrite>> writes = {};  // by allocation, of each 16 bytes; in kernels with TMA
+    std::map<uint64_t, Clock> released = {};  // by address: what the warp knew that stored by st.release there last
 };
 
 struct MBarrier {
@@ -240,5 +254,7 @@ struct Cluster {
     View now, ended;                                // of its arrivals in this phase, and in all that have ended
     float last = 0, over = 0;                       // their cycles, as of an mbarrier
     uint64_t events = 0;                            // that may help a stalled warp
+
+    std::unique_ptr<uint8_t, decltype(&free)> registers{nullptr, free};  // of all blocks
 };
 }  // namespace ptx
