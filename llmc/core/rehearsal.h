@@ -86,7 +86,6 @@ template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || s
 template <> inline constexpr bool has_no_pointers<struct AttentionShape> = true;
 template <> inline constexpr bool has_no_pointers<struct Pieces> = true;
 template <> inline constexpr bool has_no_pointers<struct PartOrder> = true;
-template <> inline constexpr bool has_no_pointers<struct Fp8Format> = true;
 template <> inline constexpr bool has_no_pointers<struct AdamW> = true;
 template <> inline constexpr bool has_no_pointers<struct Random> = true;
 template <> inline constexpr bool has_no_pointers<struct Sampling> = true;

@@ -67,9 +67,9 @@ template <class Dev> class LinearLayers {
     void product_input(const AdapterRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld = 0,
                        bool add = false);
     template <class F> void for_adapters(Linear matrix, F f) const;
-    void round(Fp8Matrix q, Fp8Format format, const X *x, size_t rows, size_t columns, bool turned = false) {
-        fp8_scale(dev, q, format, x, rows, columns, 0);
-        fp8_round(dev, q, format, x, rows, columns, 0, turned);
+    void round(Fp8Matrix q, const X *x, size_t rows, size_t columns, bool turned = false) {
+        fp8_scale(dev, q, x, rows, columns, 0);
+        fp8_round(dev, q, x, rows, columns, 0, turned);
     }
     void base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape);
     void base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape, bool accumulate);
@@ -116,12 +116,12 @@ template <class Dev> void LinearLayers<Dev>::plan_fp8(Plan &plan, size_t T, bool
 template <class Dev> void LinearLayers<Dev>::base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape) {
     const auto [IC, OC] = shape;
     if (!in_fp8) return matmul_forward(dev, out, x, w.weight, w.bias, n, IC, OC);
-    round(right, e4m3, w.weight, OC, IC);
+    round(right, w.weight, OC, IC);
     in_parts(
         n,
         [&, IC = IC, OC = OC](size_t t, size_t part) {
-            round(left, e4m3, x + t * IC, part, IC);
-            fp8_product(dev, out + t * OC, left, e4m3, right, w.bias, part, IC, OC, false);
+            round(left, x + t * IC, part, IC);
+            fp8_product(dev, out + t * OC, left, right, w.bias, part, IC, OC, false);
         },
         matmul_run(dev));
 }
@@ -135,9 +135,9 @@ void LinearLayers<Dev>::base_backward_weight(LinearWeights<float> dw, const X *d
     in_parts(
         n,
         [&, IC = IC, OC = OC](size_t t, size_t part) {
-            round(left, e5m2, dout + t * OC, part, OC, true);
-            round(right, e4m3, x + t * IC, part, IC, true);
-            fp8_product(dev, dw.weight, left, e5m2, right, no_bias, OC, part, IC, accumulate || t > 0);
+            round(left, dout + t * OC, part, OC, true);
+            round(right, x + t * IC, part, IC, true);
+            fp8_product(dev, dw.weight, left, right, no_bias, OC, part, IC, accumulate || t > 0);
             if (dw.bias) matmul_bias_backward(dev, dw.bias, dout + t * OC, part, OC, OC);
         },
         matmul_run(dev));
@@ -148,8 +148,8 @@ template <class Dev> void LinearLayers<Dev>::base_backward_input(X *dx, const X 
     const auto [IC, OC] = shape;
     if (!in_fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC);
     const X *const no_bias = nullptr;
-    round(left, e5m2, dout, n, OC);
-    fp8_product(dev, dx, left, e5m2, right, no_bias, n, OC, IC, false);
+    round(left, dout, n, OC);
+    fp8_product(dev, dx, left, right, no_bias, n, OC, IC, false);
 }
 
 template <class Dev>
@@ -259,7 +259,7 @@ void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<f
                                  LinearWeights<X> w, size_t t, size_t n, bool accumulate) {
     const auto [IC, OC] = shapes[size_t(matrix)];
     if (dw.weight) base_backward_weight(dw, dout, x, n, {IC, OC}, accumulate || t > 0);
-    if (dx && in_fp8) round(right, e4m3, w.weight, OC, IC, true);
+    if (dx && in_fp8) round(right, w.weight, OC, IC, true);
     in_parts(
         n,
         [&, IC = IC, OC = OC](size_t first, size_t part) {

@@ -23,7 +23,7 @@ template <class X> __global__ void fp8_scale_kernel1(unsigned *largest, const X 
     if (threadIdx.x % 32 == 0) atomicMax(largest, bits);
 }
 
-template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, Fp8Format, const X *x, size_t rows, size_t columns, size_t ld = 0) {
+template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld = 0) {
     clear_floats(dev, q.scale + 1, 1);
     launch(dev, fp8_scale_kernel1<X>, Grid{std::min<size_t>(rows, 1024)}, 256, 0, reinterpret_cast<unsigned *>(q.scale + 1), x,
            rows, columns, ld ? ld : columns);
@@ -32,17 +32,15 @@ template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, Fp8Format, const X *
 // ---- rounding -------------------------------------------------------------------------------------------------------------------
 
 // The bytes of two numbers, the first one's in the lower half.
-template <bool is_e4m3> __device__ uint16_t fp8_pair(float first, float second) {
+__device__ inline uint16_t fp8_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t pair;
-    if (is_e4m3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
-    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
     return pair;
 #elif defined(__CUDACC__)
     return 0;  // an older GPU is refused when a run begins; and clang also compiles a kernel's functions for the host
 #else
-    constexpr Fp8Format f = is_e4m3 ? e4m3 : e5m2;
-    return uint16_t(fp8_code(f, fp8_nearest(f, first)) | fp8_code(f, fp8_nearest(f, second)) << 8);
+    return uint16_t(fp8_code(fp8_nearest(first)) | fp8_code(fp8_nearest(second)) << 8);
 #endif
 }
 
@@ -54,18 +52,17 @@ struct Fp8Tile {
 
 // A warp loads rows of the tile, each lane two neighbouring columns. The rounded tile is stored from shared memory, so that neighbouring lanes store neighbouring
 // bytes whether or not it is transposed. The kernel loads rows * columns elements and stores rows * columns bytes.
-template <class X, bool is_e4m3, bool turned>
+template <class X, bool turned>
 __global__ void fp8_round_kernel1(uint8_t *out, float *scale, const X *x, size_t rows, size_t columns, size_t ld) {
     auto &tile = shared_mem<Fp8Tile>();
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const size_t r0 = blockIdx.x * size_t(fp8_tile), c0 = blockIdx.y * size_t(fp8_tile);
-    constexpr Fp8Format f = is_e4m3 ? e4m3 : e5m2;
-    const float factor = fp8_factor(f, scale[1]);
+    const float factor = fp8_factor(scale[1]);
     if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) scale[0] = 1.0f / factor;
     for (unsigned r = warp; r < fp8_tile && r0 + r < rows; r += warps) {
         if (c0 + 2 * lane >= columns) continue;
         const auto v = Vec<X, 2>::load(x + (r0 + r) * ld + c0 + 2 * lane);
-        const uint16_t pair = fp8_pair<is_e4m3>(factor * float(v[0]), factor * float(v[1]));
+        const uint16_t pair = fp8_pair(factor * float(v[0]), factor * float(v[1]));
         if (turned) tile.pairs[r][lane] = pair;
         else *reinterpret_cast<uint16_t *>(out + (r0 + r) * columns + c0 + 2 * lane) = pair;
     }
@@ -79,12 +76,8 @@ __global__ void fp8_round_kernel1(uint8_t *out, float *scale, const X *x, size_t
     }
 }
 
-template <class X>
-void fp8_round(Cuda<X> dev, Fp8Matrix q, Fp8Format format, const X *x, size_t rows, size_t columns, size_t ld, bool turned) {
-    const bool is_e4m3 = format.fraction == e4m3.fraction;
-    const auto kernel = is_e4m3  ? turned ? fp8_round_kernel1<X, true, true> : fp8_round_kernel1<X, true, false>
-                         : turned ? fp8_round_kernel1<X, false, true>
-                                 : fp8_round_kernel1<X, false, false>;
+template <class X> void fp8_round(Cuda<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld, bool turned) {
+    const auto kernel = turned ? fp8_round_kernel1<X, true> : fp8_round_kernel1<X, false>;
     launch(dev, kernel, Grid{ceil_div(rows, fp8_tile), ceil_div(columns, fp8_tile)}, 256, sizeof(Fp8Tile),
            reinterpret_cast<uint8_t *>(q.values), q.scale, x, rows, columns, ld ? ld : columns);
 }
@@ -93,26 +86,25 @@ void fp8_round(Cuda<X> dev, Fp8Matrix q, Fp8Format format, const X *x, size_t ro
 
 #ifdef LLMC_EMULATE
 template <class X, class Out>
-void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Format format, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
+void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
                  bool accumulate) {
     simt::enqueue(dev.stream, [=] {
-        const auto numbers = [](Fp8Matrix q, Fp8Format f, size_t n) {
+        const auto numbers = [](Fp8Matrix q, size_t n) {
             std::vector<X> out(n);
-            for (size_t i = 0; i < n; i++) out[i] = fp8_number(f, uint8_t(q.values[i])) * q.scale[0];
+            for (size_t i = 0; i < n; i++) out[i] = fp8_number(uint8_t(q.values[i])) * q.scale[0];
             return out;
         };
-        const std::vector<X> x = numbers(a, format, T * IC), w = numbers(b, e4m3, OC * IC);
+        const std::vector<X> x = numbers(a, T * IC), w = numbers(b, OC * IC);
         matmul_forward(emulating(dev), out, x.data(), w.data(), bias, T, IC, OC, 0, accumulate);
     });
 }
 #else
 // cuBLASLt multiplies such matrices along their rows alone: op(A) is transposed, and op(B) is not.
 template <class X, class Out>
-void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Format format, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
+void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
                  bool accumulate) {
-    const auto type = [](Fp8Format f) { return f.fraction == e4m3.fraction ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; };
-    cublas_product(dev, out, {b.values, type(e4m3), b.scale}, {a.values, type(format), a.scale}, bias, CUBLAS_OP_T, CUBLAS_OP_N,
-                   OC, T, IC, IC, IC, OC, accumulate);
+    cublas_product(dev, out, {b.values, CUDA_R_8F_E4M3, b.scale}, {a.values, CUDA_R_8F_E4M3, a.scale}, bias, CUBLAS_OP_T,
+                   CUBLAS_OP_N, OC, T, IC, IC, IC, OC, accumulate);
 }
 #endif
 }  // namespace CUDA_BACKEND

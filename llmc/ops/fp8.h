@@ -1,16 +1,18 @@
 // Products of matrices whose elements are rounded to 8 bits (Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv:2209.05433), which tensor
 // cores multiply twice as fast as elements of 16 bits. A matrix is scaled by its own largest magnitude when it is rounded ("current scaling").
 //
-//   fp8_scale  (dev, q, format, x, rows, columns, ld)          q.scale[1] = max |x|     q.scale[0] = 2^-e with the largest e for which
-//                                                              2^e max |x| is a number of the format
-//   fp8_round  (dev, q, format, x, rows, columns, ld, turned)  q.values = 2^e x, each rounded to the nearest number of the format, ties to even;
-//                                                              (rows, columns), or if turned (columns, rows). After fp8_scale of the same x
-//   fp8_product(dev, out, a, b, bias, T, IC, OC, accumulate)   out[t,o] = a.scale[0] b.scale[0] sum_i a[t,i] b[o,i] + bias[o], or out += that
+//   fp8_scale  (dev, q, x, rows, columns, ld)                 q.scale[1] = max |x|     q.scale[0] = 2^-e with the largest e for which
+//                                                             2^e max |x| is a number of the format
+//   fp8_round  (dev, q, x, rows, columns, ld, turned)         q.values = 2^e x, each rounded to the nearest number of the format, ties to even;
+//                                                             (rows, columns), or if turned (columns, rows). After fp8_scale of the same x
+//   fp8_product(dev, out, a, b, bias, T, IC, OC, accumulate)  out[t,o] = a.scale[0] b.scale[0] sum_i a[t,i] b[o,i] + bias[o], or out += that
 //
 //   x: rows of `ld` elements X, of which the first `columns` are the matrix; 0: columns     rows, columns, ld, T, IC, OC: multiples of 16; x is aligned to 16 bytes
-//   a: values (T, IC)     b: values (OC, IC) in e4m3     out (T, OC) X or float     bias (OC) X, may be null
+//   a: values (T, IC)     b: values (OC, IC)     out (T, OC) X or float     bias (OC) X, may be null
 //
-//   e4m3: 4 bits of exponent, 3 of fraction, up to 448: for activations and weights     e5m2: 5 and 2, up to 57344: for gradients
+// The format is e4m3: 4 bits of exponent and 3 of fraction, numbers from 2^-9 to 448. The paper has gradients in e5m2, whose range is wider and whose
+// rounding error is twice as large. With a scale of their own, gradients fit the range of e4m3 (docs/gpus.md): what becomes zero is about 2^-18 of the
+// largest, and less.
 //
 // The scale is a power of two. Therefore 2^-e times a rounded value is a bf16, and a product in FP8 is the product of matmul.h on such values: that is how the
 // CPU computes it, where the values are X. If max |x| is not finite, the scale is NaN, and so is all of the product. The unit for which one scale is
@@ -24,12 +26,9 @@
 #include "../core/device.h"
 #include "matmul.h"
 
-struct Fp8Format {
-    int fraction;  // bits of the fraction
-    int smallest;  // exponent of the smallest normal number
-    int exponent;  // of the largest number, whose fraction is 1.75 in both
-};
-constexpr Fp8Format e4m3 = {3, -6, 8}, e5m2 = {2, -14, 15};
+constexpr int fp8_fraction = 3;     // bits of the fraction
+constexpr int fp8_smallest = -6;    // exponent of the smallest normal number
+constexpr float fp8_largest = 448;  // 1.75 * 2^8
 
 struct Fp8Matrix {
     std::byte *values;  // fp8_bytes(dev) each
@@ -40,15 +39,13 @@ struct Fp8Matrix {
 
 // ---- one number -----------------------------------------------------------------------------------------------------------------
 
-inline float fp8_largest(Fp8Format f) { return std::ldexp(1.75f, f.exponent); }
-
 // 2^e, for a matrix of this largest magnitude.
-HOST_DEVICE inline float fp8_factor(Fp8Format f, float largest) {
+HOST_DEVICE inline float fp8_factor(float largest) {
     uint32_t bits;
     memcpy(&bits, &largest, sizeof bits);
     if (bits >= 0x7f800000) return NAN;
     if (bits == 0) return 1;
-    const int e = f.exponent - (int(bits >> 23) - 127) - ((bits & 0x7fffff) > 0x600000);
+    const int e = 8 - (int(bits >> 23) - 127) - ((bits & 0x7fffff) > 0x600000);
     bits = uint32_t((e < 126 ? e : 126) + 127) << 23;
     float factor;
     memcpy(&factor, &bits, sizeof factor);
@@ -56,29 +53,30 @@ HOST_DEVICE inline float fp8_factor(Fp8Format f, float largest) {
 }
 
 // The nearest number of the format; beyond the largest, that. Adding a number whose last bit is worth one step, and subtracting it, leaves a multiple of steps.
-inline float fp8_nearest(Fp8Format f, float x) {
-    const float least = std::bit_cast<float>(uint32_t(f.smallest + 127) << 23), largest = fp8_largest(f);
-    x = std::min(std::max(x, -largest), largest);                                                        // a NaN stays one
+inline float fp8_nearest(float x) {
+    constexpr float least = std::bit_cast<float>(uint32_t(fp8_smallest + 127) << 23);
+    x = std::min(std::max(x, -fp8_largest), fp8_largest);                                                // a NaN stays one
     const float power = std::max(least, std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000));  // 2^exponent
-    const float shift = power * float(3 << (22 - f.fraction));
+    const float shift = power * float(3 << (22 - fp8_fraction));
     return (x + shift) - shift;
 }
 
 // The byte of a number of the format, and the number of a byte.
-inline uint8_t fp8_code(Fp8Format f, float number) {
+inline uint8_t fp8_code(float number) {
     const uint8_t sign = std::signbit(number) ? 0x80 : 0;
     const float magnitude = std::abs(number);
     if (number != number) return 0x7f;
-    if (magnitude < std::ldexp(1.0f, f.smallest)) return uint8_t(sign | int(std::ldexp(magnitude, f.fraction - f.smallest)));
+    if (magnitude < std::ldexp(1.0f, fp8_smallest))
+        return uint8_t(sign | int(std::ldexp(magnitude, fp8_fraction - fp8_smallest)));
     // The significand's leading 1 adds 1 to the exponent.
-    const int e = std::ilogb(magnitude), significand = int(std::ldexp(magnitude, f.fraction - e));
-    return uint8_t(sign | (((e - f.smallest) << f.fraction) + significand));
+    const int e = std::ilogb(magnitude), significand = int(std::ldexp(magnitude, fp8_fraction - e));
+    return uint8_t(sign | (((e - fp8_smallest) << fp8_fraction) + significand));
 }
-inline float fp8_number(Fp8Format f, uint8_t code) {
-    const int exponent = (code & 0x7f) >> f.fraction, fraction = code & ((1 << f.fraction) - 1),
-              hidden = exponent ? 1 << f.fraction : 0;
-    const float magnitude = std::ldexp(float(hidden + fraction), f.smallest - f.fraction + (exponent ? exponent - 1 : 0));
-    if ((code & 0x7f) == 0x7f || (f.fraction == 2 && exponent == 31)) return NAN;  // e5m2's infinities are never made
+inline float fp8_number(uint8_t code) {
+    const int exponent = (code & 0x7f) >> fp8_fraction, fraction = code & ((1 << fp8_fraction) - 1),
+              hidden = exponent ? 1 << fp8_fraction : 0;
+    if ((code & 0x7f) == 0x7f) return NAN;
+    const float magnitude = std::ldexp(float(hidden + fraction), fp8_smallest - fp8_fraction + (exponent ? exponent - 1 : 0));
     return code & 0x80 ? -magnitude : magnitude;
 }
 
@@ -86,8 +84,7 @@ inline float fp8_number(Fp8Format f, uint8_t code) {
 
 template <class X> constexpr size_t fp8_bytes(Cpu<X>) { return sizeof(X); }
 
-template <class X>
-void fp8_scale(Cpu<X> dev, Fp8Matrix q, Fp8Format format, const X *x, size_t rows, size_t columns, size_t ld = 0) {
+template <class X> void fp8_scale(Cpu<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld = 0) {
     float largest = 0;
     bool finite = true;
 #pragma omp parallel for num_threads(dev.threads) reduction(max : largest) reduction(&& : finite)
@@ -103,24 +100,22 @@ void fp8_scale(Cpu<X> dev, Fp8Matrix q, Fp8Format format, const X *x, size_t row
         finite = finite && poison == 0;
     }
     q.scale[1] = finite ? largest : NAN;
-    q.scale[0] = 1 / fp8_factor(format, q.scale[1]);
+    q.scale[0] = 1 / fp8_factor(q.scale[1]);
 }
 
-template <class X>
-void fp8_round(Cpu<X> dev, Fp8Matrix q, Fp8Format format, const X *x, size_t rows, size_t columns, size_t ld, bool turned) {
+template <class X> void fp8_round(Cpu<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld, bool turned) {
     X *const out = reinterpret_cast<X *>(q.values);
-    const float factor = fp8_factor(format, q.scale[1]), scale = q.scale[0];
+    const float factor = fp8_factor(q.scale[1]), scale = q.scale[0];
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) {
-            const float value = fp8_nearest(format, factor * float(x[r * (ld ? ld : columns) + c])) * scale;
+            const float value = fp8_nearest(factor * float(x[r * (ld ? ld : columns) + c])) * scale;
             out[turned ? c * rows + r : r * columns + c] = value;
         }
 }
 
 template <class X, class Out>
-void fp8_product(Cpu<X> dev, Out *out, Fp8Matrix a, Fp8Format, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
-                 bool accumulate) {
+void fp8_product(Cpu<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC, bool accumulate) {
     matmul_forward(dev, out, reinterpret_cast<const X *>(a.values), reinterpret_cast<const X *>(b.values), bias, T, IC, OC, 0,
                    accumulate);
 }

@@ -80,10 +80,7 @@ template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> p
 
 // What the choice of an algorithm depends on. Whether D is added to is no part of it.
 inline std::string product_name(const MatmulShape &s) {
-    const char *const type = s.b_type == CUDA_R_32F       ? "f32"
-                             : s.b_type == CUDA_R_16BF    ? "bf16"
-                             : s.b_type == CUDA_R_8F_E4M3 ? "e4m3"
-                                                          : "e5m2";
+    const char *const type = s.b_type == CUDA_R_32F ? "f32" : s.b_type == CUDA_R_16BF ? "bf16" : "e4m3";
     return format("%s %s, (%zu, %zu) %s %zu times (%zu, %zu) %s %zu to %zu, %saligned to %u", type,
                   s.out == CUDA_R_32F ? "f32" : "bf16", s.m, s.k, s.a_op == CUBLAS_OP_T ? "T" : "N", s.a_ld, s.k, s.n,
                   s.b_op == CUBLAS_OP_T ? "T" : "N", s.b_ld, s.d_ld, s.bias ? "bias, " : "", s.alignment);

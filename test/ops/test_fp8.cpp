@@ -9,51 +9,48 @@
 using Vector = std::vector<double>;
 
 TEST(Fp8, NumbersAndTheirNeighbours) {
-    for (const Fp8Format f : {e4m3, e5m2}) {
-        double before = -1;
-        for (int code = 0; code < 0x7f; code++) {
-            const double number = fp8_number(f, uint8_t(code));
-            if (std::isnan(number)) continue;  // of e5m2, infinity among them
-            ASSERT_GT(number, before);
-            EXPECT_EQ(fp8_code(f, float(number)), code);
-            EXPECT_EQ(fp8_code(f, -float(number)), code | 0x80);
-            EXPECT_EQ(fp8_nearest(f, float(number)), number);
-            if (code > 0) {
-                const float middle = float((number + before) / 2), even = float(code % 2 ? before : number);
-                EXPECT_EQ(fp8_nearest(f, middle), even) << middle;
-                EXPECT_EQ(fp8_nearest(f, -middle), -even);
-                EXPECT_EQ(fp8_nearest(f, std::nextafter(middle, 0.0f)), before);
-                EXPECT_EQ(fp8_nearest(f, std::nextafter(middle, INFINITY)), number);
-            }
-            before = number;
+    double before = -1;
+    for (int code = 0; code < 0x7f; code++) {
+        const double number = fp8_number(uint8_t(code));
+        ASSERT_GT(number, before);
+        EXPECT_EQ(fp8_code(float(number)), code);
+        EXPECT_EQ(fp8_code(-float(number)), code | 0x80);
+        EXPECT_EQ(fp8_nearest(float(number)), number);
+        if (code > 0) {
+            const float middle = float((number + before) / 2), even = float(code % 2 ? before : number);
+            EXPECT_EQ(fp8_nearest(middle), even) << middle;
+            EXPECT_EQ(fp8_nearest(-middle), -even);
+            EXPECT_EQ(fp8_nearest(std::nextafter(middle, 0.0f)), before);
+            EXPECT_EQ(fp8_nearest(std::nextafter(middle, INFINITY)), number);
         }
-        EXPECT_EQ(before, fp8_largest(f));
-        EXPECT_EQ(fp8_nearest(f, 1e30f), fp8_largest(f));
-        EXPECT_EQ(fp8_nearest(f, -INFINITY), -fp8_largest(f));
-        EXPECT_TRUE(std::isnan(fp8_nearest(f, NAN)) && std::isnan(fp8_number(f, fp8_code(f, NAN))));
+        before = number;
     }
+    EXPECT_EQ(fp8_number(1), 0x1p-9f);
+    EXPECT_EQ(before, fp8_largest);
+    EXPECT_EQ(fp8_nearest(1e30f), fp8_largest);
+    EXPECT_EQ(fp8_nearest(-INFINITY), -fp8_largest);
+    EXPECT_TRUE(std::isnan(fp8_nearest(NAN)) && std::isnan(fp8_number(fp8_code(NAN))));
 }
 
 // The largest power of two with which the largest magnitude is still a number of the format.
 TEST(Fp8, TheFactorFillsTheFormat) {
-    for (const Fp8Format f : {e4m3, e5m2})
-        for (const float largest : {1e-30f, 0.1f, 1.0f, 1.74f, 1.75f, 1.76f, 448.0f, 449.0f, 57345.0f, 3e38f}) {
-            const float factor = fp8_factor(f, largest);
-            int exponent;
-            EXPECT_EQ(std::frexp(factor, &exponent), 0.5f);
-            EXPECT_LE(factor * largest, fp8_largest(f)) << largest;
-            EXPECT_GT(factor * largest * 2, fp8_largest(f)) << largest;
-        }
-    EXPECT_EQ(fp8_factor(e4m3, 0), 1);
-    EXPECT_EQ(fp8_factor(e4m3, 1e-45f), 0x1p126f);
-    for (const float bad : {INFINITY, NAN}) EXPECT_TRUE(std::isnan(fp8_factor(e4m3, bad)));
+    for (const float largest : {1e-30f, 0.1f, 1.0f, 1.74f, 1.75f, 1.76f, 448.0f, 449.0f, 57345.0f, 3e38f}) {
+        const float factor = fp8_factor(largest);
+        int exponent;
+        EXPECT_EQ(std::frexp(factor, &exponent), 0.5f);
+        EXPECT_LE(factor * largest, fp8_largest) << largest;
+        EXPECT_GT(factor * largest * 2, fp8_largest) << largest;
+    }
+    EXPECT_EQ(fp8_factor(0), 1);
+    EXPECT_EQ(fp8_factor(1e-45f), 0x1p126f);
+    for (const float bad : {INFINITY, NAN}) EXPECT_TRUE(std::isnan(fp8_factor(bad)));
 }
 
 // x rounded, in float64
-template <class X> Vector rounded(Fp8Format f, const std::vector<X> &x) {
-    const double factor = fp8_factor(f, float(largest(widen(x))));
+template <class X> Vector rounded(const std::vector<X> &x) {
+    const double factor = fp8_factor(float(largest(widen(x))));
     Vector out;
-    for (const X v : x) out.push_back(double(fp8_nearest(f, float(factor * double(float(v))))) / factor);
+    for (const X v : x) out.push_back(double(fp8_nearest(float(factor * double(float(v))))) / factor);
     return out;
 }
 inline Vector turned(const Vector &x, size_t rows, size_t columns) {
@@ -72,16 +69,16 @@ template <class Dev> struct Fp8Arrays {
 
     Fp8Arrays(Dev dev, size_t n) : dev(dev), n(n), bytes(n) {}
     Fp8Matrix matrix() { return {reinterpret_cast<std::byte *>(bytes.data()), scale.data()}; }
-    void round(Fp8Format f, const X *x, size_t rows, size_t columns, bool turned = false, size_t ld = 0) {
-        fp8_scale(dev, matrix(), f, x, rows, columns, ld);
-        fp8_round(dev, matrix(), f, x, rows, columns, ld, turned);
+    void round(const X *x, size_t rows, size_t columns, bool turned = false, size_t ld = 0) {
+        fp8_scale(dev, matrix(), x, rows, columns, ld);
+        fp8_round(dev, matrix(), x, rows, columns, ld, turned);
     }
-    Vector values(Fp8Format f) {
+    Vector values() {
         const std::vector<X> stored = bytes.values();
         if (fp8_bytes(dev) > 1) return widen(stored);
         Vector out(n);
         for (size_t i = 0; i < n; i++)
-            out[i] = double(fp8_number(f, reinterpret_cast<const uint8_t *>(stored.data())[i])) * double(scale.values()[0]);
+            out[i] = double(fp8_number(reinterpret_cast<const uint8_t *>(stored.data())[i])) * double(scale.values()[0]);
         return out;
     }
 };
@@ -91,26 +88,25 @@ TYPED_TEST_SUITE(Fp8Matrices, Devices);
 
 TYPED_TEST(Fp8Matrices, AreRoundedAndTurned) {
     using X = typename TypeParam::X;
-    for (const auto &[rows, columns, ld] : {std::array<size_t, 3>{16, 16, 16}, {48, 80, 80}, {64, 144, 160}, {208, 64, 64}})
-        for (const Fp8Format f : {e4m3, e5m2}) {
-            auto all = random_values<X>(rows * ld, 1, 3);
-            std::vector<X> x;
-            for (size_t r = 0; r < rows; r++) {
-                for (size_t c = columns; c < ld; c++) all[r * ld + c] = 1e6f;  // are not of the matrix
-                x.insert(x.end(), all.begin() + ptrdiff_t(r * ld), all.begin() + ptrdiff_t(r * ld + columns));
-            }
-            const Vector want = rounded(f, x);
-            SameBits same;
-            for_each_order<TypeParam>([&, rows = rows, columns = columns, ld = ld](TypeParam dev) {
-                Array<X> d_x(all);
-                Fp8Arrays<TypeParam> plain(dev, rows * columns), across(dev, rows * columns);
-                plain.round(f, d_x.data(), rows, columns, false, ld);
-                across.round(f, d_x.data(), rows, columns, true, ld);
-                EXPECT_EQ(plain.values(f), want);
-                EXPECT_EQ(across.values(f), turned(want, rows, columns));
-                same(plain.scale.values());
-            });
+    for (const auto &[rows, columns, ld] : {std::array<size_t, 3>{16, 16, 16}, {48, 80, 80}, {64, 144, 160}, {208, 64, 64}}) {
+        auto all = random_values<X>(rows * ld, 1, 3);
+        std::vector<X> x;
+        for (size_t r = 0; r < rows; r++) {
+            for (size_t c = columns; c < ld; c++) all[r * ld + c] = 1e6f;  // are not of the matrix
+            x.insert(x.end(), all.begin() + ptrdiff_t(r * ld), all.begin() + ptrdiff_t(r * ld + columns));
         }
+        const Vector want = rounded(x);
+        SameBits same;
+        for_each_order<TypeParam>([&, rows = rows, columns = columns, ld = ld](TypeParam dev) {
+            Array<X> d_x(all);
+            Fp8Arrays<TypeParam> plain(dev, rows * columns), across(dev, rows * columns);
+            plain.round(d_x.data(), rows, columns, false, ld);
+            across.round(d_x.data(), rows, columns, true, ld);
+            EXPECT_EQ(plain.values(), want);
+            EXPECT_EQ(across.values(), turned(want, rows, columns));
+            same(plain.scale.values());
+        });
+    }
 }
 
 TYPED_TEST(Fp8Matrices, OfZerosAndOfWhatIsNotFinite) {
@@ -120,8 +116,8 @@ TYPED_TEST(Fp8Matrices, OfZerosAndOfWhatIsNotFinite) {
         x[77] = bad;
         Array<X> d_x(x);
         Fp8Arrays<TypeParam> q(any_device<TypeParam>(), x.size());
-        q.round(e4m3, d_x.data(), 32, 16);
-        for (const double v : q.values(e4m3)) ASSERT_EQ(std::isnan(v), bad != 0);
+        q.round(d_x.data(), 32, 16);
+        for (const double v : q.values()) ASSERT_EQ(std::isnan(v), bad != 0);
     }
 }
 
@@ -129,31 +125,30 @@ TYPED_TEST(Fp8Matrices, ProductsEqualReference) {
     using X = typename TypeParam::X;
     MatmulContext context;
     if (std::is_same_v<X, float> && fp8_bytes(TypeParam{}) == 1) GTEST_SKIP() << "on a GPU the other arrays are bf16";
-    for (const auto &[T, IC, OC] : {std::array<size_t, 3>{16, 32, 16}, {64, 80, 48}, {128, 16, 208}})
-        for (const Fp8Format f : {e4m3, e5m2}) {
-            const auto x = random_values<X>(T * IC, 1, 2), w = random_values<X>(OC * IC, 2, 0.2), bias = random_values<X>(OC, 3);
-            const Vector a = rounded(f, x), b = rounded(e4m3, w);
-            Vector want(T * OC), terms(T * OC);
-            for (size_t t = 0; t < T; t++)
-                for (size_t o = 0; o < OC; o++)
-                    for (size_t i = 0; i < IC; i++) {
-                        want[t * OC + o] += a[t * IC + i] * b[o * IC + i];
-                        terms[t * OC + o] += std::abs(a[t * IC + i] * b[o * IC + i]);
-                    }
-            const double allowed = double(IC + 4) * unit_roundoff<float> * (largest(terms) + largest(widen(bias)));
-            for_each_order<TypeParam>([&, T = T, IC = IC, OC = OC](TypeParam dev) {
-                dev = context.device(dev);
-                Array<X> d_x(x), d_w(w), d_bias(bias), out(T * OC);
-                Array<float> sum(std::vector<float>(T * OC, 1));
-                Fp8Arrays<TypeParam> q(dev, T * IC), of_w(dev, OC * IC);
-                q.round(f, d_x.data(), T, IC), of_w.round(e4m3, d_w.data(), OC, IC);
-                const X *const none = nullptr, *const with_bias = d_bias.data();
-                fp8_product(dev, out.data(), q.matrix(), f, of_w.matrix(), with_bias, T, IC, OC, false);
-                fp8_product(dev, sum.data(), q.matrix(), f, of_w.matrix(), none, T, IC, OC, true);
-                Vector biased = want, added = want;
-                for (size_t i = 0; i < biased.size(); i++) biased[i] += double(float(bias[i % OC])), added[i] += 1;
-                expect_close("fp8_product", out.values(), biased, allowed + unit_roundoff<X> * largest(biased));
-                expect_close("fp8_product, added", sum.values(), added, allowed + 4 * unit_roundoff<float> * largest(added));
-            });
-        }
+    for (const auto &[T, IC, OC] : {std::array<size_t, 3>{16, 32, 16}, {64, 80, 48}, {128, 16, 208}}) {
+        const auto x = random_values<X>(T * IC, 1, 2), w = random_values<X>(OC * IC, 2, 0.2), bias = random_values<X>(OC, 3);
+        const Vector a = rounded(x), b = rounded(w);
+        Vector want(T * OC), terms(T * OC);
+        for (size_t t = 0; t < T; t++)
+            for (size_t o = 0; o < OC; o++)
+                for (size_t i = 0; i < IC; i++) {
+                    want[t * OC + o] += a[t * IC + i] * b[o * IC + i];
+                    terms[t * OC + o] += std::abs(a[t * IC + i] * b[o * IC + i]);
+                }
+        const double allowed = double(IC + 4) * unit_roundoff<float> * (largest(terms) + largest(widen(bias)));
+        for_each_order<TypeParam>([&, T = T, IC = IC, OC = OC](TypeParam dev) {
+            dev = context.device(dev);
+            Array<X> d_x(x), d_w(w), d_bias(bias), out(T * OC);
+            Array<float> sum(std::vector<float>(T * OC, 1));
+            Fp8Arrays<TypeParam> q(dev, T * IC), of_w(dev, OC * IC);
+            q.round(d_x.data(), T, IC), of_w.round(d_w.data(), OC, IC);
+            const X *const none = nullptr, *const with_bias = d_bias.data();
+            fp8_product(dev, out.data(), q.matrix(), of_w.matrix(), with_bias, T, IC, OC, false);
+            fp8_product(dev, sum.data(), q.matrix(), of_w.matrix(), none, T, IC, OC, true);
+            Vector biased = want, added = want;
+            for (size_t i = 0; i < biased.size(); i++) biased[i] += double(float(bias[i % OC])), added[i] += 1;
+            expect_close("fp8_product", out.values(), biased, allowed + unit_roundoff<X> * largest(biased));
+            expect_close("fp8_product, added", sum.values(), added, allowed + 4 * unit_roundoff<float> * largest(added));
+        });
+    }
 }

@@ -52,10 +52,6 @@ uint32_t bf16_bits(float x) {  // to nearest, ties to even
 
 uint16_t f16_bits(float x) { return std::bit_cast<uint16_t>(_Float16(x)); }
 
-uint16_t fp8_pair(Fp8Format f, float upper, float lower) {
-    return uint16_t(fp8_code(f, fp8_nearest(f, upper)) << 8 | fp8_code(f, fp8_nearest(f, lower)));
-}
-
 // One that is NaN counts as missing.
 template <class T> T smaller(T a, T b) { return b != b ? a : a != a ? b : std::min(a, b); }
 template <class T> T larger(T a, T b) { return b != b ? a : a != a ? b : std::max(a, b); }
@@ -118,10 +114,9 @@ void add_functions(Forms &forms) {
     forms["cvt.rn.bf16.f32"] = form<uint16_t, float>(Pipe::convert, [](float a) { return uint16_t(bf16_bits(a)); });
     forms["cvt.rn.bf16x2.f32"] = form<uint32_t, float, float>(
         Pipe::convert, [](float upper, float lower) { return bf16_bits(upper) << 16 | bf16_bits(lower); });
-    forms["cvt.rn.satfinite.e4m3x2.f32"] =
-        form<uint16_t, float, float>(Pipe::convert, [](float upper, float lower) { return fp8_pair(e4m3, upper, lower); });
-    forms["cvt.rn.satfinite.e5m2x2.f32"] =
-        form<uint16_t, float, float>(Pipe::convert, [](float upper, float lower) { return fp8_pair(e5m2, upper, lower); });
+    forms["cvt.rn.satfinite.e4m3x2.f32"] = form<uint16_t, float, float>(Pipe::convert, [](float upper, float lower) {
+        return uint16_t(fp8_code(fp8_nearest(upper)) << 8 | fp8_code(fp8_nearest(lower)));
+    });
 }
 
 // ---- integers ---------------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ Description &of(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description *
 Matrix &of(cublasLtMatrixLayout_t m) { return *reinterpret_cast<Matrix *>(m); }
 Preference &of(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preference *>(p); }
 
-bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3; }
 size_t element_bytes(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF ? sizeof(bf16) : sizeof(float); }
 
 // What an algorithm was chosen for. It may be used for nothing else, and not at all unless the state was SUCCESS.
@@ -65,7 +65,7 @@ void rule(bool holds, const char *what) {
 }
 
 float element(const void *p, cudaDataType_t type, size_t n) {
-    if (is_fp8(type)) return fp8_number(type == CUDA_R_8F_E4M3 ? e4m3 : e5m2, static_cast<const uint8_t *>(p)[n]);
+    if (is_fp8(type)) return fp8_number(static_cast<const uint8_t *>(p)[n]);
     return type == CUDA_R_16BF ? float(static_cast<const bf16 *>(p)[n]) : static_cast<const float *>(p)[n];
 }
 std::vector<float> read(const void *p, const Matrix &m, bool transposed) {  // (rows, columns) of op(M), row by row
@@ -185,8 +185,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
     rule(uintptr_t(workspace) % 256 == 0, "the workspace is aligned to 256 bytes");
     rule(workspace_bytes >= told.workspace && ptx::allocated(workspace, workspace_bytes), "the workspace is allocated");
     if (is_fp8(a.type) || is_fp8(b.type)) {
-        rule(is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3),
-             "operands in FP8 come in pairs, one of them in e4m3");
+        rule(is_fp8(a.type) && is_fp8(b.type), "operands in FP8 come in pairs");
         rule(p.a == CUBLAS_OP_T && p.b == CUBLAS_OP_N, "operands in FP8 are multiplied along their columns");
         rule(d.rows % 16 == 0 && d.columns % 16 == 0 && K % 16 == 0 && told.a >= 16 && told.b >= 16 && told.d >= 16,
              "sizes in FP8 are multiples of 16, and pointers aligned to 16 bytes");
