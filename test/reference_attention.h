@@ -13,7 +13,8 @@
 
 struct AttentionCase {
     std::vector<size_t> documents;
-    size_t window, H, KV, D;  // window 0: none
+    size_t window, H, KV, D;               // window 0: none
+    size_t shortest = TileCuts::shortest;  // where a longer document begins, there is a cut
 
     size_t T() const {
         size_t sum = 0;
@@ -22,6 +23,17 @@ struct AttentionCase {
     }
     float scale() const { return float(1 / std::sqrt(double(D))); }
     AttentionShape shape(size_t rows) const { return {rows, H, KV, D, scale()}; }
+    std::vector<size_t> offsets() const {
+        std::vector<size_t> out{0};
+        for (size_t length : documents) out.push_back(out.back() + length);
+        return out;
+    }
+    std::vector<int32_t> cuts() const {
+        std::vector<int32_t> out;
+        for (size_t i = 1; i < documents.size(); i++)
+            if (documents[i] >= shortest) out.push_back(int32_t(offsets()[i]));
+        return out;
+    }
     std::vector<int32_t> first_key() const {
         std::vector<int32_t> out;
         for (size_t length : documents) {
@@ -153,7 +165,7 @@ template <template <class> class Array, class Dev, class X = typename Dev::X>
 AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const AttentionValues<X> &in,
                                  const std::vector<Pieces> &ranks) {
     const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = (H + 2 * KV) * D;
-    Array<int32_t> first_key(a.first_key());
+    Array<int32_t> first_key(a.first_key()), cuts(a.cuts());
     const auto each_row = [](const Pieces &pieces, auto &&f) {  // f(global row, local row)
         for (size_t i = 0; i < pieces.count; i++)
             for (size_t p = pieces.piece[i].begin; p < pieces.piece[i].end; p++)
@@ -171,7 +183,7 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
         state.emplace_back(dev, pieces, qkv, dout, t, a);
     }
     const auto inputs = [&](Rank &q, Rank &k) -> AttentionInputs<X> {
-        return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), a.shape(q.T)};
+        return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), {cuts.data(), a.cuts().size()}, a.shape(q.T)};
     };
     if (Rank &s = state.front(); state.size() == 1) {
         attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), inputs(s, s), s.pieces);

@@ -10,12 +10,11 @@ struct RingCase {
     SpMode mode;
     Layout layout;
     size_t head_stride = 1;
-    bool by_document = false;
 
     std::string name() const {
         const char *modes[] = {"ring", "gather", "ulysses"};
         return format("%s over %zu, %s", modes[size_t(mode)], ranks, name_of(layout)) +
-               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "") + (by_document ? ", tiles by document" : "");
+               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "");
     }
 };
 
@@ -52,13 +51,13 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
         std::copy_n(in.dout.begin() + long(positions[t] * H * D), H * D, l_dout.begin() + long(t * H * D));
     }
     Array<X> qkv(l_qkv), dout(l_dout);
-    Array<int32_t> first_key(a.first_key());
+    Array<int32_t> first_key(a.first_key()), cuts(a.cuts());
     Guarded<Array, X> out(T * H * D);
     Guarded<Array, float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
         scratch(attention_scratch(dev, a.shape(T)));
-    const AttentionInputs<X> inputs{
-        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), a.shape(T)};
-    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload, c.by_document};
+    const AttentionInputs<X> inputs{{qkv.data(), row}, {qkv.data() + H * D, row},      {qkv.data() + (H + KV) * D, row},
+                                    first_key.data(),  {cuts.data(), a.cuts().size()}, a.shape(T)};
+    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
     for (bool backward : {false, true}) {
         const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, inputs.shape, backward);
         Guarded<Array, X> values(sizes.values);
@@ -86,10 +85,8 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
 // with_device(host, f) calls f with this rank's device and the communicator for slices there.
 template <template <class> class Array, class X, class WithDevice>
 RingResult<X> run_ring(const RingCase &c, const AttentionCase &a, const AttentionValues<X> &in, WithDevice with_device) {
-    std::vector<size_t> offsets{0};
-    for (size_t length : a.documents) offsets.push_back(offsets.back() + length);
     const LayerKind kinds[] = {{a.window, 1}};
-    const SequenceSplit split = split_sequence(c.layout, offsets, a.T(), c.ranks, kinds, any_cost);
+    const SequenceSplit split = split_sequence(c.layout, a.offsets(), a.T(), c.ranks, kinds, any_cost);
     RingResult<X> all{{std::vector<X>(a.T() * a.H * a.D), std::vector<X>(in.qkv.size()), std::vector<float>(a.H * a.T())}, {}};
     std::vector<Payload> payloads(c.ranks);
     run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &host) {

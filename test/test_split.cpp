@@ -190,25 +190,18 @@ TEST(Split, LayoutsOfOneDocument) {
               (Lists{{0, 2, 0, 6, 10, 2, 14, 18, 6, 22, 26, 10, 30, 32, 14}, {2, 6, 0, 10, 14, 4, 18, 22, 8, 26, 30, 12}}));
 }
 
-// Of documents of 256 positions and more, the longest 15 that do not begin the row.
-TEST(Split, WholeRowIsCutWhereLongDocumentsBegin) {
-    const auto cut = [](std::vector<size_t> offsets, size_t T) {
-        const Pieces pieces = split_sequence(Layout::contiguous, offsets, T, 1, full_layers, cost_of_8b(infinity)).documents;
-        std::vector<size_t> begins;
-        for (size_t i = 0; i < pieces.count; i++) {
-            const Piece &p = pieces.piece[i];
-            EXPECT_EQ(p.offset, p.begin);
-            EXPECT_EQ(p.end, i + 1 < pieces.count ? pieces.piece[i + 1].begin : T);
-            begins.push_back(p.begin);
-        }
-        return begins;
-    };
-    EXPECT_EQ(cut({0}, 4096), (std::vector<size_t>{0}));
-    EXPECT_EQ(cut({0, 10, 1000, 1255, 1511, 1600}, 2000), (std::vector<size_t>{0, 10, 1255, 1600}));
-    std::vector<size_t> many, longest{0};
-    for (size_t i = 0; i < 40; i++) many.push_back(i * 400 + i * i);  // 401, 403, ... positions
-    for (size_t i = 25; i < 40; i++) longest.push_back(many[i]);
-    EXPECT_EQ(cut(many, 40 * 400 + 40 * 40), longest);
+// Documents of 256 positions and more have cuts, except the first one.
+TEST(Split, RowIsCutWhereLongDocumentsBegin) {
+    using Cuts = std::vector<int32_t>;
+    EXPECT_EQ(tile_cuts(std::vector<size_t>{0}, 4096), Cuts());
+    EXPECT_EQ(tile_cuts(std::vector<size_t>{0, 10, 1000, 1255, 1511, 1600}, 2000),
+              (Cuts{10, 1255, 1600}));                                       // the last one is padding
+    EXPECT_EQ(tile_cuts(std::vector<size_t>{0, 300, 600}, 600), Cuts{300});  // none is
+    for (const size_t T : {1, 256, 257, 512, 513, 5000}) {
+        std::vector<size_t> offsets{0};
+        for (size_t begin = 1; begin < T; begin += TileCuts::shortest) offsets.push_back(begin);
+        EXPECT_EQ(tile_cuts(offsets, T).size(), TileCuts::most(T)) << T;
+    }
 }
 
 // ---- the choice

@@ -34,7 +34,7 @@ template <class Dev> struct AttentionBench {
     AttentionInputs<X> inputs() const {
         const auto &[T, H, KV, D, scale] = shape;
         const size_t row = (H + 2 * KV) * D;
-        return {{qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), shape};
+        return {{qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), {}, shape};
     }
     void forward() {
         const Pieces all{{{0, shape.T, 0}}, 1};

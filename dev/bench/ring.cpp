@@ -85,7 +85,7 @@ class RingBench {
             Share &s = shares_[size_t(comm.rank)];
             const auto [H, KV, D] = model_;
             const auto head = [&](size_t h) { return Heads<const X>{s.qkv.data() + h * D, model_.row()}; };
-            const AttentionInputs<X> in{head(0), head(H), head(H + KV), lo_.data(), model_.shape(s.T)};
+            const AttentionInputs<X> in{head(0), head(H), head(H + KV), lo_.data(), {}, model_.shape(s.T)};
             RingAttention ring{comm, mode_, head_stride, split_, split_.travel[0], payloads[size_t(comm.rank)]};
             pass(ring, s, in, {s.values.data(), s.floats.data()});
             return 0;

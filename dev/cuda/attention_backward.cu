@@ -34,7 +34,7 @@ struct BackwardPart : Part {
 
 // f(head, query) for the group's heads and the queries that see the key
 template <class F> __device__ void for_each_query(const BackwardPart &part, int position, size_t kv, F f) {
-    const int end = first_unseeing(part.first_key, {position, position + 1, 0}, part.q_pieces);
+    const int end = first_unseeing(part.first_key, {{position, position + 1, 0}, 0, INT32_MAX, 0}, part.q_pieces);
     for (size_t h = kv * part.shape.group(); h < (kv + 1) * part.shape.group(); h++)
         for_each_row(part.q_pieces, position, end, [&](size_t query) { f(h, query); });
 }
@@ -56,7 +56,7 @@ __device__ void add(float *row, float factor, const bf16 *other, size_t D) {
 }
 
 __global__ void attention_backward_queries_kernel1(AttentionGrads grads, BackwardPart part) {
-    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
+    const TileRows block = nth_block(part.q_pieces, part.cuts, blockIdx.x, naive_threads);
     const int position = block.begin + int(threadIdx.x);
     if (position >= block.end) return;
     const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin);
@@ -67,7 +67,7 @@ __global__ void attention_backward_queries_kernel1(AttentionGrads grads, Backwar
 }
 
 __global__ void attention_backward_keys_kernel1(AttentionGrads grads, BackwardPart part) {
-    const TileRows block = nth_block(part.k_pieces, int(blockIdx.x), naive_threads);
+    const TileRows block = nth_block(part.k_pieces, part.cuts, blockIdx.x, naive_threads);
     const int position = block.begin + int(threadIdx.x);
     if (position >= block.end) return;
     const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin),
@@ -80,10 +80,10 @@ __global__ void attention_backward_keys_kernel1(AttentionGrads grads, BackwardPa
 }
 
 void attention_backward_part1(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
-    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.shape.H}, naive_threads,
-           0, grads, part);
-    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, naive_threads), part.shape.KV}, naive_threads,
-           0, grads, part);
+    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, part.cuts, naive_threads), part.shape.H},
+           naive_threads, 0, grads, part);
+    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, part.cuts, naive_threads), part.shape.KV},
+           naive_threads, 0, grads, part);
 }
 
 // ---- version 2: a warp per row -------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ void attention_backward_part1(CudaBf16 dev, AttentionGrads grads, const Backward
 constexpr int warps = 4;
 
 __global__ void attention_backward_queries_kernel2(AttentionGrads grads, BackwardPart part) {
-    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), warps);
+    const TileRows block = nth_block(part.q_pieces, part.cuts, blockIdx.x, warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
     const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.shape.D;
@@ -108,7 +108,7 @@ __global__ void attention_backward_queries_kernel2(AttentionGrads grads, Backwar
 }
 
 __global__ void attention_backward_keys_kernel2(AttentionGrads grads, BackwardPart part) {
-    const TileRows block = nth_block(part.k_pieces, int(blockIdx.x), warps);
+    const TileRows block = nth_block(part.k_pieces, part.cuts, blockIdx.x, warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
     const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.shape.D,
@@ -126,10 +126,10 @@ __global__ void attention_backward_keys_kernel2(AttentionGrads grads, BackwardPa
 }
 
 void attention_backward_part2(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
-    launch(dev, attention_backward_queries_kernel2, Grid{count_blocks(part.q_pieces, warps), part.shape.H}, warps * 32, 0, grads,
-           part);
-    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, warps), part.shape.KV}, warps * 32, 0, grads,
-           part);
+    launch(dev, attention_backward_queries_kernel2, Grid{count_blocks(part.q_pieces, part.cuts, warps), part.shape.H}, warps * 32,
+           0, grads, part);
+    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, part.cuts, warps), part.shape.KV}, warps * 32,
+           0, grads, part);
 }
 
 // ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
@@ -137,10 +137,12 @@ void attention_backward_part2(CudaBf16 dev, AttentionGrads grads, const Backward
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
 
 void attention_backward_part3(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
-    launch(dev, attention::attention_backward_queries_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.shape.H},
-           plain_threads, sizeof(PlainShape::Shared), grads, part, part.delta, part.lse, part.dout, part.q_pieces, part.k_pieces);
-    launch(dev, attention::attention_backward_keys_kernel3<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.shape.KV},
-           plain_threads, sizeof(PlainShape::Shared), grads, part, part.delta, part.lse, part.dout, part.q_pieces, part.k_pieces);
+    launch(dev, attention::attention_backward_queries_kernel3<bf16>,
+           Grid{count_blocks(part.q_pieces, part.cuts, plain_rows), part.shape.H}, plain_threads, sizeof(PlainShape::Shared),
+           grads, part, part.delta, part.lse, part.dout, part.q_pieces, part.k_pieces);
+    launch(dev, attention::attention_backward_keys_kernel3<bf16>,
+           Grid{count_blocks(part.k_pieces, part.cuts, plain_rows), part.shape.KV}, plain_threads, sizeof(PlainShape::Shared),
+           grads, part, part.delta, part.lse, part.dout, part.q_pieces, part.k_pieces);
 }
 
 // ---- version 4: mma.sync, two stages -------------------------------------------------------------------------------------------

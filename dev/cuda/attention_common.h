@@ -118,6 +118,7 @@ struct AttentionRow {
     AttentionValues<bf16> in;        // by global position
     DeviceArray<bf16> qkv;           // (T, (H+2*KV)*D)
     DeviceArray<int32_t> first_key;  // (T)
+    DeviceArray<int32_t> cuts;
 
     explicit AttentionRow(const Sizes &sizes)
         : problem(attention_case(sizes)),
@@ -130,15 +131,17 @@ struct AttentionRow {
           global(positions(ranks, first)),
           in(problem),
           qkv(to_ranks(in.qkv, (H + 2 * KV) * D)),
-          first_key(problem.first_key()) {}
+          first_key(problem.first_key()),
+          cuts(problem.cuts()) {}
 
     Part part(size_t q_rank, size_t k_rank) {
         const auto heads = [&](size_t rank, size_t head) {
             const size_t stride = (H + 2 * KV) * D;
             return Heads<const bf16>{qkv.data() + first[rank] * stride + head * D, stride};
         };
-        return {
-            {heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), first_key.data(), shape}, ranks[q_rank], ranks[k_rank]};
+        return {{heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), first_key.data(), {cuts.data(), cuts.size()}, shape},
+                ranks[q_rank],
+                ranks[k_rank]};
     }
     // Calls f(part, first row of its queries, first row of its keys) for each pair of ranks.
     template <class F> void for_each_part(F f) {

@@ -27,7 +27,7 @@ namespace CUDA_BACKEND::workshop {
 constexpr int naive_threads = 64;
 
 __global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
-    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
+    const TileRows block = nth_block(part.q_pieces, part.cuts, blockIdx.x, naive_threads);
     const int i = threadIdx.x, position = block.begin + i;
     const bool valid = i < block.size();
     const int first = valid ? part.first_key[position] : 0, end = valid ? position + 1 : 0;
@@ -53,8 +53,8 @@ __global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
 }
 
 void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention_forward_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.shape.H}, naive_threads, 0,
-           out32, lse, part);
+    launch(dev, attention_forward_kernel1, Grid{count_blocks(part.q_pieces, part.cuts, naive_threads), part.shape.H},
+           naive_threads, 0, out32, lse, part);
 }
 
 // ---- version 2: a warp per query and head --------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part 
 constexpr int warps = 4;
 
 __global__ void attention_forward_kernel2(float *out32, float *lse, Part part) {
-    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), warps);
+    const TileRows block = nth_block(part.q_pieces, part.cuts, blockIdx.x, warps);
     const int i = int(threadIdx.x) / 32, position = block.begin + i;
     if (i >= block.size()) return;
     const size_t h = blockIdx.y, row = size_t(block.row + i);
@@ -86,8 +86,8 @@ __global__ void attention_forward_kernel2(float *out32, float *lse, Part part) {
 }
 
 void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, warps), part.shape.H}, warps * 32, 0, out32, lse,
-           part);
+    launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, part.cuts, warps), part.shape.H}, warps * 32, 0,
+           out32, lse, part);
 }
 
 // ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
@@ -95,8 +95,9 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
 
 void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention::attention_forward_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.shape.H},
-           plain_threads, sizeof(PlainForward), out32, lse, part, part.q_pieces, part.k_pieces);
+    launch(dev, attention::attention_forward_kernel3<bf16>,
+           Grid{count_blocks(part.q_pieces, part.cuts, plain_rows), part.shape.H}, plain_threads, sizeof(PlainForward), out32,
+           lse, part, part.q_pieces, part.k_pieces);
 }
 
 // ---- version 4: mma.sync, one stage --------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forwar
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<OneStage<width>>();
     const size_t h = blockIdx.y;
-    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), Shape::queries);
+    const TileRows block = nth_block(part.q_pieces, part.cuts, blockIdx.x, Shape::queries);
     Tiles tiles{part.k_pieces, part.first_key[block.begin], block.end, N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;
@@ -154,8 +155,9 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forwar
 void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     with_width(part.shape.D, [&](auto width) {
         using Shape = ForwardShape<width.value>;
-        launch(dev, attention_forward_kernel4<width.value>, Grid{count_blocks(part.q_pieces, Shape::queries), part.shape.H},
-               Shape::threads, sizeof(OneStage<width.value>), out32, lse, part);
+        launch(dev, attention_forward_kernel4<width.value>,
+               Grid{count_blocks(part.q_pieces, part.cuts, Shape::queries), part.shape.H}, Shape::threads,
+               sizeof(OneStage<width.value>), out32, lse, part);
     });
 }
 

@@ -87,11 +87,11 @@ template <int D>
 __global__ void __launch_bounds__(OneGroup<D>::threads, 1)
     attention_hopper_kernel1(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map, bf16 *out, float *lse, const int32_t *first_key,
-                             AttentionShape shape, const __grid_constant__ Pieces q_pieces,
+                             TileCuts cuts, AttentionShape shape, const __grid_constant__ Pieces q_pieces,
                              const __grid_constant__ Pieces k_pieces) {
     auto &s = shared_mem<typename OneGroup<D>::Shared>();
     const unsigned h = blockIdx.x, kv = h / shape.group();
-    const TileRows block = nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, OneGroup<D>::queries);
+    const TileRows block = nth_block(q_pieces, cuts, blockIdx.y, OneGroup<D>::queries, true);
     Tiles tiles{k_pieces, first_key[block.begin], block.end, keys};
     if (threadIdx.x == 0) {
         hopper::init(s.q_full, 1), hopper::init(s.full, 1);
@@ -131,10 +131,10 @@ template <class Shape, class Kernel, class... Out>
 void start(CudaBf16 dev, Kernel kernel, const AttentionInputs<bf16> &in, Pieces pieces, Out... to) {
     constexpr int D = Shape::D;
     const size_t H = in.shape.H, KV = in.shape.KV, T = in.shape.T;
-    launch(dev, kernel, Grid{H, count_blocks(pieces, Shape::queries)}, Shape::threads, sizeof(typename Shape::Shared),
+    launch(dev, kernel, Grid{H, count_blocks(pieces, in.cuts, Shape::queries)}, Shape::threads, sizeof(typename Shape::Shared),
            hopper::map_of(in.q.data, T, H * D, in.q.stride, Shape::queries, D),
            hopper::map_of(in.k.data, T, KV * D, in.k.stride, keys, D), hopper::map_of(in.v.data, T, KV * D, in.v.stride, keys, D),
-           to..., in.first_key, in.shape, pieces, pieces);
+           to..., in.first_key, in.cuts, in.shape, pieces, pieces);
 }
 
 void attention_hopper1(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
@@ -185,12 +185,12 @@ template <int D> __device__ void consume_in_turn(typename HopperForward<D>::Shar
 // The block of versions 2 and 3, which are `consume(shared memory, rows, tiles)`.
 template <int D, class Consume>
 __device__ void produce_and_consume(const CUtensorMap &q_map, const CUtensorMap &k_map, const CUtensorMap &v_map, bf16 *out,
-                                    float *lse, const int32_t *first_key, const AttentionShape &shape, const Pieces &q_pieces,
-                                    const Pieces &k_pieces, Consume consume) {
+                                    float *lse, const int32_t *first_key, const TileCuts &cuts, const AttentionShape &shape,
+                                    const Pieces &q_pieces, const Pieces &k_pieces, Consume consume) {
     using Shape = HopperForward<D>;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.x, kv = h / shape.group();
-    const TileRows block = nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::queries);
+    const TileRows block = nth_block(q_pieces, cuts, blockIdx.y, Shape::queries, true);
     const Tiles tiles{k_pieces, first_key[block.begin], block.end, keys};
     hopper_init_barriers<D>(s);
     if (threadIdx.x / 128 == Shape::consumers) {
@@ -209,9 +209,9 @@ template <int D>
 __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
     attention_hopper_kernel2(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map, bf16 *out, float *lse, const int32_t *first_key,
-                             AttentionShape shape, const __grid_constant__ Pieces q_pieces,
+                             TileCuts cuts, AttentionShape shape, const __grid_constant__ Pieces q_pieces,
                              const __grid_constant__ Pieces k_pieces) {
-    produce_and_consume<D>(q_map, k_map, v_map, out, lse, first_key, shape, q_pieces, k_pieces,
+    produce_and_consume<D>(q_map, k_map, v_map, out, lse, first_key, cuts, shape, q_pieces, k_pieces,
                            [](auto &s, Rows<D> &rows, const Tiles &tiles) { consume_in_turn<D>(s, rows, tiles); });
 }
 
@@ -282,9 +282,9 @@ template <int D>
 __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
     attention_hopper_kernel3(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                              const __grid_constant__ CUtensorMap v_map, bf16 *out, float *lse, const int32_t *first_key,
-                             AttentionShape shape, const __grid_constant__ Pieces q_pieces,
+                             TileCuts cuts, AttentionShape shape, const __grid_constant__ Pieces q_pieces,
                              const __grid_constant__ Pieces k_pieces) {
-    produce_and_consume<D>(q_map, k_map, v_map, out, lse, first_key, shape, q_pieces, k_pieces,
+    produce_and_consume<D>(q_map, k_map, v_map, out, lse, first_key, cuts, shape, q_pieces, k_pieces,
                            [](auto &s, Rows<D> &rows, const Tiles &tiles) { consume_ahead<D>(s, rows, tiles); });
 }
 

@@ -84,7 +84,7 @@ struct RingRow {
         for (size_t r = 0; r < ranks; r++) {
             if (!travel.sees(r, behind(r, hop))) continue;
             const Heads<const bf16> k = hop ? Heads<const bf16>{block(r, hop), width} : view(r, H);
-            const AttentionInputs<bf16> in{view(r, 0), k, {k.data + KV * D, k.stride}, first_key.data(), problem.shape(T)};
+            const AttentionInputs<bf16> in{view(r, 0), k, {k.data + KV * D, k.stride}, first_key.data(), {}, problem.shape(T)};
             attention_forward_part(dev, out.data() + r * T * H * D, out32.data() + r * T * H * D, lse.data() + r * H * T, in,
                                    split.pieces[r], hop ? travel.keys(behind(r, hop), hop) : split.pieces[r],
                                    {hop == 0, hop == travel.last_hop(r)});
@@ -106,10 +106,8 @@ struct RingRow {
         return T / ranks;
     }
     static SequenceSplit deal_row(const AttentionCase &problem, size_t ranks) {
-        std::vector<size_t> offsets{0};
-        for (size_t length : problem.documents) offsets.push_back(offsets.back() + length);
         const LayerKind kinds[] = {{problem.window, 1}};
-        return split_sequence(Layout::zigzag, offsets, problem.T(), ranks, kinds,
+        return split_sequence(Layout::zigzag, problem.offsets(), problem.T(), ranks, kinds,
                               {problem.H, problem.KV, problem.D, 2, 1e12, 1e10});
     }
     static KeyTravel whole_blocks(const SequenceSplit &split) {
@@ -180,8 +178,8 @@ void ring_exchange4(CudaBf16 dev, RingRow &x) {
         comm.memory = device_slices(dev.stream);
         Payload payload;
         RingAttention ring{comm, SpMode::ring, 0, x.split, x.split.travel[0], payload};
-        const AttentionInputs<bf16> in{x.view(r, 0), x.view(r, x.H), x.view(r, x.H + x.KV), x.first_key.data(),
-                                       x.problem.shape(x.T)};
+        const AttentionInputs<bf16> in{x.view(r, 0), x.view(r, x.H),      x.view(r, x.H + x.KV), x.first_key.data(),
+                                       {},           x.problem.shape(x.T)};
         ring_attention_forward(dev, ring, x.out.data() + r * x.T * x.H * x.D, x.out32.data() + r * x.T * x.H * x.D,
                                x.lse.data() + r * x.H * x.T, in, {x.block(r, 0), nullptr});
         return 0;

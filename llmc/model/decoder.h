@@ -416,13 +416,11 @@ template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
-// Tiles by documents are for GPUs: a CPU skips most of what the mask hides anyway. A recorded launch has the same tiles for every row.
 template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     const Ranks &r = limits.ranks;
     const KeyTravel &travel = row.split->travel[kind_of(config, l)];
-    const bool by_document = !std::is_same_v<Dev, Cpu<X>> && !limits.graphs;
-    if (generator_.runs()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_.trained.sent, by_document};
-    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, weights_.trained.sent, by_document};
+    if (generator_.runs()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_.trained.sent};
+    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, weights_.trained.sent};
 }
 template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
     const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
@@ -430,6 +428,7 @@ template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_in
             {a.qkv + H * D, stride},
             {a.qkv + (H + KV) * D, stride},
             config.window[l] ? row.first_key_window : row.first_key,
+            row.cuts,
             attention_shape(row.T)};
 }
 

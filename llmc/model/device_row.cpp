@@ -10,6 +10,7 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
     plan.add(&doc_pos, "row.doc_pos", {T_max});
     plan.add(&first_key, "row.first_key", {positions});
     plan.add(&first_key_window, "row.first_key_window", {positions});
+    plan.add(&cuts_, "row.cuts", {std::max<size_t>(1, TileCuts::most(positions))});
     plan.add(&predictors, "row.predictors", {T_max});
     plan.add(&targets, "row.targets", {T_max});
     plan.add(&weights, "row.weights", {T_max});
@@ -41,7 +42,7 @@ void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
     load(local_row(by_length ? with_long_positions(whole, config_.rope, limits_.positions) : whole, positions), memory);
     numbers = local_predictors(whole, positions);
     predictors_of_whole = whole.predictors.size();
-    load_first_keys(whole.doc_begin, memory);
+    load_first_keys(whole, memory);
 }
 
 void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
@@ -60,12 +61,15 @@ void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
     if (noise) write(memory, magnitudes, own_magnitudes);
 }
 
-void DeviceRow::load_first_keys(std::span<const int32_t> doc_begin, Memory &memory) {
+void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
     const int32_t window = int32_t(*std::max_element(config_.window.begin(), config_.window.end()));
-    std::vector<int32_t> first(doc_begin.begin(), doc_begin.end());
+    std::vector<int32_t> first(whole.doc_begin.begin(), whole.doc_begin.end()), cut = tile_cuts(whole.doc_offsets, whole.T);
     write(memory, first_key, first);
     for (size_t p = 0; p < first.size(); p++) first[p] = std::max(first[p], int32_t(p) - window + 1);
     write(memory, first_key_window, first);
+    if (limits_.graphs) cut.resize(TileCuts::most(whole.T), INT32_MAX);  // a recorded launch has as many blocks for every row
+    write(memory, cuts_, cut);
+    cuts = {cuts_, cut.size()};
 }
 
 void DeviceRow::load_weights(std::span<const float> of_whole, float entropy, Memory &memory) {

@@ -24,6 +24,7 @@ struct DeviceRow {
     float *magnitudes;          // (T) of the noise
     int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; of generated tokens (sequences)
     int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
+    TileCuts cuts = {};         // of the whole row
     int32_t *predictors;        // (N) the positions whose logits predict the targets
     int32_t *targets;           // (N)
     float *weights;             // (N) dL/dnll, of a reward model dL/dscore
@@ -33,14 +34,15 @@ struct DeviceRow {
     void load(const Row &row, Memory &memory);  // the row as it is
     // Loads this rank's part of a row that pad_row() has padded. element: bytes of X
     void load_part(const Row &whole, size_t element, Memory &memory);
-    // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
-    void load_first_keys(std::span<const int32_t> doc_begin, Memory &memory);
+    // Computes the first visible key of each position of a whole row, without and with the sliding window, and the cuts.
+    void load_first_keys(const Row &whole, Memory &memory);
     // Each token's document, for dropout and noise, and the magnitude of its noise.
     void load_documents(const Row &whole, bool noise, Memory &memory);
     // This rank's part of the derivatives.
     void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);
 
   private:
+    int32_t *cuts_;  // on the device
     const ModelConfig &config_;
     const ModelLimits &limits_;
 };

@@ -92,7 +92,7 @@ template <class Dev> void CachedGenerator<Dev>::next_logits(const Row &r, const 
     const X *last = decoder_.acts.normf;
     if (step.prompts) {
         row.split = split_row(config, {}, sizeof(X), r);
-        row.load_first_keys(r.doc_begin, memory);
+        row.load_first_keys(r, memory);
         std::vector<int32_t> ends(sequences_);
         for (size_t i = 0; i < sequences_; i++) ends[i] = int32_t(r.doc_offsets[i + 1]) - 1;
         write(memory, row.predictors, ends);

@@ -104,8 +104,8 @@ void attention_forward_part(Cuda<X> dev, X *out, float *out32, float *lse, const
         with_width(shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
             launch(dev, attention_forward_kernel5<width.value, std::remove_pointer_t<decltype(to)>>,
-                   Grid{count_blocks(q_pieces, Shape::queries), shape.H}, Shape::threads, sizeof(typename Shape::Shared), to, lse,
-                   in, q_pieces, k_pieces);
+                   Grid{count_blocks(q_pieces, in.cuts, Shape::queries), shape.H}, Shape::threads, sizeof(typename Shape::Shared),
+                   to, lse, in, q_pieces, k_pieces);
         });
     };
     if constexpr (std::is_same_v<X, bf16>) {
@@ -120,7 +120,7 @@ void attention_forward_part(Cuda<X> dev, X *out, float *out32, float *lse, const
     }
     if constexpr (std::is_same_v<X, bf16>) on_tensor_cores(out32);
     else
-        launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), shape.H}, plain_threads,
+        launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, in.cuts, plain_rows), shape.H}, plain_threads,
                sizeof(PlainForward), out32, lse, in, q_pieces, k_pieces);
     if (order.last) round_floats(dev, out, out32, rows * shape.D);
 }
@@ -151,10 +151,10 @@ void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *scratch, 
     const auto both = [&](auto queries_kernel, auto dq, auto keys_kernel, auto queries_shape, auto keys_shape) {
         using Q = decltype(queries_shape);
         using K = decltype(keys_shape);
-        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq, in,
-               delta, lse, d_out, q_pieces, k_pieces);
-        launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), grads, in,
-               delta, lse, d_out, q_pieces, k_pieces);
+        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, in.cuts, Q::queries), H}, Q::threads, sizeof(typename Q::Shared),
+               dq, in, delta, lse, d_out, q_pieces, k_pieces);
+        launch(dev, keys_kernel, Grid{count_blocks(k_pieces, in.cuts, K::keys), KV}, K::threads, sizeof(typename K::Shared),
+               grads, in, delta, lse, d_out, q_pieces, k_pieces);
     };
     if constexpr (std::is_same_v<X, bf16>) {
         if (const HopperKernels *hopper = hopper_kernels_for(D)) {
@@ -199,10 +199,10 @@ inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, f
         constexpr int w = width.value;
         using Q = BackwardQueriesShape<w>;
         using K = BackwardKeysShape<w>;
-        const size_t key_blocks = count_blocks(pieces, K::keys), splits = keys_splits(in.shape, key_blocks);
-        launch(dev, attention_backward_keys_kernel4<w, false>, Grid{key_blocks, KV, splits}, K::threads,
-               sizeof(typename K::Shared), grads, in, delta, lse, d_out, pieces, pieces);
-        launch(dev, attention_backward_queries_kernel4<w, bf16>, Grid{count_blocks(pieces, Q::queries), H}, Q::threads,
+        const size_t splits = keys_splits(in.shape, count_blocks(pieces, {}, K::keys));
+        launch(dev, attention_backward_keys_kernel4<w, false>, Grid{count_blocks(pieces, in.cuts, K::keys), KV, splits},
+               K::threads, sizeof(typename K::Shared), grads, in, delta, lse, d_out, pieces, pieces);
+        launch(dev, attention_backward_queries_kernel4<w, bf16>, Grid{count_blocks(pieces, in.cuts, Q::queries), H}, Q::threads,
                sizeof(typename Q::Shared), Heads<bf16>{dqkv, (H + 2 * KV) * D}, in, delta, lse, d_out, pieces, pieces);
         round_keys(splits);
     });

@@ -19,12 +19,12 @@
 //   attention_forward (dev, out, out32, lse, in, pieces)                          = the first and last part; out32 (attention_floats(dev, shape))
 //   attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, pieces)
 //
-//   shape {T, H, KV, D, scale}, in {q, k, v, first_key, shape} and grads {dq32, dk32, dv32} are structs (attention_types.h).
+//   shape {T, H, KV, D, scale}, in {q, k, v, first_key, cuts, shape} and grads {dq32, dk32, dv32} are structs (attention_types.h).
 //   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
 //   q, k, v, out, dout and dqkv are X, the others float; q, k and v are views with a row stride. T is the number of local query rows.
 //   A part may have more or fewer rows of keys than T. first_key (int32) is indexed by global position and does not decrease. Query
 //   head h uses KV head h / (H/KV). D is a multiple of 8, at most 256. scratch: attention_scratch(dev, shape) floats. Nothing may alias.
-//   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats. For X
+//   cuts (TileCuts) are where the tiles of GPUs end; they may be too few. Sums are float, in an order that depends on sizes, pieces and cuts alone, never on threads. The products of tiles multiply floats. For X
 //   bf16 on a CPU with instructions for it they multiply bf16; P and dS are then rounded to bf16 first, as on a GPU (attention_products.h).
 //
 // No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
@@ -71,7 +71,8 @@ template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t h
 // Returns the inputs of a task: q begins at a row and a head; k and v begin at a row and at the KV head that this query head uses.
 template <class X> AttentionInputs<X> inputs_from(const AttentionInputs<X> &in, size_t q_row, size_t head, size_t k_row) {
     const size_t D = in.shape.D, kv = head / in.shape.group();
-    return {rows_of(in.q, q_row, head, D), rows_of(in.k, k_row, kv, D), rows_of(in.v, k_row, kv, D), in.first_key, in.shape};
+    return {
+        rows_of(in.q, q_row, head, D), rows_of(in.k, k_row, kv, D), rows_of(in.v, k_row, kv, D), in.first_key, in.cuts, in.shape};
 }
 
 // A task multiplies each tile of keys with a span of queries, which has about this many blocks, where each query head counts as a block of

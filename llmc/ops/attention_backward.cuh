@@ -40,6 +40,7 @@ __device__ void write_rows(const float (&c)[m][width / 8][4], float factor, size
 template <int D_> struct BackwardQueriesShape {
     static constexpr int D = D_, m = D <= 64 ? 2 : 1, threads = 128, queries = threads / 32 * 16 * m;
     static constexpr int keys = D <= 64 ? 32 : D <= 128 ? 64 : 16;
+    static constexpr int blocks = D == 192 ? 2 : 0;  // at least, of a multiprocessor; 0: the compiler's choice, which at 192 is 3, and spills registers
     struct Shared {
         Tile<queries, D> q, dout;
         int first_key[queries];
@@ -52,17 +53,17 @@ template <int D_> struct BackwardQueriesShape {
 // Computes dQ. A block has one tile of queries of one head and walks over the keys that they see. It adds to rows of floats. Where this part is the
 // whole, it writes rows of bf16. They may overwrite Q: only this block reads those rows, at its beginning.
 template <int width, class Out>
-__global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
+__global__ void __launch_bounds__(BackwardQueriesShape<width>::threads, BackwardQueriesShape<width>::blocks)
     attention_backward_queries_kernel4(Heads<Out> dq_rows, AttentionInputs<bf16> in, const float *delta, const float *lse,
                                        Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
-    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[q, k, v, first_key, cuts, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const float scale = shape.scale;
     using Shape = BackwardQueriesShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.y, kv = h / shape.group();
-    const TileRows block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
+    const TileRows block = nth_block(q_pieces, cuts, blockIdx.x, Shape::queries, true);
     Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;
@@ -182,7 +183,7 @@ template <int width, bool adds>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     attention_backward_keys_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
                                     Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
-    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[q, k, v, first_key, cuts, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const unsigned KV = unsigned(shape.KV);  // 64 bits would take more registers
     const float scale = shape.scale;
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     const unsigned kv = blockIdx.y, group = shape.group(), split = blockIdx.z;
     const auto first_head = [=](unsigned split) { return kv * group + split * group / gridDim.z; };
     const unsigned end_h = first_head(split + 1);
-    const TileRows block = nth_block(k_pieces, blockIdx.x, Shape::keys);
+    const BlockRows block = nth_block(k_pieces, cuts, blockIdx.x, Shape::keys);
     Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;

@@ -56,14 +56,14 @@ struct PlainForward {
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_forward_kernel3(float *out32, float *lse, AttentionInputs<X> in, Pieces q_pieces, Pieces k_pieces) {
-    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[q, k, v, first_key, cuts, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
     const float scale = shape.scale;
     auto &s = shared_mem<PlainForward>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned h = blockIdx.y, kv = h / shape.group();
-    const TileRows block = nth_block(q_pieces, blockIdx.x, plain_rows);
+    const TileRows block = nth_block(q_pieces, cuts, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
     const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;  // rows in excess see nothing
     Tiles tiles{k_pieces, first_key[block.begin], block.end, plain_rows};
@@ -115,14 +115,14 @@ template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_backward_queries_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,
                                        Heads<const X> dout, Pieces q_pieces, Pieces k_pieces) {
-    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[q, k, v, first_key, cuts, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
     const float scale = shape.scale;
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned h = blockIdx.y, kv = h / shape.group();
-    const TileRows block = nth_block(q_pieces, blockIdx.x, plain_rows);
+    const TileRows block = nth_block(q_pieces, cuts, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
     const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;
     const size_t row = size_t(block.row + i);
@@ -152,14 +152,14 @@ template <class X>
 __global__ void __launch_bounds__(plain_threads, 2)
     attention_backward_keys_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,
                                     Heads<const X> dout, Pieces q_pieces, Pieces k_pieces) {
-    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[q, k, v, first_key, cuts, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const unsigned KV = unsigned(shape.KV);  // 64 bits would take more registers
     const float scale = shape.scale;
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned kv = blockIdx.y, group = shape.group();
-    const TileRows block = nth_block(k_pieces, blockIdx.x, plain_rows);
+    const BlockRows block = nth_block(k_pieces, cuts, blockIdx.x, plain_rows);
     const int key = block.begin + i;
     Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), plain_rows};
     s.k.load(Heads<const X>{k.data + kv * D, k.stride}, block, D);

@@ -107,7 +107,7 @@ __device__ void merge_row(bf16 *out, float *lse, const float (&part)[width / 8][
 template <int width, class Out>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
     attention_forward_kernel5(Out *out_rows, float *lse, AttentionInputs<bf16> in, Pieces q_pieces, Pieces k_pieces) {
-    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[q, k, v, first_key, cuts, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
     const float scale = shape.scale;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads)
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.y, kv = h / shape.group();
     // Long tasks go first: late queries see most keys.
-    const TileRows block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
+    const TileRows block = nth_block(q_pieces, cuts, blockIdx.x, Shape::queries, true);
     Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;

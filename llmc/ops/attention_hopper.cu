@@ -31,11 +31,11 @@ void launch_forward(CudaBf16 dev, bf16 *out, float *out32, float *lse, const Att
     using Shape = HopperForward<D>;
     const size_t H = in.shape.H, KV = in.shape.KV, q_rows = rows_of(q_pieces), k_rows = rows_of(k_pieces);
     if (!q_rows || !k_rows) return;
-    launch(dev, attention_forward_hopper_kernel<D>, Grid{H, count_blocks(q_pieces, Shape::queries)}, Shape::threads,
+    launch(dev, attention_forward_hopper_kernel<D>, Grid{H, count_blocks(q_pieces, in.cuts, Shape::queries)}, Shape::threads,
            sizeof(typename Shape::Shared), hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),
            hopper::map_of(in.k.data, k_rows, KV * D, in.k.stride, Shape::keys, D),
-           hopper::map_of(in.v.data, k_rows, KV * D, in.v.stride, Shape::keys, D), out, out32, lse, order, in.first_key, in.shape,
-           q_pieces, k_pieces);
+           hopper::map_of(in.v.data, k_rows, KV * D, in.v.stride, Shape::keys, D), out, out32, lse, order, in.first_key, in.cuts,
+           in.shape, q_pieces, k_pieces);
 }
 void forward(CudaBf16 dev, bf16 *out, float *out32, float *lse, const AttentionInputs<bf16> &in, Pieces q_pieces, Pieces k_pieces,
              PartOrder order) {
@@ -48,9 +48,10 @@ void launch_backward(CudaBf16 dev, AttentionGrads grads, int *turns, const Atten
     using Shape = HopperBackward<D>;
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, q_rows = rows_of(q_pieces), k_rows = rows_of(k_pieces);
     if (!q_rows || !k_rows) return;
-    const size_t key_blocks = count_blocks(k_pieces, Shape::keys);
-    const size_t splits = k_rows <= T ? keys_splits(in.shape, key_blocks) : 1;  // turns are for T rows
-    launch(dev, attention_backward_hopper_kernel<D>, Grid{KV, key_blocks, splits}, Shape::threads, sizeof(typename Shape::Shared),
+    const size_t splits =
+        k_rows <= T ? keys_splits(in.shape, count_blocks(k_pieces, {}, Shape::keys)) : 1;  // turns are for T rows
+    launch(dev, attention_backward_hopper_kernel<D>, Grid{KV, count_blocks(k_pieces, in.cuts, Shape::keys), splits},
+           Shape::threads, sizeof(typename Shape::Shared),
            hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),
            hopper::map_of(dout, q_rows, H * D, H * D, Shape::queries, D),
            hopper::map_of(in.k.data, k_rows, KV * D, in.k.stride, Shape::keys, D),
@@ -58,7 +59,7 @@ void launch_backward(CudaBf16 dev, AttentionGrads grads, int *turns, const Atten
            hopper::map_of(grads.dq32, q_rows, H * D, H * D, HopperSums::rows, HopperSums::width),
            hopper::map_of(grads.dk32, k_rows, KV * D, KV * D, HopperSums::rows, HopperSums::width),
            hopper::map_of(grads.dv32, k_rows, KV * D, KV * D, HopperSums::rows, HopperSums::width), turns, delta, lse,
-           in.first_key, in.shape, 1 / in.shape.scale, q_pieces, k_pieces);
+           in.first_key, in.cuts, in.shape, 1 / in.shape.scale, q_pieces, k_pieces);
 }
 void backward_part(CudaBf16 dev, AttentionGrads grads, int *turns, const AttentionInputs<bf16> &in, const float *delta,
                    const float *lse, const bf16 *dout, Pieces q_pieces, Pieces k_pieces) {

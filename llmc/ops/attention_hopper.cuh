@@ -29,6 +29,7 @@ template <int D_> struct HopperForward {  // D_: head size
         hopper::SwizzledTile<queries, D> q;
         hopper::SwizzledTile<keys, D> k[stages], v[stages];
         hopper::Barrier q_full, k_full[stages], k_empty[stages], v_full[stages], v_empty[stages], v_landed;
+        BlockRows block;
     };
 };
 
@@ -294,20 +295,25 @@ template <int D>
 __global__ void __launch_bounds__(HopperForward<D>::threads, 1)
     attention_forward_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                                     const __grid_constant__ CUtensorMap v_map, bf16 *out, float *out32, float *lse,
-                                    PartOrder order, const int32_t *first_key, AttentionShape shape,
+                                    PartOrder order, const int32_t *first_key, TileCuts cuts, AttentionShape shape,
                                     const __grid_constant__ Pieces q_pieces, const __grid_constant__ Pieces k_pieces) {
     using Shape = HopperForward<D>;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.x, kv = h / shape.group();
-    const TileRows block =
-        nth_block(q_pieces, gridDim.y - 1 - blockIdx.y, Shape::queries);  // long tasks go first: late queries see most keys
+    if (threadIdx.x < 32) {
+        const BlockRows block =
+            nth_block(q_pieces, cuts, blockIdx.y, Shape::queries, true);  // long tasks go first: late queries see most keys
+        if (threadIdx.x == 0) s.block = block;
+    }
+    hopper_init_barriers<D>(s);
+    const TileRows block = s.block;
+    if (block.empty()) return;
     const Tiles tiles{k_pieces, first_key[block.begin], block.end, Shape::keys};
     if (Tiles(tiles).front().empty()) {
         const size_t at = (size_t(block.row) * shape.H + h) * D;
         if (order.last) round_rows<D>(out + at, out32 + at, block.size(), shape.H * D);
         return;
     }
-    hopper_init_barriers<D>(s);
     if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();
         if (threadIdx.x / 32 % 4 == 0)

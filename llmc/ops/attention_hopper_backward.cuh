@@ -74,24 +74,27 @@ template <int D_> struct HopperBackward {
         HopperSums sums[consumers];
         Columns columns[stages];
         hopper::Barrier keys_full, full[stages], empty[stages], landed, sums_full[consumers], sums_empty[consumers];
+        BlockRows block;
+        int end_queries;  // which see its keys
     };
 };
 
-// Walks back over the tiles of `size` queries that hold one of [first, last). They begin at multiples of `size` from the beginning of their piece, so that the tiles
-// of all blocks are the same ones.
+// Walks back over the tiles of `size` queries that hold one of those that see the keys, up to `last`. They begin at multiples of `size` from the beginning of their piece or from
+// the cut before the keys, so that the tiles of all blocks are the same ones. The keys are in shared memory, for want of registers.
 struct TilesBack {
     const Pieces &pieces;
-    int first, last, size;
+    const BlockRows &keys;
+    int last, size;
     int i = int(pieces.count) - 1;
 
     __device__ TileRows before(int position) {  // an empty tile: there are no more
         for (; i >= 0; i--) {
             const Piece p = pieces.piece[i];
-            const int begin = int(p.begin), end = min(int(p.end), position);
+            const int begin = max(int(p.begin), keys.from), end = min(int(p.end), position);
+            if (end <= keys.begin) break;
             if (end <= begin) continue;
-            if (end <= first) break;
-            const int at = (end - 1 - begin) / size * size;
-            return {begin + at, min(begin + at + size, int(p.end)), int(p.offset) + at};
+            const int at = begin + (end - 1 - begin) / size * size;
+            return {at, min(at + size, min(int(p.end), keys.to)), int(p.offset) + at - int(p.begin)};
         }
         return {0, 0, 0};
     }
@@ -348,26 +351,29 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
                                      const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
                                      const __grid_constant__ CUtensorMap dq_map, const __grid_constant__ CUtensorMap dk_map,
                                      const __grid_constant__ CUtensorMap dv_map, int *turns, const float *delta, const float *lse,
-                                     const int32_t *first_key, AttentionShape shape, float inverse_scale,
+                                     const int32_t *first_key, TileCuts cuts, AttentionShape shape, float inverse_scale,
                                      const __grid_constant__ Pieces q_pieces, const __grid_constant__ Pieces k_pieces) {
     using Shape = HopperBackward<D>;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned kv = blockIdx.x, heads = shape.group();
-    const TileRows block = nth_block(k_pieces, int(blockIdx.y), Shape::keys);
-    const HopperWalk walk{{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), Shape::queries},
+    if (threadIdx.x < 32) {
+        const BlockRows block = nth_block(k_pieces, cuts, blockIdx.y, Shape::keys);
+        const int end_queries = first_unseeing(first_key, block, q_pieces);
+        if (threadIdx.x == 0) s.block = block, s.end_queries = end_queries;
+    }
+    hopper_backward_start<D>(s);
+    const BlockRows block = s.block;
+    const HopperWalk walk{{q_pieces, s.block, s.end_queries, Shape::queries},
                           kv * heads + blockIdx.z * heads / gridDim.z,
                           kv * heads + (blockIdx.z + 1) * heads / gridDim.z};
     if (walk.ended()) return;
-    hopper_backward_start<D>(s);
     if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();
         const unsigned warp = threadIdx.x / 32 % 4;
         if (warp == 0) hopper_backward_load<D>(s, q_map, dout_map, k_map, v_map, block, int(kv), walk);
         else if (warp == 2) hopper_backward_describe<D>(s, delta, lse, first_key, shape.T, inverse_scale, walk);
-        else if (warp == 1 && threadIdx.x % 32 == 0) {
-            const int end_before = blockIdx.y > 0 ? nth_block(k_pieces, int(blockIdx.y) - 1, Shape::keys).end : 0;
-            hopper_backward_add<D>(s, dq_map, dk_map, dv_map, turns, shape, block, end_before, int(kv));
-        }
+        else if (warp == 1 && threadIdx.x % 32 == 0)
+            hopper_backward_add<D>(s, dq_map, dk_map, dv_map, turns, shape, block, block.before, int(kv));
     } else {
         hopper::take_registers_up_to<Shape::of_consumer>();
         hopper_backward_multiply<D>(s, shape.scale, block);

@@ -23,20 +23,46 @@ struct TileRows {  // the rows of a tile: global positions [begin, end), of whic
     __device__ bool empty() const { return begin >= end; }
 };
 
-// Returns the rows of block n. A launch has one block per `size` rows of each piece.
-inline size_t count_blocks(const Pieces &pieces, size_t size) {
-    size_t count = 0;
+// The rows of a block. Queries see only keys that are between the same two cuts.
+struct BlockRows : TileRows {
+    int from, to;  // the cut at or before the rows, and the one behind them
+    int before;    // the end of the rows of the block before it, at least `from`
+};
+
+// The number of blocks of a launch: one for each `size` rows of each piece, and one more for each cut, as it divides at most one tile.
+inline size_t count_blocks(const Pieces &pieces, const TileCuts &cuts, size_t size) {
+    size_t count = cuts.capacity;
     for (size_t i = 0; i < pieces.count; i++) count += ceil_div(pieces.piece[i].end - pieces.piece[i].begin, size);
     return count;
 }
-__device__ inline TileRows nth_block(const Pieces &pieces, int n, int size) {
-    for (size_t i = 0;; i++) {
-        const Piece p = pieces.piece[i];
-        const int blocks = (int(p.end - p.begin) + size - 1) / size;
-        if (n < blocks)
-            return {int(p.begin) + n * size, min(int(p.begin) + (n + 1) * size, int(p.end)), int(p.offset) + n * size};
-        n -= blocks;
+// Returns the rows of block n. Pieces are cut first, and then divided into `size` rows; the first block has the first rows, or the last ones if `backwards`. Blocks that are
+// left over have none, and are the last ones. Whole warps call this: their lanes look at 32 cuts at a time.
+__device__ inline BlockRows nth_block(const Pieces &pieces, const TileCuts &cuts, unsigned n, int size, bool backwards = false) {
+    const int capacity = int(cuts.capacity);
+    for (int first = 0; first <= capacity; first += 32) {
+        const int lane = int(threadIdx.x) % 32,
+                  i = backwards ? capacity - first - lane : first + lane;  // between cuts i - 1 and i
+        const bool valid = 0 <= i && i <= capacity;
+        int from = valid && i > 0 ? cuts.at[i - 1] : 0, to = !valid ? 0 : i < capacity ? cuts.at[i] : INT32_MAX;
+        const auto tiles_of = [&](const Piece &p) {
+            return (max(min(int(p.end), to) - max(int(p.begin), from), 0) + size - 1) / size;
+        };
+        int tiles = 0;
+        for (size_t p = 0; p < pieces.count; p++) tiles += tiles_of(pieces.piece[p]);
+        const int found = int(lane_of_item(unsigned(tiles), n));
+        if (found == 32) continue;
+        from = __shfl_sync(all_lanes, from, found), to = __shfl_sync(all_lanes, to, found);
+        int tile = backwards ? __shfl_sync(all_lanes, tiles, found) - 1 - int(n) : int(n), before = from;
+        for (const Piece *p = pieces.piece;; p++) {
+            const int here = tiles_of(*p);
+            const int begin = max(int(p->begin), from) + tile * size, end = min(int(p->end), to);
+            if (tile < here)
+                return {{begin, min(begin + size, end), int(p->offset) + begin - int(p->begin)}, from, to, tile ? begin : before};
+            if (here) before = end;
+            tile -= here;
+        }
     }
+    return {};
 }
 
 // Walks over the rows of the pieces at positions [first, last), in tiles of at most `size` rows.
@@ -58,8 +84,8 @@ struct Tiles {
 };
 
 // The queries that see some of the keys [begin, end) are [begin, first_unseeing): both ends of [first_key[p], p] grow with p.
-__device__ inline int first_unseeing(const int32_t *first_key, TileRows keys, const Pieces &q_pieces) {
-    int seeing = keys.begin, unseeing = max(keys.begin, int(q_pieces.piece[q_pieces.count - 1].end));
+__device__ inline int first_unseeing(const int32_t *first_key, const BlockRows &keys, const Pieces &q_pieces) {
+    int seeing = keys.begin, unseeing = max(keys.begin, min(int(q_pieces.piece[q_pieces.count - 1].end), keys.to));
     while (seeing < unseeing) {
         const int p = seeing + (unseeing - seeing) / 2;
         if (first_key[p] < keys.end) seeing = p + 1;

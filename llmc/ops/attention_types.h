@@ -2,7 +2,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <tuple>
+#include <vector>
 
 #include "../core/common.h"
 #include "../core/dtype.h"
@@ -16,6 +18,27 @@ struct Pieces {  // the pieces that one rank holds, sorted by begin
     Piece piece[capacity];
     size_t count;
 };
+
+// Cuts divide the packed row where its long documents begin. On a GPU a tile of rows ends at a cut: a tile with the end of one document and the
+// beginning of the next one would visit the keys of both with all of its rows. Kernels read the cuts from device memory, so that a recorded launch
+// serves every row.
+struct TileCuts {
+    static constexpr size_t shortest = 256;  // positions; a shorter document has too few tiles to gain by a cut
+    static constexpr size_t most(size_t T) { return T ? (T - 1) / shortest : 0; }  // cuts of a row of T positions
+
+    const int32_t *at;  // (capacity) rising positions, INT32_MAX behind the last one; no query behind a cut sees a key before it
+    size_t capacity;
+};
+
+// Returns the cuts of a row of T positions with documents that begin at `doc_offsets`.
+inline std::vector<int32_t> tile_cuts(std::span<const size_t> doc_offsets, size_t T) {
+    std::vector<int32_t> cuts;
+    for (size_t i = 0; i < doc_offsets.size(); i++) {
+        const size_t begin = doc_offsets[i], end = i + 1 < doc_offsets.size() ? doc_offsets[i + 1] : T;
+        if (begin > 0 && end >= begin + TileCuts::shortest) cuts.push_back(int32_t(begin));
+    }
+    return cuts;
+}
 
 template <class X> struct Heads {  // element (t, h, d) is data[t * stride + h * D + d]
     X *data;
@@ -40,9 +63,10 @@ struct AttentionShape {
 template <class X> struct AttentionInputs {
     Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D) twice
     const int32_t *first_key;  // by global position
+    TileCuts cuts;             // of the whole row
     AttentionShape shape;
 
-    auto pointers() const { return std::tuple(q.data, k.data, v.data, first_key); }  // ../core/rehearsal.h
+    auto pointers() const { return std::tuple(q.data, k.data, v.data, first_key, cuts.at); }  // ../core/rehearsal.h
 };
 
 // The place of a part among those of its queries: the first one begins their sums, and the last one rounds them.

@@ -133,21 +133,10 @@ struct GroupOfTile {
 };
 __device__ inline GroupOfTile find_group(const int32_t *starts, size_t E, unsigned tile, unsigned rows) {
     const unsigned lane = threadIdx.x % 32;
-    unsigned before = 0;
     for (size_t e0 = 0; e0 < E; e0 += 32) {
         const size_t e = e0 + lane;
-        const unsigned tiles = e < E ? (unsigned(starts[e + 1] - starts[e]) + rows - 1) / rows : 0;
-        unsigned end = before + tiles;
-        for (unsigned distance = 1; distance < 32; distance *= 2) {
-            const unsigned lower = __shfl_up_sync(all_lanes, end - before, distance);
-            if (lane >= distance) end += lower;
-        }
-        if (const unsigned found = __ballot_sync(all_lanes, end > tile)) {
-            const int lowest = __ffs(int(found)) - 1;
-            const unsigned begin = __shfl_sync(all_lanes, end - tiles, lowest);
-            return {e0 + size_t(lowest), size_t(tile - begin) * rows};
-        }
-        before = __shfl_sync(all_lanes, end, 31);
+        const unsigned found = lane_of_item(e < E ? (unsigned(starts[e + 1] - starts[e]) + rows - 1) / rows : 0, tile);
+        if (found < 32) return {e0 + found, size_t(tile) * rows};
     }
     return {E, 0};
 }

@@ -25,7 +25,7 @@
 //   ring_attention_backward(dev, ring, dqkv, grads, delta, scratch, in, out, dout, lse, buffers)
 //
 //   Arguments are the same as in attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
-//   and v are views of. first_key is of the whole row.
+//   and v are views of. first_key and cuts are of the whole row.
 //   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev, in.shape) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
 #pragma once
@@ -47,7 +47,6 @@ struct RingAttention {
     const SequenceSplit &split;
     const KeyTravel &travel;  // the travel of this kind of layer's keys and values
     Payload &payload;
-    bool by_document = false;  // tiles of a whole row begin where documents begin
 
     size_t rank() const { return size_t(comm.rank); }
     size_t ranks() const { return size_t(comm.size); }
@@ -115,7 +114,6 @@ namespace ring {
 // The row of a rank that has all of it.
 inline Pieces whole_row(const RingAttention &a) {
     if (a.ranks() > 1 && a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
-    if (a.by_document) return a.split.documents;
     return {{{0, a.split.T, 0}}, 1};
 }
 
@@ -128,7 +126,7 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
     const size_t width = in.shape.KV * in.shape.D, row = 2 * width;
     const auto block = [&](size_t hop) { return buffer + hop % 2 * in.shape.T * row; };  // rows of [k | v]
     const auto arrived = [&](size_t hop) -> AttentionInputs<X> {
-        return {in.q, {block(hop), row}, {block(hop) + width, row}, in.first_key, in.shape};
+        return {in.q, {block(hop), row}, {block(hop) + width, row}, in.first_key, in.cuts, in.shape};
     };
     const auto rows = [&](size_t at, size_t hop) { return Slice(block(at), travel.rows(a.behind(at), hop) * row); };
     for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
@@ -273,6 +271,7 @@ template <class X> AttentionInputs<X> group_inputs(const AttentionInputs<X> &in,
             {block, 2 * width},
             {block + width, 2 * width},
             in.first_key,
+            in.cuts,
             group_shape(all, g)};
 }
 
@@ -355,6 +354,7 @@ AttentionInputs<X> ulysses_inputs(const RingAttention &a, const X *qkv, const At
             {qkv + heads.h * D, row},
             {qkv + (heads.h + heads.m) * D, row},
             in.first_key,
+            in.cuts,
             {a.split.T, heads.h, heads.m, D, in.shape.scale}};
 }
 

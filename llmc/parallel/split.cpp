@@ -155,28 +155,6 @@ size_t KeyTravel::last_hop(size_t rank) const {
     return hop;
 }
 
-// ---- documents
-
-// A tile of rows that holds the end of one document and the beginning of the next one visits the keys of both with all of its rows. So
-// tiles begin where documents begin, as far as there are pieces; a document of few tiles would gain nothing.
-static Pieces cut_at_documents(std::span<const size_t> doc_offsets, size_t T) {
-    constexpr size_t shortest = 256;
-    std::vector<Piece> documents;
-    each_document(doc_offsets, T, [&](size_t begin, size_t end) {
-        if (begin > 0 && end - begin >= shortest) documents.push_back({begin, end, begin});
-    });
-    std::stable_sort(documents.begin(), documents.end(),
-                     [](const Piece &a, const Piece &b) { return a.end - a.begin > b.end - b.begin; });
-    documents.resize(std::min(documents.size(), Pieces::capacity - 1));
-    std::sort(documents.begin(), documents.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
-    Pieces pieces{{{0, T, 0}}, 1};
-    for (const Piece &document : documents) {
-        pieces.piece[pieces.count - 1].end = document.begin;
-        pieces.piece[pieces.count++] = {document.begin, T, document.begin};
-    }
-    return pieces;
-}
-
 // ---- the choice
 
 double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCost &cost) {
@@ -209,8 +187,7 @@ SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets,
             work[i] += kind.layers * std::accumulate(&scores.back()[i * n], &scores.back()[i * n] + n, uint64_t(0));
     }
     const std::vector<size_t> owner = deal_pieces(layout, work, ranks);
-    SequenceSplit split{
-        layout, T, ranks, std::vector<Pieces>(ranks), {}, std::vector<double>(ranks), cut_at_documents(doc_offsets, T)};
+    SequenceSplit split{layout, T, ranks, std::vector<Pieces>(ranks), {}, std::vector<double>(ranks)};
     std::vector<size_t> rows(ranks);
     for (size_t i = 0; i < n; i++) {
         append(split.pieces[owner[i]], {i * size, (i + 1) * size, rows[owner[i]]});

@@ -86,7 +86,6 @@ struct SequenceSplit {
     std::vector<Pieces> pieces;     // (ranks) the pieces of each rank, neighbours merged
     std::vector<KeyTravel> travel;  // (kinds of layers)
     std::vector<double> work;       // (ranks) scores of all layers
-    Pieces documents;               // the whole row, cut where its longest documents begin
     double seconds = 0;             // estimated time, forward and backward of all layers
 
     size_t local_T() const { return T / ranks; }

@@ -54,6 +54,8 @@ TYPED_TEST(Attention, EqualsReference) {
         {"one token, D 8", {{1}, 0, 1, 1, 8}},
         {"one document, D 64", {{203}, 0, 2, 2, 64}},
         {"packed, 3:1, D 64", {{5, 1, 13, 118, 2, 130, 1, 1, 64}, 0, 3, 1, 64}},
+        {"with cuts, 3:1, D 64", {{5, 1, 13, 118, 2, 130, 1, 1, 64}, 0, 3, 1, 64, 1}},
+        {"40 cuts, D 8", {std::vector<size_t>(41, 3), 0, 1, 1, 8, 1}},
         {"packed, 7:1, D 16", {{64, 1, 32, 97}, 0, 7, 1, 16}},
         {"window 24, D 80", {{140, 30, 1, 17}, 24, 2, 1, 80}},
         {"window 1, D 24", {{70, 3}, 1, 2, 1, 24}},
@@ -83,6 +85,8 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
         this->check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
         this->check("a whole of 5 pieces", a, deal(a.T(), 1, 5, false));
     }
+    const AttentionCase cut{{5, 1, 13, 58, 2, 60}, 0, 2, 1, 16, 1};
+    this->check("with cuts, zigzag over 2", cut, deal(cut.T(), 2, 4, true));
     for (size_t D : {64, 96, 128, 136, 256})  // kernels of parts have the same widths as kernels of the whole
         this->check(format("over 2, D %zu", D).c_str(), {{25, 40}, 0, 2, 1, D}, deal(65, 2, 2, false));
 #ifndef CUDA_HALF  // these also take long in the emulator

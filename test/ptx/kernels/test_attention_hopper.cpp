@@ -126,6 +126,63 @@ TEST(AttentionHopper, PartsBeginAndEndTheirSums) {
     EXPECT_EQ(others(), before + 6);
 }
 
+// With cuts where documents of any length begin: more of them than lanes, some with no row between two tiles, at the edges of tiles, and between pieces.
+TEST(AttentionHopper, TilesEndWhereDocumentsBegin) {
+    std::vector<size_t> forty, ones(70, 1);
+    for (size_t i = 0; i < 40; i++) forty.push_back(1 + i * 7 % 40);
+    ones.push_back(150);
+    for (const size_t D : {64, 128}) {
+        check("40 documents, 2:1", {forty, 0, 2, 1, D, 1});
+        check("documents of a token", {ones, 0, 1, 1, D, 1});
+        check("borders at the edges of tiles", {{128, 384, 192, 64}, 0, 1, 1, D, 1});
+        check("a long one among short ones", {{30, 40, 290, 9, 20}, 0, 2, 1, D});
+        check("windows", {{100, 290, 270}, 150, 2, 1, D});
+        check("short windows", {forty, 24, 1, 1, D, 1});
+        const AttentionCase parts{{5, 290, 1, 130, 20}, 0, 2, 1, D, 1}, many{forty, 150, 1, 1, D, 1};
+        check_ranks("zigzag over 2", parts, deal(parts.T(), 2, 4, true));
+        check_ranks("contiguous over 3", many, deal(many.T(), 3, 3, false));
+    }
+}
+
+// A recorded launch has its pointers and sizes, and finds other documents behind them. Results are those of launches with as many cuts as there are.
+TEST(AttentionHopper, OneLaunchServesRowsOfOtherDocuments) {
+    for (const size_t D : {64, 128}) {
+        const size_t T = 900;
+        DeviceArray<int32_t> first_key(T), cuts(TileCuts::most(T));
+        for (const std::vector<size_t> &documents : std::vector<std::vector<size_t>>{{300, 300, 300}, {T}, {40, 560, 300}}) {
+            const AttentionCase a{documents, 0, 2, 1, D};
+            const Values in(a);
+            std::vector<int32_t> cut = a.cuts();
+            cut.resize(cuts.size(), INT32_MAX);
+            const auto refill = [](auto &array, const std::vector<int32_t> &with) {
+                cudaMemcpy(array.data(), with.data(), with.size() * sizeof(int32_t), cudaMemcpyHostToDevice);
+            };
+            refill(first_key, a.first_key()), refill(cuts, cut);
+            const Pieces all{{{0, T, 0}}, 1};
+            AttentionRank<DeviceArray, bf16> s(CudaBf16{}, all, in.qkv, in.dout, T, a);
+            const AttentionInputs<bf16> inputs{
+                s.view(a, 0), s.view(a, a.H), s.view(a, a.H + a.KV), first_key.data(), {cuts.data(), cuts.size()}, a.shape(T)};
+            attention_forward(CudaBf16{}, s.out.data(), s.out32.data(), s.lse.data(), inputs, all);
+            attention_backward(CudaBf16{}, s.qkv.data(), s.grads(s), s.delta.data(), s.scratch.data(), inputs, s.out.data(),
+                               s.dout.data(), s.lse.data(), all);
+            const auto want = run(a, in);
+            EXPECT_TRUE(same_bits(s.out.values().data(), want.out.data(), want.out.size())) << D;
+            EXPECT_TRUE(same_bits(s.qkv.values().data(), want.dqkv.data(), want.dqkv.size())) << D;
+        }
+    }
+}
+
+TEST(AttentionHopper, NumberOfOtherDocumentsChangesNoBit) {
+    for (const size_t D : {64, 128}) {
+        const AttentionCase one{{341, 300, 100}, 0, 3, 1, D}, many{{1, 40, 300, 300, 90, 10}, 0, 3, 1, D};
+        const size_t begin = 341, end = 641, row = (one.H + 2 * one.KV) * D, out_row = one.H * D;  // the document that both have
+        const Values in(one);
+        const auto want = run(one, in), got = run(many, in);
+        EXPECT_TRUE(same_bits(&got.out[begin * out_row], &want.out[begin * out_row], (end - begin) * out_row)) << D;
+        EXPECT_TRUE(same_bits(&got.dqkv[begin * row], &want.dqkv[begin * row], (end - begin) * row)) << D;
+    }
+}
+
 TEST(AttentionHopper, EveryRunHasTheSameBits) {
     for (const size_t D : {64, 128}) {
         const AttentionCase a{{300, 90}, 0, 6, 2, D};
@@ -156,7 +213,7 @@ TEST(AttentionHopper, OtherDocumentsChangeNoBit) {
 TEST(AttentionHopper, KeysOutsideOfTheTilesTakeNoPart) {
     for (const size_t D : {64, 128}) {
         const size_t tile = 384;  // a multiple of all tiles
-        const AttentionCase a{{tile, 50, tile - 50, 100}, 0, 2, 1, D};
+        const AttentionCase a{{tile, 50, tile - 50, 100}, 0, 2, 1, D, 1000};  // no cuts
         const size_t row = (a.H + 2 * a.KV) * D, out_row = a.H * D;
         const Values in(a);
         Values poisoned = in;
@@ -282,18 +339,16 @@ static Demand asked(const std::string &kernel) {
 struct Passes {
     Demand forward, backward;
 };
-static Passes asked_by(const AttentionCase &a, const Pieces &pieces) {
+static Passes asked_by(const AttentionCase &a) {
     const auto now = [] { return Passes{asked("attention_forward_hopper"), asked("attention_backward_")}; };
     const ptx::While<ptx::counting> counted(true);
     const Passes before = now();
-    const Values in(a);
-    run_attention<DeviceArray>(CudaBf16{}, a, in, {pieces});
+    run(a, Values(a));
     Passes asked = now();
     for (size_t unit = 0; unit < ptx::units; unit++)
         asked.forward[unit] -= before.forward[unit], asked.backward[unit] -= before.backward[unit];
     return asked;
 }
-static Pieces whole(size_t T) { return {{{0, T, 0}}, 1}; }
 
 constexpr ptx::Unit units_of_attention[] = {ptx::Unit::wgmma, ptx::Unit::shared, ptx::Unit::issue, ptx::Unit::special};
 
@@ -307,7 +362,7 @@ TEST(AttentionHopper, AsksForNoMoreThanFlashAttention3) {
                           {128, {278528, 256416, 864113, 72064}, {696320, 896064, 1406743, 69632}}};
     const double most[] = {1.05, 1.06, 1.05, 1.05};  // sums of dK and dV leave as floats: 1.04 at 4096
     for (const Case &c : cases) {
-        const Passes ours = asked_by({{2048}, 0, 1, 1, c.D}, whole(2048));
+        const Passes ours = asked_by({{2048}, 0, 1, 1, c.D});
         for (size_t n = 0; n < 4; n++) {
             const size_t unit = size_t(units_of_attention[n]);
             EXPECT_LT(ours.forward[unit], 1.05 * c.forward[n]) << "D " << c.D << ", unit " << n;
@@ -319,9 +374,8 @@ TEST(AttentionHopper, AsksForNoMoreThanFlashAttention3) {
 // Documents of one row ask for what they would ask for in rows of their own if tiles begin where they begin.
 TEST(AttentionHopper, PackedDocumentsAskForNoMoreThanRowsOfTheirOwn) {
     for (const size_t D : {64, 128}) {
-        const AttentionCase packed{{760, 760}, 0, 1, 1, D}, one{{760}, 0, 1, 1, D};
-        const Pieces cut{{{0, 760, 0}, {760, 1520, 760}}, 2};
-        const Passes by_document = asked_by(packed, cut), by_row = asked_by(packed, whole(1520)), own = asked_by(one, whole(760));
+        const AttentionCase packed{{760, 760}, 0, 1, 1, D}, uncut{{760, 760}, 0, 1, 1, D, 1000}, one{{760}, 0, 1, 1, D};
+        const Passes by_document = asked_by(packed), by_row = asked_by(uncut), own = asked_by(one);
         for (const ptx::Unit u : units_of_attention) {
             const size_t unit = size_t(u);
             printf("  D %3zu, unit %zu: forward %.3f, by row %.3f; backward %.3f, by row %.3f\n", D, unit,
@@ -331,6 +385,5 @@ TEST(AttentionHopper, PackedDocumentsAskForNoMoreThanRowsOfTheirOwn) {
             EXPECT_LT(by_document.backward[unit], 2 * own.backward[unit] / 0.96);
             EXPECT_LT(by_document.backward[unit], by_row.backward[unit]);
         }
-        check_ranks("tiles by document", packed, {cut});
     }
 }
