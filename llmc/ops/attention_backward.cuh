@@ -40,7 +40,8 @@ __device__ void write_rows(const float (&c)[m][width / 8][4], float factor, size
 template <int D_> struct BackwardQueriesShape {
     static constexpr int D = D_, m = D <= 64 ? 2 : 1, threads = 128, queries = threads / 32 * 16 * m;
     static constexpr int keys = D <= 64 ? 32 : D <= 128 ? 64 : 16;
-    static constexpr int blocks = D == 192 ? 2 : 0;  // at least, of a multiprocessor; 0: the compiler's choice, which at 192 is 3, and spills registers
+    static constexpr int blocks =
+        D == 192 ? 2 : 0;  // at least, of a multiprocessor; 0: the compiler's choice, which at 192 is 3, and spills registers
     struct Shared {
         Tile<queries, D> q, dout;
         int first_key[queries];

@@ -49,7 +49,7 @@ __device__ inline BlockRows nth_block(const Pieces &pieces, const TileCuts &cuts
         };
         int tiles = 0;
         for (size_t p = 0; p < pieces.count; p++) tiles += tiles_of(pieces.piece[p]);
-        const int found = int(lane_of_item(unsigned(tiles), n));
+        const int found = int(lane_of_item(unsigned(tiles), unsigned(min(capacity + 1 - first, 32)), n));
         if (found == 32) continue;
         from = __shfl_sync(all_lanes, from, found), to = __shfl_sync(all_lanes, to, found);
         int tile = backwards ? __shfl_sync(all_lanes, tiles, found) - 1 - int(n) : int(n), before = from;

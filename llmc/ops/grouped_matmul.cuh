@@ -135,7 +135,8 @@ __device__ inline GroupOfTile find_group(const int32_t *starts, size_t E, unsign
     const unsigned lane = threadIdx.x % 32;
     for (size_t e0 = 0; e0 < E; e0 += 32) {
         const size_t e = e0 + lane;
-        const unsigned found = lane_of_item(e < E ? (unsigned(starts[e + 1] - starts[e]) + rows - 1) / rows : 0, tile);
+        const unsigned tiles = e < E ? (unsigned(starts[e + 1] - starts[e]) + rows - 1) / rows : 0,
+                       found = lane_of_item(tiles, unsigned(min(E - e0, size_t(32))), tile);
         if (found < 32) return {e0 + found, size_t(tile) * rows};
     }
     return {E, 0};

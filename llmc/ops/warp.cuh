@@ -20,18 +20,18 @@ __device__ inline float warp_max(float v) {
     return v;
 }
 
-// Each lane has `count` items, which are numbered lane by lane. Returns the lane that has item n, and makes n its number in that lane; or returns 32 if there
-// are too few, and subtracts their number from n. The whole warp calls it with one n.
-__device__ inline unsigned lane_of_item(unsigned count, unsigned &n) {
+// Each of the first `lanes` lanes has `count` items, which are numbered lane by lane; the others have none. Returns the lane that has item n, and makes n its number
+// in that lane; or returns 32 if there are too few, and subtracts their number from n. The whole warp calls it with one n.
+__device__ inline unsigned lane_of_item(unsigned count, unsigned lanes, unsigned &n) {
     const unsigned lane = threadIdx.x % 32;
     unsigned end = count;  // the number of items in this lane and in those below
-    for (unsigned distance = 1; distance < 32; distance *= 2) {
+    for (unsigned distance = 1; distance < lanes; distance *= 2) {
         const unsigned lower = __shfl_up_sync(all_lanes, end, distance);
         if (lane >= distance) end += lower;
     }
     const unsigned above = __ballot_sync(all_lanes, end > n);
     const unsigned found = above ? unsigned(__ffs(int(above))) - 1 : 32;
-    n -= __shfl_sync(all_lanes, above ? end - count : end, above ? int(found) : 31);
+    n -= __shfl_sync(all_lanes, above ? end - count : end, int(above ? found : lanes - 1));
     return found;
 }
 

@@ -212,7 +212,7 @@ TEST(AttentionHopper, OtherDocumentsChangeNoBit) {
 // Behind the last key of a block's last tile are keys of later queries. They take no part, not even as 0 * NaN, and neither do those in front of the first.
 TEST(AttentionHopper, KeysOutsideOfTheTilesTakeNoPart) {
     for (const size_t D : {64, 128}) {
-        const size_t tile = 384;  // a multiple of all tiles
+        const size_t tile = 384;                                              // a multiple of all tiles
         const AttentionCase a{{tile, 50, tile - 50, 100}, 0, 2, 1, D, 1000};  // no cuts
         const size_t row = (a.H + 2 * a.KV) * D, out_row = a.H * D;
         const Values in(a);
