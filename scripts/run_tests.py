@@ -4,7 +4,7 @@
     scripts/run_tests.py --build build --cpp build/test/test_llmc --python test/python     from the repository root, as `make test` does
     scripts/run_tests.py ... --all              the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
-One program per core runs at a time, so a large suite is cut into one job per core. Before the last line come the tests
+A large suite is cut into one job per core. One program more than there are cores runs at a time, as some tests wait. Before the last line come the tests
 that took longest, of each suite what passed and how long its jobs worked, and the tests that failed. One that crashes, does not start or
 runs nothing counts as a failure.
 """
@@ -216,7 +216,7 @@ def main():
     if left_out:
         print(f"left out: {'; '.join(left_out)}", flush=True)
     results = {}
-    with ThreadPoolExecutor(CORES) as pool:
+    with ThreadPoolExecutor(CORES + 1) as pool:
         running = {name: [pool.submit(timed, *job) for job in jobs] for name, jobs in suites(args).items()}
         for name, jobs in running.items():
             print(f"==== {name}", flush=True)

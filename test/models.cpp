@@ -4,6 +4,12 @@
 //
 #include "models.h"
 
+// These are in the trainers' own units of rehearsals.
+extern template void Decoder<CpuF32>::rehearse_as<Gpt2>(Touches &, const Calls &);
+extern template void Decoder<CpuBf16>::rehearse_as<Gpt2>(Touches &, const Calls &);
+extern template void Decoder<CpuF32>::rehearse_as<Llama>(Touches &, const Calls &);
+extern template void Decoder<CpuBf16>::rehearse_as<Llama>(Touches &, const Calls &);
+
 template <class Dev> std::unique_ptr<Decoder<Dev>> make_model(Dev dev, const ModelConfig &config, const ModelLimits &limits) {
     if (config.gpt2()) return std::make_unique<Gpt2<Dev>>(dev, config, limits);
     return std::make_unique<Llama<Dev>>(dev, config, limits);

@@ -85,8 +85,7 @@ inline std::vector<RankCase> expert_cases() {
 }
 
 // A third of them, with every value of each parameter and every pair of a mode with a stage or a number of micro-steps.
-inline std::vector<RankCase> some_rank_cases(size_t world) {
-    auto cases = rank_cases(world);
+inline std::vector<RankCase> third_of(std::vector<RankCase> cases) {
     std::erase_if(cases, [](const RankCase &c) { return (size_t(c.mode) + size_t(c.stage) + c.sp + c.micro_steps) % 3; });
     return cases;
 }
@@ -185,8 +184,16 @@ void rank_step(
     Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
     const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     const ModelConfig config = rank_model(model_of_case, c.task);
+    const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
+    const auto rows = rank_rows(row_count, c.documents);
+    std::vector<double> costs;
+    size_t targets = 0, longest = 0;
+    for (const Row &row : rows)
+        costs.push_back(double(row.T)), targets += row.targets.size(), longest = std::max(longest, row.T);
+
     ModelLimits limits;
-    limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
+    limits.row_tokens = round_up(longest + 1, row_multiple), limits.positions = 128;
+    limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage, limits.ranks.zero_group = c.group;
     limits.ranks.expert_parallel = c.experts;
@@ -203,11 +210,6 @@ void rank_step(
     if (config.lora.rank) fill_adapters(model, mesh.shards);
     if (c.looks) model.trace().detect_anomaly();
 
-    const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
-    const auto rows = rank_rows(row_count, c.documents);
-    std::vector<double> costs;
-    size_t targets = 0;
-    for (const Row &row : rows) costs.push_back(double(row.T)), targets += row.targets.size();
     const auto own = deal_rows(costs, dp)[size_t(mesh.dp_rank)];
     // The sum over the values of log(1 + (value - 5)^2), by the number of documents: no slope vanishes, and none is another's.
     const auto loss_of_values = [&] {

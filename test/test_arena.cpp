@@ -170,6 +170,8 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
         p.plan.place();
         HostMemory memory;
         Arena arena(p.plan, memory);
+        std::vector<bool> were_alive(p.plan.bytes());
+        size_t before = 0;
         for (size_t now = 0; now < 30; now++) {
             std::vector<bool> alive(p.plan.bytes());
             uint8_t *base = nullptr;
@@ -180,6 +182,11 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
             memset(base, 1, p.plan.bytes());
             arena.poison_dead(now);
             for (size_t i = 0; i < alive.size(); i++) ASSERT_EQ(base[i], alive[i] ? 1 : 0xFF) << "byte " << i << " at " << now;
+            memset(base, 1, p.plan.bytes());
+            arena.poison_dead(now, before);
+            for (size_t i = 0; i < alive.size(); i++)
+                ASSERT_EQ(base[i], alive[i] || !were_alive[i] ? 1 : 0xFF) << "byte " << i << " between " << before << " and " << now;
+            were_alive = alive, before = now;
         }
     }
 }

@@ -191,16 +191,24 @@ std::string Arena::nonfinite(size_t now, size_t layer) const {
     return "";
 }
 
-void Arena::poison_dead(size_t now) {
-    if (plan_.guards()) return;                    // poison would overwrite the guards
-    std::vector<std::pair<size_t, size_t>> alive;  // byte ranges
+void Arena::poison_dead(size_t now, std::optional<size_t> before) {
+    if (plan_.guards()) return;  // poison would overwrite the guards
+    using Bytes = std::pair<size_t, size_t>;
+    std::vector<Bytes> alive, candidates;
+    if (!before) candidates.push_back({0, plan_.bytes()});
     for (const Segment &s : plan_.segments())
-        if (s.first <= now && now <= s.last) alive.push_back({s.offset, s.offset + s.bytes});
+        if (const Bytes bytes{s.offset, s.offset + s.bytes}; s.first <= now && now <= s.last)
+            alive.push_back(bytes);
+        else if (before && s.first <= *before && *before <= s.last)
+            candidates.push_back(bytes);
+    if (candidates.empty()) return;
     std::sort(alive.begin(), alive.end());
     alive.push_back({plan_.bytes(), plan_.bytes()});
     size_t at = 0;
-    for (auto [begin, end] : alive) {
-        if (at < begin) memory_.fill(base_ + at, poison_pattern, begin - at);
+    for (const auto &[begin, end] : alive) {
+        for (const auto &[first, last] : candidates)
+            if (const size_t from = std::max(at, first), to = std::min(begin, last); from < to)
+                memory_.fill(base_ + from, poison_pattern, to - from);
         at = std::max(at, end);
     }
 }

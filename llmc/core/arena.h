@@ -10,6 +10,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -108,8 +109,10 @@ class Arena {
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
 
-    void check_guards() const;     // Dies if bytes behind an array were written, and names it
-    void poison_dead(size_t now);  // --debug: fills with NaN all bytes of no segment alive at `now` (not with guards)
+    void check_guards() const;  // Dies if bytes behind an array were written, and names it
+
+    // --debug: fills with NaN all bytes of no segment alive at `now`, or of them only those of segments alive at `before`. Nothing with guards.
+    void poison_dead(size_t now, std::optional<size_t> before = {});
 
     // --debug. Before its first op a segment holds bytes of other arrays; clear_new sets those to 0 that begin after `before` and up to `now`. After that,
     // nonfinite names the first element that is not finite, or returns an empty string. It searches the segments alive at `now` that an op

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "../core/arena.h"
 #include "../core/rehearsal.h"
@@ -44,12 +45,13 @@ class Trace {
     }
     void begin_pass() {
         if (log_) log_->begin_row();
+        poisoned_.reset();
     }
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0) {  // bucket: Work::bucket
         const OpKey key{size_t(pass), op, layer};
         if (log_) log_->begin(key, pass != Pass::step, bucket);
         if (inspect_) begin_inspected(key);
-        if (poison_) arena_->poison_dead(time_of(key));
+        if (poison_) arena_->poison_dead(time_of(key), std::exchange(poisoned_, time_of(key)));
         if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
     }
     // A message, a copy, or the writing out of quantised weights, between two ops. `layer` is the unit if it is one of weights or gradients.
@@ -73,6 +75,7 @@ class Trace {
     Arena *arena_ = nullptr;
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false;
+    std::optional<size_t> poisoned_;  // the time of this row's last op; what has been dead since then is NaN already
     std::function<void(const OpKey &)> inspect_;
     Touches *log_ = nullptr;
     std::map<OpKey, size_t> times_;

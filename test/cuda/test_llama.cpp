@@ -92,7 +92,7 @@ RankResult on_device(
 }
 
 std::vector<RankCase> cases_of(size_t world) {
-    auto cases = some_rank_cases(world);
+    auto cases = third_of(rank_cases(world));
     for (RankCase &c : cases) c.documents = few_documents;
     return cases;
 }

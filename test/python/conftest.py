@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from runs import ENVIRONMENT, ROOT, random_documents, write_data
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it, and so would all programs under test
+# `make test &` and `nohup make test` ignore these, and so would all programs under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
