@@ -31,10 +31,11 @@ template <class Dev, class Body> void for_each_order(Body body) {
 #endif
 }
 
-// For code with several streams: runs the body in several orders of streams; on a GPU once.
-template <class Dev, class Body> void for_each_order_of_streams(Body body) {
+// For code with several streams: runs the body in the orders of streams [first, last); on a GPU once.
+template <class Dev, class Body>
+void for_each_order_of_streams(Body body, [[maybe_unused]] unsigned first = 2, [[maybe_unused]] unsigned last = 8) {
 #ifdef LLMC_EMULATE
-    for (unsigned seed = 2; seed < 8; seed++) in_random_order<Dev>(seed, body);
+    for (unsigned seed = first; seed < last; seed++) in_random_order<Dev>(seed, body);
 #else
     const CudaStream stream;
     body(Dev{stream, nullptr});

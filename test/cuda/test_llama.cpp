@@ -91,28 +91,27 @@ RankResult on_device(
     return result;
 }
 
-std::vector<RankCase> cases_of(size_t world) {
-    auto cases = third_of(rank_cases(world));
-    for (RankCase &c : cases) c.documents = few_documents;
-    return cases;
-}
-
-}  // namespace
-
-TEST(CudaRanks, EqualOneRank) {
+// A third of the splits over 3 ranks, with one micro-step or three.
+void expect_one_ranks_results(size_t micro_steps) {
     RankResult want[rank_models];
     for (RankModel model : {untied, tied, gpt2})
         want[model] = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, model);
     size_t number = 0;
-    for (const RankCase &c : cases_of(3)) {
+    for (RankCase c : third_of(rank_cases(3))) {
         const RankModel model = rank_model_of(number++);
-        check_rank_result(c.name(), on_device<CudaF32>(c, model), want[model]);
+        c.documents = few_documents;
+        if (c.micro_steps == micro_steps) check_rank_result(c.name(), on_device<CudaF32>(c, model), want[model]);
     }
 }
 
+}  // namespace
+
+TEST(CudaRanks, EqualOneRank) { expect_one_ranks_results(3); }
+TEST(SlowCudaRanks, EqualOneRank) { expect_one_ranks_results(1); }
+
 // All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters; and the
 // rows of divided experts.
-TEST(CudaRanks, EqualOneRankOverGpus) {
+static void expect_one_ranks_results_over_gpus(unsigned first_order, unsigned last_order) {
     const size_t ranks = size_t(ranks_with_gpus());
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
     RankCase divided{2, 1, SpMode::ring, 6, 3, 1, few_documents};
@@ -126,9 +125,12 @@ TEST(CudaRanks, EqualOneRankOverGpus) {
         const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, model);
         for (const RankCase &c : cases)
             for_each_order_of_streams<CudaF32>(
-                [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, model, Gpus::each), want); });
+                [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, model, Gpus::each), want); }, first_order,
+                last_order);
     }
 }
+TEST(CudaRanks, EqualOneRankOverGpus) { expect_one_ranks_results_over_gpus(2, 4); }
+TEST(SlowCudaRanks, EqualOneRankOverGpus) { expect_one_ranks_results_over_gpus(4, 8); }
 
 // Rows of two lengths in several micro-steps: the key of a recorded launch changes from row to row.
 TEST(CudaGraphs, ChangeNoBit) {
@@ -157,19 +159,20 @@ TEST(CudaGraphs, ChangeNoBit) {
 }
 
 // Copies overlap with the ops, in any order that events allow.
-TEST(CudaRanks, OffloadingChangesNoBit) {
+static void expect_offloading_changes_no_bit(unsigned first_order, unsigned last_order) {
     const auto expect_same_bits = [](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
         const auto run = [&](const Offload &offload) {
             return on_device<CudaF32>(c, model, Gpus::one,
                                       [&](ModelLimits &limits) { limits.recompute = recompute, limits.offload = offload; });
         };
         const RankResult want = run({});
-        for_each_order_of_streams<CudaF32>([&](CudaF32) {
+        const auto check = [&](CudaF32) {
             const RankResult got = run(offload);
             EXPECT_EQ(got.loss, want.loss);
             EXPECT_EQ(got.next_loss, want.next_loss);
             EXPECT_EQ(got.gradient, want.gradient);
-        });
+        };
+        for_each_order_of_streams<CudaF32>(check, first_order, last_order);
     };
     const RankCase one{1, 1, SpMode::ring, 6, 1, 2, few_documents}, two{2, 1, SpMode::ring, 6, 3, 2, few_documents};
     expect_same_bits(one, untied, Recompute::none, {.activations = true, .optimizer = true, .piece = 1});
@@ -177,13 +180,14 @@ TEST(CudaRanks, OffloadingChangesNoBit) {
     expect_same_bits(one, adapted, Recompute::none, {.weights = true, .piece = 1});
     expect_same_bits(two, tied, Recompute::layer, {.weights = true, .piece = 1});
 }
+TEST(CudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(2, 4); }
+TEST(SlowCudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(4, 8); }
 
 TEST(CudaRanks, Bf16IsNear) {
     const RankResult want = on_device<CudaBf16>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, tied);
-    for (const RankCase &c : cases_of(2))
-        if (c.sp == 2 && c.micro_steps == 3) {
-            const RankResult got = on_device<CudaBf16>(c, tied);
-            EXPECT_NEAR(got.loss, want.loss, 2e-3 * want.loss) << c.name();
-            EXPECT_NEAR(got.norm, want.norm, 1e-2 * want.norm) << c.name();
-        }
+    for (const RankCase &c : {RankCase{2, 2, SpMode::gather, 1, 3, 3, few_documents}, {2, 2, SpMode::ulysses, 6, 2, 3, few_documents}}) {
+        const RankResult got = on_device<CudaBf16>(c, tied);
+        EXPECT_NEAR(got.loss, want.loss, 2e-3 * want.loss) << c.name();
+        EXPECT_NEAR(got.norm, want.norm, 1e-2 * want.norm) << c.name();
+    }
 }
