@@ -188,8 +188,7 @@ void rank_step(
     const auto rows = rank_rows(row_count, c.documents);
     std::vector<double> costs;
     size_t targets = 0, longest = 0;
-    for (const Row &row : rows)
-        costs.push_back(double(row.T)), targets += row.targets.size(), longest = std::max(longest, row.T);
+    for (const Row &row : rows) costs.push_back(double(row.T)), targets += row.targets.size(), longest = std::max(longest, row.T);
 
     ModelLimits limits;
     limits.row_tokens = round_up(longest + 1, row_multiple), limits.positions = 128;

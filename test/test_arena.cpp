@@ -185,7 +185,8 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
             memset(base, 1, p.plan.bytes());
             arena.poison_dead(now, before);
             for (size_t i = 0; i < alive.size(); i++)
-                ASSERT_EQ(base[i], alive[i] || !were_alive[i] ? 1 : 0xFF) << "byte " << i << " between " << before << " and " << now;
+                ASSERT_EQ(base[i], alive[i] || !were_alive[i] ? 1 : 0xFF)
+                    << "byte " << i << " between " << before << " and " << now;
             were_alive = alive, before = now;
         }
     }

@@ -197,10 +197,8 @@ void Arena::poison_dead(size_t now, std::optional<size_t> before) {
     std::vector<Bytes> alive, candidates;
     if (!before) candidates.push_back({0, plan_.bytes()});
     for (const Segment &s : plan_.segments())
-        if (const Bytes bytes{s.offset, s.offset + s.bytes}; s.first <= now && now <= s.last)
-            alive.push_back(bytes);
-        else if (before && s.first <= *before && *before <= s.last)
-            candidates.push_back(bytes);
+        if (const Bytes bytes{s.offset, s.offset + s.bytes}; s.first <= now && now <= s.last) alive.push_back(bytes);
+        else if (before && s.first <= *before && *before <= s.last) candidates.push_back(bytes);
     if (candidates.empty()) return;
     std::sort(alive.begin(), alive.end());
     alive.push_back({plan_.bytes(), plan_.bytes()});

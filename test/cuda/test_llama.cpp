@@ -185,7 +185,8 @@ TEST(SlowCudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(4
 
 TEST(CudaRanks, Bf16IsNear) {
     const RankResult want = on_device<CudaBf16>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, tied);
-    for (const RankCase &c : {RankCase{2, 2, SpMode::gather, 1, 3, 3, few_documents}, {2, 2, SpMode::ulysses, 6, 2, 3, few_documents}}) {
+    for (const RankCase &c :
+         {RankCase{2, 2, SpMode::gather, 1, 3, 3, few_documents}, {2, 2, SpMode::ulysses, 6, 2, 3, few_documents}}) {
         const RankResult got = on_device<CudaBf16>(c, tied);
         EXPECT_NEAR(got.loss, want.loss, 2e-3 * want.loss) << c.name();
         EXPECT_NEAR(got.norm, want.norm, 1e-2 * want.norm) << c.name();
