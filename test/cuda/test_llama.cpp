@@ -132,18 +132,15 @@ static void expect_one_ranks_results_over_gpus(unsigned first_order, unsigned la
 TEST(CudaRanks, EqualOneRankOverGpus) { expect_one_ranks_results_over_gpus(2, 4); }
 TEST(SlowCudaRanks, EqualOneRankOverGpus) { expect_one_ranks_results_over_gpus(4, 8); }
 
-// Rows of two lengths in several micro-steps: the key of a recorded launch changes from row to row.
-TEST(CudaGraphs, ChangeNoBit) {
-    const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
-    ASSERT_NE(rows[1].T, rows[2].T);
+static void expect_graphs_change_no_bit(const ModelConfig &config, const std::vector<Row> &rows, size_t T) {
     const auto losses_and_norms = [&](bool graphs) {
         const CudaStream stream;
         const auto ctx = make_cuda_context(1);
         ModelLimits limits;
-        limits.row_tokens = 128, limits.positions = 128, limits.recompute = Recompute::layer, limits.graphs = graphs;
+        limits.row_tokens = T, limits.positions = T, limits.recompute = Recompute::layer, limits.graphs = graphs;
         SelfComm comm;
         Mesh mesh(comm, 1);
-        const auto model = make_model(CudaF32{stream, ctx.get()}, rank_model(tied), limits);
+        const auto model = make_model(CudaF32{stream, ctx.get()}, config, limits);
         model->allocate(mesh, false, false);
         model->initialise(1);
         std::vector<double> out;
@@ -156,6 +153,29 @@ TEST(CudaGraphs, ChangeNoBit) {
         return out;
     };
     EXPECT_EQ(losses_and_norms(true), losses_and_norms(false));
+}
+
+// Rows of two lengths in several micro-steps: the key of a recorded launch changes from row to row.
+TEST(CudaGraphs, ChangeNoBit) {
+    const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
+    ASSERT_NE(rows[1].T, rows[2].T);
+    expect_graphs_change_no_bit(rank_model(tied), rows, 128);
+}
+
+// Launches recorded with one row's cuts of attention's tiles run with those of other rows.
+TEST(CudaGraphs, ServeOtherDocuments) {
+    ModelConfig config = rank_model(tied);
+    config.L = 1, config.window = {0}, config.H = 2, config.KV = 1, config.max_positions = 520;
+    const auto row_of = [](const std::vector<size_t> &lengths) {
+        std::vector<std::vector<int32_t>> documents;
+        std::vector<std::vector<uint8_t>> masks;
+        for (size_t length : lengths) {
+            masks.emplace_back(length, 1);
+            for (auto &ids = documents.emplace_back(); ids.size() < length;) ids.push_back(int32_t(ids.size() * ids.size() % 97));
+        }
+        return make_row(documents, masks);
+    };
+    expect_graphs_change_no_bit(config, {row_of({260, 260}), row_of({520}), row_of({100, 420})}, 520);
 }
 
 // Copies overlap with the ops, in any order that events allow.
