@@ -180,7 +180,7 @@ TEST(CudaGraphs, ServeOtherDocuments) {
 
 // Copies overlap with the ops, in any order that events allow.
 static void expect_offloading_changes_no_bit(unsigned first_order, unsigned last_order) {
-    const auto expect_same_bits = [](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
+    const auto expect_same_bits = [&](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
         const auto run = [&](const Offload &offload) {
             return on_device<CudaF32>(c, model, Gpus::one,
                                       [&](ModelLimits &limits) { limits.recompute = recompute, limits.offload = offload; });
