@@ -31,6 +31,7 @@ template <class X, bool along> struct GroupedFactor {
     template <bool wide, unsigned side> __device__ void load(X *to, size_t i0, size_t k0, size_t K) const {
         using Tile = GroupedTile<X>;
         constexpr unsigned N = wide ? Tile::vector : 1, inner = along ? Tile::depth : side, vectors = side * Tile::depth / N;
+#pragma unroll(wide ? 4 : 8)  // loads on their way at once
         for (unsigned v = threadIdx.x; v < vectors; v += Tile::threads) {
             const unsigned outer = v / (inner / N), at = v % (inner / N) * N;
             const size_t i = i0 + (along ? outer : at), k = k0 + (along ? at : outer);
