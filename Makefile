@@ -205,7 +205,7 @@ WORKSHOP_LIBRARY := $(patsubst %,$(BUILD)/llmc/%.o,core ops parallel)
 LADDERS  := $(filter-out $(HOPPER_LADDERS),$(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu))))
 WORKSHOP := $(BUILD)/dev/cuda/common.o $(LADDERS:%=$(BUILD)/dev/cuda/%.o)
 $(WORKSHOP): private FLAGS_OF_FILE := $(EMULATE)
-$(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o) $(WORKSHOP_LIBRARY)
+$(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o $(HOPPER)) $(WORKSHOP_LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
 ifneq ($(CUDA),)

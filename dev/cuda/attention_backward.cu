@@ -15,6 +15,7 @@
 //   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply-add
 //   4 mma.sync, two stages            64 queries        64 keys                mma.sync and shared memory (wgmma would be next)
 //   5 shipped: one part is the whole  64 queries        64 keys                the same; of one part the keys' blocks are more, and equal
+//                                                                             (on Hopper: llmc/ops/attention_hopper_backward.cuh)
 #include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
@@ -165,6 +166,7 @@ template <class X> struct AttentionBackward : AttentionRow {
     DeviceArray<bf16> dout, out, dqkv;    // (T, H, D) twice, (T, (H+2*KV)*D)
     DeviceArray<float> lse, delta;        // (H, T)
     DeviceArray<float> dq32, dk32, dv32;  // (T, H, D), (T, KV, D) twice
+    DeviceArray<float> scratch;           // attention_scratch
     size_t version = 0;                   // of the last run
 
     explicit AttentionBackward(const Sizes &sizes)
@@ -176,7 +178,8 @@ template <class X> struct AttentionBackward : AttentionRow {
           delta(H * T),
           dq32(T * H * D),
           dk32(T * KV * D),
-          dv32(T * KV * D) {
+          dv32(T * KV * D),
+          scratch(attention_scratch(CudaBf16{}, shape)) {
         const CudaBf16 dev{};
         DeviceArray<float> out32(T * H * D);
         begin_sums(dev, out32.data(), lse.data(), shape);
@@ -197,10 +200,10 @@ template <class X> struct AttentionBackward : AttentionRow {
     bool runs(size_t v) const { return v < last_version || ranks.size() == 1; }
     void run(CudaBf16 dev, size_t v) {
         version = v;
-        float *const no_scratch = nullptr;
         if (v > std::size(versions))
-            return attention_backward(dev, dqkv.data(), grads(0, 0), delta.data(), no_scratch, part(0, 0), out.data(),
+            return attention_backward(dev, dqkv.data(), grads(0, 0), delta.data(), scratch.data(), part(0, 0), out.data(),
                                       dout.data(), lse.data(), ranks[0]);
+        const WithoutHopper others;
         for_each_part([&](const Part &part, size_t q_row, size_t k_row) {
             const BackwardPart all{part, {dout.data() + q_row * H * D, H * D}, lse.data() + q_row, delta.data() + q_row};
             versions[v - 1](dev, grads(q_row, k_row), all);

@@ -1,5 +1,7 @@
 // Shared by the ladders of attention: a packed row of ragged documents, dealt to ranks, and its accessors for the simple versions.
 #pragma once
+#include <utility>
+
 #include "../../llmc/ops/attention.cuh"
 #include "../../test/reference_attention.h"
 #include "common.h"
@@ -69,6 +71,12 @@ inline void begin_sums(CudaBf16 dev, float *out32, float *lse, const AttentionSh
 inline void add_part(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     attention_forward_part<bf16>(dev, nullptr, out32, lse, part, part.q_pieces, part.k_pieces, {});
 }
+
+// On Hopper the shipped version has its kernels (llmc/ops/attention_hopper.h). While this exists, versions have those for every GPU.
+struct WithoutHopper {
+    const HopperKernels *const unit = std::exchange(hopper_kernels, nullptr);
+    ~WithoutHopper() { hopper_kernels = unit; }
+};
 
 // ---- inputs ------------------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 #include "gpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <set>
 
@@ -135,11 +136,21 @@ size_t gpu_memory(const std::string &name) {
     return size_t(gib * usable * double(1 << 30));
 }
 
-// Fitted to the kernels of an H200: heads of 64 and 128, documents of 1024 to 16384 tokens. Narrow heads have fewer FLOPs for each score's exponential, and a
-// short document has a larger share of tiles that the causal mask cuts.
-double attention_share(size_t D, size_t keys) {
-    const double d = double(std::min<size_t>(D, 128)), n = double(keys);
-    return d / (d + 69) * n / (n + 8 * d);
+// Narrow heads have fewer FLOPs for each score's exponential. In a short document the causal mask cuts a larger share of the tiles, and a block has less to do
+// behind its first loads.
+struct AttentionFit {
+    double limit, narrow, few, power;  // limit: of the peak, for wide heads and long documents
+    double share(double D, double keys) const {
+        return limit * D / (D + narrow) * keys / (keys + few * std::pow(D / 128, power));
+    }
+};
+// Forward and backward, fitted to an H200: heads of 64 and 128, documents of 1024 to 16384 tokens, of 32768 with wgmma (docs/attention_hopper.md).
+static constexpr AttentionFit with_mma[] = {{0.534, 69, 1024, 1}, {0.357, 69, 1024, 1}},
+                              with_wgmma[] = {{0.982, 46, 1250, -1}, {0.943, 96, 900, -1}};
+
+double attention_rate(const GpuRates &gpu, size_t D, size_t keys, bool backward) {
+    const bool wgmma = gpu.wgmma && (D == 64 || D == 128);
+    return gpu.peak * (wgmma ? with_wgmma : with_mma)[backward].share(double(std::min<size_t>(D, 128)), double(keys));
 }
 
 bool gpu_has_fp8(const std::string &name) {
@@ -149,21 +160,21 @@ bool gpu_has_fp8(const std::string &name) {
 }
 
 std::optional<GpuRates> gpu_rates(const std::string &name) {
-    // Shares of the data sheet's peaks: products, attention and memory reach these on one H200 (docs/benchmarks.md, "GPUs"), the link's share is from
+    // Shares of the data sheet's peaks: products and memory reach these on one H200 (docs/benchmarks.md, "GPUs"), the link's share is from
     // NCCL's collectives, which others published. Other GPUs were not measured.
-    constexpr double products = 0.66, attention = 0.534, attention_backward = 0.357, memory = 0.9, link = 0.82, network = 0.95;
+    constexpr double products = 0.66, memory = 0.9, link = 0.82, network = 0.95;
     for (const KnownGpu &gpu : known_gpus) {
         if (name != gpu.name || gpu.tflops == 0) continue;
         const double peak = gpu.tflops * 1e12;
-        const bool nvlink = gpu.link > gpu.host;
+        const bool nvlink = gpu.link > gpu.host, hopper = name == "h100" || name == "h200";
         return GpuRates{products * peak,
-                        attention * peak,
-                        attention_backward * peak,
+                        peak,
                         memory * gpu.memory * 1e9,
                         (nvlink ? link : 1) * gpu.link * 1e9,
                         network * gpu.network * 1e9,
                         gpu.host * 1e9,
-                        name == "h100" || name == "h200" ? 0.1 : 0.3};
+                        hopper ? 0.1 : 0.3,
+                        hopper};
     }
     return {};
 }

@@ -43,15 +43,15 @@ bool gpu_has_fp8(const std::string &name);
 
 // What a GPU does in a second, for predictions alone (docs/memory.md, "Seconds").
 struct GpuRates {
-    // FLOP as op_list.h counts them, in bf16; of attention the limit for wide heads and long documents.
-    double products, attention, attention_backward;
+    double products, peak;       // FLOP in bf16: as op_list.h counts them, and of the data sheet
     double memory;               // bytes that ops read and write
     double link, network, host;  // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
     double spread = 0;           // a measured step may take this share more or less than predicted
+    bool wgmma = false;          // attention has Hopper's kernels (../ops/attention_hopper.h)
 };
 
-// Returns the share of GpuRates::attention that heads of D and documents in which a query sees up to `keys` keys reach.
-double attention_share(size_t D, size_t keys);
+// Returns the FLOP that attention does in a second, with heads of D and documents in which a query sees up to `keys` keys.
+double attention_rate(const GpuRates &gpu, size_t D, size_t keys, bool backward);
 
 // Returns the rates of a GPU. `name` is a value of --gpu. Nothing is returned for a number of GiB, and where the rate of our kernels cannot be guessed.
 std::optional<GpuRates> gpu_rates(const std::string &name);

@@ -53,6 +53,7 @@ void launch(Cuda<X> dev, void (*kernel)(Params...), Grid grid, unsigned threads,
             error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     }
     if (!error) {
+        cudaGetLastError();  // of an earlier call that failed, and has said so
         kernel<<<dim3(unsigned(grid.x), unsigned(grid.y), unsigned(grid.z)), threads, shared, dev.stream>>>(Params(args)...);
         error = cudaGetLastError();
     }

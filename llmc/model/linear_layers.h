@@ -68,8 +68,8 @@ template <class Dev> class LinearLayers {
                        bool add = false);
     template <class F> void for_adapters(Linear matrix, F f) const;
     void round(Fp8Matrix q, const X *x, size_t rows, size_t columns, bool turned = false) {
-        fp8_scale(dev, q, x, rows, columns, 0);
-        fp8_round(dev, q, x, rows, columns, 0, turned);
+        fp8_scale(dev, q, x, rows, columns);
+        fp8_round(dev, q, x, rows, columns, turned);
     }
     void base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape);
     void base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape, bool accumulate);
@@ -126,29 +126,25 @@ template <class Dev> void LinearLayers<Dev>::base_forward(X *out, const X *x, Li
         matmul_run(dev));
 }
 
+// The gradients of at most a run of tokens. In FP8 `left` has the scale of dout, which both products round, the first one transposed.
 template <class Dev>
 void LinearLayers<Dev>::base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape,
                                              bool accumulate) {
     const auto [IC, OC] = shape;
     if (!in_fp8) return matmul_backward_weight(dev, dw.weight, dw.bias, dout, x, n, IC, OC, accumulate);
     const X *const no_bias = nullptr;
-    in_parts(
-        n,
-        [&, IC = IC, OC = OC](size_t t, size_t part) {
-            round(left, dout + t * OC, part, OC, true);
-            round(right, x + t * IC, part, IC, true);
-            fp8_product(dev, dw.weight, left, right, no_bias, OC, part, IC, accumulate || t > 0);
-            if (dw.bias) matmul_bias_backward(dev, dw.bias, dout + t * OC, part, OC, OC);
-        },
-        matmul_run(dev));
+    fp8_round(dev, left, dout, n, OC, true);
+    round(right, x, n, IC, true);
+    fp8_product(dev, dw.weight, left, right, no_bias, OC, n, IC, accumulate);
+    if (dw.bias) matmul_bias_backward(dev, dw.bias, dout, n, OC, OC);
 }
 
-// Of at most a run of tokens; in FP8 `right` has W turned.
 template <class Dev> void LinearLayers<Dev>::base_backward_input(X *dx, const X *dout, size_t n, LinearShape shape, const X *w) {
     const auto [IC, OC] = shape;
     if (!in_fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC);
     const X *const no_bias = nullptr;
-    round(left, dout, n, OC);
+    fp8_round(dev, left, dout, n, OC, false);
+    round(right, w, OC, IC, true);
     fp8_product(dev, dx, left, right, no_bias, n, OC, IC, false);
 }
 
@@ -258,15 +254,16 @@ template <class Dev>
 void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
                                  LinearWeights<X> w, size_t t, size_t n, bool accumulate) {
     const auto [IC, OC] = shapes[size_t(matrix)];
-    if (dw.weight) base_backward_weight(dw, dout, x, n, {IC, OC}, accumulate || t > 0);
-    if (dx && in_fp8) round(right, w.weight, OC, IC, true);
     in_parts(
         n,
         [&, IC = IC, OC = OC](size_t first, size_t part) {
             const AdapterRows rows{l, t + first, part};
-            const X *const dout_part = dout + first * OC;
+            const X *const dout_part = dout + first * OC, *const x_part = x + first * IC;
+            const bool add = accumulate || t + first > 0;
+            if (in_fp8) fp8_scale(dev, left, dout_part, part, OC);
+            if (dw.weight) base_backward_weight(dw, dout_part, x_part, part, {IC, OC}, add);
             adapters_backward_low(matrix, dout_part, rows);
-            adapters_backward_weight(matrix, dout_part, x + first * IC, rows, accumulate || t + first > 0);
+            adapters_backward_weight(matrix, dout_part, x_part, rows, add);
             if (!dx) return;
             base_backward_input(dx + first * IC, dout_part, part, {IC, OC}, w.weight);
             adapters_backward_input(matrix, dx + first * IC, rows);

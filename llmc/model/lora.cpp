@@ -382,9 +382,9 @@ CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w, Pass pass,
                                                                                                         size_t l) {
         Cost cost = product(w, pass, l);
-        const double T = double(w.T),
-                     gradients = pass == Pass::backward ? 2 * T * OC : 0;           // rounded twice: as stored, and transposed
-        cost.rounded = double(2 * w.element + 1) * (T * IC + IC * OC + gradients);  // read for the scale, read again, written
+        const double T = double(w.T), read = double(w.element), round = read + 1;  // a byte is written
+        cost.rounded = (read + round) * (T * IC + IC * OC);                        // read for the scale, then rounded
+        if (pass == Pass::backward) cost.rounded += (read + 2 * round) * T * OC;   // as stored, and transposed
         return cost;
     };
     if (c.lora.rank == 0) return product;

@@ -27,6 +27,14 @@ inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n
     return out;
 }
 
+// On all threads, since a model has billions of them.
+template <class X> std::vector<X> rounded(const std::vector<float> &values) {
+    std::vector<X> out(values.size());
+#pragma omp parallel for
+    for (size_t i = 0; i < values.size(); i++) out[i] = X(values[i]);
+    return out;
+}
+
 // Returns elements [first, first + n) of the transpose of a matrix (rows, columns).
 template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_t rows, size_t columns, size_t first, size_t n) {
     std::vector<T> out(n);
@@ -67,8 +75,10 @@ template <class Dev> void load_parameters(ShardedParameters<Dev> &zero, const Hf
         const auto load_floats = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(t, s.first + first, n, values.data(), host);
-            for (float &f : values)  // ties go to even here, as on the other ranks and in transformers: from one float below
-                if (float(X(f)) != float(Floats<X>::round(f))) f = std::nextafter(f, 0.0f);
+#pragma omp parallel for
+            for (size_t i = 0; i < n;
+                 i++)  // ties go to even here, as on the other ranks and in transformers: from one float below
+                if (float(X(values[i])) != float(Floats<X>::round(values[i]))) values[i] = std::nextafter(values[i], 0.0f);
             write(memory, zero.params_at(s) + first, values);
         };
         if (t.transposed) load_floats(0, s.count);
@@ -88,7 +98,7 @@ void initialise_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks
             const auto values = initial_values(t, s.first + first, n, seed, own);
             const Floats<typename Dev::X> to = zero.params_at(s) + first;
             if (zero.lower) write(memory, to, values);
-            else write(memory, to.rounded, std::vector<typename Dev::X>(values.begin(), values.end()));
+            else write(memory, to.rounded, rounded<typename Dev::X>(values));
         });
     });
     zero.gather(ranks);

@@ -50,7 +50,7 @@ void launch_backward(CudaBf16 dev, AttentionGrads grads, int *turns, const Atten
     if (!q_rows || !k_rows) return;
     const size_t splits =
         k_rows <= T ? keys_splits(in.shape, count_blocks(k_pieces, {}, Shape::keys)) : 1;  // turns are for T rows
-    launch(dev, attention_backward_hopper_kernel<D>, Grid{KV, count_blocks(k_pieces, in.cuts, Shape::keys), splits},
+    launch(dev, attention_backward_hopper_kernel<D>, Grid{KV, splits, count_blocks(k_pieces, in.cuts, Shape::keys)},
            Shape::threads, sizeof(typename Shape::Shared),
            hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),
            hopper::map_of(dout, q_rows, H * D, H * D, Shape::queries, D),

@@ -242,19 +242,19 @@ __device__ void hopper_backward_add(typename HopperBackward<D>::Shared &s, const
         const bool waits = columns.first_key[0] < end_before;
         hopper::arrive(s.empty[at.stage]);
         int *turn = turns + h * shape.T + row;
-        if (waits) hopper::await_turn(turn, int(blockIdx.y));
+        if (waits) hopper::await_turn(turn, int(blockIdx.z));
         add(dq_map, row, D == 64 ? 64 : 0, h * (D / 32), D == 64 ? 0 : 2);
         hopper::tma_wait();
-        hopper::pass_turn(turn, int(blockIdx.y) + 1);
+        hopper::pass_turn(turn, int(blockIdx.z) + 1);
         at.advance();
         hopper::wait(s.full[at.stage], at.parity);
     }
     int *turn = turns + shape.H * shape.T + kv * shape.T + block.row;
-    if (blockIdx.z > 0) hopper::await_turn(turn, int(blockIdx.z));
+    if (blockIdx.y > 0) hopper::await_turn(turn, int(blockIdx.y));
     for (int panel = 0; panel < D / 32; panel += 2) add(dk_map, block.row, 64, kv * (D / 32) + panel, 0);
     for (int panel = 0; panel < D / 32; panel += 2) add(dv_map, block.row, 64, kv * (D / 32) + panel, 0);
     hopper::tma_wait();
-    if (blockIdx.z + 1 < gridDim.z) hopper::pass_turn(turn, int(blockIdx.z) + 1);
+    if (blockIdx.y + 1 < gridDim.y) hopper::pass_turn(turn, int(blockIdx.y) + 1);
 }
 
 // Each of a lane's transposed scores becomes the value of its query, to which a product is added then. A warp reads each value once: lane 4 g + t those of queries
@@ -344,7 +344,7 @@ template <int D> __device__ void hopper_backward_multiply(typename HopperBackwar
     for (int i = 0; i < D / 8; i += 8) leave(*reinterpret_cast<float(*)[8][4]>(dv[i]), 1.0f, size, n++);
 }
 
-// grid: KV heads, blocks of keys, splits of a group's query heads (keys_splits). `turns` (H + KV, T) are 0 at first.
+// grid: KV heads, splits of a group's query heads (keys_splits), blocks of keys. `turns` (H + KV, T) are 0 at first.
 template <int D>
 __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
     attention_backward_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
@@ -357,15 +357,15 @@ __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned kv = blockIdx.x, heads = shape.group();
     if (threadIdx.x < 32) {
-        const BlockRows block = nth_block(k_pieces, cuts, blockIdx.y, Shape::keys);
+        const BlockRows block = nth_block(k_pieces, cuts, blockIdx.z, Shape::keys);
         const int end_queries = first_unseeing(first_key, block, q_pieces);
         if (threadIdx.x == 0) s.block = block, s.end_queries = end_queries;
     }
     hopper_backward_start<D>(s);
     const BlockRows block = s.block;
     const HopperWalk walk{{q_pieces, s.block, s.end_queries, Shape::queries},
-                          kv * heads + blockIdx.z * heads / gridDim.z,
-                          kv * heads + (blockIdx.z + 1) * heads / gridDim.z};
+                          kv * heads + blockIdx.y * heads / gridDim.y,
+                          kv * heads + (blockIdx.y + 1) * heads / gridDim.y};
     if (walk.ended()) return;
     if (threadIdx.x / 128 == Shape::consumers) {
         hopper::give_registers_down_to<Shape::of_producer>();

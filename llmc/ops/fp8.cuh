@@ -10,23 +10,36 @@ template <class X> constexpr size_t fp8_bytes(Cuda<X>) { return 1; }
 // ---- the scale ------------------------------------------------------------------------------------------------------------------
 
 // The bits of a magnitude, as an integer, are in the order of magnitudes, with infinity and then NaN behind all numbers; and the largest of integers does not
-// depend on the order in which they come. A block has every gridDim.x-th row. The kernel reads rows * columns elements.
-template <class X> __global__ void fp8_scale_kernel1(unsigned *largest, const X *x, size_t rows, size_t columns, size_t ld) {
-    constexpr int N = Vec<X>::size;
+// depend on the order in which they come. A thread has four vectors of 16 bytes in flight. The kernel reads n elements.
+template <class X> __global__ void fp8_scale_kernel2(unsigned *largest, const X *x, size_t n) {
+    constexpr int N = Vec<X>::size, at_once = 4;
+    auto &of_block = shared_mem<unsigned>();
+    if (threadIdx.x == 0) of_block = 0;
+    __syncthreads();
+    const size_t vectors = n / N, threads = gridDim.x * size_t(blockDim.x);
     unsigned bits = 0;
-    for (size_t r = blockIdx.x; r < rows; r += gridDim.x)
-        for (size_t c = threadIdx.x * N; c < columns; c += blockDim.x * N) {
-            const auto v = Vec<X, N>::load(x + r * ld + c);
-            for (int i = 0; i < N; i++) bits = max(bits, __float_as_uint(fabsf(float(v[i]))));
-        }
+    for (size_t begin = blockIdx.x * size_t(blockDim.x) + threadIdx.x; begin < vectors; begin += at_once * threads) {
+        Vec<X> v[at_once];
+#pragma unroll
+        for (int j = 0; j < at_once; j++)
+            if (begin + j * threads < vectors) v[j] = Vec<X>::load(x + (begin + j * threads) * N);
+#pragma unroll
+        for (int j = 0; j < at_once; j++)
+            if (begin + j * threads < vectors)
+#pragma unroll
+                for (int i = 0; i < N; i++) bits = max(bits, __float_as_uint(fabsf(float(v[j][i]))));
+    }
     for (unsigned distance = 16; distance > 0; distance /= 2) bits = max(bits, __shfl_xor_sync(all_lanes, bits, distance));
-    if (threadIdx.x % 32 == 0) atomicMax(largest, bits);
+    if (threadIdx.x % 32 == 0) atomicMax(&of_block, bits);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMax(largest, of_block);
 }
 
-template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld = 0) {
+template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns) {
+    constexpr size_t threads = 256, of_a_block = threads * 4 * Vec<X>::size;
     clear_floats(dev, q.scale + 1, 1);
-    launch(dev, fp8_scale_kernel1<X>, Grid{std::min<size_t>(rows, 1024)}, 256, 0, reinterpret_cast<unsigned *>(q.scale + 1), x,
-           rows, columns, ld ? ld : columns);
+    launch(dev, fp8_scale_kernel2<X>, Grid{std::min<size_t>(ceil_div(rows * columns, of_a_block), 1024)}, threads,
+           sizeof(unsigned), reinterpret_cast<unsigned *>(q.scale + 1), x, rows * columns);
 }
 
 // ---- rounding -------------------------------------------------------------------------------------------------------------------
@@ -44,42 +57,63 @@ __device__ inline uint16_t fp8_pair(float first, float second) {
 #endif
 }
 
-constexpr unsigned fp8_tile = 64;  // rows and columns of a block's part
+// A block's part of the matrix. A thread has 4 rows of 8 columns.
+constexpr unsigned fp8_rows = 128, fp8_columns = 64, fp8_threads = fp8_rows / 4 * (fp8_columns / 8);
 
 struct Fp8Tile {
-    uint16_t pairs[fp8_tile][fp8_tile / 2 + 2];  // of columns; two more, so that the rows of a column are in different banks
+    uint32_t words[fp8_columns][fp8_rows / 4 + 1];  // of 4 rows of a column; one more, so that columns begin in different banks
 };
 
-// A warp loads rows of the tile, each lane two neighbouring columns. The rounded tile is stored from shared memory, so that neighbouring lanes store neighbouring
-// bytes whether or not it is transposed. The kernel loads rows * columns elements and stores rows * columns bytes.
+// Transposed, the tile is stored from shared memory, 16 bytes a thread. Sizes are multiples of 16, so a thread has all of its rows and columns or
+// none. The kernel loads rows * columns elements and stores rows * columns bytes.
 template <class X, bool turned>
-__global__ void fp8_round_kernel1(uint8_t *out, float *scale, const X *x, size_t rows, size_t columns, size_t ld) {
+__global__ void __launch_bounds__(fp8_threads)
+    fp8_round_kernel2(uint8_t *out, float *scale, const X *x, size_t rows, size_t columns) {
     auto &tile = shared_mem<Fp8Tile>();
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const size_t r0 = blockIdx.x * size_t(fp8_tile), c0 = blockIdx.y * size_t(fp8_tile);
+    const unsigned r = threadIdx.x / (fp8_columns / 8) * 4, c = threadIdx.x % (fp8_columns / 8) * 8;
+    const size_t r0 = blockIdx.x * size_t(fp8_rows), c0 = blockIdx.y * size_t(fp8_columns);
     const float factor = fp8_factor(scale[1]);
     if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) scale[0] = 1.0f / factor;
-    for (unsigned r = warp; r < fp8_tile && r0 + r < rows; r += warps) {
-        if (c0 + 2 * lane >= columns) continue;
-        const auto v = Vec<X, 2>::load(x + (r0 + r) * ld + c0 + 2 * lane);
-        const uint16_t pair = fp8_pair(factor * float(v[0]), factor * float(v[1]));
-        if (turned) tile.pairs[r][lane] = pair;
-        else *reinterpret_cast<uint16_t *>(out + (r0 + r) * columns + c0 + 2 * lane) = pair;
+    if (r0 + r < rows && c0 + c < columns) {
+        Vec<X, 8> v[4];
+        uint32_t words[4][2];  // of 4 columns
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = Vec<X, 8>::load(x + (r0 + r + i) * columns + c0 + c);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const auto pair = [&](int j) { return fp8_pair(factor * float(v[i][j]), factor * float(v[i][j + 1])); };
+                words[i][half] = pair(4 * half) | uint32_t(pair(4 * half + 2)) << 16;
+            }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (!turned) {
+                *reinterpret_cast<uint2 *>(out + (r0 + r + i) * columns + c0 + c) = make_uint2(words[i][0], words[i][1]);
+                continue;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const auto byte = [&](int row) { return words[row][half] >> 8 * i & 0xff; };
+                tile.words[c + 4 * half + i][r / 4] = byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24;
+            }
+        }
     }
     if (!turned) return;
     __syncthreads();
-    for (unsigned c = warp; c < fp8_tile && c0 + c < columns; c += warps) {
-        if (r0 + 2 * lane >= rows) continue;
-        const unsigned shift = c % 2 * 8, above = tile.pairs[2 * lane][c / 2] >> shift & 0xff,
-                       below = tile.pairs[2 * lane + 1][c / 2] >> shift & 0xff;
-        *reinterpret_cast<uint16_t *>(out + (c0 + c) * rows + r0 + 2 * lane) = uint16_t(above | below << 8);
+#pragma unroll
+    for (unsigned i = threadIdx.x; i < fp8_columns * fp8_rows / 16; i += fp8_threads) {
+        const unsigned column = i / (fp8_rows / 16), row = i % (fp8_rows / 16) * 16;
+        if (c0 + column >= columns || r0 + row >= rows) continue;
+        const uint32_t *words = &tile.words[column][row / 4];
+        *reinterpret_cast<uint4 *>(out + (c0 + column) * rows + r0 + row) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
-template <class X> void fp8_round(Cuda<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld, bool turned) {
-    const auto kernel = turned ? fp8_round_kernel1<X, true> : fp8_round_kernel1<X, false>;
-    launch(dev, kernel, Grid{ceil_div(rows, fp8_tile), ceil_div(columns, fp8_tile)}, 256, sizeof(Fp8Tile),
-           reinterpret_cast<uint8_t *>(q.values), q.scale, x, rows, columns, ld ? ld : columns);
+template <class X> void fp8_round(Cuda<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, bool turned) {
+    const auto kernel = turned ? fp8_round_kernel2<X, true> : fp8_round_kernel2<X, false>;
+    launch(dev, kernel, Grid{ceil_div(rows, fp8_rows), ceil_div(columns, fp8_columns)}, fp8_threads, sizeof(Fp8Tile),
+           reinterpret_cast<uint8_t *>(q.values), q.scale, x, rows, columns);
 }
 
 // ---- the product ----------------------------------------------------------------------------------------------------------------

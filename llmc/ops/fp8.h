@@ -1,13 +1,13 @@
 // Products of matrices whose elements are rounded to 8 bits (Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv:2209.05433), which tensor
 // cores multiply twice as fast as elements of 16 bits. A matrix is scaled by its own largest magnitude when it is rounded ("current scaling").
 //
-//   fp8_scale  (dev, q, x, rows, columns, ld)                 q.scale[1] = max |x|     q.scale[0] = 2^-e with the largest e for which
+//   fp8_scale  (dev, q, x, rows, columns)                     q.scale[1] = max |x|     q.scale[0] = 2^-e with the largest e for which
 //                                                             2^e max |x| is a number of the format
-//   fp8_round  (dev, q, x, rows, columns, ld, turned)         q.values = 2^e x, each rounded to the nearest number of the format, ties to even;
+//   fp8_round  (dev, q, x, rows, columns, turned)             q.values = 2^e x, each rounded to the nearest number of the format, ties to even;
 //                                                             (rows, columns), or if turned (columns, rows). After fp8_scale of the same x
 //   fp8_product(dev, out, a, b, bias, T, IC, OC, accumulate)  out[t,o] = a.scale[0] b.scale[0] sum_i a[t,i] b[o,i] + bias[o], or out += that
 //
-//   x: rows of `ld` elements X, of which the first `columns` are the matrix; 0: columns     rows, columns, ld, T, IC, OC: multiples of 16; x is aligned to 16 bytes
+//   x (rows, columns), aligned to 16 bytes     rows, columns, T, IC, OC: multiples of 16
 //   a: values (T, IC)     b: values (OC, IC)     out (T, OC) X or float     bias (OC) X, may be null
 //
 // The format is e4m3: 4 bits of exponent and 3 of fraction, numbers from 2^-9 to 448. The paper has gradients in e5m2, whose range is wider and whose
@@ -84,12 +84,12 @@ inline float fp8_number(uint8_t code) {
 
 template <class X> constexpr size_t fp8_bytes(Cpu<X>) { return sizeof(X); }
 
-template <class X> void fp8_scale(Cpu<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld = 0) {
+template <class X> void fp8_scale(Cpu<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns) {
     float largest = 0;
     bool finite = true;
 #pragma omp parallel for num_threads(dev.threads) reduction(max : largest) reduction(&& : finite)
     for (size_t r = 0; r < rows; r++) {
-        const X *row = x + r * (ld ? ld : columns);
+        const X *row = x + r * columns;
         float row_largest = 0, poison = 0;
 #pragma omp simd reduction(max : row_largest) reduction(+ : poison)
         for (size_t c = 0; c < columns; c++) {
@@ -103,13 +103,13 @@ template <class X> void fp8_scale(Cpu<X> dev, Fp8Matrix q, const X *x, size_t ro
     q.scale[0] = 1 / fp8_factor(q.scale[1]);
 }
 
-template <class X> void fp8_round(Cpu<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, size_t ld, bool turned) {
+template <class X> void fp8_round(Cpu<X> dev, Fp8Matrix q, const X *x, size_t rows, size_t columns, bool turned) {
     X *const out = reinterpret_cast<X *>(q.values);
     const float factor = fp8_factor(q.scale[1]), scale = q.scale[0];
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) {
-            const float value = fp8_nearest(factor * float(x[r * (ld ? ld : columns) + c])) * scale;
+            const float value = fp8_nearest(factor * float(x[r * columns + c])) * scale;
             out[turned ? c * rows + r : r * columns + c] = value;
         }
 }

@@ -149,7 +149,7 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     const bool gpu = o.device == "cuda";
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
     if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
-        r.flops = rates->attention * attention_share(config.D, o.max_len), r.bandwidth = rates->link;
+        r.flops = attention_rate(*rates, config.D, o.max_len, false), r.bandwidth = rates->link;
     check_sp_mode(r.sp_mode, r.sp, config.H, config.KV, r.head_stride);
     return r;
 }

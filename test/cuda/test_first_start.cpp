@@ -4,13 +4,19 @@
 #include "../errors.h"
 #include "gpu_ranks.cuh"
 
+__global__ void two_kernel(float *x) { x[threadIdx.x] = 2; }
+
 TEST(FirstStart, MemoryThatIsNotThereIsNamedWithWhatToLower) {
     const CudaStream stream;
     CudaMemory memory(stream);
     expect_error([&] { memory.allocate(size_t(1) << 50); },
                  {"cannot allocate 1048576.00 GiB of ", " free on the GPU: out of memory",
                   "\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less"});
-    std::byte *const enough = memory.allocate(4096);  // the refusal leaves nothing behind
+    std::byte *const enough = memory.allocate(4096);  // the refusal leaves nothing behind, no error for the next launch either
+    launch(CudaF32{stream, nullptr}, two_kernel, Grid{1}, 32, 0, reinterpret_cast<float *>(enough));
+    float last;
+    memory.read(&last, enough + 31 * sizeof last, sizeof last);
+    EXPECT_EQ(last, 2);
     memory.release(enough, 4096);
 }
 

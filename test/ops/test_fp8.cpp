@@ -69,9 +69,9 @@ template <class Dev> struct Fp8Arrays {
 
     Fp8Arrays(Dev dev, size_t n) : dev(dev), n(n), bytes(n) {}
     Fp8Matrix matrix() { return {reinterpret_cast<std::byte *>(bytes.data()), scale.data()}; }
-    void round(const X *x, size_t rows, size_t columns, bool turned = false, size_t ld = 0) {
-        fp8_scale(dev, matrix(), x, rows, columns, ld);
-        fp8_round(dev, matrix(), x, rows, columns, ld, turned);
+    void round(const X *x, size_t rows, size_t columns, bool turned = false) {
+        fp8_scale(dev, matrix(), x, rows, columns);
+        fp8_round(dev, matrix(), x, rows, columns, turned);
     }
     Vector values() {
         const std::vector<X> stored = bytes.values();
@@ -88,20 +88,15 @@ TYPED_TEST_SUITE(Fp8Matrices, Devices);
 
 TYPED_TEST(Fp8Matrices, AreRoundedAndTurned) {
     using X = typename TypeParam::X;
-    for (const auto &[rows, columns, ld] : {std::array<size_t, 3>{16, 16, 16}, {48, 80, 80}, {64, 144, 160}, {208, 64, 64}}) {
-        auto all = random_values<X>(rows * ld, 1, 3);
-        std::vector<X> x;
-        for (size_t r = 0; r < rows; r++) {
-            for (size_t c = columns; c < ld; c++) all[r * ld + c] = 1e6f;  // are not of the matrix
-            x.insert(x.end(), all.begin() + ptrdiff_t(r * ld), all.begin() + ptrdiff_t(r * ld + columns));
-        }
+    for (const auto &[rows, columns] : {std::array<size_t, 2>{16, 16}, {48, 80}, {144, 64}, {208, 144}}) {
+        const auto x = random_values<X>(rows * columns, 1, 3);
         const Vector want = rounded(x);
         SameBits same;
-        for_each_order<TypeParam>([&, rows = rows, columns = columns, ld = ld](TypeParam dev) {
-            Array<X> d_x(all);
+        for_each_order<TypeParam>([&, rows = rows, columns = columns](TypeParam dev) {
+            Array<X> d_x(x);
             Fp8Arrays<TypeParam> plain(dev, rows * columns), across(dev, rows * columns);
-            plain.round(d_x.data(), rows, columns, false, ld);
-            across.round(d_x.data(), rows, columns, true, ld);
+            plain.round(d_x.data(), rows, columns);
+            across.round(d_x.data(), rows, columns, true);
             EXPECT_EQ(plain.values(), want);
             EXPECT_EQ(across.values(), turned(want, rows, columns));
             same(plain.scale.values());
@@ -121,6 +116,16 @@ TYPED_TEST(Fp8Matrices, OfZerosAndOfWhatIsNotFinite) {
     }
 }
 
+// Hopper's tensor cores add 32 products of FP8 and the sum so far after shifting them to the largest exponent among them, and keep 13 bits of fraction
+// (DeepSeek-V3 technical report, 2024, section 3.3.2).
+double sum_error([[maybe_unused]] size_t n, [[maybe_unused]] double largest_product, [[maybe_unused]] double largest_sum) {
+#if defined(CUDA_HALF) && !defined(LLMC_EMULATE)
+    return 0x1p-13 * (double(n) * largest_product + double(ceil_div(n, 32)) * largest_sum);
+#else
+    return 0;
+#endif
+}
+
 TYPED_TEST(Fp8Matrices, ProductsEqualReference) {
     using X = typename TypeParam::X;
     MatmulContext context;
@@ -135,7 +140,8 @@ TYPED_TEST(Fp8Matrices, ProductsEqualReference) {
                     want[t * OC + o] += a[t * IC + i] * b[o * IC + i];
                     terms[t * OC + o] += std::abs(a[t * IC + i] * b[o * IC + i]);
                 }
-        const double allowed = double(IC + 4) * unit_roundoff<float> * (largest(terms) + largest(widen(bias)));
+        const double in_float = double(IC + 4) * unit_roundoff<float> * (largest(terms) + largest(widen(bias)));
+        const double allowed = in_float + sum_error(IC, largest(a) * largest(b), largest(terms));
         for_each_order<TypeParam>([&, T = T, IC = IC, OC = OC](TypeParam dev) {
             dev = context.device(dev);
             Array<X> d_x(x), d_w(w), d_bias(bias), out(T * OC);

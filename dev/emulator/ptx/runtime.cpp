@@ -257,7 +257,7 @@ const char *cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
-    if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
+    if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return ptx::last_error = cudaErrorMemoryAllocation;
     memset(*p, 0xff, bytes);  // NaN
     const std::lock_guard guard(state().lock);
     state().memory.add(*p, bytes);
