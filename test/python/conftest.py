@@ -23,7 +23,7 @@ def prompts(tmp_path_factory):
     """Prompts whose right answer is always the same token."""
     random, documents = np.random.default_rng(3), []
     for _ in range(12):
-        prompt = random.integers(4, 90, random.integers(1, 30))
+        prompt = random.integers(4, 90, random.integers(1, 12))
         documents.append((np.append(prompt, [7]), np.append(0 * prompt, [1])))
     return write_data(tmp_path_factory.mktemp("prompts") / "prompts.safetensors", documents)
 

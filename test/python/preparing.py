@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
+from runs import chat
 from transformers import PreTrainedTokenizerFast  # prints a note when it is first loaded: not in a test
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -53,11 +54,6 @@ CALLING = ("{% if tools %}{{ '# Tools ' + (tools | tojson) + '\n' }}{% endif %}"
            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 # No special token ends a turn.
 PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
-
-
-def chat(*texts, roles=("user", "assistant"), keys=("role", "content")):
-    """Messages of user and assistant in turn."""
-    return [{keys[0]: roles[i % 2], keys[1]: text} for i, text in enumerate(texts)]
 
 
 def gpt(*texts):

@@ -59,6 +59,11 @@ def random_documents(count, seed=0, longest=60):
     return documents
 
 
+def chat(*texts, roles=("user", "assistant"), keys=("role", "content")):
+    """Messages of user and assistant in turn."""
+    return [{keys[0]: roles[i % 2], keys[1]: text} for i, text in enumerate(texts)]
+
+
 def write_lines(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

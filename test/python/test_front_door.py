@@ -1,5 +1,6 @@
 """Command lines and files of OpenRLHF, TRL, accelerate and Axolotl as their pages have them. Each comes to a first step on small data and
-models, which are in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step."""
+models, which are in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step.
+Where the data of another line is the same, the first step is slow, and the plan of the step is enough."""
 
 import json
 import re
@@ -7,11 +8,10 @@ import shlex
 import shutil
 import subprocess
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from preparing import chat
-from runs import DEMO, ENVIRONMENT, PROGRAM, change_json, read_lines
-from test_prepare_inputs import hub as hub_data
-from test_prepare_inputs import write
+from runs import DEMO, ENVIRONMENT, PROGRAM, ROOT, change_json, chat, read_lines, write_lines
 from test_recipes import LONG_CONTEXT
 
 MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "Qwen/Qwen2-0.5B",
@@ -46,11 +46,12 @@ def cached(home, kind, name):
 
 
 def home_with_a_model(home):
-    """A directory with chats.jsonl, and with a model in first/ that a step has been trained on them."""
-    write(home / "chats.jsonl", CHATS)
+    """A directory with chats.jsonl, and with a model in first/ that a step has been trained."""
+    write_lines(home / "chats.jsonl", CHATS)
     shutil.copytree(DEMO, home / "tiny")
     change_json(home / "tiny" / "config.json", num_key_value_heads=2)  # so that two heads can travel at a time
-    result = call(home, ["sft", "--model", "tiny", "--data", "chats.jsonl", "--output_dir", "first", "--max_steps", "1", "--device", "cpu"])
+    prepared = ["--data", ROOT / "data/demo/train.safetensors", "--max_samples", "1"]  # prepared data starts without Python
+    result = call(home, ["sft", "--model", "tiny", *prepared, "--output_dir", "first", "--max_steps", "1", "--device", "cpu"])
     assert result.returncode == 0, result.stderr
     return home
 
@@ -66,13 +67,13 @@ def home(tmp_path_factory):
                 shutil.copy(home / "first" / file, snapshot)
     for name, records in DATA.items():
         snapshot = cached(home, "datasets", name)
-        write(snapshot / "train-00000-of-00001.parquet", records)
-        write(snapshot / "test-00000-of-00001.parquet", records[:1])
+        for split, some in (("train", records), ("test", records[:1])):
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(some), snapshot / f"{split}-00000-of-00001.parquet")
     return home
 
 
 def first_step(home, words, ranks=1):
-    """Runs until a first step, whose log line it returns."""
+    """What a run says until a first step."""
     result = call(home, [*words, "--max_steps", 1, "--device", "cpu", "--ranks", ranks, "--output_dir", "out", "--log", "log.jsonl"], timeout=300)
     assert result.returncode == 0, result.stderr
     shutil.rmtree(home / "out")
@@ -80,6 +81,16 @@ def first_step(home, words, ranks=1):
     (home / "log.jsonl").unlink()
     assert [line["step"] for line in steps if "loss" in line] == [1]
     return result.stdout
+
+
+def plan(home, words, ranks=1):
+    """What a plan says, which reads no data."""
+    result = call(home, [*words, "--plan", "--device", "cpu", "--ranks", ranks])
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+until = pytest.mark.parametrize("comes_to", [plan, pytest.param(first_step, marks=pytest.mark.slow)])
 
 
 def problems(home, words):
@@ -117,14 +128,15 @@ def words(text, model="meta-llama/Meta-Llama-3-8B"):
     return [{"TEMPLATE": TEMPLATE, "MODEL": model}.get(word, word) for word in text.split()]
 
 
-@pytest.mark.parametrize("task", LONG_CONTEXT)
+@pytest.mark.parametrize("task", ["sft", *(pytest.param(task, marks=pytest.mark.slow) for task in ("dpo", "rm"))])
 def test_openrlhf_long_context(home, task):
     assert "2 ranks: 1 x data, 2 x sequence (gather)" in first_step(home, [task, *words(LONG_CONTEXT[task]), "--ckpt.load_enable"], ranks=2)
 
 
+@until
 @pytest.mark.parametrize("line", [README_SFT, README_RM], ids=["sft", "rm"])
-def test_openrlhf_readme(home, line):
-    first_step(home, words(line))
+def test_openrlhf_readme(home, line, comes_to):
+    comes_to(home, words(line))
 
 
 def test_openrlhf_dpo_ring_evaluates_on_the_split_test(home):
@@ -153,7 +165,8 @@ TRL_REWARD = """reward --model_name_or_path Qwen/Qwen2-0.5B --dataset_name OpenR
     --center_rewards_coefficient 0.01 --gradient_checkpointing True"""
 
 
-def test_trl_alst(home):
+@until
+def test_trl_alst(home, comes_to):
     (home / "alst.yaml").write_text("""
 compute_environment: LOCAL_MACHINE
 debug: false
@@ -173,20 +186,21 @@ parallelism_config:
   parallelism_config_sp_seq_length_is_variable: true
   parallelism_config_sp_attn_implementation: flash_attention_2
 """)
-    said = first_step(home, [*words(ALST), "--config_file", "alst.yaml"], ranks=2)
+    said = comes_to(home, [*words(ALST), "--config_file", "alst.yaml"], ranks=2)
     assert "2 ranks: 2 x data, 1 x sequence, ZeRO stage 3" in said
     assert "note: in the names of this program: ./train_llama sft " in said
 
 
+@until
 @pytest.mark.parametrize("line, expected", [
     (TRL_SFT, {"eos_token"}),
     (TRL_DPO, {"max_prompt_length", "sync_ref_model", "f_divergence_type", "ld_alpha", "use_weighting"}),
     (TRL_REWARD, set()),
 ], ids=["sft", "dpo", "reward"])
-def test_trl(home, line, expected):
+def test_trl(home, line, expected, comes_to):
     refused, command = problems(home, words(line)) if expected else (set(), words(line))
     assert refused == expected
-    first_step(home, command)
+    comes_to(home, command)
 
 
 # ---- Axolotl ------------------------------------------------------------------------------------------------------------------------
@@ -228,9 +242,10 @@ special_tokens:
 """
 
 
-def test_axolotl_sequence_parallel(home):
+@until
+def test_axolotl_sequence_parallel(home, comes_to):
     (home / "sp.yaml").write_text(SEQUENCE_PARALLEL)
-    assert "2 ranks: 1 x data, 2 x sequence (gather), ZeRO stage 3" in first_step(home, ["sft", "--config", "sp.yaml"], ranks=2)
+    assert "2 ranks: 1 x data, 2 x sequence (gather), ZeRO stage 3" in comes_to(home, ["sft", "--config", "sp.yaml"], ranks=2)
 
 
 def test_axolotl_lora(home):
@@ -284,8 +299,11 @@ def test_a_reference_by_name(home):
     shutil.rmtree(home / "out")
 
 
+@pytest.mark.slow  # test_prepare_inputs.py has the names, test_dialects.py the flags
 def test_subsets_and_splits_by_name(home):
-    hub_data(home)
+    from test_prepare_inputs import hub
+
+    hub(home)
     for form in (["--data", "someone/chats:plain[train]"],
                  ["--dataset_name", "someone/chats", "--dataset_config", "plain", "--dataset_train_split", "train"]):
         first_step(home, ["sft", "--model", MODELS[0], *form])

@@ -20,7 +20,7 @@ def read_table(text):
 
 @pytest.mark.parametrize("model", ["qwen3", "mistral"])  # mistral: a sliding window in all layers
 def test_the_table(model, data, tmp_path):
-    options = {"model": GOLDEN / model, "data": data, "max_steps": 3, "train_batch_size": 23, "row_tokens": 2048, "recompute": "layer"}
+    options = {"model": GOLDEN / model, "data": data, "max_steps": 3, "row_tokens": 256, "recompute": "layer"}
     text = train(tmp_path / "a", "--profile", **options)
     ops, step = read_table(text)
     assert "profile of 2 steps" in text
@@ -41,7 +41,7 @@ def test_the_table(model, data, tmp_path):
 
 
 def test_evaluations_are_not_counted(data, tmp_path):
-    options = {"data": data, "max_steps": 2, "train_batch_size": 23, "row_tokens": 2048, "recompute": "none", "eval_data": data, "eval_steps": 1}
+    options = {"data": data, "max_steps": 2, "row_tokens": 256, "recompute": "none", "eval_data": data, "eval_steps": 1}
     ops, _ = read_table(train(tmp_path / "a", "--profile", **options))
     assert ops["head, loss", "both"][0] == 1 and ("head, loss", "forward") not in ops
     assert not any(which == "recompute" for _, which in ops)
@@ -50,7 +50,7 @@ def test_evaluations_are_not_counted(data, tmp_path):
 
 @pytest.mark.parametrize("stage, sums", [(1, 4), (2, 10)])  # the embedding, which is also the head; 2 layers; the final norm
 def test_what_goes_among_ranks(stage, sums, data, tmp_path):
-    options = {"data": data, "max_steps": 2, "train_batch_size": 23, "row_tokens": 2048, "ranks": 2, "ring_attn_size": 2, "zero_stage": stage}
+    options = {"data": data, "max_steps": 2, "row_tokens": 256, "ranks": 2, "ring_attn_size": 2, "zero_stage": stage}
     ops, _ = read_table(train(tmp_path / "a", "--profile", **options))
     assert ops["gradient sum", "backward"][0] == sums  # at stage 2 its buffer is made ready before, too
     assert ops["fetch params", "forward"][0] == 5  # 2 layers, the final norm, the embedding as itself and as head
