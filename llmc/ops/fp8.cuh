@@ -87,17 +87,14 @@ __global__ void __launch_bounds__(fp8_threads)
                 words[i][half] = pair(4 * half) | uint32_t(pair(4 * half + 2)) << 16;
             }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (!turned) {
-                *reinterpret_cast<uint2 *>(out + (r0 + r + i) * columns + c0 + c) = make_uint2(words[i][0], words[i][1]);
-                continue;
-            }
+        for (int i = 0; i < 4; i++)
+            if constexpr (turned) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const auto byte = [&](int row) { return words[row][half] >> 8 * i & 0xff; };
-                tile.words[c + 4 * half + i][r / 4] = byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24;
-            }
-        }
+                for (int half = 0; half < 2; half++) {
+                    const auto byte = [&](int row) { return words[row][half] >> 8 * i & 0xff; };
+                    tile.words[c + 4 * half + i][r / 4] = byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24;
+                }
+            } else *reinterpret_cast<uint2 *>(out + (r0 + r + i) * columns + c0 + c) = make_uint2(words[i][0], words[i][1]);
     }
     if (!turned) return;
     __syncthreads();
