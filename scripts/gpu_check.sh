@@ -220,8 +220,10 @@ sanitizer() {
     fi
     # The tests of ops write all device memory before they read it, so initcheck would find nothing. The program itself reports API errors.
     # racecheck leaves out cuBLASLt's own kernels, and all tools leave out NCCL's.
+    # racecheck does not order what a warp stores before one of its lanes arrives at an mbarrier, so it leaves out Hopper's attention, too.
     local ops='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
-    [ -z "$quick" ] || ops='Rope*:Norms*:Attention*' kernels=$ops
+    [ -z "$quick" ] || ops='Rope*:Norms*:Attention*' kernels='Rope*:Norms*:Attention*-*Slow*'
+    [ "$arch" != 90 ] || kernels+=':Attention/1*'  # in bf16
     check_sharded memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
     check_sharded memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'
     check_sharded racecheck 150 "$tool" --tool racecheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
