@@ -128,13 +128,13 @@ def test_what_it_learned_it_generates(text_model, bench, tmp_path):
     prompts = bench.jsonl(*[{"prompt": prompt} for prompt in ANSWERS], name="prompts.jsonl")
     options = {"data": answers, "max_len": 128, "input_template": "{}"}
     prepared(command("sft", model=text_model, output_dir=tmp_path / "a", train_batch_size=4, max_epochs=150, learning_rate=1e-2, **options))
-    prepared(command("eval", model=tmp_path / "a", log=tmp_path / "eval.jsonl", **options))
-    assert json.loads((tmp_path / "eval.jsonl").read_text())["eval_mean_token_accuracy"] == 1
+    cached, = (tmp_path / "cache").rglob("*.safetensors")
+    assert evaluate(tmp_path / "a", cached, tmp_path)["eval_mean_token_accuracy"] == 1
     for more in ({}, {"ranks": 2}, {"dtype": "bf16"}):
         said = prepared(command("generate", model=tmp_path / "a", prompts=prompts, max_new_tokens=80, **more))
         assert [json.loads(line)["completion"] for line in said.splitlines() if line.startswith("{")] == list(ANSWERS.values())
     assert prepared(command("generate", model=tmp_path / "a", prompt="count", max_new_tokens=123)) == ANSWERS["count"] + "\n"
-    result = call(command("generate", model=tmp_path / "a", prompt="count", max_new_tokens=124))
+    result = call(command("generate", model=tmp_path / "a", prompts=prompts, max_new_tokens=124))
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr[result.stderr.index("train_gpt2: "):] == (
         f"train_gpt2: a prompt has 5 tokens and --max_new_tokens 124 may follow, but n_positions of {tmp_path / 'a'} is 128\n"

@@ -41,7 +41,7 @@ def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
 
 
 @pytest.mark.parametrize("flags,options", [
-    (("--debug",), {"recompute": "layer"}), (("--profile",), {"eval_fraction": 0.2, "eval_steps": 2}), (("--debug",), {"ranks": 2, "zero_stage": 1}),
+    (("--debug",), {"recompute": "layer"}), ((), {"eval_fraction": 0.2, "eval_steps": 2}), (("--debug",), {"ranks": 2, "zero_stage": 1}),
     ((), {"ranks": 2, "zero_stage": 3}), ((), {"ranks": 2, "ring_attn_size": 2}), ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"})])
 def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tmp_path):
     options = {"data": data, "model": model, "max_steps": 5, **options}
@@ -79,11 +79,10 @@ def test_samples_after_resuming_are_those_of_the_whole_run(options, data, model,
     assert samples(tmp_path / "a") == texts and list(texts) == [2, 4, 6]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_last_sample_is_what_generate_says_of_the_saved_model(ranks, tmp_path, python_for_data):
+def test_the_last_sample_is_what_generate_says_of_the_saved_model(tmp_path, python_for_data):
     data = write_data(tmp_path / "data.safetensors", random_documents(20), vocab=260)
     said = {"prompt": "reverse tamilo", "max_new_tokens": 12}
-    train(tmp_path / "a", data=data, model=DEMO, max_steps=2, sample_every=1, ranks=ranks, max_len=64, **said)
+    train(tmp_path / "a", data=data, model=DEMO, max_steps=2, sample_every=1, ranks=2, max_len=64, **said)
     assert succeeds(command("generate", model=tmp_path / "a", **said)) == samples(tmp_path / "a")[2] + "\n"
 
 
