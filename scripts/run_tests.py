@@ -80,26 +80,26 @@ def googletest(binary, tests, piece, environment):
     return result
 
 
-def pytest(file, build, all_tests):
+def pytest(subject, files, build, all_tests):
     if not importlib.util.find_spec("pytest"):
-        return Result(0, 1, f"FAILED: no pytest for {sys.executable}\n  fix: make deps\n", failures=[file])
-    report = os.path.join(build, os.path.basename(file) + ".xml")
+        return Result(0, 1, f"FAILED: no pytest for {sys.executable}\n  fix: make deps\n", failures=[subject])
+    report = os.path.join(build, subject + ".xml")
     if os.path.exists(report):
         os.remove(report)
-    command = [sys.executable, "-m", "pytest", "-q", file, "--junitxml", report, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *files, "--junitxml", report, "-p", "no:cacheprovider"]
     code, output = run(command + ([] if all_tests else ["-m", "not slow"]))
     if not os.path.exists(report):
-        return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[file])
+        return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[subject])
     suite = ET.parse(report).getroot().find("testsuite")
     tests, failures, errors, skipped = (int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped"))
     failed = failures + errors
-    failed += code not in (0, 5) and failed == 0  # 5: all of this file are slow
+    failed += code not in (0, 5) and failed == 0  # 5: all of these files are slow
     times, reasons = [], []
     for case in suite.iter("testcase"):
-        name = f"{os.path.basename(file)} {case.get('name')}"
+        name = f"{case.get('classname').rpartition('.')[2]}.py {case.get('name')}"
         times.append((float(case.get("time")), name))
         reasons += [f"{name}: {reason.get('message', '').partition(chr(10))[0][:200]}" for reason in case if reason.tag in ("failure", "error")]
-    return Result(tests - failures - errors - skipped, failed, output, tests=times, failures=reasons or [file] * failed)
+    return Result(tests - failures - errors - skipped, failed, output, tests=times, failures=reasons or [subject] * failed)
 
 
 def counted(command):
@@ -143,8 +143,10 @@ def suites(args):
     jobs = {}
     jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, as its last test sums up the coverage
     if args.python:
-        files = sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True)
-        jobs["Python"] = [(pytest, file, args.build, args.all) for file in files]
+        subjects = {}  # test_prepare.py and test_prepare_*.py are one process, which loads transformers once
+        for file in sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True):
+            subjects.setdefault(re.match("test_[a-z0-9]+", os.path.basename(file))[0], []).append(file)
+        jobs["Python"] = [(pytest, subject, files, args.build, args.all) for subject, files in subjects.items()]
     if args.cpp:
         jobs["C++"] = unless_slow(args.cpp, args)
     for binary in args.cuda:

@@ -83,7 +83,8 @@ def test_evaluation_equals_one_ranks(data, tmp_path):
 
 def test_ranks_wait_while_data_is_prepared(python_for_data, own_cache, tmp_path):
     records = write_lines(tmp_path / "x.jsonl", [{"prompt": f"a {n}", "completion": "b"} for n in range(9)])
-    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(5)\n")  # Python runs it before anything else
+    # Python runs this before anything else: preparing takes longer, asking for the key of the cache does not.
+    (tmp_path / "sitecustomize.py").write_text("import sys, time\ntime.sleep(5 * ('--out' in sys.orig_argv))\n")
     words = sft(records, tmp_path / "run", model=DEMO, max_steps=1, ranks=2, comm_timeout=4)
     result = call(words, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0, result.stderr

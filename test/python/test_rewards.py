@@ -117,7 +117,10 @@ def test_killed_while_it_judges(victim, tmp_path):
     mark = tmp_path / "waits"
     run = start(words(tmp_path / "killed", None, **options))
     wait_for(mark.exists, run)
-    os.kill(int(mark.read_text()) if victim == "reward" else run.pid, signal.SIGKILL)
+    if victim == "run":
+        run.kill()
+        run.wait()
+    os.kill(int(mark.read_text()), signal.SIGKILL)  # which would wait for long
     _, error = run.communicate(timeout=100)
     assert run.returncode == (0 if victim == "reward" else -signal.SIGKILL), error
     if victim == "run":
