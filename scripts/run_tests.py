@@ -87,7 +87,7 @@ def pytest(subject, files, build, all_tests):
     if os.path.exists(report):
         os.remove(report)
     command = [sys.executable, "-m", "pytest", "-q", *files, "--junitxml", report, "-p", "no:cacheprovider"]
-    code, output = run(command + ([] if all_tests else ["-m", "not slow"]))
+    code, output = run(command + ([] if all_tests else ["-m", "not slow"]), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})  # each takes a while to load
     if not os.path.exists(report):
         return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[subject])
     suite = ET.parse(report).getroot().find("testsuite")
