@@ -29,8 +29,9 @@ build/race/%.o: %$(1) $(BUILD)/flags
 	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) $$(SEE_ACCESSES) -MMD -MP -x c++ -c $$< -o $$@
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
+$(eval $(call compile_unit,race/,$$(EMULATE) $$(SEE_ACCESSES)))
 
-build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o) $(CPU_MODELS) $(LIBRARY)
+build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(patsubst %,build/race/%.o,test/cuda/models $(CUDA_UNITS)) $(CPU_MODELS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 

@@ -15,7 +15,7 @@
 namespace {
 
 // V 10, C 4, two layers, 2 query heads of 2 on one key/value head, F 6; the second layer has a window of 2 keys.
-ModelConfig tiny() {
+ModelConfig tiny_config() {
     ModelConfig c{};
     c.family = "qwen3";
     c.V = 10, c.C = 4, c.L = 2, c.H = 2, c.KV = 1, c.D = 2, c.F = 6;
@@ -24,7 +24,7 @@ ModelConfig tiny() {
 }
 
 using L = Llama<CpuF32>;
-const size_t layer_ops = op_list_of(tiny()).layer.size();  // the number of the first op around the layers
+const size_t layer_ops = op_list_of(tiny_config()).layer.size();  // the number of the first op around the layers
 
 double model_flops(const ModelConfig &c, const Row &row) { return op_list_of(c).model_flops(c, row); }
 
@@ -44,14 +44,14 @@ TEST(Flops, AttentionPairsAreThoseThatTheMaskLetsThrough) {
 }
 
 TEST(Flops, WorkOfARow) {
-    const Work useful = work_of(tiny(), tiny_row(), false), done = work_of(tiny(), tiny_row(), true);
+    const Work useful = work_of(tiny_config(), tiny_row(), false), done = work_of(tiny_config(), tiny_row(), true);
     EXPECT_EQ(useful.T, 4u);
     EXPECT_EQ(useful.N, 2u);
     EXPECT_EQ(useful.scores, (std::vector<double>{6 + 1, 5 + 1}));
     EXPECT_EQ(done.T, 64u);
     EXPECT_EQ(done.scores, (std::vector<double>{6 + 1 + 60 * 61 / 2, 5 + 1 + 2 * 60 - 1}));
-    EXPECT_EQ(model_flops(tiny(), tiny_row()), 7344);  // worked out by hand: 5472 of matrices' elements, 1872 of attention
-    EXPECT_EQ(model_flops(tiny(), make_row({{1, 2, 3}, {4}})), 7344) << "targets do not matter";
+    EXPECT_EQ(model_flops(tiny_config(), tiny_row()), 7344);  // worked out by hand: 5472 of matrices' elements, 1872 of attention
+    EXPECT_EQ(model_flops(tiny_config(), make_row({{1, 2, 3}, {4}})), 7344) << "targets do not matter";
 }
 
 // 6 for each parameter and token, without norms and, where it is not the head as well, the embedding.
@@ -148,7 +148,7 @@ TEST(Profiler, TableByHand) {
     std::vector<std::string> names;
     auto owned = std::make_unique<ScriptedTimeline>(&names);
     ScriptedTimeline *timeline = owned.get();
-    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, op_list_of(tiny()), tiny(), Work{});
+    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, op_list_of(tiny_config()), tiny_config(), Work{});
     EXPECT_EQ(profiler.table(), "profile: no step was measured");
 
     const auto step = [&](std::vector<double> seconds) {

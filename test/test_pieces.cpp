@@ -9,7 +9,7 @@ namespace {
 const std::vector<Unit> units = {{0, 104}, {104, 4200}, {4200, 4200}, {4200, 20008}, {20008, 20016}};
 constexpr size_t count = 20016;
 
-struct Pieces {
+struct OffloadedPieces {
     HostMemory memory;
     Sharding sharding{units, 0, 1, 0, 0};
     ShardPieces pieces{sharding, 1};
@@ -19,7 +19,7 @@ struct Pieces {
     std::unique_ptr<Arena> arena;
     std::unique_ptr<Store> store;
 
-    Pieces() {
+    OffloadedPieces() {
         pieces.add(plan, &floats, "floats"), pieces.add(plan, &bytes, "bytes");
         pieces.plan_windows(plan, false);
         plan.place(true);
@@ -49,7 +49,7 @@ struct Pieces {
 }  // namespace
 
 TEST(ShardPieces, AreCutAtTheBordersOfUnits) {
-    Pieces p;
+    OffloadedPieces p;
     std::vector<size_t> begins, numbers;
     p.each([&](size_t number, size_t begin, size_t) { numbers.push_back(number), begins.push_back(begin); });
     EXPECT_EQ(numbers, std::vector<size_t>({0, 1, 2, 3, 4, 5, 6}));
@@ -58,7 +58,7 @@ TEST(ShardPieces, AreCutAtTheBordersOfUnits) {
 
 // A pass through the shard adds to all elements, and another one to the elements of some pieces; in between, one piece is changed alone.
 TEST(ShardPieces, ComeBackAsTheyLeft) {
-    Pieces p;
+    OffloadedPieces p;
     std::vector<float> want(count);
     EXPECT_EQ(p.brought(), want) << "never stored pieces are 0";
     const auto pass = [&](size_t first, size_t step, float add) {

@@ -143,8 +143,8 @@ template <class X> void expect_dw_twice(const std::vector<float> &dw, bool key, 
 static const double eps = 0.125;  // large enough to show where it is forgotten
 
 // One token; a lane for a head; lanes without channels; runs of one, two and three tokens; a warp for a head; more heads than a block takes; 1 + weight.
-static const QkSizes sizes[] = {{1, 2, 1, 128},  {70, 5, 3, 8},  {37, 3, 2, 80}, {150, 3, 1, 24},
-                                {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}, {9, 5, 1, 256, 1}};
+static const QkSizes qk_sizes[] = {{1, 2, 1, 128},  {70, 5, 3, 8},  {37, 3, 2, 80}, {150, 3, 1, 24},
+                                   {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}, {9, 5, 1, 256, 1}};
 
 // The arrays of the op where the device computes. Calls work on copies of rows.
 template <class Dev> struct QkOp {
@@ -191,7 +191,7 @@ TYPED_TEST_SUITE(QkNormRope, Devices);
 
 TYPED_TEST(QkNormRope, EqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
-    for (const QkSizes &s : sizes) {
+    for (const QkSizes &s : qk_sizes) {
         const QkInputs<X> in = {s};
         const Vector normed = qk_norm_reference(widen(in.qkv), in.w, s, eps), want = rope_reference(normed, s, in.angles, 1);
         const QkGradient gradient = qk_norm_rope_backward_reference(widen(in.dqkv), widen(in.qkv), in.w, s, in.angles, eps);
@@ -217,7 +217,7 @@ TYPED_TEST(QkNormRope, EqualsReferenceAndAccumulates) {
 // Without weights it is rope, bit for bit; and with them the norm, which is the op with angles of 0, and rope after it, or before it.
 TYPED_TEST(QkNormRope, IsTheNormAndRopeBitForBit) {
     using X = typename TypeParam::X;
-    for (const QkSizes &s : sizes) {
+    for (const QkSizes &s : qk_sizes) {
         const QkInputs<X> in = {s};
         const QkAngles still = no_angles(s);
         for_each_order<TypeParam>([&](TypeParam dev) {

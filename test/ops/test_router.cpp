@@ -60,14 +60,14 @@ static double router_error(const Vector &logits, size_t E, size_t K) {
 
 // ---- the op
 
-using Sizes = std::array<size_t, 3>;  // T, E, K
+using RouterSizes = std::array<size_t, 3>;  // T, E, K
 
 template <class Dev> struct Router : testing::Test {};
 TYPED_TEST_SUITE(Router, Devices);
 
 TYPED_TEST(Router, EqualsReference) {
     using X = typename TypeParam::X;
-    for (const auto &[T, E, K] : {Sizes{1, 1, 1}, {70, 8, 2}, {9, 60, 4}, {6, 131, 8}, {3, 5, 5}})
+    for (const auto &[T, E, K] : {RouterSizes{1, 1, 1}, {70, 8, 2}, {9, 60, 4}, {6, 131, 8}, {3, 5, 5}})
         for (const bool normed : {false, true}) {
             const auto logits = random_values<float>(T * E, 1, 2), dw = random_values<float>(T * K, 2),
                        balance = random_values<float>(E, 3);

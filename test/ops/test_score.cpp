@@ -67,7 +67,7 @@ template <class X> void expect_zero_elsewhere(const std::vector<X> &dx, const st
 
 // ---- the op
 
-struct Sizes {
+struct ScoreSizes {
     size_t T, C;
     std::vector<int32_t> rows;
 };
@@ -78,15 +78,15 @@ static std::vector<int32_t> every_row(size_t T) {
 }
 // One token; vectors, the last of them by few threads; no vectors; two slices of channels and a rest; more than one pass of a block; every row; no
 // document; a critic's tokens, more than a block has warps, with and without vectors.
-static const Sizes sizes[] = {{1, 8, {0}},
-                              {37, 72, {0, 6, 7, 20, 36}},
-                              {19, 77, {3, 18}},
-                              {40, 139, {0, 6, 7, 20, 39}},
-                              {5, 1064, {1, 4}},
-                              {6, 264, {0, 1, 2, 3, 4, 5}},
-                              {9, 40, {}},
-                              {95, 264, every_row(95)},
-                              {70, 77, every_row(70)}};
+static const ScoreSizes score_sizes[] = {{1, 8, {0}},
+                                         {37, 72, {0, 6, 7, 20, 36}},
+                                         {19, 77, {3, 18}},
+                                         {40, 139, {0, 6, 7, 20, 39}},
+                                         {5, 1064, {1, 4}},
+                                         {6, 264, {0, 1, 2, 3, 4, 5}},
+                                         {9, 40, {}},
+                                         {95, 264, every_row(95)},
+                                         {70, 77, every_row(70)}};
 
 template <class Dev> struct Score : testing::Test {};
 TYPED_TEST_SUITE(Score, Devices);
@@ -94,7 +94,7 @@ TYPED_TEST_SUITE(Score, Devices);
 // Twice into the same dw.
 TYPED_TEST(Score, EqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
-    for (const auto &[T, C, rows] : sizes) {
+    for (const auto &[T, C, rows] : score_sizes) {
         const size_t N = rows.size();
         const auto x = random_values<X>(T * C, 1), w = random_values<X>(C, 2);
         const auto dscores = random_values<float>(N, 3);
