@@ -122,7 +122,7 @@ TEST(Prediction, OpsHideMessages) {
     const auto units = planned->rehearse_steps(1).trained.units;
     const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin);
     const double want = 7.0 / 8 * ((2 + 4) * (embedding + layer) + 4 * embedding) / 1e9;
-    const GpuRates slow{1e9, 1e9, fast, 1e9, fast, fast};
+    const GpuRates slow{1e9, 1e9, 1e9, fast, 1e9, fast, fast};
     EXPECT_NEAR(p.seconds(slow).messages, want, 1e-4 * want);
     const Predicted ring(8, 8, 0);  // its keys and values are hidden by attention
     const double sums = 7.0 / 8 * 2 * 4 * (embedding + layer) / 1e9;

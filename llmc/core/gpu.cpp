@@ -167,7 +167,9 @@ std::optional<GpuRates> gpu_rates(const std::string &name) {
         if (name != gpu.name || gpu.tflops == 0) continue;
         const double peak = gpu.tflops * 1e12;
         const bool nvlink = gpu.link > gpu.host, hopper = name == "h100" || name == "h200";
+        const double grouped = hopper ? 0.155 : 0.3;  // 64 experts with 256 rows each; of an A100 by docs/gpu_model.md
         return GpuRates{products * peak,
+                        grouped * peak,
                         peak,
                         memory * gpu.memory * 1e9,
                         (nvlink ? link : 1) * gpu.link * 1e9,

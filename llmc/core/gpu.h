@@ -43,7 +43,8 @@ bool gpu_has_fp8(const std::string &name);
 
 // What a GPU does in a second, for predictions alone (docs/memory.md, "Seconds").
 struct GpuRates {
-    double products, peak;       // FLOP in bf16: as op_list.h counts them, and of the data sheet
+    double products, grouped;    // FLOP in bf16, as op_list.h counts them: with matrices, and with those of experts
+    double peak;                 // of the data sheet
     double memory;               // bytes that ops read and write
     double link, network, host;  // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
     double spread = 0;           // a measured step may take this share more or less than predicted

@@ -71,6 +71,7 @@ struct Cost {
     double flops, bytes;
     double logits = 0;   // bytes of the head's logits: traffic between its products, which does not overlap with them
     double rounded = 0;  // bytes moved by rounding the operands of a layer's matrix to FP8, before the product
+    double grouped = 0;  // of the FLOPs those of experts' products, which have a rate of their own
     double sent = 0;  // bytes that this rank sends to experts of others and to tokens of others, if all experts have equal loads
 };
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
@@ -105,9 +106,10 @@ inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
         const size_t held = ceil_div(E, w.expert_ranks);  // of a matrix of which all tokens go to one, all ranks have all
         const double R = double(w.T * K), s = double(w.element), matrix = IC * OC,
                      read = double(std::min(held, w.T * K)) * matrix;
-        if (pass != Pass::backward) return {2 * R * matrix, s * (R * (IC + OC) + read)};
+        const double product = 2 * R * matrix, both = (frozen ? 1 : 2) * product;
+        if (pass != Pass::backward) return {.flops = product, .bytes = s * (R * (IC + OC) + read), .grouped = product};
         const double moved = s * (R * ((frozen ? 1 : 2) * IC + OC) + read);
-        return {(frozen ? 2 : 4) * R * matrix, moved + (frozen ? 0 : 8 * double(held) * matrix)};
+        return {.flops = both, .bytes = moved + (frozen ? 0 : 8 * double(held) * matrix), .grouped = both};
     };
 }
 // The rows of C elements that go to other ranks where experts are divided (../parallel/expert_exchange.h): once forward; backward `times`, with `floats` numbers
@@ -128,7 +130,7 @@ inline CostOf sum(std::vector<CostOf> of) {
         for (const CostOf &cost : of) {
             const Cost c = cost(w, pass, l);
             total.flops += c.flops, total.bytes += c.bytes, total.logits += c.logits, total.sent += c.sent;
-            total.rounded += c.rounded;
+            total.rounded += c.rounded, total.grouped += c.grouped;
         }
         return total;
     };

@@ -147,8 +147,8 @@ class Simulation {
         const bool attention = e.key.op == ops_.attention, backward = Pass(e.key.pass) == Pass::backward;
         const Cost cost = ops_.cost(c_, work, Pass(e.key.pass), e.key.op, e.key.layer);
         const bool fp8 = fp8_ && cost.rounded > 0;  // whose products have 1.8 to 1.9 times the rate on an H200
-        const double flops =
-            cost.flops / (attention ? rate_of_attention(e.key.layer, backward) : (fp8 ? 1.85 : 1) * rates_.products);
+        const double rate = attention ? rate_of_attention(e.key.layer, backward) : (fp8 ? 1.85 : 1) * rates_.products;
+        const double flops = (cost.flops - cost.grouped) / rate + cost.grouped / rates_.grouped;
         const double rounding = fp8 ? cost.rounded / rates_.memory : 0;
         const double bytes = cost.bytes / rates_.memory, logits = cost.logits / rates_.memory, seconds = std::max(flops, bytes);
         (flops < bytes ? sum.other : attention ? sum.attention : sum.products) += seconds;
