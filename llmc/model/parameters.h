@@ -56,7 +56,7 @@ void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n
     const bool may_be_new = t.init == Tensor::score || t.init == Tensor::lora_a || t.init == Tensor::lora_b;
     if (!may_be_new || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, memory);
     const auto values = initial_values(t, first, n, seed, 0);
-    write(memory, to, std::vector<P>(values.begin(), values.end()));
+    write(memory, to, rounded<P>(values));
 }
 
 // Every rank reads all weights, or only its shard if they are prefetched (zero.h); to train in bf16 it also reads its shard as floats.
@@ -75,9 +75,9 @@ template <class Dev> void load_parameters(ShardedParameters<Dev> &zero, const Hf
         const auto load_floats = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(t, s.first + first, n, values.data(), host);
+            // Ties go to even here, as on the other ranks and in transformers: from one float below.
 #pragma omp parallel for
-            for (size_t i = 0; i < n;
-                 i++)  // ties go to even here, as on the other ranks and in transformers: from one float below
+            for (size_t i = 0; i < n; i++)
                 if (float(X(values[i])) != float(Floats<X>::round(values[i]))) values[i] = std::nextafter(values[i], 0.0f);
             write(memory, zero.params_at(s) + first, values);
         };

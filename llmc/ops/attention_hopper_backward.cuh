@@ -14,6 +14,7 @@
 //   adds after block n - 1, if that one sees the tile. Blocks that share KV heads (keys_splits) add dK and dV in turn, too. A block only
 //   waits for blocks with smaller indices, which start earlier, so some block can always go on. Early keys, which most queries see, go first. Blocks walk from the
 //   last query to the first: those that start together reach a tile one after the other, each a tile later than the one before.
+//   Blocks of other heads have the indices between, so that few of those that start together wait for each other.
 #pragma once
 #include "attention_backward.cuh"
 #include "attention_hopper.cuh"
