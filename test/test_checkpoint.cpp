@@ -269,7 +269,7 @@ TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
             const Damage damage(path, at, 1 << at % 8);
             const size_t tensor = (at - data) / (n * sizeof(float));
             expect_damage({path, fix,
-                           at < data ? "its header is not what was written"
+                           at < data ? "its header differs from the written one"
                                      : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor])});
         }
     }
@@ -373,15 +373,15 @@ TEST_F(Checkpoint, WrongManifests) {
         {"/files/1/name", "\"x\"", "No such file"},
         {"/files/1/name", "\"optimizer-00000-of-00002.safetensors\"", "bytes, but"},
         {"/files/1/bytes", "-1", "files[1].bytes is -1, but must be an integer"},
-        {"/files/1/header", "\"0\"", "header is not what was written"},
+        {"/files/1/header", "\"0\"", "header differs from the written one"},
         {"/files/1/parts", "null", "files[1].parts is missing or not a list"},
         {"/files/1/parts/0", "[]", "files[1].parts[0] must be an object"},
         {"/files/1/parts/0/count", "39", "elements [99, 100) are in no file"},
         {"/files/1/parts/0/count", "41", "files[1].parts[0].count reaches beyond the 100 elements"},
         {"/files/1/parts/0/count", "18446744073709551615", "count reaches beyond"},
         {"/files/1/parts/0/global", "101", "files[1].parts[0].global is beyond the 100 elements"},
-        {"/files/1/parts/0/global", "59", "elements [59, 60) are there twice"},
-        {"/files/1/parts/0/global", "10", "elements [10, 50) are there twice"},
+        {"/files/1/parts/0/global", "59", "elements [59, 60) are in two files"},
+        {"/files/1/parts/0/global", "10", "elements [10, 50) are in two files"},
         {"/files/0/parts/0/count", "59", "elements [59, 60) are in no file"},
         {"/files/1/parts/0/m", "[]", "files[1].parts[0].m has 0 checksums instead of 1"},
         {"/files/1/parts/0/m", "[7]", "files[1].parts[0].m is not a list of checksums"},

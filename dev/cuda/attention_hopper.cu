@@ -1,25 +1,26 @@
-// attention_forward by Hopper's own instructions, for heads of 64 and 128: formulas as in
+// attention_forward with Hopper's asynchronous instructions, for head sizes 64 and 128: formulas as in
 // attention_forward.cu. Contract: llmc/ops/attention.h
 //
 // Timed with one document of 4096 tokens, 32 query heads, 8 key heads, D 128. With wgmma (hopper_matmul) the products of a tile
-// of 64 queries and 128 keys, 512 * 64 D FLOP, take the tensor cores 8 D cycles, 1024 at D 128 and 512 at D 64. Its 8192
-// exponentials take 512: a special unit makes 4 a cycle, and there are four. So the best is to do both at once, and everything
-// here is about that: version 1 does one after the other. For sm_90a: make try runs it in the PTX interpreter.
+// of 64 queries and 128 keys, 512 * 64 D FLOP, take the tensor cores 8 D cycles: 1024 at D 128 and 512 at D 64. The 8192
+// exponentials of the tile take 512 cycles, because an SM has four special-function units that compute 4 each per cycle. A fast
+// kernel does both at once; version 1 does one after the other, and the other versions overlap them. For sm_90a: make try runs
+// this ladder in the PTX interpreter.
 //
-// A lane holds of 64 x N sums what it holds of 16 x N with mma.m16n8k16, so that mask, softmax and rounding are those of the
-// shipped kernels, and so are the tiles (llmc/ops/attention_hopper.cuh). P, rounded, is the operand A of the second product as it
-// lies in the registers.
+// Each warp holds 16 of the 64 rows of a wgmma's accumulators, in the layout of mma.m16n8k16. So the mask, softmax, rounding and
+// tiles come from the shipped kernel (llmc/ops/attention_hopper.cuh), and P, rounded in registers, is already operand A of the
+// second product.
 #include "../../llmc/ops/attention_hopper.cuh"
 #include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
 using hopper::Barrier;
 
-constexpr int keys = 128;  // of a tile
+constexpr int keys = 128;  // per tile
 constexpr PartOrder whole{true, true};
-constexpr float *no_sums = nullptr;  // between parts
+constexpr float *no_sums = nullptr;  // float32 sums between parts: there is only one part
 
-// What a warpgroup holds of 64 queries.
+// The registers of a warpgroup for its 64 queries.
 template <int D> struct Rows {
     HopperQueries queries;
     float scale_log2, out[1][D / 8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {}, shrink[2];
@@ -29,14 +30,14 @@ template <int D> struct Rows {
     __device__ Rows(TileRows block, const int32_t *first_key, const AttentionShape &shape)
         : queries(block, first_key), scale_log2(shape.scale * log2_e) {}
 
-    // S = Q K^T, as a group of wgmmas that is under way when this returns.
+    // Issues S = Q K^T as one group of wgmmas, and returns before the group has ended.
     template <class Queries> __device__ void issue_scores(Queries &q, int row0, hopper::SwizzledTile<keys, D> &k) {
         hopper::pin(scores[0]);
         hopper::wgmma_fence();
         hopper::product_transposed<keys>(scores[0], q, row0, k);
         hopper::wgmma_commit();
     }
-    // O += P V, in the same way.
+    // Issues O += P V in the same way.
     __device__ void issue_values(hopper::SwizzledTile<keys, D> &v) {
         hopper::pin(p[0]), hopper::pin(out[0]);
         hopper::wgmma_fence();
@@ -47,7 +48,7 @@ template <int D> struct Rows {
         hopper::wgmma_wait<0>();
         hopper::pin(scores[0]), hopper::pin(out[0]), hopper::pin(p[0]);
     }
-    // The scores become exponentials. True where a row has a new maximum, so that its sums must be rescaled.
+    // Replaces the scores by exponentials. Returns true if a row of the warp has a new maximum, so O must be rescaled.
     __device__ bool softmax(TileRows tile) {
         if (tile.size() < keys || !queries.see_all_of(tile)) queries.template mask<keys>(scores[0], tile);
         return softmax_beside_sums<keys>(scores[0], largest[0], sum[0], shrink, scale_log2);
@@ -64,15 +65,15 @@ template <int D> struct Rows {
 
 // ---- version 1: wgmma, one step after the other --------------------------------------------------------------------------------
 //
-// A warpgroup owns 64 queries. For each tile of keys: thread 0 asks for K and V, all wait, S = Q K^T, softmax, O += P V, and a
-// barrier, since the next copies take the place. At every moment one of memory, tensor cores and special units works for a block,
-// and the others wait, but for what a second block on the multiprocessor has to do.
+// A warpgroup owns 64 queries. For each tile of keys, thread 0 starts the copies of K and V, all threads wait for them, and then
+// come S = Q K^T, softmax, O += P V, and a barrier, because the next copies overwrite K and V. At any moment a block uses only
+// one of memory, tensor cores and special-function units. The others idle, unless a second block on the SM has work for them.
 //
-// Phases: `full` is used for each tile, so tile n is in its phase n, and a thread waits for parity n % 2. A thread that always
-// waited for parity 0 would find phase 0 ended when it wants tile 1, and go on with what lies there.
+// Phases: `full` completes a phase for each tile, so tile n belongs to phase n, and a thread waits for parity n % 2. If a thread
+// always waited for parity 0, it would find phase 0 complete when it needs tile 1, and would read the previous tile.
 //
-// A short tile: TMA copies whole boxes, and behind the last key lie rows of others, or never written. Their P is 0, but 0 * NaN
-// is NaN, so a warp writes zeros, through the generic proxy: hence fence_async, and a barrier.
+// Short tiles: TMA copies whole boxes, so the rows after the last key hold keys of other documents, or were never written. Their
+// P is 0, but 0 * NaN is NaN, so a warp clears these rows. It stores through the generic proxy, hence fence_async and a barrier.
 
 template <int D_> struct OneGroup {
     static constexpr int D = D_, queries = 64, threads = 128;
@@ -144,16 +145,17 @@ void attention_hopper1(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
 
 // ---- version 2: a producer, and consumers that share keys ----------------------------------------------------------------------
 //
-// One warp fetches (hopper_produce), two stages ahead; two warpgroups at D 128, three at D 64, consume, each with 64 queries. A
-// tile of keys leaves L2 once for 128 or 192 queries: the sectors are halved or less. Barriers of the block are gone: a stage has
-// an mbarrier `full`, for K and for V, and one `empty`, at which each consumer warp arrives when its product has ended. S and O
-// are more registers than an even share (hopper_matmul 3): setmaxnreg.
+// One producer warp fetches tiles (hopper_produce), up to two stages ahead. Two consumer warpgroups at D 128, or three at D 64,
+// have 64 queries each. A tile of keys is read from L2 once for 128 or 192 queries, so the number of sectors falls to a half or
+// a third. No barrier of the block is left: K and V of a stage each have an mbarrier `full`, and an mbarrier `empty` at which each
+// consumer warp arrives when its product has ended. S and O need more registers than an even share, hence setmaxnreg
+// (hopper_matmul 3).
 //
-// A tile that a consumer sees nothing of, because of the mask, it must release all the same.
+// A consumer also releases the tiles in which the mask hides every key from its queries.
 //
-// While one consumer computes exponentials, another may multiply, if chance has them out of step.
+// While one consumer computes exponentials, another may multiply, but only if they happen to be out of step.
 
-__device__ void release(Barrier &empty) {  // one arrival a warp
+__device__ void release(Barrier &empty) {  // one arrival per warp
     if (threadIdx.x % 32 == 0) hopper::arrive(empty);
 }
 
@@ -182,7 +184,7 @@ template <int D> __device__ void consume_in_turn(typename HopperForward<D>::Shar
     }
 }
 
-// The block of versions 2 and 3, which are `consume(shared memory, rows, tiles)`.
+// The block of versions 2 and 3. They differ in consume(shared memory, rows, tiles).
 template <int D, class Consume>
 __device__ void produce_and_consume(const CUtensorMap &q_map, const CUtensorMap &k_map, const CUtensorMap &v_map, bf16 *out,
                                     float *lse, const int32_t *first_key, const TileCuts &cuts, const AttentionShape &shape,
@@ -222,15 +224,15 @@ void attention_hopper2(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
 
 // ---- version 3: the next scores before this softmax ----------------------------------------------------------------------------
 //
-// Within a consumer, too, exponentials and products can run at once, because S of the next tile depends on nothing of this one:
+// Exponentials and products can also overlap within a consumer, because S of the next tile does not depend on the current tile:
 //
-//     issue S(n+1), O += P(n) V(n)  |  wait for S(n+1), softmax: P(n+1)  |  wait for O, rescale it
+//     issue S(n+1), O += P(n) V(n)  |  wait for S(n+1), softmax: P(n+1)  |  wait for O, rescale O
 //
-// While the exponentials of tile n+1 are computed, P(n) V(n) is multiplied. Groups of wgmma end in the order in which they were
-// committed, so "at most one open" means that S is there. O may not be touched meanwhile: its rescaling waits for the end of the
-// product, with factors that softmax kept.
+// The tensor cores compute P(n) V(n) during the exponentials of tile n+1. Groups of wgmma complete in the order in which they
+// were committed, so with at most one group open S is complete. O must not be touched until its product has ended, so softmax
+// keeps the factors, and O is rescaled afterwards.
 //
-// Registers: S and P of two tiles and O are alive at once. That is why a consumer has 64 queries and not 128.
+// Registers: S(n+1), P(n) and O are alive at once. That is why a consumer has 64 queries and not 128.
 
 template <int D> __device__ void consume_ahead(typename HopperForward<D>::Shared &s, Rows<D> &rows, Tiles tiles) {
     const int row0 = int(threadIdx.x) / 128 * 64;
@@ -295,9 +297,9 @@ void attention_hopper3(CudaBf16 dev, bf16 *out, float *lse, const AttentionInput
 
 // ---- version 4: llmc/ops/attention_hopper.cuh ----------------------------------------------------------------------------------
 //
-// The consumers take turns in issuing products, by named barriers (ping-pong): while one has its turn the others compute
-// exponentials, and nobody is in step with another by chance. A turn costs a bar.sync and a bar.arrive for each tile, and the
-// counts show only these; what it gains is a matter of time. docs/attention_hopper.md
+// The consumers take turns issuing products (ping-pong, with named barriers): while one has its turn the others compute
+// exponentials, so the overlap no longer depends on chance. A turn costs a bar.sync and a bar.arrive per tile. The counts show
+// only this cost; the gain is in the time (docs/attention_hopper.md).
 
 void attention_hopper4(CudaBf16 dev, bf16 *out, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
     if (in.shape.D == 64)
@@ -311,7 +313,7 @@ template <class X> struct AttentionHopper : AttentionRow {
 
     explicit AttentionHopper(const Sizes &sizes) : AttentionRow(sizes), out(T * H * D), lse(H * T) {
         if ((D != 64 && D != 128) || ranks.size() != 1)
-            die("heads of %zu on %zu ranks\n  fix: heads of 64 or 128, on one", D, ranks.size());
+            die("head size %zu on %zu ranks\n  fix: head size 64 or 128, on one rank", D, ranks.size());
     }
 
     static constexpr void (*versions[])(CudaBf16, X *out, float *lse, const AttentionInputs<X> &, Pieces) = {

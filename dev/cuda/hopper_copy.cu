@@ -1,13 +1,13 @@
 // A copy that transposes: out (C, R) = x (R, C)^T in bf16. R and C are multiples of 64.
 //
-// Timed with R = C = 8192. 2 R C elements are moved and nothing is computed, so that the ways of data can be studied: who issues
-// a copy, how its end is known, and where its bytes lie in shared memory. For Hopper (sm_90a): make try runs it in the PTX
-// interpreter.
+// Timed with R = C = 8192. The kernel moves 2 R C elements and computes nothing, so only the data movement matters: the thread
+// that issues a copy, the wait for its end, and the layout in shared memory. For Hopper (sm_90a): make try runs this ladder in
+// the PTX interpreter.
 //
-// All versions give a block a tile of 64 x 64. Rows of x arrive with whole sectors, rows of out leave with whole sectors, and the
-// tile turns in between, eight by eight: ldmatrix.trans hands a lane elements (2t, 2t+1) of column g of an 8 x 8 matrix, which is
-// row g of its transpose, and stmatrix stores what a lane of the transposed matrix holds. Both touch eight rows of 16 bytes at a
-// time, one for each row of the matrix.
+// In all versions a block has a tile of 64 x 64. Whole sectors of x are loaded, whole sectors of out are stored, and the tile is
+// transposed in between, eight by eight: ldmatrix.trans gives a lane elements (2t, 2t+1) of column g of an 8 x 8 matrix, which is
+// row g of its transpose, and stmatrix stores the transposed matrix from the same registers. Both access eight rows of 16 bytes
+// at a time, one for each row of the matrix.
 #include "../../llmc/ops/hopper.cuh"
 #include "common.h"
 
@@ -16,7 +16,7 @@ namespace CUDA_BACKEND::workshop {
 constexpr int side = 64, copy_threads = 128;
 constexpr unsigned tile_bytes = side * side * sizeof(bf16);
 
-// A tile in shared memory, and the place of the 16 bytes of chunk c of row r.
+// A tile in shared memory. It defines the position of chunk c, 16 bytes, of row r.
 struct PlainTile {
     static constexpr CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
     alignas(1024) bf16 data[side * side];
@@ -27,7 +27,7 @@ template <class Tile> struct Turning {
     hopper::Barrier landed;
 };
 
-// out = in^T. Each warp turns 16 of the 64 matrices of 8 x 8, four in a column at a time.
+// out = in^T. Each warp transposes 16 of the 64 matrices of 8 x 8, four of a column at a time.
 template <class Tile> __device__ void turn(Tile &in, Tile &out) {
     const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
 #pragma unroll
@@ -41,8 +41,8 @@ template <class Tile> __device__ void turn(Tile &in, Tile &out) {
 
 // ---- version 1: loads and stores of 16 bytes -----------------------------------------------------------------------------------
 //
-// Each of 128 threads moves four vectors of 16 bytes in and four out: an address, a load to registers, a store to shared memory,
-// twice over. The addresses are most of the instructions.
+// Each of 128 threads moves four vectors of 16 bytes in and four out. Each move computes an address, loads to registers and
+// stores. Most of the instructions compute addresses.
 
 __device__ void copy_16(bf16 *to, const bf16 *from) { *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from); }
 
@@ -64,22 +64,21 @@ void hopper_copy1(CudaBf16 dev, bf16 *out, const bf16 *x, size_t R, size_t C) {
 
 // ---- version 2: TMA ------------------------------------------------------------------------------------------------------------
 //
-// One thread asks for the whole box, and the Tensor Memory Accelerator computes its addresses from a tensor map, which the host
-// made once.
+// One thread starts the copy of the whole box. The Tensor Memory Accelerator computes the addresses from a tensor map, which the
+// host has made once.
 //
-// Its end is known by an mbarrier, 64 bits in shared memory. It counts arrivals and bytes, down from numbers that were announced:
-// init says one arrival for each phase; arrive_and_expect is that arrival, and says that 8192 bytes are to come in this phase.
-// TMA takes each byte that it has written off the count. When both counts are zero the phase ends, and the barrier begins the
-// next one, with the counts of the first. A waiting thread names the parity of the phase: bit 0 of its number, so 0 for the
-// first. One bit is enough because nobody can be two phases late: the phase that a thread waits for cannot be ended twice before
-// it arrived again.
+// An mbarrier, 64 bits in shared memory, signals the end of the copy. It counts down pending arrivals and bytes: init sets one
+// arrival per phase; arrive_and_expect makes that arrival, and adds 8192 pending bytes to the phase. TMA subtracts each byte that
+// it has written. When both counts are zero the phase is complete, and the next one begins with the arrival count of init. A
+// waiting thread names the parity of its phase, bit 0 of the phase's number, so 0 for the first. One bit is enough because no
+// thread can be two phases late: the next phase cannot complete before the thread has arrived again.
 //
-// Two fences, because TMA is no thread. fence_barriers: a barrier that was initialised by a store of a thread must be visible to
-// TMA before it is used. fence_async: the turned tile was stored by threads, through the generic proxy, and TMA reads it through
-// the async proxy; each thread fences its own stores, and only then the barrier of the block says that all have.
+// Two fences are needed, because TMA is not a thread. fence_barriers makes an mbarrier, which a thread's store has initialised,
+// visible to TMA before its first use. fence_async: threads store the transposed tile through the generic proxy, and TMA reads it
+// through the async proxy. Each thread fences its own stores, and then the barrier of the block shows that all have done so.
 //
-// A store by TMA has no mbarrier. It belongs to a group of the thread that asked, which waits for the group: shared memory is
-// given back when the block ends, and must have been read before.
+// A TMA store has no mbarrier. It belongs to a bulk group of the thread that started it, and that thread waits for the group:
+// shared memory is released when the block ends, so TMA must have read it before.
 
 __device__ void tma_store(const CUtensorMap &map, int x, int y, int z, const void *from) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x), "r"(y),
@@ -122,16 +121,16 @@ void hopper_copy2(CudaBf16 dev, bf16 *out, const bf16 *x, size_t R, size_t C) {
 
 // ---- version 3: a swizzle of 128 bytes -----------------------------------------------------------------------------------------
 //
-// A row of the tile is 128 bytes, all 32 banks once. The eight rows of a matrix, 16 bytes of each, then lie in the same four
-// banks, and ldmatrix and stmatrix take eight wavefronts where one would do.
+// A row of the tile is 128 bytes and covers all 32 banks once. So the eight rows of a matrix, 16 bytes each, share the same four
+// banks, and ldmatrix and stmatrix take eight wavefronts instead of one.
 //
-// A row more of 16 bytes (matmul 2) would help, but TMA writes boxes without gaps. It can permute instead: with a swizzle of 128
-// bytes chunk c of row r goes to place c ^ r % 8 of the row. For a fixed c and r = 0 ... 7 the places c ^ r are all eight, since
-// x -> c ^ x has an inverse (itself): the eight chunks of a matrix are in eight different groups of four banks. And for a fixed r
-// they are all eight, too, so a whole row is still read in one wavefront.
+// Padding each row by 16 bytes (matmul 2) would help, but TMA writes boxes without gaps. Instead it can permute: with the 128-byte
+// swizzle chunk c of row r goes to position c ^ r % 8 of the row. For a fixed c and r = 0 ... 7 the positions c ^ r are all
+// different, because x -> c ^ x is its own inverse, so the eight chunks of a matrix are in eight different groups of four banks.
+// For a fixed r and c = 0 ... 7 they are also all different, so a whole row is still read in one wavefront.
 //
-// In bits of the address the same is: bits 4 to 6 (the chunk) ^= bits 7 to 9 (the row modulo 8). That is all that the hardware
-// does, and so a tile is aligned to 1024 bytes: else r % 8 would not be bits 7 to 9.
+// In bits of the address: bits 4 to 6 (the chunk) ^= bits 7 to 9 (the row modulo 8). The hardware does nothing else, so a tile
+// must be aligned to 1024 bytes; otherwise bits 7 to 9 would not be r % 8.
 
 struct Swizzled : PlainTile {
     static constexpr CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
@@ -153,7 +152,7 @@ template <class X> struct HopperCopy {
     DeviceArray<X> d_x, out;
 
     explicit HopperCopy(const Sizes &s) : R(s[0]), C(s[1]), x(random_values<X>(R * C, 1)), d_x(x), out(R * C) {
-        if (R % side || C % side) die("%zu x %zu is no whole number of tiles\n  fix: multiples of %d", R, C, side);
+        if (R % side || C % side) die("%zu x %zu is not a whole number of tiles\n  fix: multiples of %d", R, C, side);
     }
 
     static constexpr void (*versions[])(CudaBf16, X *out, const X *x, size_t R, size_t C) = {hopper_copy1, hopper_copy2,

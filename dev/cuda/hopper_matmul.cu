@@ -1,13 +1,13 @@
-// matmul_forward in bf16, without bias, by Hopper's own instructions: out (T, OC) = x (T, IC) w (OC, IC)^T
+// matmul_forward in bf16, without bias, with Hopper's asynchronous instructions: out (T, OC) = x (T, IC) w (OC, IC)^T
 // Contract: llmc/ops/matmul.h
 //
-// Timed with T = IC = OC = 4096. matmul 5 (matmul.cu) has come as far as mma.sync goes: a warp must fetch both operands from
-// shared memory to registers, and on sm_90 that takes as long as the products. wgmma reads them from shared memory by itself. IC
-// is a multiple of 64, OC of 2. For sm_90a: make try runs it in the PTX interpreter. The trainer calls cuBLASLt; this ladder is
-// to be read, and to be changed.
+// Timed with T = IC = OC = 4096. matmul 5 (matmul.cu) reaches the limit of mma.sync: a warp must load both operands from shared
+// memory to registers, and on sm_90 these loads take as long as the products. wgmma reads its operands directly from shared
+// memory. IC is a multiple of 64, OC of 2. For sm_90a: make try runs this ladder in the PTX interpreter. The trainer calls
+// cuBLASLt; this ladder is here to read and to change.
 //
-// All versions go along IC in slabs of 64 values, 128 bytes a row, and differ in who fetches a slab, who waits for whom, and how
-// many share it.
+// All versions step along IC in slabs of 64 values, 128 bytes per row. They differ in the thread that fetches a slab, in the
+// synchronisation, and in the number of warpgroups that share a slab.
 #include "../../llmc/ops/hopper.cuh"
 #include "../../test/reference_matmul.h"
 #include "common.h"
@@ -15,14 +15,14 @@
 namespace CUDA_BACKEND::workshop {
 using hopper::Barrier;
 
-constexpr int depth = 64, columns = 128;  // values of a row in a slab; rows of w that a block has
+constexpr int depth = 64, columns = 128;  // values of a row in a slab; rows of w per block
 template <int rows> struct Slabs {
     hopper::SwizzledTile<rows, depth> x;
     hopper::SwizzledTile<columns, depth> w;
     static constexpr unsigned bytes = (rows + columns) * depth * sizeof(bf16);
 };
 
-// The sums of a warpgroup: 128 rows by 128 columns, 128 registers a thread.
+// The accumulators of a warpgroup: 128 rows by 128 columns, 128 registers per thread.
 struct GroupTile {
     float c[2][columns / 8][4] = {};
 
@@ -41,12 +41,12 @@ struct GroupTile {
                 hopper::wgmma<true>(c[half], s.x.rows_at(row0 + 64 * half, k), s.w.rows_at(0, k));
         hopper::wgmma_commit();
     }
-    // Until at most `open` groups are on their way. The sums may be read behind wait<0>.
+    // Waits until at most `open` groups are in flight. The sums may be read after wait<0>.
     template <int open> __device__ void wait() {
         hopper::wgmma_wait<open>();
         pin();
     }
-    // Rows from t0 on, columns from o0 on. A lane holds two neighbours, rows g and g + 8 of each warp's 16.
+    // Stores rows from t0 on, columns from o0 on. A lane holds pairs of neighbouring columns, in rows g and g + 8 of its warp's 16.
     __device__ void store(bf16 *out, size_t t0, size_t o0, size_t T, size_t OC) const {
         const size_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 #pragma unroll
@@ -64,24 +64,24 @@ struct GroupTile {
 
 // ---- version 1: wgmma ----------------------------------------------------------------------------------------------------------
 //
-// Four warps, a warpgroup, own 128 x 128 outputs. They fill a slab by ordinary loads, as in matmul 4, and then issue eight
-// products of 64 x 128 x 16 (GroupTile::multiply), which nobody fetches operands for: an instruction has two descriptors, and the
-// hardware walks through shared memory.
+// Four warps, a warpgroup, own 128 x 128 outputs. They fill a slab with ordinary loads, as in matmul 4, and then issue eight
+// products of 64 x 128 x 16 (GroupTile::multiply). No thread loads operands for them: the instruction has two descriptors, and
+// the hardware reads the operands from shared memory.
 //
-// A descriptor. The operand is 64 rows (of x) or 128 (of w) by 16 values of depth, 32 bytes of each row. The hardware needs to
-// know: where it starts; how its pieces of 8 rows by 16 bytes, the "core matrices", follow each other; the permutation. With the
-// swizzle of 128 bytes (hopper_copy 3) a group of eight rows is one block of 8 x 128 = 1024 bytes, so the next eight rows are
-// 1024 bytes further, whatever the number of rows: the stride in bits 32 to 45, 1024 / 16 = 64. Bits 62 and 63 are 1, this
-// swizzle. Bits 16 to 29, from one panel of 64 columns to the next, are not used here: 16 values never leave a panel. And the
-// start? Step k begins 32 k bytes to the right in each row, so the address grows by 32 k, although no row's bytes are there:
-// chunk 2k lies at place 2k ^ r % 8. It is right all the same, because the hardware computes the address first, as if nothing
-// were permuted, and then applies bits 4-6 ^= bits 7-9 to it. For the same reason the tile is aligned to 1024. Bits 0 to 13 hold
-// the address / 16 (SwizzledTile::descriptor).
+// A descriptor. The operand is 64 rows (of x) or 128 rows (of w) by 16 values of depth, 32 bytes of each row. The descriptor gives
+// its start address, the distances between its pieces of 8 rows by 16 bytes (the "core matrices"), and the swizzle. With the
+// 128-byte swizzle (hopper_copy 3) a group of eight rows is one block of 8 x 128 = 1024 bytes, so the stride to the next eight
+// rows is 1024 bytes for any number of rows: bits 32 to 45 are 1024 / 16 = 64. Bits 62 to 63 are 1, for this swizzle. Bits 16 to
+// 29, the stride from one panel of 64 columns to the next, are not used here, because 16 values never cross a panel. The start
+// address, divided by 16, is in bits 0 to 13. Step k begins 32 k bytes to the right in each row, so the address grows by 32 k,
+// even though the swizzle moves chunk 2k of row r to position 2k ^ r % 8. That is correct because the hardware first computes
+// the address without the swizzle, and then applies bits 4-6 ^= bits 7-9 to it. For the same reason the tile is aligned to 1024
+// bytes (SwizzledTile::descriptor).
 //
-// Threads wrote the slab, wgmma reads it through the async proxy: fence_async, and then the barrier. A wgmma is only under way
-// when the next line is reached: its sums and its slab are free after wait.
+// Threads write the slab through the generic proxy, and wgmma reads it through the async proxy, hence fence_async and then the
+// barrier. A wgmma is asynchronous: its sums and its slab must not be touched before the wait.
 //
-// Nothing overlaps: tensor cores wait for loads, loads for tensor cores.
+// Nothing overlaps: the tensor cores wait for loads, and the loads wait for the tensor cores.
 
 constexpr int group_threads = 128;
 
@@ -120,13 +120,13 @@ void hopper_matmul1(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 2: TMA and mbarriers ----------------------------------------------------------------------------------------------
 //
-// Four stages of slabs, 128 KiB. One thread asks for the boxes of a slab (hopper_copy 2), three slabs ahead of the products; the
-// others compute no addresses, and no value passes through their registers. Rows beyond T or OC arrive as zeros.
+// Four stages of slabs, 128 KiB. One thread starts the copies of a slab (hopper_copy 2), three slabs ahead of the products. The
+// other threads compute no addresses, and no loaded value passes through registers. Rows beyond T or OC arrive as zeros.
 //
-// Phases. Stage i is filled for slabs i, i + 4, i + 8, ...: its mbarrier's phase number n / 4 is the one of slab n, and its
-// parity changes with every turn around the ring (hopper::Place). Nobody may be a turn late: the slab is refilled behind a
-// barrier of the block that all threads reach after they have waited for its products. That barrier is the price, one for each
-// slab, and all warps wait for the slowest.
+// Phases. Stage i holds slabs i, i + 4, i + 8, ...: slab n belongs to phase n / 4 of its stage's mbarrier, so the parity changes
+// with each round through the stages (hopper::Place). No thread may fall a round behind, so a stage is refilled only after a
+// barrier of the block, which all threads reach when they have waited for its products. This barrier, one per slab, is the cost:
+// all warps wait for the slowest.
 
 constexpr int stages = 4;
 
@@ -180,30 +180,30 @@ void hopper_matmul2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 3: a producer and a consumer --------------------------------------------------------------------------------------
 //
-// A warpgroup of its own, of which one thread works, walks along IC and fetches; the consumer walks the same way and multiplies.
-// Neither waits for the other as long as the ring is neither full nor empty, so the barriers of the block are gone, and there is
-// always a product waiting behind the one that runs: the consumer waits for the group before the last (wait<1>), and only then is
-// that group's stage empty.
+// A separate producer warpgroup, of which one thread works, walks along IC and fetches slabs; the consumer walks along IC and
+// multiplies them. Neither waits for the other while the ring of stages is neither full nor empty, so no barrier of the block is
+// left. The tensor cores always have a product queued behind the current one: the consumer waits for the group before the last
+// (wait<1>), and then releases that group's stage.
 //
-// A stage has two mbarriers, therefore: `full`, at which bytes arrive, and `empty`, at which the consumer's four warps do. The
-// producer waits for `empty` of the turn before. In the first turn there was none: it waits for the parity 1, of the phase before
-// the first, which counts as ended.
+// So a stage has two mbarriers: `full`, at which bytes arrive, and `empty`, at which the consumer's four warps arrive. The
+// producer waits for the `empty` phase of the previous round. In the first round it waits for parity 1, the phase before the
+// first, which counts as complete.
 //
 //     producer       fetch 0  fetch 1  fetch 2  fetch 3  . . . . . . . . . . . .  fetch 4  . . . . .  fetch 5
 //     copies            0        1        2        3                                 4                  5
 //     consumer       . . . . .  issue 0  issue 1  . . . .  release 0  issue 2  . . . .  release 1  issue 3
 //     tensor cores              [       0       ][       1       ][       2       ][       3       ...
 //
-// setmaxnreg. A block's registers are dealt evenly when it starts, but a producer needs few, and a consumer's sums alone are 128
-// a thread. The producer's warpgroup gives its own back, down to 24, and the consumer takes some up, to 240. An increase waits
-// until so many are free, so what is given must be at least what is taken: with 65536 registers 256 threads have enough in any
-// case, but the 384 of version 4 start with 168, and 24 + 2 * 240 = 3 * 168.
+// setmaxnreg. A block starts with the same number of registers for each thread, but a producer needs few, and a consumer's
+// accumulators alone take 128. The producer's warpgroup releases registers, down to 24 per thread, and the consumer takes more, up
+// to 240. An increase waits until enough registers are free, so the block must release at least as many as it takes. With 256
+// threads the 65536 registers are always enough; the 384 threads of version 4 start with 168 each, and 24 + 2 * 240 = 3 * 168.
 
-__device__ void release(Barrier &empty) {  // one arrival a warp
+__device__ void release(Barrier &empty) {  // one arrival per warp
     if (threadIdx.x % 32 == 0) hopper::arrive(empty);
 }
 
-// The consumer's walk: `released(stage)` says that all products of a stage have ended.
+// The consumer's loop. It calls released(stage) when all products of a stage have ended.
 template <int rows, class Released>
 __device__ void consume(GroupTile &tile, Ring<rows> &s, int row0, int slabs, Released released) {
     hopper::Place<stages> at;
@@ -214,12 +214,12 @@ __device__ void consume(GroupTile &tile, Ring<rows> &s, int row0, int slabs, Rel
         at.advance();
         hopper::wait(s.full[at.stage], at.parity);
         tile.multiply(s.slab[at.stage], row0);
-        tile.wait<1>();  // the group of the slab before has ended
+        tile.wait<1>();  // the previous slab's group has ended
         released(before);
     }
     tile.wait<0>();
 }
-// The producer's: `fetch(stage, n)` starts the copies of slab n.
+// The producer's loop. fetch(stage, n) starts the copies of slab n.
 template <int rows, class Fetch> __device__ void produce(Ring<rows> &s, int slabs, Fetch fetch) {
     hopper::Place<stages> at;
     for (int n = 0; n < slabs; n++, at.advance()) {
@@ -262,14 +262,15 @@ void hopper_matmul3(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 4: two consumers --------------------------------------------------------------------------------------------------
 //
-// A block owns 256 x 128 outputs, a consumer 128 rows of them. Both read the same slab of w: a slab of 384 rows makes 256 x 128
-// products where one of 256 rows made 128 x 128, so a product costs three quarters of the bytes of L2, and of those that TMA
-// writes to shared memory. While one consumer waits for a slab or stores its outputs, the tensor cores have the other's products.
+// A block owns 256 x 128 outputs, 128 rows for each consumer. Both consumers read the same slab of w: 384 rows give 256 x 128
+// products, where 256 rows gave 128 x 128 before. So each product needs three quarters of the bytes from L2, and of the bytes that
+// TMA writes to shared memory. While one consumer waits for a slab or stores its outputs, the tensor cores run the other's
+// products.
 //
-// The limit is shared memory. A wgmma of 64 x 128 x 16 takes the tensor cores 64 cycles, and reads 64 + 128 rows of 32 bytes,
-// which are 48 wavefronts of 128. A slab of version 3 is 32 KiB for 8 of them, so TMA writes 32 wavefronts for each: 80 in 64
-// cycles. Here it is 48 KiB for 16, and 72. With 64 x 256 sums for each consumer, whose wgmma takes 128 cycles, it is 80 to read
-// and 48 to write, 128: none too many. That is CUTLASS's tile.
+// Shared memory is the limit. A wgmma of 64 x 128 x 16 occupies the tensor cores for 64 cycles, and reads 64 + 128 rows of 32
+// bytes, which are 48 wavefronts of 128 bytes. A slab of version 3 has 32 KiB for 8 wgmmas, so TMA writes 32 wavefronts per
+// wgmma: 80 in 64 cycles. Here a slab has 48 KiB for 16 wgmmas, and the sum is 72. With 64 x 256 sums per consumer a wgmma takes
+// 128 cycles, with 80 wavefronts to read and 48 to write: 128, which just fits. That is CUTLASS's tile.
 
 constexpr int warps4 = 8, threads4 = 3 * group_threads;
 
@@ -298,19 +299,19 @@ void hopper_matmul4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_
 
 // ---- version 5: clusters -------------------------------------------------------------------------------------------------------
 //
-// Two blocks with the same columns, neighbours along T, run as a cluster: at the same time on neighbouring SMs. Each fetches half
-// of the slab of w, and TMA's multicast writes it to the shared memory of both, at the same offset, and counts its bytes at the
-// mbarrier of the same offset in each. Per block 256 + 64 rows leave L2 where 384 did. Both blocks' shared memory is written as
-// before; that its wavefronts fall is the interpreter's counting of a multicast as one write.
+// Two blocks with the same columns, neighbours along T, form a cluster: they run at the same time on neighbouring SMs. Each block
+// fetches half of the slab of w. TMA's multicast writes this half to the shared memory of both blocks, at the same offset, and
+// counts its bytes at the mbarrier with the same offset in each block. Each block now reads 256 + 64 rows from L2 instead of 384.
+// The writes to shared memory stay the same; their wavefronts only appear to fall because the interpreter counts a multicast as
+// one write.
 //
-// What a stage of one block receives now depends on the other's progress: a producer may write into the neighbour's stage only
-// when that is empty. So a consumer's warps release to both blocks, and `empty` counts the arrivals of 16 warps. mapa finds the
-// neighbour's barrier.
+// A producer may write into the neighbour's stage only when that stage is empty. So a consumer's warps release a stage to both
+// blocks, and `empty` counts the arrivals of 16 warps. mapa gives the address of the neighbour's barrier.
 //
-// Two barriers of the cluster. Before the first copy: the neighbour's mbarriers must be initialised when its bytes arrive. At the
-// end: a block's shared memory must not be given back while the neighbour still arrives at its barriers.
+// The cluster needs two barriers. One precedes the first copy, because the neighbour's mbarriers must be initialised before bytes
+// arrive at them. The other is at the end, because a block must keep its shared memory until the neighbour's last arrival.
 
-// The boxes of this block's stage: its own rows of x, and one half of w for both.
+// Starts the copies of a stage: this block's rows of x, and one half of the rows of w for both blocks.
 __device__ void fetch_for_both(Slabs<256> &slab, Barrier &full, const Maps &maps, int t0, int o0, int n, int rank) {
     hopper::arrive_and_expect(full, slab.bytes);  // both halves
     hopper::tma_load(slab.x.data, maps.x, 0, t0, n, full);
@@ -320,7 +321,7 @@ __device__ void fetch_for_both(Slabs<256> &slab, Barrier &full, const Maps &maps
         "l"(&maps.w), "r"(o0 + rank * (columns / 2)), "r"(n), "r"(shared_address(&full)), "h"(uint16_t(3))
         : "memory");
 }
-__device__ void release_of(Barrier &empty, unsigned rank) {  // of a block of the cluster
+__device__ void release_of(Barrier &empty, unsigned rank) {  // in the cluster's block number `rank`
     asm volatile(
         "{ .reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(
             shared_address(&empty)),

@@ -1,4 +1,4 @@
-// A block that the emulator runs: its threads, warps, barriers and clocks. Shared by simt.cpp (who runs next, warp operations, barriers, launches),
+// The emulator's state of a running block: threads, warps, barriers and clocks. Shared by simt.cpp (scheduling, warp operations, barriers, launches),
 // races.cpp (the race detector, device memory) and messages.cpp.
 #pragma once
 #include <sys/mman.h>
@@ -25,12 +25,12 @@ constexpr size_t stack_bytes = 64 * 1024;
 #endif
 constexpr int max_threads = 1024, max_warps = max_threads / 32, barriers = 16;
 
-struct Place {  // where in the source
+struct Place {  // a position in the source
     std::source_location at;
     const void *pc;
 };
 
-struct Copy {  // a cp.async on its way
+struct Copy {  // a cp.async in flight
     void *to;
     const void *from;
     bool valid;
@@ -44,33 +44,33 @@ struct Thread : ThreadInfo {
     Warp *warp;
     fcontext_t context;
     char *stack;
-    Thread *next;                // in the list of those who wait at a barrier
-    std::vector<Copy> copies;    // issued, in order
-    std::vector<size_t> groups;  // and committed: how many of them each group ends with
-    const void *stack_bottom;    // the rest is AddressSanitizer's
+    Thread *next;                // in the list of threads that wait at a barrier
+    std::vector<Copy> copies;    // issued copies, in order
+    std::vector<size_t> groups;  // for each committed group: the number of copies up to its end
+    const void *stack_bottom;    // this and the following members are AddressSanitizer's
     size_t stack_size;
     void *fake_stack;
 };
 
-struct Arrival {  // the warp operation that a waiting lane asked for
+struct Arrival {  // the warp operation of a waiting lane
     const char *name;
     unsigned mask;
     Place place;
     void *data;
 };
 
-struct Warp {  // the state of its lanes is three sets of bits; a lane in none of them runs, or waits at a barrier
+struct Warp {  // three bit sets hold the state of its lanes; a lane in none of them runs, or waits at a barrier
     int number;
-    unsigned lanes;  // that exist
+    unsigned lanes;  // the lanes that exist
     unsigned ready, waiting, returned;
     Arrival arrival[32];
 };
 
 struct Barrier {
     int arrived, expected;
-    Place place;                // of the first to arrive
+    Place place;                // of the first thread to arrive
     Thread *waiting;            // a list
-    int arrived_of[max_warps];  // the rest is the race detector's: threads of each warp
+    int arrived_of[max_warps];  // this and the following members are the race detector's; arrived threads of each warp
     unsigned waiting_warps;     //
     uint32_t clock[max_warps];  // joined clock of the arrived threads
 };
@@ -82,8 +82,8 @@ struct Touch {           // the last write, or read by one warp, of two bytes
     const void *pc;
 };
 
-// Device memory: which block of which launch last wrote and read each two bytes, and which thread of that block. Once a single byte has been
-// accessed, the second byte of each two has a cell of its own.
+// Device memory: for each two bytes, the last writer and the last reader, as launch, block and thread. After the first access of a single byte, the
+// second byte of each pair has a cell of its own.
 struct Buffer {
     uintptr_t begin, end;
     struct Cell {
@@ -104,14 +104,14 @@ struct Launch {
     uint64_t number = 0;
     bool counted = false;
     size_t failed_block = SIZE_MAX;
-    std::string failure{};  // of the lowest block that failed
+    std::string failure{};  // message of the lowest block that failed
 };
 
 struct Block : BlockInfo {
     Launch *launch;
     size_t number;
     int threads_count, warps_count;
-    Thread host;  // what runs outside the kernel and starts the block
+    Thread host;  // runs outside the kernel and starts the block
     std::vector<Thread> thread;
     Warp warp[max_warps];
     unsigned ready_warps;
@@ -125,17 +125,17 @@ struct Block : BlockInfo {
     char *stacks = nullptr;
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
 
-    ~Block() {  // with its CPU thread: ranks that are threads come and go
+    ~Block() {  // a block ends with its CPU thread; threads of ranks come and go
         if (!stacks) return;
-#ifdef __SANITIZE_ADDRESS__  // fibers that were given up have left their marks, and another thread's memory may come here
+#ifdef __SANITIZE_ADDRESS__  // abandoned fibers leave poisoned bytes, and this memory may be reused by another thread
         ASAN_UNPOISON_MEMORY_REGION(stacks, max_threads * stack_bytes);
 #endif
         munmap(stacks, max_threads * stack_bytes);
     }
 };
 
-extern constinit thread_local Block *block;     // that this CPU thread runs
-extern constinit thread_local Thread *current;  // and the thread of it
+extern constinit thread_local Block *block;     // the block that this CPU thread runs
+extern constinit thread_local Thread *current;  // the CUDA thread that runs now
 
 // ---- messages.cpp -------------------------------------------------------------------------------------------------------------------
 
@@ -144,13 +144,13 @@ std::string where(Place place);
 std::string kernel_name(const void *kernel);  // "op_kernel<bf16>"
 std::string lanes(unsigned mask);
 
-// Keep a failure for the end of the launch, if no lower block has one: of the block, or of the current thread at `place`.
+// Records a failure of the block, or of the current thread at `place`. The end of the launch reports the failure of the lowest block.
 void keep(const std::string &cause, const char *fix);
 void report(Place place, const std::string &cause, const char *fix);
 
-[[noreturn]] void give_block_up();  // runs the host, and no thread of this block any more
+[[noreturn]] void give_block_up();  // switches to the host; no thread of this block runs again
 
-// A statement of its own after the report: this thread's stack is never unwound, so no string may be alive.
+// give_block_up() is a separate statement because this thread's stack is never unwound, so no string may be alive.
 #define FAIL(...)            \
     do {                     \
         report(__VA_ARGS__); \
@@ -160,14 +160,14 @@ void report(Place place, const std::string &cause, const char *fix);
 // ---- races.cpp ----------------------------------------------------------------------------------------------------------------------
 
 extern bool detecting;                       // loads and stores call access()
-extern std::vector<KernelCounts> *counting;  // in place of looking for races
+extern std::vector<KernelCounts> *counting;  // if set, accesses are counted and not checked for races
 
-void watch(Launch &launch);  // from here on, for races with what other launches and blocks do
+void watch(Launch &launch);  // starts looking for races with other blocks
 void start_clocks(Block &b);
-void advance(int warp);  // its own time
-// A load or store of the current thread. in_flight: by a cp.async, which `landing` ends.
+void advance(int warp);  // advances the warp's own time
+// Records a load or store of the current thread. in_flight: it belongs to a cp.async; `landing` marks the end of that cp.async.
 void access(const void *p, size_t bytes, bool write, const void *pc, bool in_flight = false, bool landing = false);
-// What has happened before the barrier is known to those who waited at it.
+// Joins the clocks of all threads that waited at the barrier.
 void pass_clocks_in(Barrier &b);
 void pass_clocks_out(const Barrier &b);
 }  // namespace CUDA_BACKEND::simt

@@ -1,9 +1,9 @@
-// What kernels ask of a GPU's memory and of their warps, counted in the emulator without nvcc: the n-th time that the lanes of a warp execute one
-// load or store, their addresses are one request. Kernel files must be built with -fsanitize=thread, which reports each load and store (simt.cpp).
+// Counts of memory requests and warp operations, taken by the emulator without nvcc. The addresses of all lanes of a warp at their n-th execution of
+// a load or store form one request. Kernel files must be built with -fsanitize=thread, which reports each load and store (simt.cpp).
 //
-// Counted are accesses to device memory and to shared memory, and what simt.h defines: shuffles, votes, mma, ldmatrix, barriers. Arithmetic is
-// not: g++ compiles it for the CPU. Where lanes go through a branch in different iterations of a loop, their accesses are counted
-// as if they met.
+// The counts cover accesses to device memory and shared memory, and the operations of simt.h: shuffles, votes, mma, ldmatrix, barriers. They do not
+// cover arithmetic, which g++ compiles for the CPU. If lanes take a branch in different iterations of a loop, their accesses are counted as one
+// request.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -23,13 +23,13 @@ struct KernelCounts {
         void operator+=(const Executed &other) { warps += other.warps, lanes += other.lanes; }
     };
     std::string name;
-    // Of the last launch: blocks, their threads, their shared memory in bytes.
-    uint64_t launches = 0, blocks = 0, threads = 0, shared = 0;
+    uint64_t launches = 0;
+    uint64_t blocks = 0, threads = 0, shared = 0;  // in the last launch; threads and bytes of shared memory per block
     Executed loads, stores, shared_loads, shared_stores;
     uint64_t sectors = 0;                           // of device memory, in `loads` and `stores`
     uint64_t wavefronts = 0, least_wavefronts = 0;  // of shared memory (transactions.h)
-    uint64_t barriers = 0;                          // times that a block has met
-    std::map<std::string, Executed> operations;     // shuffles and their like, by name
+    uint64_t barriers = 0;                          // __syncthreads() of blocks
+    std::map<std::string, Executed> operations;     // shuffles and similar, by name
 
     uint64_t conflicts() const { return wavefronts - least_wavefronts; }
     Executed all() const {  // accesses and operations
@@ -43,7 +43,7 @@ struct KernelCounts {
 
 inline namespace CUDA_BACKEND {
 namespace simt {
-// Counts the launches made during work(), in order of their first launch. Races are not looked for meanwhile.
+// Counts the launches made during work(), in order of their first launch. The race detector is off meanwhile.
 std::vector<KernelCounts> counted(const std::function<void()> &work);
 
 class BlockCounts {  // of the blocks that one CPU thread runs
@@ -58,7 +58,7 @@ class BlockCounts {  // of the blocks that one CPU thread runs
     void access(const Access &access, int warp, int lane, unsigned lanes_of_warp);
     void operation(const char *name, int lanes);
     void barrier() { counts_.barriers++; }
-    void end_block();  // requests in which some lanes took no part are complete
+    void end_block();  // completes requests in which some lanes took no part
     KernelCounts take();
 
   private:

@@ -1,5 +1,5 @@
-// Slices among ranks of the emulator that are processes, which its NCCL does not join: everything is sent to all, as a text of the host's
-// communicator. Device memory is the host's there, and work given to a stream is done at once.
+// Slices among emulator ranks that are processes. The emulator's NCCL only joins threads, so every slice is sent to all ranks as a text over the
+// host's communicator. In these processes device memory is host memory, and stream work runs at once.
 #pragma once
 #include <deque>
 
@@ -15,7 +15,7 @@ class EmulatedProcesses final : public Comm {
     void do_all_gather(Slice send, Slice recv) override { take(all(send), recv, 0); }
     void do_all_to_all(Slice send, Slice recv) override { take(all(send), recv, size_t(rank) * recv.bytes() / size_t(size)); }
     void do_broadcast(Slice data, int root) override { memcpy(data.data, all(data)[size_t(root)].data(), data.bytes()); }
-    // An exchange waits for its wait(), so that ranks may begin it before and after calls of other communicators.
+    // An exchange only happens in its wait(), so ranks may begin it before or after calls of other communicators.
     Request do_exchange(Slice send, int, Slice recv, int from) override {
         exchanges_.push_back({++last_id_, send, recv, from});
         return {this, last_id_};
@@ -50,7 +50,7 @@ class EmulatedProcesses final : public Comm {
         sum_slices(out.type, out.data, parts, out.count);
     }
 
-    // out = of each rank's text the same part, in the order of ranks
+    // out = the same part of each rank's text, in the order of ranks
     static void take(const std::vector<std::string> &texts, Slice out, size_t offset) {
         const size_t bytes = out.bytes() / texts.size();
         for (size_t r = 0; r < texts.size(); r++)
@@ -62,8 +62,8 @@ class EmulatedProcesses final : public Comm {
         Slice send, recv;
         int from;
     };
-    std::deque<Exchange> exchanges_;  // that have not been waited for
+    std::deque<Exchange> exchanges_;  // exchanges that still need a wait
     uint64_t last_id_ = 0;
     Comm &host_;
-    std::unique_ptr<Comm> own_host_;  // host_, if it was made for this communicator
+    std::unique_ptr<Comm> own_host_;  // owns host_ if it was made for this communicator
 };

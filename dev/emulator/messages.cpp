@@ -1,4 +1,4 @@
-// What the emulator says of a kernel that does something forbidden: at which lines, in which thread, of which launch.
+// The emulator's error messages about kernels: the violation, its lines, its thread, and the launch.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -8,8 +8,8 @@
 
 namespace CUDA_BACKEND::simt {
 namespace {
-// What addr2line knows of an address of this program: pairs of function and FILE:LINE, innermost inlined function first.
-// Answers are kept, as each takes it a good part of a second.
+// addr2line's answer for an address of this program: pairs of function and FILE:LINE, innermost inlined function first.
+// Answers are cached, because each call takes a large part of a second.
 using Frames = std::vector<std::pair<std::string, std::string>>;
 Frames frames(const void *pc) {
     static std::mutex lock;
@@ -37,7 +37,7 @@ std::string base_name(const std::string &path) { return path.substr(path.rfind('
 
 std::string where(Place place) {
     std::string out;
-    const auto call = reinterpret_cast<const void *>(uintptr_t(place.pc) - 1);  // pc is where it returns to
+    const auto call = reinterpret_cast<const void *>(uintptr_t(place.pc) - 1);  // pc is the return address
     for (const auto &[function, line] : frames(call))
         if (line[0] != '?' && base_name(line).rfind("simt.", 0) != 0) out += (out.empty() ? "" : " < ") + base_name(line);
     if (!out.empty() || !place.at.line()) return out.empty() ? "an unknown line" : out;

@@ -1,11 +1,11 @@
-// The race detector, the device memory that it watches, and what instrumented code calls at each load and store.
+// The race detector, the device memory that it watches, and the hooks that instrumented code calls at each load and store.
 //
-// Vector clocks (Flanagan and Freund, FastTrack, 2009), one per warp: what warp v did up to its time clock[w][v] has happened before what
-// warp w does now. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race
-// if they touch the same two bytes (of device memory that is accessed by single bytes: the same byte) at the same time of their warp. (A
-// __syncwarp of some lanes counts for the whole warp.)
-// For device memory only the last reader is recorded, not one per warp: another order of threads finds the missed races. Between blocks
-// nothing is ordered: none may touch what another one of the same launch writes.
+// One vector clock per warp (Flanagan and Freund, FastTrack, 2009): all actions of warp v up to its time clock[w][v] have happened before the next
+// action of warp w. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race if they access
+// the same two bytes at the same time of their warp (the same byte, if the device memory is accessed by single bytes). A __syncwarp of some lanes
+// counts for the whole warp.
+// For device memory only the last reader is recorded, not one per warp: another order of threads finds the missed races. Blocks of one launch are
+// not ordered, so a block must not access bytes that another block of the same launch writes.
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ Touch read_again(const Touch &before, const void *pc) {
     return now;
 }
 
-// Ends in a message if the current access and the earlier one are not ordered.
+// Fails if the current access and the earlier one are not ordered.
 void check_order(const Touch &then, const char *memory, size_t offset, bool write, const char *done, const void *pc) {
     const Touch now = touch(pc);
     const bool concurrent =
@@ -93,7 +93,7 @@ void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
                  format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
                         offset, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
                  "one block writes it all, or one launch after the other");
-        // The threads are looked at where no other block touches them.
+        // cell.writer and cell.reader are only read if this block has set them, so no CPU thread writes them meanwhile.
         if (writer == me) check_order(cell.writer, "device", offset, write, "written", pc);
         if (write && reader == me) check_order(cell.reader, "device", offset, write, "read", pc);
         if (write) cell.writer = touch(pc);
@@ -148,7 +148,7 @@ void pass_clocks_out(const Barrier &b) {
     }
 }
 
-void start_clocks(Block &b) {  // everyone's time 1; nothing has happened before
+void start_clocks(Block &b) {  // all times are 1; nothing has happened before
     for (int w = 0; w < b.warps_count; w++)
         for (int v = 0; v < b.warps_count; v++) b.clock[w][v] = w == v;
     if (!detecting) return;
@@ -174,7 +174,8 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
         const uintptr_t begin = uintptr_t(*p);
         const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), [&](const Buffer &b) { return b.begin > begin; });
         const size_t pairs = bytes / 2 + 1;
-        auto *cells = static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // untouched pages take no memory
+        auto *cells = static_cast<Buffer::Cell *>(
+            calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // pages that are never accessed take no memory
         if (!cells) return cudaErrorMemoryAllocation;
         all_buffers.insert(at, {begin, begin + bytes, cells, cells + pairs, reinterpret_cast<bool *>(cells + 2 * pairs)});
     }
@@ -209,7 +210,7 @@ cudaError_t cudaFree(void *p) {
     void __tsan_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }           \
     void __tsan_unaligned_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); } \
     void __tsan_unaligned_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }
-// The test program's own atomics, in headers of the standard library and GoogleTest: as if not instrumented.
+// The test program's own atomics, in headers of the standard library and GoogleTest, behave as if not instrumented.
 #define ATOMICS(bits)                                                                                              \
     using A##bits = std::atomic<uint##bits##_t>;                                                                   \
     uint##bits##_t __tsan_atomic##bits##_load(const A##bits *p, int) { return p->load(); }                         \

@@ -1,4 +1,4 @@
-// The emulator behind simt.h: fibers and who runs next, warp operations, barriers, cp.async, launches.
+// Implements simt.h: fibers and their scheduling, warp operations, barriers, cp.async, launches.
 #include <omp.h>
 
 #include <atomic>
@@ -19,12 +19,12 @@ constinit thread_local Block *block = nullptr;
 constinit thread_local Thread *current = nullptr;
 
 namespace {
-constexpr size_t guard_bytes = 4096;       // below each stack, not accessible
-constexpr size_t max_shared = 227 * 1024;  // of a block on sm_90
+constexpr size_t guard_bytes = 4096;       // inaccessible bytes below each stack
+constexpr size_t max_shared = 227 * 1024;  // bytes per block on sm_90
 
 // ---- fibers ---------------------------------------------------------------------------------------------------------------------
 
-// The first thing to do after every jump: note where the fiber that jumped here has stopped.
+// Called first after every jump: records where the fiber that jumped here has stopped.
 void landed(transfer_t from) {
     Thread &before = *static_cast<Thread *>(from.data);
     before.context = from.fctx;
@@ -62,7 +62,7 @@ uint32_t next_random(uint32_t &state) {  // xorshift32 (Marsaglia, 2003)
     return state ^= state << 5;
 }
 
-int choose(unsigned set) {  // one of its members, in the order of this launch
+int choose(unsigned set) {  // returns a member of the set, in this launch's order
     const unsigned order = block->launch->order;
     if (order == 0) return std::countr_zero(set);
     if (order == 1) return 31 - std::countl_zero(set);
@@ -75,10 +75,10 @@ void set_ready(Warp &warp, unsigned set) {
     if (warp.ready) block->ready_warps |= 1u << warp.number;
 }
 
-// Suspends this thread, whose state has its reason, and runs another one: of the same warp if possible.
+// Suspends this thread, whose state already contains the reason, and runs another one, of the same warp if possible.
 void run_another(Warp *warp) {
     if (!warp || !warp->ready) {
-        if (!block->ready_warps) return switch_to(&block->host);  // all have returned, or none can go on
+        if (!block->ready_warps) return switch_to(&block->host);  // all threads have returned, or none can proceed
         warp = &block->warp[choose(block->ready_warps)];
     }
     const int lane = choose(warp->ready);
@@ -87,7 +87,7 @@ void run_another(Warp *warp) {
     switch_to(&block->thread[size_t(warp->number) * 32 + lane]);
 }
 
-void interrupt() {  // in random orders now and then a thread that could go on waits
+void interrupt() {  // in random orders, sometimes suspends a thread that could proceed
     if (block->launch->order < 2 || next_random(block->random) % 4) return;
     set_ready(*current->warp, 1u << current->lane);
     run_another(nullptr);
@@ -115,18 +115,18 @@ void thread_main(transfer_t from) {
                  "let all lanes of the mask take part, or leave out those that return");
     }
     run_another(&warp);
-    abort();  // a thread that has returned is never run
+    abort();  // a thread that has returned never runs again
 }
 
 // ---- warp operations ----------------------------------------------------------------------------------------------------------------
 
-// All lanes of the mask must come; each leaves `data`, and the last does the work(mask, data of each lane) of all.
+// All lanes of the mask must arrive. Each passes `data`, and the last one calls work(mask, data of each lane) for all.
 template <class Work> void warp_operation(const char *name, unsigned mask, void *data, Place place, Work work) {
     Warp &warp = *current->warp;
     const int lane = current->lane;
     if (!(mask >> lane & 1))
         FAIL(place, format("%s by lane %d, which is not in its mask %s", name, lane, lanes(mask).c_str()), "add it to the mask");
-    mask &= warp.lanes;  // a block of 48 threads: the second warp has 16
+    mask &= warp.lanes;  // in a block of 48 threads the second warp has 16 lanes
     if (mask & warp.returned)
         FAIL(place, format("%s waits for lanes %s, which have returned", name, lanes(mask & warp.returned).c_str()),
              "let all lanes of the mask take part, or leave out those that return");
@@ -171,7 +171,7 @@ void prepare(Block &b, Launch &launch) {  // once per launch and CPU thread
     b.threads_count = int(launch.threads);
     b.warps_count = int(ceil_div(launch.threads, 32));
     b.shared_bytes = launch.shared;
-    void *memory;  // of the exact size, so that AddressSanitizer knows its end
+    void *memory;  // of the exact size, so AddressSanitizer knows its end
     if (posix_memalign(&memory, 1024, std::max<size_t>(launch.shared, 1)))
         die("no memory for %zu bytes of shared memory", launch.shared);
     b.shared = static_cast<unsigned char *>(memory);
@@ -201,7 +201,7 @@ void start_thread(Block &b, int i) {
 #ifdef __SANITIZE_ADDRESS__
     ASAN_UNPOISON_MEMORY_REGION(bottom, t.stack_size);
 #endif
-    const size_t colour = size_t(t.lane) * 576;  // else all stacks fall into the same sets of the L1 cache
+    const size_t colour = size_t(t.lane) * 576;  // otherwise all stacks share the same sets of the L1 cache
     t.context = make_fcontext(bottom + t.stack_size - colour, t.stack_size - colour, thread_main);
 }
 
@@ -256,7 +256,7 @@ void run(Block &b, size_t number) {
     self_block = nullptr;
 }
 
-// The counts of this kernel, to which each CPU thread adds its blocks'.
+// Returns the counts of this kernel; each CPU thread adds the counts of its blocks.
 KernelCounts &count_launch(Launch &launch) {
     const std::string name = kernel_name(launch.kernel);
     const auto is_it = [&](const KernelCounts &k) { return k.name == name; };
@@ -297,7 +297,7 @@ void launch(unsigned order, const void *kernel, Grid grid, unsigned threads, siz
 }
 
 std::vector<KernelCounts> counted(const std::function<void()> &work) {
-    if (!detecting) die("this program does not see loads and stores\n  fix: make try builds one that counts them");
+    if (!detecting) die("this program cannot count loads and stores\n  fix: use make try, which builds an instrumented program");
     std::vector<KernelCounts> counts;
     counting = &counts;
     work();
@@ -468,9 +468,9 @@ void cp_async_16(void *to, const void *from, bool valid, std::source_location at
         FAIL(place, "cp.async: the source is not 16-byte aligned", "rows that are multiples of 16 bytes");
     if (valid) {
         access(from, 16, false, place.pc);
-        // AddressSanitizer reports here.
+        // AddressSanitizer reports a bad access here,
         [[maybe_unused]] volatile unsigned char byte = static_cast<const unsigned char *>(from)[0];
-        byte = static_cast<const unsigned char *>(from)[15];  // and not at the wait
+        byte = static_cast<const unsigned char *>(from)[15];  // rather than at the wait
     }
     access(to, 16, true, place.pc, true);
     memset(to, 0xff, 16);

@@ -1,20 +1,21 @@
-// Runs CUDA kernels on the CPU, so that they can be tested, and debugged, without a GPU. With -DLLMC_EMULATE the compiler
-// includes it in front of the file (Makefile).
+// Runs CUDA kernels on the CPU, so they can be tested and debugged without a GPU. With -DLLMC_EMULATE the compiler
+// includes this header before the file (Makefile).
 //
 // Every CUDA thread is a fiber, every block runs on one CPU core, blocks in an OpenMP loop. A fiber runs until it must wait: for its
-// warp (shuffle, mma, ldmatrix, __syncwarp) or at a barrier. The stream says who goes next: CUstream_st{0} the lowest thread that can,
-// {1} the highest, {seed} a random one, which also interrupts threads where they need not wait. A correct kernel gives the same in all.
+// warp (shuffle, mma, ldmatrix, __syncwarp) or at a barrier. The stream selects the order of threads: CUstream_st{0} runs the lowest ready
+// thread, {1} the highest, {seed} a random one, and also interrupts threads that need not wait. A correct kernel gives the same results in
+// all orders.
 //
-// What a GPU leaves to chance is made to fail: shared memory and cudaMalloc'ed memory start as NaN, cp.async lands only at its wait, and
-// launch() throws an Error that names kernel, block, thread and source line for: a lane that is missing from a mask, that has returned,
-// or that is at another operation; a __syncthreads at two places; a deadlock; misaligned or foreign addresses of cp.async and ldmatrix.
-// Built with -fsanitize=address, a report names the line of an access out of bounds. Kernel files built with -fsanitize=thread, but
-// linked without it, call the race detector in simt.cpp at every load and store.
+// Undefined behaviour, which a GPU may tolerate, always fails here: shared memory and cudaMalloc'ed memory start as NaN, cp.async lands only
+// at its wait, and launch() throws an Error that names kernel, block, thread and source line. It does so for a lane that is missing from a
+// mask, has returned, or is at another operation; a __syncthreads at two places; a deadlock; and misaligned or foreign addresses of
+// cp.async and ldmatrix. Built with -fsanitize=address, the report names the line of an access out of bounds. Kernel files that are
+// built with -fsanitize=thread, but linked without it, call the race detector (races.cpp) at every load and store.
 //
-// Streams run in the order of the calls, or interleaved, in a random order that events allow: streams.h.
+// Streams run in the order of the calls, or interleaved in a random order that respects events: streams.h.
 //
-// Not emulated: wgmma, TMA, clusters, textures, __activemask, kernels launched by kernels. A loop in which a thread waits for another one's
-// atomic may not end.
+// Not emulated: wgmma, TMA, clusters, textures, __activemask, kernels launched by kernels. A loop in which a thread waits for another thread's
+// atomic may never end.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -37,7 +38,7 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
 #define __shared__ static_assert(false, "use shared_mem<T>()");
-#define SIMT_INLINE inline __attribute__((always_inline))  // so that the return address is in the kernel, for messages
+#define SIMT_INLINE inline __attribute__((always_inline))  // keeps the return address in the kernel, for messages
 #define SIMT_AT std::source_location at = std::source_location::current()
 
 inline namespace CUDA_BACKEND {
@@ -59,11 +60,11 @@ struct BlockInfo {
     unsigned char *shared;
     size_t shared_bytes;
 };
-extern constinit thread_local const ThreadInfo *self;  // the CUDA thread that runs on this CPU thread; null outside kernels
+extern constinit thread_local const ThreadInfo *self;  // the CUDA thread on this CPU thread; null outside kernels
 extern constinit thread_local const BlockInfo *self_block;
 
 void launch(unsigned order, const void *kernel, Grid grid, unsigned threads, size_t shared, const std::function<void()> &body);
-void *shared_bytes(size_t bytes);  // of the block; bytes must not be more than launch() was given
+void *shared_bytes(size_t bytes);  // of the block; at most the bytes that launch() was given
 
 void sync_warp(unsigned mask, std::source_location at);
 void shuffle(const char *name, unsigned mask, void *value, size_t bytes, int source_lane, std::source_location at);
@@ -145,7 +146,8 @@ template <class T> SIMT_INLINE T __shfl_xor_sync(unsigned mask, T v, int bits, S
     simt::shuffle("__shfl_xor_sync", mask, &v, sizeof v, simt::self->lane ^ bits, at);
     return v;
 }
-template <class T> SIMT_INLINE T __shfl_down_sync(unsigned mask, T v, unsigned distance, SIMT_AT) {  // from outside: one's own
+template <class T>
+SIMT_INLINE T __shfl_down_sync(unsigned mask, T v, unsigned distance, SIMT_AT) {  // a lane beyond the warp gives the own value
     const int lane = simt::self->lane, from = lane + int(distance);
     simt::shuffle("__shfl_down_sync", mask, &v, sizeof v, from < 32 ? from : lane, at);
     return v;

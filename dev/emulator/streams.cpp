@@ -1,4 +1,4 @@
-// The emulator's streams, events, copies and NCCL: streams.h.
+// Implements the emulator's streams, events, copies and NCCL (streams.h).
 #include "simt.h"
 
 #include <unistd.h>
@@ -18,7 +18,7 @@
 namespace CUDA_BACKEND {
 namespace simt {
 
-// Work returns whether it is done. Work that is not holds the stream up, and is called again: it waits for other streams.
+// Work returns true when it is done. Otherwise it waits for other streams: it blocks its stream and is called again later.
 struct Queue {
     std::thread::id owner = std::this_thread::get_id();
     bool random;
@@ -28,14 +28,14 @@ struct Queue {
 namespace {
 
 struct Scheduler {
-    std::mutex lock;  // guards all members, and is held while work runs
+    std::mutex lock;  // guards all members; held while work runs
     std::condition_variable changed;
-    std::vector<Queue *> queues;  // front ones run first
-    bool random = false;          // for the streams that are created from now on
+    std::vector<Queue *> queues;  // queues at the front run first
+    bool random = false;          // for streams created from now on
     std::minstd_rand chance;
-    std::string failure;  // of the first work that threw
+    std::string failure;  // message of the first work that threw
 
-    // One piece of work in eight the order of streams changes. So one runs ahead of the others for a while.
+    // The order of streams changes once in eight pieces of work, so one stream runs ahead of the others for a while.
     bool step() {
         if (chance() % 8 == 0) std::shuffle(queues.begin(), queues.end(), chance);
         for (Queue *queue : queues) {
@@ -66,7 +66,7 @@ struct Scheduler {
         return std::all_of(queues.begin(), queues.end(), [&](const Queue *q) { return q->owner != own || q->work.empty(); });
     }
 
-    // Runs this thread's streams to their end, and all others as far as they come: they may be of a device that ranks share.
+    // Runs this thread's streams to their end, and all others as far as possible, because ranks may share a device.
     void run_all() {
         run_until([&] { return own_done(); });
         const std::lock_guard guard(lock);
@@ -75,14 +75,14 @@ struct Scheduler {
     }
 };
 
-Scheduler &scheduler() {  // streams of objects that live as long as the program use it last
+Scheduler &scheduler() {  // never destroyed: streams of static objects use it until the program ends
     static Scheduler *const s = new Scheduler;
     return *s;
 }
 
-// Puts in work that may have to wait for other streams.
+// Enqueues work that may have to wait for other streams.
 void enqueue_until(cudaStream_t stream, std::function<bool()> work) {
-    if (stream && stream->recording) die("what waits for another stream cannot be recorded");
+    if (stream && stream->recording) die("a wait for another stream cannot be recorded");
     Queue *const queue = stream ? stream->queue : nullptr;
     Scheduler &s = scheduler();
     if (!queue) return s.run_until(work);
@@ -139,7 +139,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaDeviceSynchronize() { return scheduler().run_all(), cudaSuccess; }
 
-// Called by destructors, also on a failing rank, for whose work other ranks would wait in vain.
+// Called by destructors. On a failing rank other ranks would otherwise wait forever for its work.
 static void finish() {
     Scheduler &s = scheduler();
     if (std::uncaught_exceptions()) {
@@ -148,7 +148,7 @@ static void finish() {
     }
     try {
         s.run_all();
-    } catch (const Error &) {  // it is thrown again where a host waits
+    } catch (const Error &) {  // thrown again when a host thread waits
         const std::lock_guard guard(s.lock);
         for (Queue *queue : s.queues)
             if (queue->owner == std::this_thread::get_id()) queue->work.clear();
@@ -212,7 +212,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSucce
 
 namespace {
 
-// Memory that copies need not stage: of the device, or pinned.
+// Memory that needs no staging in copies: device memory or pinned memory.
 struct Known {
     std::mutex lock;
     std::map<uintptr_t, size_t> bytes;
@@ -308,7 +308,7 @@ thread_local Group group;
 
 std::byte *at(const void *p, size_t bytes) { return static_cast<std::byte *>(const_cast<void *>(p)) + bytes; }
 
-// Does a collective for all ranks.
+// Computes a collective for all ranks.
 void compute(const std::vector<Part> &parts) {
     const Part &first = parts.front();
     const size_t bytes = first.n * bytes_of(first.type);
@@ -336,7 +336,7 @@ void compute(const std::vector<Part> &parts) {
 struct NcclRank {
     std::shared_ptr<Clique> clique;
     int rank;
-    uint64_t calls = 0;  // collectives so far
+    uint64_t calls = 0;  // number of collectives so far
 };
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -359,7 +359,7 @@ static void expect_urgent(cudaStream_t stream) {
             "  fix: CudaStream(StreamPriority::urgent)");
 }
 
-// The last rank that comes does the work of all.
+// The last rank to arrive computes the result for all.
 static ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, Part part) {
     expect_urgent(stream);
     enqueue_until(stream, [clique = comm->clique, number = ++comm->calls, rank = size_t(comm->rank), part] {
@@ -407,7 +407,7 @@ ncclResult_t ncclRecv(void *data, size_t n, ncclDataType_t type, int from, ncclC
     return group.comm = comm, group.stream = stream, ncclSuccess;
 }
 
-// A group is done when its messages were received and its own were taken.
+// A group is complete when all its messages have been received, in both directions.
 ncclResult_t ncclGroupEnd() {
     if (!group.comm) return ncclSuccess;
     expect_urgent(group.stream);

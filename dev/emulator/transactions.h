@@ -1,5 +1,5 @@
-// What one load or store of a warp asks of the memory: the units in which a GPU serves it. The emulator (counts.cpp) and the PTX interpreter count
-// with these functions, so that their figures can be compared.
+// Memory transactions of one load or store of a warp: sectors and wavefronts. The emulator (counts.cpp) and the PTX interpreter both count with these
+// functions, so their figures can be compared.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -8,27 +8,27 @@
 
 namespace transactions {
 
-// Number of different 32-byte sectors among `n` addresses / 32, which it sorts; the first ones are then the sectors.
+// Returns the number of distinct sectors among `n` sector numbers (address / 32). Afterwards they are at the beginning of the array, sorted.
 inline size_t different(uint64_t *sectors, size_t n) {
     std::sort(sectors, sectors + n);
     return size_t(std::unique(sectors, sectors + n) - sectors);
 }
 
 struct Wavefronts {
-    size_t all;    // as the 32 banks of 4 bytes allow
-    size_t least;  // if no two words met in a bank
+    size_t all;    // with the conflicts of the 32 banks of 4 bytes
+    size_t least;  // without bank conflicts
 };
 
-// Whether each lane wants what its neighbour does, the lane whose number differs in the bit `step`.
+// True if each lane has the address of its neighbour, the lane whose number differs in the bit `step`.
 inline bool in_pairs(const uint32_t *addresses, uint32_t mask, uint32_t step) {
     for (uint32_t l = 0; l < 32; l++)
         if (mask >> l & mask >> (l ^ step) & 1 && addresses[l] != addresses[l ^ step]) return false;
     return true;
 }
 
-// Shared memory answers 128 bytes at a time: to 32 lanes with 4 bytes each, to halves of the warp with 8, and to quarters with 16; twice as many
-// lanes if they want the same in pairs. Of those that are answered at once words of one bank wait for each other; lanes that want the same word
-// share it.
+// Shared memory serves 128 bytes at a time: a whole warp with 4 bytes per lane, half a warp with 8, a quarter with 16, and twice that number of lanes
+// if pairs of neighbours have the same address. Among the lanes served together, different words of one bank take one wavefront each; lanes that
+// access the same word share it.
 inline Wavefronts wavefronts(const uint32_t *addresses, uint32_t mask, uint32_t bytes) {
     int lanes_at_once = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
     if (bytes > 4 && (in_pairs(addresses, mask, 1) || in_pairs(addresses, mask, 2))) lanes_at_once *= 2;

@@ -1,16 +1,17 @@
-// The feed-forward of a mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Jiang et al., "Mixtral of experts", 2024, arXiv:2401.04088), for n tokens of a
-// row: each goes to K of E experts, and their outputs are summed with the router's weights. No token is dropped. In Qwen2-MoE all tokens go to one more expert,
-// the shared one, whose weight is a gate's.
+// The feed-forward layer of a mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Jiang et al., "Mixtral of experts", 2024,
+// arXiv:2401.04088), for n tokens of a packed row. Each token goes to K of E experts, and the router's weights sum their outputs. No token is
+// dropped. In Qwen2-MoE every token also goes to a shared expert, which a gate weights.
 //
 //   p = softmax(x Wr^T)     y = sum_{k of the K largest} weight_k expert_k(x) + sigmoid(x . wg) shared(x)     expert(x) = (silu(x Wg^T) * (x Wu^T)) Wd^T
 //
-// The rows of an expert are one block (../ops/expert_rows.h), so that its products are matrix products (../ops/grouped_matmul.h). Tokens are
-// processed in runs (matmul_run): no bit depends on how many runs a call has.
+// The rows of an expert are contiguous (../ops/expert_rows.h), so its products are matrix products (../ops/grouped_matmul.h). Tokens are processed in
+// runs (matmul_run); the number of runs changes no bit of the result.
 //
-// Each product may have adapters (linear_layers.h): those of an expert, of rank r as any others, have the expert's rows.
+// Each product may have adapters (linear_layers.h). An expert's adapters see only the expert's rows.
 //
-// Under expert parallelism N ranks have E / N of a layer's experts each, and rows go to the ranks of their experts and back (../parallel/expert_exchange.h).
-// Then all of them make the same calls, with any numbers of tokens, and a rank's arrays have room for all rows that the tokens of N ranks can have here.
+// Under expert parallelism each of N ranks holds E / N of a layer's experts, and rows travel to the ranks of their experts and back
+// (../parallel/expert_exchange.h). The N ranks make the same calls, each with any number of tokens. A rank's arrays have room for all rows that the
+// tokens of N ranks can send to its experts.
 #pragma once
 #include "../ops/expert_rows.h"
 #include "../ops/grouped_matmul.h"
@@ -22,7 +23,7 @@
 #include "config.h"
 #include "linear_layers.h"
 
-// The weights of a layer's experts (S = X), or their gradients (S = float), for the E / N of this rank. Of the shared expert they are null if there is none.
+// The weights of a layer's experts (S = X), or their gradients (S = float), for this rank's E / N experts. The shared expert's are null without one.
 template <class S> struct ExpertWeights {
     S *router;          // (E, C)
     S *gate_up;         // (E / N, 2*F, C)
@@ -38,39 +39,41 @@ template <class X> struct ExpertActs {
     int32_t *chosen, *row_of;  // (tile, K)
     float *weights;            // (tile, K)
     int32_t *starts;           // (runs, E + 1)
-    int32_t *token_of;         // (tile, K)   in the token's run
+    int32_t *token_of;         // (tile, K)   relative to the run's first token
     int32_t *counts;           // (E)
-    X *input;                  // (R, C)      the rows of x; also of y and of its gradient
+    X *input;                  // (R, C)      the rows of x; later the rows of y, or of its gradient
     // under expert parallelism
     int32_t *all_counts;             // (N, E)
-    int32_t *held_starts;            // (runs, E / N + 1)  of the rank's experts
+    int32_t *held_starts;            // (runs, E / N + 1)  for the rank's experts
     X *own;                          // (tile * K, C)      the rows of the rank's tokens
     X *gate_up, *act;                // (R, 2*F), (R, F)
     float *gate;                     // (tile)      the shared expert's weight
     X *shared_gate_up, *shared_act;  // (tile, 2*S), (tile, S)
     X *shared;                       // (tile, C)
-    // of the backward pass
-    X *dact, *dshared;                  // (R, F), (tile, S)
-    float *dweights;                    // (tile, K + 1)  then those of the gate
-    X *dlogits, *dgate;                 // (tile, E), (tile)
-    float *own_weights, *held_weights;  // (tile * K), (R) by rows, under expert parallelism; then their gradients
+    // for the backward pass
+    X *dact, *dshared;   // (R, F), (tile, S)
+    float *dweights;     // (tile, K + 1)  in each run the router's K per token, then the gate's
+    X *dlogits, *dgate;  // (tile, E), (tile)
+    float *own_weights,
+        *held_weights;  // (tile * K), (R)  weights in the order of rows, later their gradients; under expert parallelism
 };
 
 template <class Dev> class Experts {
     using X = typename Dev::X;
 
   public:
-    // ranks: those that divide the experts
+    // ranks: number of ranks that divide the experts
     Experts(Dev dev, const ModelConfig &config, LinearLayers<Dev> &linears, size_t ranks)
         : dev(dev), c(config.experts), linears(linears), C(config.C), N(ranks), held_E(c.number / ranks) {}
 
-    // Each op is computed for n tokens, of which x (n, C) is the input. up() routes them, activate() follows it, and down() computes out = residual + y.
+    // The ops of the forward pass, for n tokens with input x (n, C). up() routes the tokens and computes gate_up, activate() applies swiglu, and
+    // down() computes out = residual + y.
     void up(const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const;
     void activate(const ExpertActs<X> &a, const ExpertTokens &n) const;
     void down(const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual, const ExpertTokens &n) const;
 
-    // The same ops backward. The gradients of weights are added to, or overwritten if not `accumulate`; none of frozen ones, which are null. dx may be x.
-    // documents (n) are the tokens', below 0 for padding. balance (E): router.h, or null
+    // The ops of the backward pass. They add to the gradients of weights if `accumulate`, and overwrite them otherwise; gradients of frozen weights
+    // are null and are skipped. dx may be x. documents (n): each token's document, below 0 for padding. balance (E): router.h, or null
     void down_backward(const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, const X *dout,
                        const ExpertTokens &n, bool accumulate) const;
     void activate_backward(const ExpertActs<X> &a, const ExpertTokens &n) const;
@@ -89,7 +92,7 @@ template <class Dev> class Experts {
         AdapterRows held(size_t experts) const { return {of.layer, of.first + first, rows, starts, experts}; }
     };
 
-    // Calls f(run, the arrays from its first token on) for each run.
+    // Calls f(run, arrays) for each run; the arrays begin at the run's first token.
     template <class F> void for_runs(ExpertActs<X> a, const ExpertTokens &n, F f) const {
         if (N > 1) n.traffic->resize(std::max(n.traffic->size(), ceil_div(n.most, expert_run(dev, N))));
         ExpertTraffic *traffic = N > 1 ? n.traffic->data() : nullptr;
@@ -109,7 +112,7 @@ template <class Dev> class Experts {
             is_rehearsal<Dev> ? std::max<size_t>(n.most, 1) : expert_run(dev, N));
     }
 
-    // The rows of the run's tokens, from which those of this rank's experts are made, and to which they come back.
+    // The rows of the run's tokens, before they travel to the experts and after they return.
     X *own_rows(const ExpertActs<X> &a) const { return N > 1 ? a.own : a.input; }
     void sort(const Run &run, const ExpertActs<X> &a) const {
         sort_by_expert(dev, a.starts, a.counts, a.row_of, a.token_of, a.chosen, run.tokens, c.number, c.chosen);
@@ -126,7 +129,7 @@ template <class Dev> class Experts {
     const size_t C, N, held_E;
 };
 
-// Tells all ranks how many rows of this one go to each expert, and learns what the others send.
+// All-gathers the number of rows that each rank has for each expert.
 template <class Dev> void Experts<Dev>::exchange_counts(Run &run, const ExpertActs<X> &a) const {
     if (N == 1) return;
     const size_t E = c.number;
@@ -147,14 +150,14 @@ template <class Dev> template <class T> void Experts<Dev>::to_tokens(const Run &
     else run.traffic->to_tokens(*run.of.comm, *run.of.sent, own, held, width);
 }
 
-// a.input = the rows of x (tokens, C), of all ranks for this one's experts
+// a.input = the rows of x (tokens, C) for this rank's experts, from all ranks
 template <class Dev> void Experts<Dev>::gather(const Run &run, const ExpertActs<X> &a, const X *x) const {
     const size_t rows = run.tokens * c.chosen;
     gather_rows(dev, own_rows(a), x, a.token_of, rows, rows, C);
     to_experts(run, a.input, a.own, C);
 }
 
-// weigh_rows_backward, with weights that travel to the experts, and gradients of weights that travel back
+// weigh_rows_backward; under expert parallelism the weights travel to the experts, and their gradients travel back
 template <class Dev> void Experts<Dev>::weigh_backward(const Run &run, const ExpertActs<X> &a) const {
     const size_t K = c.chosen;
     if (N == 1) return weigh_rows_backward(dev, a.dweights, a.dact, a.act, a.weights, a.row_of, run.tokens, K, c.F);
@@ -223,7 +226,7 @@ void Experts<Dev>::down_backward(const ExpertActs<X> &acts, const ExpertWeights<
         const X *const dout_t = dout + run.first * C;
         const size_t m = run.tokens;
         const bool add = accumulate || run.first > 0;
-        sort(run, a);  // once more: only choices are kept
+        sort(run, a);  // recomputed, because the forward pass only keeps the choices
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, dout_t);
         const AdapterRows held = run.held(held_E), own = run.own();

@@ -1,17 +1,16 @@
-// Attention forward on Hopper's own instructions (hopper.cuh), for heads of 64 and 128. Contract and formulas: attention.h. What differs from
-// attention_forward.cuh is who waits for whom, after FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608):
+// Attention forward with Hopper's asynchronous instructions (hopper.cuh), for head sizes 64 and 128. Contract and formulas: attention.h. The math is
+// that of attention_forward.cuh; the schedule follows FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608):
 //
-//   A block owns a tile of queries. One warp loads, the producer: it walks over the tiles of keys, and TMA fills one of two stages with K and V while
-//   the other is in use. Two or three warpgroups, the consumers, walk over the same tiles; each has 64 queries. All registers that the producer
-//   does not need are theirs.
+//   A block owns a tile of queries. One producer warp walks over the tiles of keys: TMA fills one of two stages with K and V while the other stage is
+//   in use. Two or three consumer warpgroups, with 64 queries each, walk over the same tiles. They get all registers that the producer does not need.
 //
-//   A consumer issues the product S of the next tile before the softmax of this one, so that tensor cores and exponentials work at the same time:
+//   A consumer issues the product S of the next tile before the softmax of the current one, so tensor cores and exponentials run concurrently:
 //
-//       issue S(n+1) = Q K(n+1)^T, O += P(n) V(n)  |  wait for S(n+1), softmax: P(n+1)  |  wait for O, rescale it
+//       issue S(n+1) = Q K(n+1)^T, O += P(n) V(n)  |  wait for S(n+1), softmax: P(n+1)  |  wait for O, rescale O
 //
-//   Consumers take turns in issuing products: while one has its turn, the others compute exponentials (ping-pong).
+//   Consumers take turns issuing products: while one has its turn, the others compute exponentials (ping-pong).
 //
-// A lane holds of 64 x N sums what it holds of 16 x N with mma.m16n8k16, so softmax, mask and merge are those of attention_forward.cuh.
+// Each warp holds 16 of a warpgroup's 64 rows of accumulators in the layout of mma.m16n8k16, as in attention_forward.cuh.
 #pragma once
 #include "attention_forward.cuh"
 #include "hopper.cuh"
@@ -33,9 +32,9 @@ template <int D_> struct HopperForward {  // D_: head size
     };
 };
 
-// The two queries of a lane, and what the warpgroup's 64 and the warp's 16 have in common.
+// The visible keys of a lane's two queries, with bounds for all 16 queries of its warp and all 64 of its warpgroup.
 struct HopperQueries {
-    int begin, end, first;                                  // the warpgroup's positions, and the first key that one of them sees
+    int begin, end, first;                                  // the warpgroup's positions, and the first key that any of them sees
     int warp_begin, warp_first, position[2], first_key[2];  // warp_first: the first key that all of them see
 
     __device__ HopperQueries(TileRows block, const int32_t *first_keys) {
@@ -45,18 +44,18 @@ struct HopperQueries {
         warp_begin = block.begin + warp_row, warp_first = first_of(min(warp_row + 15, max(warp_row, block.size() - 1)));
         for (int r = 0; r < 2; r++) position[r] = block.begin + row(r), first_key[r] = first_of(row(r));
     }
-    // The row of the block of this lane's sums [.][2*r] and [.][2*r + 1].
+    // The row within the block of this lane's accumulators [.][2*r] and [.][2*r + 1].
     __device__ static int row(int r) { return int(threadIdx.x) / 32 * 16 + 8 * r + int(threadIdx.x) % 32 / 4; }
 
-    // Of the warpgroup. The tiles that it sees follow each other.
+    // True if no query of the warpgroup sees any of these keys. The tiles that it does see are consecutive.
     __device__ bool see_none_of(TileRows keys) const { return keys.begin >= end || keys.end <= first; }
-    // Of the warp.
+    // True if every query of the warp sees all of these keys.
     __device__ bool see_all_of(TileRows keys) const { return keys.end - 1 <= warp_begin && keys.begin >= warp_first; }
 
     template <int N> __device__ void mask(float (&scores)[N / 8][4], TileRows keys) const {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
+            const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // for n = 0
             const int first = first_key[e / 2] - key, last = min(position[e / 2], keys.end - 1) - key;
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
@@ -65,7 +64,7 @@ struct HopperQueries {
     }
 };
 
-// online_softmax while sums of values are on their way: they are rescaled later, where a row of the warp has a new maximum, which is returned.
+// online_softmax while the product O += P V still runs: the caller rescales O afterwards. Returns true if any row of the warp has a new maximum.
 template <int N>
 __device__ bool softmax_beside_sums(float (&scores)[N / 8][4], float (&largest)[2], float (&sum)[2], float (&shrink)[2],
                                     float scale_log2) {
@@ -101,7 +100,7 @@ template <int D> __device__ void rescale(float (&out)[D / 8][4], const float (&s
         for (int e = 0; e < 4; e++) out[n][e] *= shrink[e / 2];
 }
 
-// Four lanes t = 0 ... 3 have word t of four vectors; then lane t has vector t.
+// Transposes a 4 x 4 matrix among four lanes t = 0 ... 3: lane t enters with word t of four vectors, and leaves with vector t.
 __device__ inline void transpose_in_quad(uint32_t (&x)[4]) {
     const int t = int(threadIdx.x) % 4;
 #pragma unroll
@@ -115,14 +114,14 @@ __device__ inline void transpose_in_quad(uint32_t (&x)[4]) {
                 else upper = other;
             }
 }
-// Ends one row of a part, whose four lanes hold its columns: merges it into the running out32 and lse unless it is the first part, and
-// writes the result to out32, or after the last part to out, 16 bytes a store.
+// Finishes one row of a part, whose columns are distributed over four lanes. Merges the row into the running out32 and lse unless this is the first
+// part. Writes the result to out32, or after the last part to out, with 16-byte stores.
 template <int D>
 __device__ void end_row(bf16 *out, float *out32, float *lse, const float (&part)[D / 8][4], int r, float largest, float sum,
                         bool valid, PartOrder order) {
     const int t = int(threadIdx.x) % 4;
     sum = row_sum(sum);
-    const bool sees = sum != 0;  // a key of this part
+    const bool sees = sum != 0;  // true if the row sees a key of this part
     float weight = 1;
     if (!order.first) weight = merge_lse(lse, largest * ln_2 + logf(sum), valid && sees, t == 0);
     else if (valid && t == 0) *lse = largest * ln_2 + logf(sum);
@@ -146,7 +145,7 @@ __device__ void end_row(bf16 *out, float *out32, float *lse, const float (&part)
         if (valid) *reinterpret_cast<uint4 *>(out + (n + t) * 8) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
     }
 }
-// The same of all rows of a block that see no key of the last part. All threads of the block.
+// Rounds out32 to out for a block whose rows see no key of the last part. All threads of the block call it.
 template <int D> __device__ void round_rows(bf16 *out, const float *out32, int rows, size_t stride) {
     for (int i = int(threadIdx.x); i < rows * (D / 8); i += int(blockDim.x)) {
         const size_t at = size_t(i / (D / 8)) * stride + size_t(i % (D / 8)) * 8;
@@ -156,7 +155,8 @@ template <int D> __device__ void round_rows(bf16 *out, const float *out32, int r
     }
 }
 
-// The arrivals of each phase: `full` of the producer, which expects bytes, and `empty` of the consumers' warps. The block meets at the end.
+// Initialises the mbarriers. Each phase of `full` has one arrival, the producer's, which expects bytes; each phase of `empty` has one arrival per
+// consumer warp. Ends with a barrier of the block.
 template <int D> __device__ void hopper_init_barriers(typename HopperForward<D>::Shared &s) {
     using Shape = HopperForward<D>;
     if (threadIdx.x == 0) {
@@ -171,7 +171,7 @@ template <int D> __device__ void hopper_init_barriers(typename HopperForward<D>:
     __syncthreads();
 }
 
-// Loads queries and all tiles of keys. One warp.
+// Loads the queries and all tiles of keys. Runs in one warp.
 template <int D>
 __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUtensorMap &q_map, const CUtensorMap &k_map,
                                const CUtensorMap &v_map, int q_row, int q_panel, int k_panel, Tiles tiles) {
@@ -191,7 +191,7 @@ __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUten
             load(s.v[at.stage], v_map, tile.row, k_panel, s.v_full[at.stage]);
             continue;
         }
-        // Rows behind a short tile are other keys, or were never written. Their P is 0, but 0 * NaN is NaN: they become 0.
+        // The rows after a short tile hold other keys or were never written. Their P is 0, but 0 * NaN is NaN, so the rows are cleared.
         load(s.v[at.stage], v_map, tile.row, k_panel, s.v_landed);
         hopper::wait(s.v_landed, landed);
         landed ^= 1;
@@ -202,11 +202,11 @@ __device__ void hopper_produce(typename HopperForward<D>::Shared &s, const CUten
     }
 }
 
-__device__ inline void hopper_release(hopper::Barrier &empty) {  // one arrival a warp
+__device__ inline void hopper_release(hopper::Barrier &empty) {  // one arrival per warp
     if (threadIdx.x % 32 == 0) hopper::arrive(empty);
 }
 
-// Attention of 64 queries to all tiles of keys. A warpgroup.
+// Attention of 64 queries to all tiles of keys. Runs in each consumer warpgroup.
 template <int D>
 __device__ void hopper_consume(typename HopperForward<D>::Shared &s, bf16 *out_rows, float *out32, float *lse,
                                const int32_t *first_keys, const AttentionShape &shape, TileRows block, unsigned h, Tiles tiles,
@@ -216,7 +216,7 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, bf16 *out_r
     const int group = int(threadIdx.x) / 128;
     const float scale_log2 = shape.scale * log2_e;
     const HopperQueries queries(block, first_keys);
-    // Turns: barrier 1 + g lets group g issue. There is one turn for each tile.
+    // Turns: named barrier 1 + g lets group g issue its products. A group has one turn per tile.
     const int turn = 1 + group, next_turn = 1 + (group + 1) % Shape::consumers;
     const auto take_turn = [&] { bar_sync(turn, 256); };
     const auto end_turn = [&] { bar_arrive(next_turn, 256); };
@@ -238,7 +238,7 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, bf16 *out_r
         return softmax_beside_sums<N>(scores[0], largest[0], sum[0], shrink, scale_log2);
     };
 
-    if (group == Shape::consumers - 1) bar_arrive(1, 256);  // the first turn
+    if (group == Shape::consumers - 1) bar_arrive(1, 256);  // grants the first turn
     TileRows tile = tiles.front();
     for (; !tile.empty() && queries.see_none_of(tile); tile = tiles.after(tile)) skip();
     if (!tile.empty()) {
@@ -281,7 +281,7 @@ __device__ void hopper_consume(typename HopperForward<D>::Shared &s, bf16 *out_r
         hopper_release(s.v_empty[before.stage]);
         for (; !tile.empty(); tile = tiles.after(tile)) skip();
     }
-    if (group == 0) bar_sync(1, 256);  // the last turn's end
+    if (group == 0) bar_sync(1, 256);  // completes the last end_turn()
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -1,20 +1,22 @@
-// Attention backward on Hopper's own instructions, for heads of 64 and 128, in one kernel with five products a tile, after FlashAttention-3's (Shah et
-// al., 2024, arXiv:2407.08608). Contract and formulas: attention.h.
+// Attention backward with Hopper's asynchronous instructions, for head sizes 64 and 128: one kernel with five products per tile, after
+// FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608). Contract and formulas: attention.h.
 //
-//   A block owns a tile of 128 keys and walks over the tiles of queries that see them, in each query head of its KV head. Of the producers' warps one loads tiles, one
-//   describes them, and one adds sums to device memory. Two warpgroups, the consumers, have 64 keys each. They compute transposed scores, so P^T and dS^T are
-//   left operands in registers of dV += P^T dO and dK += dS^T Q. Only for dQ = dS K, which sums over the keys of both, dS goes through shared memory:
+//   A block owns a tile of 128 keys and walks over the tiles of queries that see these keys, in each query head of its KV head. Three producer warps
+//   share the data movement: one loads tiles, one describes them, and one adds partial sums to device memory. Two consumer warpgroups have 64 keys
+//   each. They compute transposed scores, so P^T and dS^T are left operands in registers of dV += P^T dO and dK += dS^T Q. Only dQ = dS K, which sums
+//   over the keys of both consumers, needs dS in shared memory:
 //
-//       S^T = K Q^T | dP^T = V dO^T     wait for S: P     wait for dP: dS     dV += P^T dO | both have stored dS: dQ = dS K | dK += dS^T Q     wait for dQ: leave it
+//       issue S^T = K Q^T, dP^T = V dO^T  |  wait for S: P  |  wait for dP: dS  |  issue dV += P^T dO, store dS
+//       both consumers have stored dS: issue dQ = dS K, dK += dS^T Q            |  wait for dQ: hand it to TMA
 //
-//   Of dQ each computes half, 64 queries x 64 columns, and leaves it to TMA to add to float32 sums in device memory while dK is on its way. All products have ended when
-//   the next tile begins, as the registers of scores are those of dQ, too; the other consumer fills the gap.
+//   Each consumer computes half of dQ, 64 queries x 64 columns. TMA adds this half to float32 sums in device memory while dK is still being computed.
+//   All products have ended when the next tile begins, because dQ shares registers with the scores; the other consumer fills the gap.
 //
-//   The order of every sum is fixed. For each tile of queries and head there is a turn in device memory, the number of blocks of keys whose dQ has been added: block n
-//   adds after block n - 1, if that one sees the tile. Blocks that share KV heads (keys_splits) add dK and dV in turn, too. A block only
-//   waits for blocks with smaller indices, which start earlier, so some block can always go on. Early keys, which most queries see, go first. Blocks walk from the
-//   last query to the first: those that start together reach a tile one after the other, each a tile later than the one before.
-//   Blocks of other heads have the indices between, so that few of those that start together wait for each other.
+//   The order of every sum is fixed. Each tile of queries and head has a turn counter in device memory: the number of key blocks that have added
+//   their dQ. Block n adds after block n - 1, if block n - 1 sees the tile. Blocks that share a KV head (keys_splits) also add dK and dV in turn. A
+//   block waits only for blocks with smaller indices, which start earlier, so some block can always proceed. Blocks of early keys, which most queries
+//   see, start first. Each block walks from the last query to the first, so blocks that start together reach a tile one after another, one tile's
+//   time apart. Blocks of different heads have neighbouring indices, so few blocks that start together wait for each other.
 #pragma once
 #include "attention_backward.cuh"
 #include "attention_hopper.cuh"
@@ -22,12 +24,12 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-// 64 x 64 sums in shared memory, in panels of 32 columns, swizzled as SwizzledTile is.
+// 64 x 64 float32 sums in shared memory, in panels of 32 columns with the swizzle of SwizzledTile.
 struct alignas(1024) HopperSums {
     static constexpr int rows = 64, panel = 32, width = 64;
     float data[width / panel][rows][panel];
 
-    // By a warpgroup, factor * c. Lanes of odd rows store the chunks in another order, so that no two lanes of a half warp meet in a bank.
+    // Stores factor * c; runs in a warpgroup. Lanes of odd rows store their chunks in another order, so a half warp has no bank conflicts.
     __device__ void write(const float (&c)[8][4], float factor) {
         const int g = int(threadIdx.x) % 32 / 4, t = int(threadIdx.x) % 4, row0 = int(threadIdx.x) % 128 / 32 * 16 + g;
         const bool odd = g % 2;
@@ -47,7 +49,7 @@ struct alignas(1024) HopperSums {
             }
     }
 };
-// Rows from `size` on become 0: they are other rows of the array, to which nothing may be added.
+// Clears the rows from `size` on: in device memory their places belong to other tiles, which must not change.
 __device__ inline void clear_rows(float (&c)[8][4], int size) {
     const int row0 = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 4;
     if (size >= HopperSums::rows) return;
@@ -63,10 +65,10 @@ template <int D_> struct HopperBackward {
                          threads = 128 * (consumers + 1);
     static constexpr int of_producer = 24, of_consumer = 240;  // registers a thread
     static_assert(of_producer + consumers * of_consumer <= hopper::registers(threads) * (consumers + 1));
-    struct Columns {                                                // of the queries of a stage
+    struct Columns {                                                // values per query of a stage
         alignas(8) float minus_lse[queries], minus_delta[queries];  // lse / scale
         int first_key[queries];
-        int begin, size, row, h;  // of the tile; no size: there are no more
+        int begin, size, row, h;  // the tile; size 0 after the last one
     };
     struct Shared {
         hopper::SwizzledTile<keys, D> k, v;
@@ -76,19 +78,20 @@ template <int D_> struct HopperBackward {
         Columns columns[stages];
         hopper::Barrier keys_full, full[stages], empty[stages], landed, sums_full[consumers], sums_empty[consumers];
         BlockRows block;
-        int end_queries;  // which see its keys
+        int end_queries;  // end of the queries that see the block's keys
     };
 };
 
-// Walks back over the tiles of `size` queries that hold one of those that see the keys, up to `last`. They begin at multiples of `size` from the beginning of their piece or from
-// the cut before the keys, so that the tiles of all blocks are the same ones. The keys are in shared memory, for want of registers.
+// Walks backwards from position `last` over the tiles of `size` queries in which some query sees the block's keys. A tile begins at a multiple of
+// `size` from the beginning of its piece, or from the cut before the keys, so all blocks use the same tiles. `keys` is in shared memory to save
+// registers.
 struct TilesBack {
     const Pieces &pieces;
     const BlockRows &keys;
     int last, size;
     int i = int(pieces.count) - 1;
 
-    __device__ TileRows before(int position) {  // an empty tile: there are no more
+    __device__ TileRows before(int position) {  // empty if there is no tile before it
         for (; i >= 0; i--) {
             const Piece p = pieces.piece[i];
             const int begin = max(int(p.begin), keys.from), end = min(int(p.end), position);
@@ -102,7 +105,7 @@ struct TilesBack {
     __device__ TileRows back() { return i = int(pieces.count) - 1, before(last); }
 };
 
-// All tiles of one head, then those of the next.
+// Walks over all tiles of one query head, then over the tiles of the next head.
 struct HopperWalk {
     TilesBack tiles;
     unsigned h, end_h;
@@ -115,7 +118,7 @@ struct HopperWalk {
     }
 };
 
-// The scores of a warp's 16 keys, transposed, and a tile of queries. A mask is left out where all see each other. No query sees the rows behind a short block.
+// Masks a warp's transposed scores (16 keys, N queries). Returns early if every query sees every key. No query sees the rows after a short block.
 template <int N>
 __device__ void hopper_mask_keys(float (&scores)[N / 8][4], TileRows block, int queries_begin, const int *first_key) {
     const int warp_begin = block.begin + int(threadIdx.x) / 32 * 16;
@@ -134,7 +137,8 @@ __device__ void hopper_mask_keys(float (&scores)[N / 8][4], TileRows block, int 
         }
 }
 
-// Arrivals of a phase: at full[] those of the warps that load and describe, at empty[] of the consumers' warps and of the one that adds.
+// Initialises the mbarriers. A phase of full[] has two arrivals, from the loading and the describing warp; a phase of empty[] has one from each
+// consumer warp and one from the adding warp.
 template <int D> __device__ void hopper_backward_start(typename HopperBackward<D>::Shared &s) {
     using Shape = HopperBackward<D>;
     if (threadIdx.x == 0) {
@@ -148,7 +152,8 @@ template <int D> __device__ void hopper_backward_start(typename HopperBackward<D
     __syncthreads();
 }
 
-// Loads two tiles of the same rows. Rows behind a short tile become 0, as P = 0 times a NaN is NaN; the tile has then landed on a barrier of the warp's own.
+// Loads the same rows of two arrays. A short tile lands on the warp's own barrier, and the warp clears the rows after it, because P = 0 times NaN
+// is NaN, before it announces the tile.
 template <class Tile>
 __device__ void hopper_load_two(Tile &first, Tile &second, const CUtensorMap &first_map, const CUtensorMap &second_map,
                                 TileRows rows, int whole_size, int panel, hopper::Barrier &full, hopper::Barrier &landed,
@@ -171,7 +176,7 @@ __device__ void hopper_load_two(Tile &first, Tile &second, const CUtensorMap &fi
     if (lane == 0) hopper::arrive(full);
 }
 
-// Loads the keys and all tiles of queries. One warp.
+// Loads the keys and all tiles of queries. Runs in one warp.
 template <int D>
 __device__ void hopper_backward_load(typename HopperBackward<D>::Shared &s, const CUtensorMap &q_map, const CUtensorMap &dout_map,
                                      const CUtensorMap &k_map, const CUtensorMap &v_map, TileRows block, int kv,
@@ -189,7 +194,7 @@ __device__ void hopper_backward_load(typename HopperBackward<D>::Shared &s, cons
     hopper_release(s.full[at.stage]);
 }
 
-// Writes what else there is to know of each tile. One warp.
+// Fills the stage's columns for each tile. Runs in one warp.
 template <int D>
 __device__ void hopper_backward_describe(typename HopperBackward<D>::Shared &s, const float *delta, const float *lse,
                                          const int32_t *first_key, size_t T, float inverse_scale, HopperWalk walk) {
@@ -208,7 +213,7 @@ __device__ void hopper_backward_describe(typename HopperBackward<D>::Shared &s, 
                 const size_t row = walk.h * T + size_t(tile.row + i);
                 columns.minus_lse[i] = valid ? -inverse_scale * lse[row] : 0.0f;
                 columns.minus_delta[i] = valid ? -delta[row] : 0.0f;
-                columns.first_key[i] = valid ? first_key[tile.begin + i] : INT32_MAX;  // such a query sees nothing
+                columns.first_key[i] = valid ? first_key[tile.begin + i] : INT32_MAX;  // this query sees no key
             }
         __syncwarp();
         hopper_release(s.full[at.stage]);
@@ -216,7 +221,7 @@ __device__ void hopper_backward_describe(typename HopperBackward<D>::Shared &s, 
     }
 }
 
-// Adds the sums that the consumers leave in shared memory to those in device memory. One thread.
+// Adds the consumers' partial sums in shared memory to the float32 sums in device memory. Runs in one thread.
 template <int D>
 __device__ void hopper_backward_add(typename HopperBackward<D>::Shared &s, const CUtensorMap &dq_map, const CUtensorMap &dk_map,
                                     const CUtensorMap &dv_map, int *turns, const AttentionShape &shape, TileRows block,
@@ -258,8 +263,8 @@ __device__ void hopper_backward_add(typename HopperBackward<D>::Shared &s, const
     if (blockIdx.y + 1 < gridDim.y) hopper::pass_turn(turn, int(blockIdx.y) + 1);
 }
 
-// Each of a lane's transposed scores becomes the value of its query, to which a product is added then. A warp reads each value once: lane 4 g + t those of queries
-// 64 j + 8 g + 2 t and + 1, and lanes with the same t get them from it ("shfl.sync", whose mask 3 keeps t).
+// Initialises transposed scores with a value per query; a product is then added to them. A warp loads each value once: lane 4 g + t loads the values
+// of queries 64 j + 8 g + 2 t and 64 j + 8 g + 2 t + 1, and shfl.sync passes them to the lanes with the same t (its segment mask 3 keeps t).
 template <int N> __device__ void set_by_query(float (&scores)[N / 8][4], const float *of_queries) {
     float2 own = {};
 #pragma unroll
@@ -278,7 +283,7 @@ template <int N> __device__ void set_by_query(float (&scores)[N / 8][4], const f
     hopper::pin(scores);
 }
 
-// Multiplies the tiles. Two warpgroups.
+// Computes the products of all tiles. Runs in both consumer warpgroups.
 template <int D> __device__ void hopper_backward_multiply(typename HopperBackward<D>::Shared &s, float scale, TileRows block) {
     using Shape = HopperBackward<D>;
     constexpr int N = Shape::queries;
@@ -313,7 +318,7 @@ template <int D> __device__ void hopper_backward_multiply(typename HopperBackwar
         for (int i = 0; i < N / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) p[0][i][e] = exp2_approx(scale_log2 * p[0][i][e]);
-        hopper::wgmma_wait<0>();  // dP: then the registers of scores are free for dQ
+        hopper::wgmma_wait<0>();  // dP; from here on the scores' registers are free for dQ
         hopper::pin(ds[0]);
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
@@ -325,7 +330,7 @@ template <int D> __device__ void hopper_backward_multiply(typename HopperBackwar
 #pragma unroll
         for (int k = 0; k < N / 16; k++) s.ds[stage].store(warp_row, k, ds_rounded[0][k]);
         hopper::fence_async();
-        bar_sync(1, 128 * Shape::consumers);  // and all have read the columns
+        bar_sync(1, 128 * Shape::consumers);  // both have stored dS and read the columns
         hopper::start_product_of_columns(dq, s.ds[stage], D == 64 ? group : 0, s.k, D == 64 ? 0 : group);
         hopper::start_product_add<N, D>(dk, ds_rounded[0], q);
         hopper::wgmma_wait<1>();  // dV and dQ
@@ -345,7 +350,7 @@ template <int D> __device__ void hopper_backward_multiply(typename HopperBackwar
     for (int i = 0; i < D / 8; i += 8) leave(*reinterpret_cast<float(*)[8][4]>(dv[i]), 1.0f, size, n++);
 }
 
-// grid: KV heads, splits of a group's query heads (keys_splits), blocks of keys. `turns` (H + KV, T) are 0 at first.
+// grid: KV heads, splits of a group's query heads (keys_splits), blocks of keys. `turns` (H + KV, T) must be zero at the launch.
 template <int D>
 __global__ void __launch_bounds__(HopperBackward<D>::threads, 1)
     attention_backward_hopper_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,

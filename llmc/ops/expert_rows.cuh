@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block counts the rows of an expert: all blocks together read E T K numbers, most of them from the cache.
+// Each block counts the rows of one expert. Together the blocks read E T K numbers, most of them from the cache.
 template <class X> __global__ void count_rows_kernel1(int32_t *counts, const int32_t *chosen, size_t pairs) {
     auto &s = shared_mem<WarpSums<int>>();
     int n = 0;
@@ -13,8 +13,8 @@ template <class X> __global__ void count_rows_kernel1(int32_t *counts, const int
     if (threadIdx.x == 0) counts[blockIdx.x] = n;
 }
 
-// A block gives the rows of an expert their places, in the order of the tokens: each pair of token and choice stands behind those of lower
-// threads and of earlier rounds. No atomics are needed, and the order is fixed.
+// Each block assigns positions to the rows of one expert, in the order of the tokens: a (token, choice) pair follows the pairs of lower threads
+// and of earlier rounds. The order is fixed, without atomics.
 template <class X>
 __global__ void place_rows_kernel1(int32_t *starts, int32_t *row_of, int32_t *token_of, const int32_t *counts,
                                    const int32_t *chosen, size_t pairs, size_t E, size_t K) {
@@ -50,7 +50,7 @@ void sort_by_expert(Cuda<X> dev, int32_t *starts, int32_t *counts, int32_t *row_
            K);
 }
 
-// A block combines a token's rows. The kernel moves T (K + 2) C elements.
+// Each block combines the rows of one token. The kernel moves T (K + 2) C elements.
 template <class X, int N>
 __global__ void combine_rows_kernel1(X *out, const X *base, const X *rows, const float *weights, const int32_t *row_of, size_t K,
                                      size_t C) {
@@ -79,7 +79,7 @@ void combine_rows(Cuda<X> dev, X *out, const X *base, const X *rows, const float
            out, base, rows, weights, row_of, K, C);
 }
 
-// The kernels move 3 R numbers.
+// Each of these kernels moves 3 R numbers.
 template <class X> __global__ void sort_weights_kernel1(float *of_rows, const float *weights, const int32_t *row_of, size_t R) {
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < R) of_rows[row_of[i]] = weights[i];
@@ -95,7 +95,7 @@ template <class X> void unsort_weights(Cuda<X> dev, float *weights, const float 
     launch(dev, unsort_weights_kernel1<X>, Grid{ceil_div(R, 256)}, 256, 0, weights, of_rows, row_of, R);
 }
 
-// A block weighs a row. The kernel moves 4 T K F elements.
+// Each block weights one row. The kernel moves 4 T K F elements.
 template <class X, int N>
 __global__ void weigh_rows_backward_kernel1(float *dweights, X *dact, X *act, const float *weights, const int32_t *row_of,
                                             size_t F) {

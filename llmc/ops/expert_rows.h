@@ -1,5 +1,5 @@
-// The rows of a mixture of experts: each token has K rows, one for each expert that it chose, and rows are sorted by expert, so that an
-// expert's are one block. The rows of an expert are in the order of their tokens.
+// The rows of a mixture of experts. Each token has K rows, one for each expert that it chose. Rows are sorted by expert, so the rows of an expert are
+// contiguous, and within an expert by token.
 //
 //   sort_by_expert(dev, starts, counts, row_of, token_of, chosen, T, E, K)
 //       counts[e] = rows of expert e     starts[e] = its first row, starts[E] = T K
@@ -15,8 +15,9 @@
 //   act, dact (T K, F) X     base may be null, which is 0, and may be out; weights may be null, which is 1; row_of may be null, which is t K + k
 //   dweights may be weights     of_rows (R) float
 //
-// weigh_rows_backward serves the last product of an expert, y[r] = act[r] W^T, whose rows are weighted behind it. With dact[r] = dout[t] W it gives the
-// derivative by the weight, without the rows y; then dact becomes the gradient of act, and act^T the factor of the weight's gradient.
+// weigh_rows_backward belongs to the last product of an expert, y[r] = act[r] W^T, and the weighted sum of its rows. Given dact[r] = dout[t] W it
+// computes the derivative with respect to the weight without the rows y. It then turns dact into the gradient of act, and act into the factor that
+// the gradient of W needs.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,13 +1,13 @@
-// Hopper's instructions that the kernels for sm_90a use (PTX ISA 8.0 and later; the section is named at each). Three things work on their own while
-// threads go on: the Tensor Memory Accelerator (TMA) copies boxes of arrays, wgmma multiplies tiles in shared memory, and mbarriers count what
-// has arrived. The PTX interpreter (dev/emulator/README.md) checks every rule that is written here. The emulator of sources runs none of it.
+// Hopper's instructions for the kernels for sm_90a (PTX ISA 8.0 and later; each function names its section). Three units work asynchronously while
+// threads continue: the Tensor Memory Accelerator (TMA) copies boxes of arrays, wgmma multiplies tiles in shared memory, and mbarriers count
+// arrivals. The PTX interpreter (dev/emulator/README.md) checks every rule of this file. The source-level emulator cannot run these instructions.
 //
-//   mbarrier        counts arrivals and bytes. When all of a phase have come, the phase ends and the next one begins. A waiting thread names the
+//   mbarrier        counts arrivals and bytes. When all of a phase have arrived, the phase ends and the next one begins. A waiting thread names the
 //                   parity of the phase that it waits for: 0, 1, 0, ... The phase "before the first" has parity 1 and has ended.
-//   proxies         TMA and wgmma access shared memory through the async proxy, threads through the generic one. Between a thread's store
-//                   and their read stands fence_async() of the storing thread, and then a barrier.
-//   wgmma           is issued by the four warps of a warpgroup. Its sums may not be touched until wgmma_wait, nor its operands in shared memory
-//                   overwritten. wgmma_fence stands between the last access of a register by an ordinary instruction and the wgmma.
+//   proxies         TMA and wgmma access shared memory through the async proxy, threads through the generic proxy. After a thread's store, that
+//                   thread must call fence_async(), and a barrier must follow, before TMA or wgmma reads the bytes.
+//   wgmma           is issued by the four warps of a warpgroup. Until wgmma_wait its sums must not be touched, and its operands in shared memory must
+//                   not be overwritten. wgmma_fence separates the last ordinary access of a register from a wgmma that uses it.
 #pragma once
 #include <cuda.h>
 
@@ -28,7 +28,7 @@ namespace hopper {
 
 using Barrier = uint64_t;  // in shared memory, aligned to 8
 
-// One thread initialises; then fence_barriers() by it, so that TMA sees the barriers, and __syncthreads().
+// Called by one thread, which then calls fence_barriers(), so TMA sees the barriers; __syncthreads() follows.
 __device__ inline void init(Barrier &barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
@@ -37,7 +37,7 @@ __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.rele
 __device__ inline void arrive(Barrier &barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
-// Arrives, and lets the phase last until so many more bytes have been copied.
+// Arrives, and adds `bytes` to the bytes that must be copied before the phase ends.
 __device__ inline void arrive_and_expect(Barrier &barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
 }
@@ -52,8 +52,8 @@ __device__ inline void wait(Barrier &barrier, unsigned parity) {
         : "memory");
 }
 
-// A place in a ring of stages that producers fill and consumers empty: the stage, and the parity of the phase in which it is full. The phase in
-// which it was emptied before has the other parity.
+// A position in a ring of stages that producers fill and consumers empty: the stage, and the parity of the phase in which it becomes full. The
+// phase in which the stage was last emptied has the other parity.
 template <int stages> struct Place {
     int stage = 0;
     unsigned parity = 0;
@@ -64,8 +64,8 @@ template <int stages> struct Place {
 
 // ---- copies: "Data Movement and Conversion Instructions: cp.async.bulk.tensor" -----------------------------------------------------------
 
-// One thread starts the copy of the box of `map` at column panel z, row y and column x of the panel. The barrier gets the bytes of a whole box, as
-// rows outside of the array arrive as zeros. `to` is aligned to 1024.
+// Called by one thread: starts the copy of the box of `map` at column panel z, row y and column x of the panel. The barrier always counts a whole
+// box, because rows outside the array arrive as zeros. `to` is aligned to 1024 bytes.
 __device__ inline void tma_load(void *to, const CUtensorMap &map, int x, int y, int z, Barrier &barrier) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
@@ -74,23 +74,26 @@ __device__ inline void tma_load(void *to, const CUtensorMap &map, int x, int y, 
         : "memory");
 }
 
-// What this thread has stored in shared memory is visible to the async proxy: "membar / fence.proxy.async".
+// Makes this thread's stores to shared memory visible to the async proxy: "membar / fence.proxy.async".
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// One thread starts to add a box of floats in shared memory, aligned to 1024, to the array: "cp.reduce.async.bulk.tensor". Rows outside of it are left out.
+// Called by one thread: starts adding a box of floats in shared memory, aligned to 1024 bytes, to the array: "cp.reduce.async.bulk.tensor". Rows
+// outside the array are skipped.
 __device__ inline void tma_add(const CUtensorMap &map, int x, int y, int z, const void *from) {
     asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
                  "r"(x), "r"(y), "r"(z), "r"(shared_address(from))
                  : "memory");
 }
 __device__ inline void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most `open` groups of this thread still read shared memory; or until all are done, seen by everybody who learns of it from this thread.
+// tma_wait_read waits until at most `open` groups of this thread still read shared memory. tma_wait waits until all groups are complete; threads that
+// synchronise with this thread then see their results.
 template <int open> __device__ void tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(open) : "memory"); }
 __device__ inline void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---- turns of blocks, in device memory: "Memory Consistency Model" ----------------------------------------------------------------------
 
-// Waits until another block has passed on turn n. Whatever that block has done before, its copies by TMA included, comes before what this thread starts then.
+// Waits until another block has passed turn n on. All that block's earlier work, including its TMA copies, is ordered before this thread's later
+// work.
 __device__ inline void await_turn(const int *turn, int n) {
     int now;
     do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(__cvta_generic_to_global(turn)) : "memory");
@@ -104,14 +107,15 @@ __device__ inline void pass_turn(int *turn, int n) {
 
 // ---- tensor maps --------------------------------------------------------------------------------------------------------------------------
 
-// Describes an array (rows, columns) whose rows are `stride` elements apart, and boxes of tile_rows x width, for tiles as below. Both numbers of columns are
-// multiples of a panel's: 64 of bf16, 32 of floats. The map is a parameter of the kernel, __grid_constant__. "CUDA Driver API: Tensor Map Object Management".
+// Describes an array (rows, columns) with a row stride of `stride` elements, and its boxes of tile_rows x width, for the tiles below. `columns` and
+// `width` are multiples of a panel's columns: 64 of bf16, 32 of float. The map is a __grid_constant__ parameter of the kernel. "CUDA Driver API:
+// Tensor Map Object Management".
 template <class X>
 CUtensorMap map_of(const X *data, size_t rows, size_t columns, size_t stride, unsigned tile_rows, unsigned width,
                    CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
     static const auto encode = [] {
         void *function = nullptr;
-        cudaDriverEntryPointQueryResult result;  // asked for at run time, so that programs start where there is no driver
+        cudaDriverEntryPointQueryResult result;  // found at run time, so programs also start without a driver
         const cudaError_t error =
             cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
         if (error || !function) die("the driver has no cuTensorMapEncodeTiled\n  fix: a driver for CUDA 12 or later");
@@ -130,39 +134,38 @@ CUtensorMap map_of(const X *data, size_t rows, size_t columns, size_t stride, un
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
         die("no tensor map of (%zu, %zu) elements at %p with a stride of %zu", rows, columns, static_cast<const void *>(data),
             stride);
-    // Drivers up to 13.1 set a wrong bit for arrays below 128 KB. CUTLASS clears it, too (cute/atom/copy_traits_sm90_tma.hpp).
+    // Drivers up to 13.1 set a wrong bit for arrays below 128 KB. CUTLASS also clears it (cute/atom/copy_traits_sm90_tma.hpp).
     if (driver <= 13010 && rows * stride * sizeof(X) < 128 << 10) reinterpret_cast<uint64_t *>(&map)[1] &= ~(uint64_t(1) << 21);
     return map;
 }
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------------------------------------
 
-// A tile as TMA writes it with a swizzle of 128 bytes: panels of 64 columns, of rows of 128 bytes, in which chunk c of 16 bytes of row r lies at
-// c ^ r % 8. wgmma finds it by a descriptor ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): bits 0-13 are the address / 16, 16-29
-// the bytes from one panel to the next / 16, 32-45 the bytes from eight rows to the next / 16, and 1 in bits 62-63 is this swizzle.
+// A tile in the layout of TMA's 128-byte swizzle: panels of 64 columns, with rows of 128 bytes; chunk c (16 bytes) of row r is at position c ^ r % 8.
+// wgmma addresses the tile by a descriptor ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): bits 0-13 are the address / 16, bits 16-29
+// the bytes from one panel to the next / 16, bits 32-45 the bytes from eight rows to the next eight / 16; bits 62-63 are 1 for this swizzle.
 template <int rows, int width> struct alignas(1024) SwizzledTile {
     static constexpr unsigned panel = rows * 128, bytes = panel * (width / 64);
     bf16 data[rows * width];
 
-    __device__ uint64_t
-    descriptor(unsigned offset) {  // the address is in the lower half, where a constant is added to it at each step
+    __device__ uint64_t descriptor(unsigned offset) {  // the address is in the lower half; each step adds a constant to it
         const uint32_t lower = (shared_address(data) >> 4 | (panel >> 4) << 16) + (offset >> 4), upper = 1024 >> 4 | 1u << 30;
-        uint64_t both;  // no instruction but in PTX, where shifts would be some
+        uint64_t both;  // a move of two halves costs no machine instruction; shifts would
         asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(lower), "r"(upper));
         return both;
     }
-    // Rows from row0 on, a multiple of 8, and of them the 16 columns of step k: an operand whose rows are along K.
+    // Descriptor of rows row0 ... and the 16 columns of step k: an operand with K along its rows. row0 is a multiple of 8.
     __device__ uint64_t rows_at(int row0, int k) { return descriptor(row0 * 128 + k / 4 * panel + k % 4 * 32); }
-    // The 16 rows of step k and all columns from panel p on: an operand whose columns are along M or N, and its rows along K.
+    // Descriptor of the 16 rows of step k and the columns from panel p on: an operand with K along its columns.
     __device__ uint64_t columns_at(int k, int p = 0) { return descriptor(p * panel + k * 16 * 128); }
 
-    // A warp stores 16 x 16 elements, of rows row0 ... and columns 16 k ..., that it holds as an operand of mma_m16n8k16: "stmatrix".
+    // Stores a warp's 16 x 16 elements, held as an operand of mma_m16n8k16, to rows row0 ... and columns 16 k ...: "stmatrix".
     __device__ void store(int row0, int k, const uint32_t (&x)[4]) {
         const int lane = int(threadIdx.x) % 32, row = row0 + lane % 16, chunk = 2 * k + lane / 16;
         stmatrix_x4(data + chunk / 8 * rows * 64 + row * 64 + (chunk % 8 ^ lane % 8) * 8, x);
     }
 
-    // Rows from row0 on become 0, by a warp. fence_async() follows.
+    // Clears the rows from row0 on; called by a warp. The caller must then call fence_async().
     __device__ void clear_from(int row0, int lane) {
         for (int i = row0 * 8 + lane; i < rows * 8; i += 32)
 #pragma unroll
@@ -175,10 +178,10 @@ template <int rows, int width> struct alignas(1024) SwizzledTile {
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most `open` groups of this warpgroup are on their way.
+// Waits until at most `open` groups of this warpgroup are in flight.
 template <int open> __device__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(open) : "memory"); }
 
-// Keeps the compiler from moving accesses of these registers across this place: it does not know that a wgmma goes on behind its line.
+// Keeps the compiler from moving accesses of these registers across this point: it does not know that a wgmma is still running after its statement.
 template <int n> __device__ void pin(float (&x)[n][4]) {
 #pragma unroll
     for (int i = 0; i < n; i++)
@@ -202,8 +205,8 @@ template <int n> __device__ void pin(uint32_t (&x)[n][4]) {
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33," \
     "%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-// d (64, N) = A (64, 16) B (N, 16)^T, plus d if `keep`; the descriptors of A and B are rows_at. Warp w of the warpgroup holds rows 16 w to 16 w + 15, and d[n]
-// of a lane is what mma_m16n8k16 (ptx.cuh) gives it of columns 8 n to 8 n + 7.
+// d (64, N) = A (64, 16) B (N, 16)^T, plus d if `keep`; the descriptors of A and B are rows_at. Warp w of the warpgroup holds rows 16 w to 16 w + 15;
+// d[n] has columns 8 n to 8 n + 7 in the layout of mma_m16n8k16 (ptx.cuh).
 template <bool keep> __device__ void wgmma(float (&d)[8][4], uint64_t a, uint64_t b) {
     asm volatile(
         "{ .reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LLMC_LIST_32
@@ -233,7 +236,7 @@ __device__ inline void wgmma_add(float (&d)[16][4], const uint32_t (&a)[4], uint
         : LLMC_SUMS_32(d, 0), LLMC_SUMS_32(d, 8)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// d (64, 64) = A^T B, plus d if `keep`, for A (16, 64) and B (16, 64), whose descriptors are columns_at.
+// d (64, 64) = A^T B, plus d if `keep`, for A (16, 64) and B (16, 64); the descriptors are columns_at.
 template <bool keep> __device__ void wgmma_columns(float (&d)[8][4], uint64_t a, uint64_t b) {
     asm volatile(
         "{ .reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " LLMC_LIST_32
@@ -260,7 +263,7 @@ __device__ void product_add(float (&c)[width / 8][4], const uint32_t (&a)[K / 16
     for (int k = 0; k < K / 16; k++) wgmma_add(c, a[k], b.columns_at(k));
 }
 
-// c (64, 64) = the columns of panel a_panel of a, transposed, times those of panel b_panel of b
+// c (64, 64) = (panel a_panel of a)^T times panel b_panel of b
 template <int K, int a_width, int b_width>
 __device__ void product_of_columns(float (&c)[8][4], SwizzledTile<K, a_width> &a, int a_panel, SwizzledTile<K, b_width> &b,
                                    int b_panel) {
@@ -269,7 +272,7 @@ __device__ void product_of_columns(float (&c)[8][4], SwizzledTile<K, a_width> &a
     for (int k = 1; k < K / 16; k++) wgmma_columns<true>(c, a.columns_at(k, a_panel), b.columns_at(k, b_panel));
 }
 
-// Each as a group of its own, behind all accesses of its registers.
+// Each of these issues one product as its own group, after all earlier accesses of its registers.
 template <int N, bool keep = false, int rows, int width>
 __device__ void start_product_transposed(float (&c)[N / 8][4], SwizzledTile<rows, width> &a, int row0,
                                          SwizzledTile<N, width> &b) {
@@ -294,9 +297,9 @@ __device__ void start_product_of_columns(float (&c)[8][4], SwizzledTile<K, a_wid
     wgmma_commit();
 }
 
-// ---- registers: "setmaxnreg". All warps of a warpgroup give or take registers; an increase waits until they are free. -------------------------
+// ---- registers: "setmaxnreg". All warps of a warpgroup release or take registers; an increase waits until they are free. -------------------------
 
-// Those of a thread at the start of a block that has a multiprocessor for itself; all that warpgroups give and take are the block's.
+// Registers per thread at the start of a block that has an SM to itself. Its warpgroups exchange registers only among themselves.
 constexpr int registers(int threads) { return 65536 / threads / 8 * 8; }
 
 template <int n> __device__ void give_registers_down_to() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }

@@ -1,24 +1,24 @@
-// The router of a mixture of experts: which K of E experts a token goes to, and with which weights.
+// The router of a mixture of experts: selects K of E experts for each token, and their weights.
 //
 //   router_forward (dev, probs, chosen, weights, logits, T, E, K, normed)
-//       p = softmax(logits[t])      chosen[t] = the K experts with the largest p, the largest first; of equal ones the one with the lower number
+//       p = softmax(logits[t])      chosen[t] = the K experts with the largest p, the largest first; ties go to the lower number
 //       weights[t,k] = p[chosen[t,k]], and if `normed` divided by the sum over k
 //   router_backward(dev, dlogits, dweights, probs, chosen, weights, balance, documents, T, E, K, normed)
 //       dp[chosen[t,k]] = dweights[t,k], or if normed (dweights[t,k] - sum_j dweights[t,j] weights[t,j]) / sum_j p[chosen[t,j]], and 0 elsewhere
-//       dp[e] += balance[e]  for tokens of documents      dlogits[t,e] = p[e] (dp[e] - sum_i dp[i] p[i])
-//       Without balance the last sum is 0 if normed. It is left out then, so that no rounding reaches an expert that is not chosen.
-//   router_sums    (dev, sums, probs, chosen, documents, T, E, K)      over the tokens of documents:
-//       sums[e] += the tokens that chose e     sums[E + e] += 2^32 p[e]     sums[2E] += 2^32 times the entropy of p in nats
+//       dp[e] += balance[e]  except for padding      dlogits[t,e] = p[e] (dp[e] - sum_i dp[i] p[i])
+//       If normed, and without balance, the last sum is 0. It is then left out, so rounding errors do not reach experts that were not chosen.
+//   router_sums    (dev, sums, probs, chosen, documents, T, E, K)      for each token that is not padding:
+//       sums[e] += 1 for each chosen e     sums[E + e] += 2^32 p[e]     sums[2E] += 2^32 times the entropy of p in nats
 //       sums[2E + 1] += 1
-//   gate_forward   (dev, weights, logits, T)                 weights[t] = 1 / (1 + exp(-logits[t])): of the expert that all tokens share
+//   gate_forward   (dev, weights, logits, T)                 weights[t] = 1 / (1 + exp(-logits[t])), the weight of the shared expert
 //   gate_backward  (dev, dlogits, dweights, weights, T)      dlogits[t] = dweights[t] weights[t] (1 - weights[t])
 //
-//   logits, probs (T, E), weights, dweights (T, K) float; chosen (T, K) int32; of a gate (T)      dlogits X      balance (E) float or null
+//   logits, probs (T, E), weights, dweights (T, K) float; chosen (T, K) int32; for a gate (T)      dlogits X      balance (E) float or null
 //   documents (T) int32, below 0 for padding      sums (2E + 2) int64      probs may alias logits      K <= E <= router_experts
 //
-// The sums are integers, so that their bits depend neither on the order of tokens nor on their division among rows and ranks. They have room for
-// 2^28 tokens. balance is the derivative of the auxiliary loss (Fedus, Zoph and Shazeer, "Switch transformers", JMLR 2022) with respect
-// to each p[e]; numbers of tokens have none. A NaN among the logits makes the weights NaN; `chosen` is valid all the same.
+// The sums are integers, so their bits depend neither on the order of tokens nor on their division among rows and ranks. They have room for
+// 2^28 tokens. balance is the derivative of the auxiliary loss (Fedus, Zoph and Shazeer, "Switch transformers", JMLR 2022) with respect to
+// each p[e]; the token counts in that loss have no derivative. A NaN among the logits makes the weights NaN, but `chosen` stays valid.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@
 constexpr size_t router_experts = 1024;
 constexpr float router_unit = 0x1p32f;  // of probabilities and entropies in the sums
 
-// The candidate that a choice prefers: the larger probability, then the lower number. NaN is no candidate but for its number.
+// A candidate of the choice. The larger probability wins, then the lower number; a NaN counts as the smallest probability.
 struct RouterChoice {
     float p;
     int32_t e;  // INT32_MAX: none

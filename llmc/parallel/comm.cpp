@@ -50,7 +50,7 @@ std::string Stamp::text() const {
     return line ? what + format(" %s:%u", file, line) : what;
 }
 
-// Whether two ranks make the same call. An exchange's slices are not compared here, because they match other ranks' slices.
+// True if two ranks make the same call. The slices of an exchange are not compared here, because they match other ranks' slices.
 static bool same_call(const Stamp &a, const Stamp &b) {
     Stamp c = b;
     if (!strcmp(a.call, "exchange")) c.type = a.type, c.count = a.count, c.received = a.received, c.to = a.to, c.from = a.from;
@@ -158,13 +158,13 @@ void Comm::exchange_all(const std::vector<Slice> &send, const std::vector<Slice>
     const Stopwatch watch(seconds);
     Stamp s = stamp_of("exchange_all");
     s.count = send.size();
-    require(send.size() == recv.size() && send.size() % size_t(size) == 0, "there are as many slices for each rank as from it", s,
-            at);
+    require(send.size() == recv.size() && send.size() % size_t(size) == 0,
+            "the number of slices is the same for each rank, sent and received", s, at);
     stamp(s, at);
     do_exchange_all(send, recv);
 }
 
-// All is under way at once.
+// Starts all messages before it waits for any.
 void Comm::do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv) {
     const size_t ranks = size_t(size), own = size_t(rank), n = send.size() / ranks;
     std::vector<Request> requests;
@@ -292,7 +292,7 @@ void agree(Comm &comm, const std::function<void()> &f, Where at) {
     }
     if (comm.all(good, at)) return;
     const auto texts = comm.gather(good ? "" : own + "\n", at);  // the line end makes even an empty message count
-    std::vector<size_t> first;                                   // the ranks whose message no lower rank has sent
+    std::vector<size_t> first;                                   // the first rank with each distinct message
     bool everywhere = true;
     for (size_t r = 0; r < texts.size(); r++) {
         everywhere = everywhere && texts[r] == texts[0];

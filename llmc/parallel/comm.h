@@ -1,8 +1,8 @@
-// The communicator: all messages among ranks. Every task uses this interface, so that the same program runs on one rank and on many.
+// The communicator: all messages among ranks. Every task uses this interface, so the same program runs on one rank and on many.
 //
-// All ranks of a communicator make the same calls in the same order. Slices are arrays of the model (`memory` says where they lie);
-// agreement is about single values on the host. Every sum is taken in the order of ranks, so that it has the same bits on every rank and in
-// every run. Only NCCL sums slices in an order of its own (comm_nccl.h).
+// All ranks of a communicator make the same calls in the same order. Slices are arrays of the model, in host or device memory (`memory`); agreement
+// is about single values on the host. Every sum adds the ranks' values in the order of ranks, so it has the same bits on every rank and in every run.
+// Only NCCL chooses its own order (comm_nccl.h).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -47,9 +47,9 @@ struct Slice {
     Slice part(size_t first, size_t n) const;  // elements [first, first + n)
 };
 
-// The memory of slices, by default the host's. For a GPU `finish` waits for the stream, and `copy` copies on it.
+// The memory of slices, by default the host's. On a GPU `finish` waits for the stream, and `copy` copies on it.
 struct SliceMemory {
-    std::function<void()> finish = [] {};  // returns when everything queued so far is done
+    std::function<void()> finish = [] {};  // returns when all work queued so far is done
     std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
         if (bytes) memcpy(to, from, bytes);
     };  // `from` and `to` are in this memory or the host's. The copy is done on return, or (comm_nccl.h) in the stream's order
@@ -62,10 +62,10 @@ using Where = std::source_location;
 using Where = std::experimental::source_location;
 #endif
 
-// An exchange under way; wait() ends it. A request that an exception destroys is withdrawn, so that no rank reads memory that is gone.
+// An exchange in flight; wait() ends it. If an exception destroys a request, the request is withdrawn, so no rank reads freed memory.
 class [[nodiscard]] Request {
   public:
-    Request() = default;  // nothing under way
+    Request() = default;  // nothing in flight
     Request(Comm *comm, uint64_t id) : comm(comm), id(id) {}
     Request(Request &&other) noexcept : comm(std::exchange(other.comm, nullptr)), id(other.id) {}
     Request &operator=(Request &&other) noexcept {
@@ -92,7 +92,7 @@ struct Stamp {
     std::string text() const;  // "all_gather(5 f32) llmc/parallel/zero.cpp:88"
 };
 
-// Thrown by all ranks of a communicator with one text, so that one of them can print it and all can end in order.
+// Thrown by all ranks of a communicator with the same text, so one rank can print it and all can exit cleanly.
 struct AgreedError : Error {
     int ranks;  // the size of the communicator
     AgreedError(const std::string &text, int ranks) : Error(text), ranks(ranks) {}
@@ -102,22 +102,22 @@ struct Comm {
     const int rank, size;
     SliceMemory memory;  // set it before the first slice; split() passes it on
     bool check = false;  // --debug: compare every call among the ranks before it is made; split() passes it on
-    double seconds = 0;  // the time that this rank has spent in calls with slices and waiting for them
+    double seconds = 0;  // time that this rank has spent in calls with slices, including waits
 
     Comm(int rank, int size) : rank(rank), size(size) {}
     Comm(const Comm &) = delete;
     virtual ~Comm() = default;
 
-    // ---- slices. They may be empty. bf16 is summed in float and rounded once.
+    // ---- slices. They may be empty. Sums of bf16 are computed in float and rounded once.
 
     // data[i] = sum over ranks r of r's data[i]
     void all_reduce_sum(Slice data, Where at = Where::current());
 
-    // recv[i] = sum over ranks r of r's send[rank * recv.count + i]; send.count = size * recv.count. recv may be that part
-    // of send.
+    // recv[i] = sum over ranks r of r's send[rank * recv.count + i]; send.count = size * recv.count. recv may alias that
+    // part of send.
     void reduce_scatter_sum(Slice send, Slice recv, Where at = Where::current());
 
-    // recv[r * send.count + i] = r's send[i]; recv.count = size * send.count. send may be the part of recv that it becomes.
+    // recv[r * send.count + i] = r's send[i]; recv.count = size * send.count. send may alias its part of recv.
     void all_gather(Slice send, Slice recv, Where at = Where::current());
 
     // With n = send.count / size = recv.count / size: recv[r * n + i] = r's send[rank * n + i]. The two slices do not overlap.
@@ -129,24 +129,24 @@ struct Comm {
     // data[i] = root's data[i]
     void broadcast(Slice data, int root, Where at = Where::current());
 
-    // Sends to one rank while receiving from another. Neither half exists alone, so that no order of calls can deadlock. Every rank calls
-    // it; an empty slice ({}) stands for a half that does not take place, and is then also empty on the other rank. Before wait(), `send`
-    // must not change and `recv` must not be read. Several may be under way and be waited for in any order, with other calls between them.
+    // Sends to one rank while receiving from another. There is no send or receive alone, so no order of calls can deadlock. Every rank calls it. An
+    // empty slice ({}) skips a half, which must then also be empty on the other rank. Before wait(), `send` must not change and `recv` must not be
+    // read. Several exchanges may be in flight, with other calls between them, and may be waited for in any order.
     Request exchange(Slice send, int to, Slice recv, int from, Where at = Where::current());
     void wait(Request request, Where at = Where::current());
 
-    // Starts the collectives that f calls. Until wait() their slices must be left alone, as in an exchange. On GPUs they overlap with
-    // the computation; elsewhere they have ended when start() returns.
+    // Starts the collectives that f calls. Their slices must not be touched before wait(). On GPUs they overlap with computation; elsewhere they
+    // are complete when start() returns.
     virtual Request start(const std::function<void()> &f) { return f(), Request(); }
     void start(Request &request,
-               const std::function<void()> &f) {  // request = start(f), which nvcc takes for a request that is dropped
+               const std::function<void()> &f) {  // request = start(f); nvcc reports that form as a discarded [[nodiscard]] value
         Request started = start(f);
         std::swap(request, started);
     }
 
     // ---- communicators and agreement, on the host
 
-    // Returns a communicator of the ranks of one color, in the order of key and then of rank. It lives no longer than this one's run.
+    // Returns a communicator of the ranks of one color, in the order of key and then of rank. It must not outlive this one's run.
     std::unique_ptr<Comm> split(int color, int key, Where at = Where::current());
 
     void barrier(Where at = Where::current());  // returns when all ranks have called it
@@ -169,7 +169,7 @@ struct Comm {
   protected:
     friend class Request;
     friend class NcclComm;  // uses another communicator's gather_host for agreement
-    // These do the work of the calls above, which have checked the arguments.
+    // The implementations of the calls above, which have already checked the arguments.
     virtual void do_all_reduce_sum(Slice data) = 0;
     virtual void do_reduce_scatter_sum(Slice send, Slice recv) = 0;
     virtual void do_all_gather(Slice send, Slice recv) = 0;
@@ -178,16 +178,16 @@ struct Comm {
     virtual Request do_exchange(Slice send, int to, Slice recv, int from) = 0;
     virtual void do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv);  // in terms of do_exchange
     virtual void do_wait(uint64_t id) = 0;
-    // Cancels a request that will not be waited for, because its slices are about to be freed.
+    // Cancels a request that nobody will wait for, because its slices are about to be freed.
     virtual void withdraw(uint64_t id) noexcept = 0;
     virtual std::unique_ptr<Comm> do_split(int color, int key) = 0;
-    // all[r] = rank r's `bytes` bytes, on the host and in one round of messages. All agreement is built on it.
+    // all[r] = rank r's `bytes` bytes, on the host, in one round of messages. All agreement is built on this call.
     virtual void gather_host(const void *own, size_t bytes, void *all) = 0;
     virtual void enter(const Stamp &) {}  // tells a watchdog what this rank is doing
-    void complete(Request &request);      // calls do_wait if the request is under way
+    void complete(Request &request);      // calls do_wait if the request is in flight
 
-    // What a split makes of this rank: ranks of this communicator, in the order of the new one. The tag is one that none of them has used: tags
-    // of a rank rise, beginning at next_tag.
+    // The part of a split to which this rank belongs: its ranks, numbered as in this communicator and in the order of the new one, and a tag that
+    // none of them has used. A rank's tags increase, beginning at next_tag.
     struct Part {
         std::vector<int> ranks;
         int rank, tag;
@@ -201,7 +201,7 @@ struct Comm {
     template <class T> std::vector<T> gathered(const char *call, T value, const Where &at);
 };
 
-// Runs f on every rank; f must not call comm. If it throws on some ranks, all ranks throw an AgreedError with each distinct message once.
+// Runs f on every rank; f must not call comm. If f throws on some ranks, all ranks throw an AgreedError with each distinct message once.
 void agree(Comm &comm, const std::function<void()> &f, Where at = Where::current());
 
 struct CommOptions {
@@ -209,8 +209,8 @@ struct CommOptions {
     double timeout = 600;  // --comm_timeout: seconds that a rank may wait for the others
 };
 
-// Runs f on `ranks` ranks, which are threads of this process, and returns rank 0's result. If a rank throws, all others leave their
-// calls, and the error is thrown from here ("rank 2: ..."). If a rank waits too long, the error says what every rank was doing.
+// Runs f on `ranks` ranks, which are threads of this process, and returns rank 0's result. If a rank throws, all other ranks leave their calls, and
+// run_threads throws the error ("rank 2: ..."). If a rank waits too long, the error lists the current call of every rank.
 int run_threads(int ranks, const CommOptions &options, const std::function<int(Comm &)> &f);
 
 struct SelfComm final : Comm {  // the communicator of a single rank

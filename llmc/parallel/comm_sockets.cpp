@@ -18,17 +18,17 @@
 
 using Clock = std::chrono::steady_clock;
 static constexpr std::chrono::milliseconds watch_period(100);
-static constexpr std::chrono::seconds patience(5);        // how long to wait for a process that does not take a few bytes
-static constexpr size_t longest_text = size_t(64) << 20;  // bytes that one rank may bring to an agreement
+static constexpr std::chrono::seconds patience(5);        // wait for a process that does not accept a few bytes
+static constexpr size_t longest_text = size_t(64) << 20;  // bytes that one rank may contribute to an agreement
 
 namespace {
 
 // Every message begins with a frame, and `bytes` bytes follow.
 struct Frame {
     enum Kind : uint32_t {
-        gather,  // to rank 0: what this rank brings to an agreement; from it: what all have brought, in the order of ranks
-        fail,    // to rank 0: this rank's process ends, and so must the run
-        bye,     // to rank 0: this rank has come to the run's end
+        gather,  // to rank 0: this rank's contribution to an agreement; from rank 0: all contributions, in the order of ranks
+        fail,    // to rank 0: this rank's process ends with an error, which must end the run
+        bye,     // to rank 0: this rank has reached the end of the run
         end      // from rank 0: the run fails
     } kind;
     // The communicator: its tag and its first rank's number in the run, its size, and this rank's place in it.
@@ -37,8 +37,8 @@ struct Frame {
     Stamp stamp;  // the call that it is for
 };
 
-// Rank 0's thread, which collects the ranks' contributions to an agreement and sends all of them to each rank. It knows the waiting ranks, for how
-// long, and whose process has died, and ends the run then.
+// A thread of rank 0 that collects the ranks' contributions to an agreement and sends all of them to each rank. It ends the run if a rank waits too
+// long or a rank's process dies.
 class Switchboard {
   public:
     // sockets[r] is the connection to rank r, rank 0 included.
@@ -46,23 +46,23 @@ class Switchboard {
         for (size_t r = 0; r < sockets.size(); r++) peers_[r].socket = std::move(sockets[r]);
         thread_ = std::thread([this] { serve(); });
     }
-    ~Switchboard() { thread_.join(); }  // when all ranks have come to the run's end
+    ~Switchboard() { thread_.join(); }  // joins when all ranks have reached the end of the run
 
   private:
     struct Peer {
         Socket socket;
-        Frame frame;  // the message that is arriving,
+        Frame frame;  // the arriving message
         std::string text;
-        size_t got = 0;  // and how many of its bytes have come
+        size_t got = 0;  // bytes of the message that have arrived
         Stamp last;      // its last agreement
         bool waits = false, over = false;
     };
     struct Agreement {
         Stamp stamp;
         uint64_t bytes;
-        std::vector<int> ranks;  // by place: the arrived rank, or -1
+        std::vector<int> ranks;  // [place]: the rank, once its contribution has arrived, or -1
         std::string all;
-        Clock::time_point since;  // when the first came
+        Clock::time_point since;  // arrival of the first contribution
     };
 
     void serve() {
@@ -99,7 +99,7 @@ class Switchboard {
         else bring(rank, p);
     }
 
-    // A frame that no rank sends must not reach beyond any array.
+    // Rejects frames that no rank of this program sends, so no index leaves its array.
     void check(int rank, Frame &f) {
         f.stamp.call[sizeof(f.stamp.call) - 1] = f.stamp.file[sizeof(f.stamp.file) - 1] = 0;
         if (f.kind > Frame::bye || f.bytes > longest_text || f.size < 1 || size_t(f.size) > peers_.size() || f.place < 0 ||
@@ -138,8 +138,8 @@ class Switchboard {
 
     [[noreturn]] void lost(int rank) {
         end_all(format(
-            "rank %d is gone: its process was killed or crashed, or its connection broke\n  fix: see what it said, and what the system's "
-            "log says on its machine",
+            "rank %d is gone: its process was killed or crashed, or its connection broke\n  fix: see its last message, and the system log "
+            "on its machine",
             rank));
     }
 
@@ -153,7 +153,7 @@ class Switchboard {
         say_last(message);
         Frame frame = {};
         frame.kind = Frame::end;
-        for (size_t r = 1; r < peers_.size(); r++)  // this process ends after all others know
+        for (size_t r = 1; r < peers_.size(); r++)  // this process exits after it has told all others
             if (!peers_[r].over) send(int(r), frame, "", patience);
         std::_Exit(1);
     }
@@ -164,7 +164,7 @@ class Switchboard {
     std::thread thread_;
 };
 
-// A rank's connection to the switchboard. A thread watches for the end of the run while this rank is not in a call.
+// A rank's connection to the switchboard. Its thread watches for the end of the run while this rank is not in a call.
 class SwitchboardLine {
   public:
     explicit SwitchboardLine(const Socket &socket) : socket_(socket) {
@@ -182,7 +182,7 @@ class SwitchboardLine {
 
     void gather(Frame frame, const void *own, size_t bytes, void *all) {
         if (bytes > longest_text)
-            die("%s brings %zu bytes to an agreement, which may have %zu", frame.stamp.text().c_str(), bytes, longest_text);
+            die("%s brings %zu bytes to an agreement; at most %zu are allowed", frame.stamp.text().c_str(), bytes, longest_text);
         std::lock_guard lock(mutex_);
         frame.kind = Frame::gather, frame.bytes = bytes;
         std::string message(reinterpret_cast<const char *>(&frame), sizeof(frame));
@@ -203,7 +203,7 @@ class SwitchboardLine {
         send(Frame::fail);
         char byte;
         const auto deadline = Clock::now() + patience;
-        while (socket_.receive_all(&byte, 1, deadline)) {}  // until rank 0 has closed: it knows
+        while (socket_.receive_all(&byte, 1, deadline)) {}  // until rank 0 closes the connection, after it has read the message
         std::_Exit(1);
     }
 
@@ -220,15 +220,16 @@ class SwitchboardLine {
         std::unique_lock lock(mutex_);
         while (!wake_.wait_for(lock, watch_period, [&] { return stop_; })) {
             char byte;
-            const ssize_t n = recv(socket_.fd(), &byte, 1, MSG_PEEK);  // only the run's end comes unasked
+            const ssize_t n = recv(socket_.fd(), &byte, 1, MSG_PEEK);  // only the end of the run arrives outside a call
             if (n >= 0 || !can_go_on()) failed(n > 0);
         }
     }
 
     [[noreturn]] void failed(bool said) {
         say_last(
-            said ? ""
-                 : "rank 0 is gone: its process was killed or crashed, or the connection to it broke\n  fix: see what it said");
+            said
+                ? ""
+                : "rank 0 is gone: its process was killed or crashed, or the connection to it broke\n  fix: see its last message");
         std::_Exit(1);
     }
 

@@ -17,13 +17,13 @@ static int checked(Comm &world, const char *flag, int size, int least = 1) {
     return size;
 }
 
-// Returns the ranks of this rank's group, or its replicas; nothing if the world is one group.
+// Returns the ranks of this rank's group, or its replicas; null if the world is one group.
 static std::unique_ptr<Comm> split_groups(Comm &world, int group, bool replicas) {
     if (group == 0 || checked(world, "zero_group", group, 2) == world.size) return nullptr;
     return world.split(replicas ? world.rank % group : world.rank / group, world.rank);
 }
 
-// The ranks of this rank's row of experts, or of its column in a group of shards; nothing without expert parallelism.
+// Returns the ranks that divide the experts with this rank, or the ranks of its group that hold the same experts; null without expert parallelism.
 static std::unique_ptr<Comm> split_experts(Comm &world, int row, int group, bool column) {
     if (checked(world, "expert_parallel", row) == 1) return nullptr;
     return world.split(column ? world.rank / group * row + world.rank % row : world.rank / row, world.rank);

@@ -2,20 +2,20 @@
 //
 //   rank = dp_rank * sp + sp_rank
 //
-// so that neighbours in a ring are neighbours in the world, which launchers put on one host. Data depend on dp_rank alone.
+// so ranks that are neighbours in a ring are also neighbours in the world, which launchers place on one host. The data depend on dp_rank alone.
 //
-// The optimizer's shards (zero.h) are divided among the ranks of a group, which are also consecutive. There may be several groups, with replicas of each
-// other's shards: hybrid sharding (Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277, section 3.2.2).
+// The ranks of a group, which are consecutive, divide the optimizer's shards (zero.h). There may be several groups that replicate each other's
+// shards: hybrid sharding (Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277, section 3.2.2).
 //
-// Under expert parallelism consecutive ranks, too, divide the experts of each layer, and each group of shards has whole rows of them. The ranks of a
-// column, which have the same experts, divide and sum these as the ranks of a group do all else.
+// Under expert parallelism expert_parallel consecutive ranks divide the experts of each layer, and a group consists of whole such sets. The ranks of
+// a group that hold the same experts shard these experts among themselves, as all ranks of the group shard the other parameters.
 #pragma once
 #include <memory>
 
 #include "comm.h"
 
-// Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
-// parameters, updated parameters, and rows of tokens, and of their gradients, to experts and back.
+// Bytes that a rank has sent, by kind: activations for attention (K and V; under ulysses also Q, out and dout), their gradients, gradients of
+// parameters, updated parameters, and the rows that travel to experts and back (tokens and gradients).
 struct Payload {
     size_t kv = 0, dkv = 0, grads = 0, params = 0, experts = 0;
     Payload &operator+=(const Payload &o) {
@@ -25,9 +25,9 @@ struct Payload {
 
 // The ranks among which shards are divided, and gradients are summed.
 struct ShardRanks {
-    Comm &group;     // together they have each parameter once
-    Comm *replicas;  // the ranks that have the same part in other groups, in the order of groups; null: there is one group
-    // The ranks that divide the experts, and the ranks of the group that have the same ones; null: every rank has all experts.
+    Comm &group;     // its ranks together hold each parameter once
+    Comm *replicas;  // the ranks with the same part in other groups, in the order of groups; null if there is one group
+    // The ranks that divide the experts; the ranks of the group that hold the same experts. Null if every rank holds all experts.
     Comm *experts, *same_experts;
 
     ShardRanks(Comm &group, Comm *replicas = nullptr, Comm *experts = nullptr, Comm *same_experts = nullptr)
@@ -43,21 +43,22 @@ struct ShardRanks {
 struct Mesh {
     Comm &all;                                          // the world
     const std::unique_ptr<Comm> ring;                   // the ranks that share this rank's rows
-    const std::unique_ptr<Comm> group, replicas;        // of `shards`; null: the world is one group
-    const std::unique_ptr<Comm> experts, same_experts;  // of `shards`; null: no expert parallelism
+    const std::unique_ptr<Comm> group, replicas;        // for `shards`; null if the world is one group
+    const std::unique_ptr<Comm> experts, same_experts;  // for `shards`; null without expert parallelism
     const ShardRanks shards;
     const int dp, sp, dp_rank, sp_rank;
 
-    // ring_attn_size is sp; zero_group is the number of ranks of a group, 0: all; expert_parallel that of a row of experts. Every rank calls it.
+    // ring_attn_size: ranks of a ring (sp). zero_group: ranks of a group; 0 means all. expert_parallel: ranks that divide the experts. Every rank
+    // calls this constructor.
     Mesh(Comm &world, int ring_attn_size, int zero_group = 0, int expert_parallel = 1);
 
-    double seconds() const;  // the time that this rank has spent in all of them
+    double seconds() const;  // time that this rank has spent in all these communicators
 };
 
-// Dies unless the flag's value divides the number of ranks. The values that do, from the least sensible one on, are in the message.
+// Dies unless the flag's value divides the number of ranks. The message lists the divisors from `least` on.
 void check_divides(const char *flag, int size, int world, int least = 1);
 
 std::string host_name();
 
-// hosts[r] is the host of rank r. Returns a note about a ring that spans several hosts, so that its keys cross the network; "" if none does.
+// hosts[r] is the host of rank r. Returns a note if a ring spans several hosts, because its keys then cross the network; otherwise "".
 std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp);

@@ -33,7 +33,7 @@ const Estimator &find_estimator(const std::string &name) {
 
 struct Group {
     size_t rollouts = 0;
-    std::vector<double> rewards;  // of those that have one
+    std::vector<double> rewards;  // of the rollouts that have one
     double mean = 0, deviation = 0;
     bool equal = false;
 
@@ -66,7 +66,7 @@ std::vector<double> shaped_rewards(Baseline baseline, std::span<const ScoredRoll
     }
     for (auto &[number, group] : groups) {
         if (group.rollouts == 1)
-            die("group %lld has one rollout, which has no others to be compared with\n  fix: at least two answers to each prompt, or --advantage_estimator reinforce",
+            die("group %lld has only one rollout, and the baseline needs others\n  fix: at least two answers to each prompt, or --advantage_estimator reinforce",
                 (long long)(number));
         group.summarise();
     }

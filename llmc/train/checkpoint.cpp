@@ -22,7 +22,7 @@ using nlohmann::json;
 
 static const char *const checksum_name = "checksum";
 
-static std::string content_checksum(const json &value) {  // of the text that write_json would write, without spaces
+static std::string content_checksum(const json &value) {  // of the text that write_json writes, without spaces
     return hash_of(value.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
@@ -69,7 +69,7 @@ std::vector<size_t> checkpoint_steps(const std::string &output_dir) {
 
 std::string other_checkpoint(const std::string &dir) {
     fs::path path = fs::weakly_canonical(dir);
-    if (step_of(path.parent_path().filename())) path = path.parent_path();  // a directory within a checkpoint
+    if (step_of(path.parent_path().filename())) path = path.parent_path();  // path was a directory inside a checkpoint
     const fs::path output_dir = path.parent_path();
     const auto steps = checkpoint_steps(output_dir);
     const auto end = std::lower_bound(steps.begin(), steps.end(), step_of(path.filename()).value_or(0));
@@ -169,8 +169,8 @@ using OfTensors = std::array<size_t, std::size(tensors)>;
 
 struct StoredPart {
     size_t global, count;
-    OfTensors begin;                                         // index of its first element in each tensor of its file
-    std::vector<std::string> checksums[std::size(tensors)];  // of its blocks; none: the file has no such tensor of the part
+    OfTensors begin;                                         // index of the part's first element in each tensor of its file
+    std::vector<std::string> checksums[std::size(tensors)];  // one per block; empty if the file lacks that tensor of the part
 };
 
 struct Shard {
@@ -180,14 +180,14 @@ struct Shard {
     std::vector<StoredPart> parts;
 };
 
-// Elements that a rank needs and that a file holds.
+// A range of elements that this rank needs and one file holds.
 struct RestoredRun {
     const std::string &path;
     const char *tensor;
     size_t global, count;
-    const OptimizerPart &part;  // of the rank's state, these elements alone
-    AnyFloats kept;             // (count), its tensor
-    const float *stored;        // (count), on the host
+    const OptimizerPart &part;  // the same elements in the rank's state
+    AnyFloats kept;             // (count), from a tensor of `part`
+    const float *stored;        // (count), from the file, on the host
 };
 
 }  // namespace
@@ -239,7 +239,7 @@ static void check_cover(const std::vector<Shard> &shards, size_t elements, const
     size_t at = 0;
     for (const auto &[begin, end] : ranges) {
         if (begin > at) die("%s: elements [%zu, %zu) are in no file%s", where.c_str(), at, begin, fix.c_str());
-        if (begin < at) die("%s: elements [%zu, %zu) are there twice%s", where.c_str(), begin, std::min(at, end), fix.c_str());
+        if (begin < at) die("%s: elements [%zu, %zu) are in two files%s", where.c_str(), begin, std::min(at, end), fix.c_str());
         at = end;
     }
 }
@@ -261,7 +261,7 @@ static std::vector<Shard> read_manifest(const std::string &where, size_t element
     return shards;
 }
 
-// Opens a file; the header's checksum is compared before the header is parsed.
+// Checks a file's size, and its header's checksum, before the header is parsed.
 static void check_shard(const std::string &path, const Shard &shard, const std::string &manifest, const std::string &fix) {
     std::error_code error;
     const size_t bytes = fs::file_size(path, error);
@@ -269,7 +269,7 @@ static void check_shard(const std::string &path, const Shard &shard, const std::
     if (bytes != shard.bytes) die("%s: has %zu bytes, but %zu were written%s", path.c_str(), bytes, shard.bytes, fix.c_str());
     const size_t data = std::accumulate(shard.count.begin(), shard.count.end(), size_t(0)) * sizeof(float);
     if (data > bytes || header_checksum(InputFile(path), bytes - data) != shard.header)
-        die("%s: is damaged: its header is not what was written%s", path.c_str(), fix.c_str());
+        die("%s: is damaged: its header differs from the written one%s", path.c_str(), fix.c_str());
 }
 
 // Returns the elements of [begin, end) that this rank holds, as parts that point into its state.
@@ -287,7 +287,7 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
 
 using Visit = std::function<void(const RestoredRun &)>;
 
-// Reads only the blocks that hold elements of this rank, and compares the checksum of each.
+// Reads only the blocks that hold elements of this rank, and verifies the checksum of each.
 static void visit_part(const SafetensorsFile &file, const StoredPart &part, const OptimizerState &state, const Visit &visit,
                        const std::string &fix) {
     std::vector<float> block;
@@ -304,7 +304,7 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
             block.resize(n);
             file.read_part(tensor.name, part.begin[t] + first, n, block.data());
             if (checksum(block) != part.checksums[t][first / block_elements])
-                die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
+                die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model differ from the written ones%s",
                     file.path().c_str(), tensor.name, begin, begin + n, fix.c_str());
             for (const OptimizerPart &k : kept)
                 visit({file.path(), tensor.name, k.global, k.count, k, k.*tensor.data, &block[k.global - begin]});

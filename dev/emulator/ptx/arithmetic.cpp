@@ -1,4 +1,4 @@
-// The instructions that compute, each lane for itself. PTX ISA, "Integer", "Floating Point", "Comparison", "Logic", "Data Movement".
+// Lanewise arithmetic instructions. PTX ISA, "Integer", "Floating Point", "Comparison", "Logic", "Data Movement".
 #include "../../../llmc/ops/fp8.h"
 #include "forms.h"
 
@@ -21,8 +21,8 @@ template <Rounding rounding> float fma_directed(float x, float y, float z) {
     return nearest;
 }
 
-// Approximate instructions have a relative error, here half of the manual's bound: up or down, as a
-// mix of the argument's bits says. What is exact on a GPU is so here.
+// Approximate instructions have a relative error, here half of the manual's bound. A hash of the argument's bits chooses its sign. Results that are
+// exact on a GPU are exact here.
 float approximate(float x, double exact, double error) {
     if (!std::isfinite(exact) || exact == 0) return float(exact);
     const bool up = std::bit_cast<uint32_t>(x) * 2654435761u >> 31;
@@ -41,7 +41,7 @@ float divide_approximate(float a, float b) {  // the quotient of large divisors 
     if (std::fabs(b) > 0x1p126f && !std::isinf(b)) return a * 0;
     return approximate(a, double(a) / double(b), 0x1p-23);
 }
-double reciprocal_approximate_64(double x) {  // of the result only the upper half of the bits
+double reciprocal_approximate_64(double x) {  // only the upper half of the result's bits
     return std::bit_cast<double>(std::bit_cast<uint64_t>(1 / x) & ~0xffff'ffffull);
 }
 
@@ -52,7 +52,7 @@ uint32_t bf16_bits(float x) {  // to nearest, ties to even
 
 uint16_t f16_bits(float x) { return std::bit_cast<uint16_t>(_Float16(x)); }
 
-// One that is NaN counts as missing.
+// If one argument is NaN, the result is the other.
 template <class T> T smaller(T a, T b) { return b != b ? a : a != a ? b : std::min(a, b); }
 template <class T> T larger(T a, T b) { return b != b ? a : a != a ? b : std::max(a, b); }
 
@@ -121,15 +121,15 @@ void add_functions(Forms &forms) {
 
 // ---- integers ---------------------------------------------------------------------------------------------------------------------
 
-template <class T> T quotient(T a, T b) {  // also of what lanes that are not active hold
+template <class T> T quotient(T a, T b) {  // also called with the arbitrary values of inactive lanes
     if (b == 0) return T(~T(0));
     return std::is_signed_v<T> && b == T(-1) ? T(0 - std::make_unsigned_t<T>(a)) : T(a / b);
 }
 template <class T> T remainder_of(T a, T b) { return b == 0 ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b); }
 
-// What depends on the sign, or is written with it.
+// Instructions whose result or name depends on the sign.
 template <class T> void add_integers(Forms &forms, const std::string &type) {
-    using U = std::make_unsigned_t<T>;  // whose sums wrap around
+    using U = std::make_unsigned_t<T>;  // its sums wrap around
     const Pipe pipe = Pipe::integer;
     forms["add." + type] = form<U, U, U>(pipe, [](U a, U b) { return a + b; });
     forms["sub." + type] = form<U, U, U>(pipe, [](U a, U b) { return a - b; });
@@ -156,7 +156,7 @@ template <class T> void add_integers(Forms &forms, const std::string &type) {
     }
 }
 
-template <class T> void add_comparisons(Forms &forms, const std::string &type) {  // of any type
+template <class T> void add_comparisons(Forms &forms, const std::string &type) {  // for any type
     const Pipe pipe = type == "f64" ? Pipe::fp64 : type == "f32" ? Pipe::fp32 : Pipe::integer;
     const auto test = [&](const std::string &name, Form f) { forms.try_emplace("setp." + name + "." + type, f); };
     test("eq", comparison<T>(pipe, [](T a, T b) { return a == b; }));
@@ -182,7 +182,7 @@ template <class U> void add_bits(Forms &forms, const std::vector<std::string> &t
         form<U, U, uint32_t>(Pipe::integer, [](U a, uint32_t n) { return n < 8 * sizeof(U) ? U(uint64_t(a) << n) : U(0); });
 }
 
-// Two halves become one register, {a, b} -> d, and the other way round.
+// Packs two halves into one register, {a, b} -> d; unpack() is the inverse.
 template <class Part, class Whole> void pack(Warp &w, const Instruction &i) {
     const auto join = [](Part low, Part high) { return Whole(low) | Whole(high) << 8 * sizeof(Part); };
     lanewise<decltype(join), Whole, Part, Part>(w, i);
@@ -196,13 +196,13 @@ template <class Part, class Whole> void unpack(Warp &w, const Instruction &i) {
 }
 
 template <class U> U lowest_bits(uint32_t n) { return n < 8 * sizeof(U) ? (U(1) << n) - 1 : ~U(0); }
-template <class U> U insert_field(U a, U b, uint32_t position, uint32_t length) {  // the lowest bits of a into b
+template <class U> U insert_field(U a, U b, uint32_t position, uint32_t length) {  // inserts the lowest bits of a into b
     position &= 255, length &= 255;
     if (position >= 8 * sizeof(U)) return b;
     const U mask = U(lowest_bits<U>(length) << position);
     return U((b & ~mask) | (U(a << position) & mask));
 }
-template <class T> T extract_field(T a, uint32_t position, uint32_t length) {  // behind its last bit, copies of the sign
+template <class T> T extract_field(T a, uint32_t position, uint32_t length) {  // sign-extends beyond the last bit
     using U = std::make_unsigned_t<T>;
     position &= 255, length &= 255;
     constexpr uint32_t bits = 8 * sizeof(T);
@@ -217,14 +217,14 @@ template <class U> U reverse_bits(U a) {
     for (size_t k = 0; k < 8 * sizeof(U); k++) reversed = U(reversed << 1 | (a >> k & 1));
     return reversed;
 }
-uint32_t look_up(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {  // bit by bit
+uint32_t look_up(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {  // applied bit by bit
     uint32_t result = 0;
     for (uint32_t n = 0; n < 8; n++)
         if (table >> n & 1) result |= (n & 4 ? a : ~a) & (n & 2 ? b : ~b) & (n & 1 ? c : ~c);
     return result;
 }
 
-// Each four bits of `select` choose one of the eight bytes of a and b, or with the fourth bit eight copies of that byte's sign.
+// Each four bits of `select` choose one of the eight bytes of a and b; if the fourth bit is set, the result is eight copies of that byte's sign.
 uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t select) {
     const uint64_t both = uint64_t(b) << 32 | a;
     uint32_t out = 0;
@@ -275,7 +275,7 @@ void add_special_bits(Forms &forms) {
 
 // ---- conversions ------------------------------------------------------------------------------------------------------------------
 
-template <class D, class S> D truncated(S x) {  // to an integer, which saturates; NaN becomes 0
+template <class D, class S> D truncated(S x) {  // saturating conversion to an integer; NaN becomes 0
     if (x != x) return 0;
     if (x <= S(std::numeric_limits<D>::min())) return std::numeric_limits<D>::min();
     if (x >= S(std::numeric_limits<D>::max())) return std::numeric_limits<D>::max();

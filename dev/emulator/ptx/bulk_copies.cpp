@@ -11,11 +11,11 @@
 namespace ptx {
 namespace {
 
-constexpr uint32_t word = 16;  // bytes: all that TMA moves is aligned to them
+constexpr uint32_t word = 16;  // bytes: the alignment of all TMA transfers
 
-// ---- what a copy moves ------------------------------------------------------------------------------------------------------------
+// ---- the bytes of a copy ----------------------------------------------------------------------------------------------------------
 
-// One thread starts a copy; or several a store with the same operands, which has the same effect.
+// Returns the lane that starts a copy. Several lanes may start a store with the same operands, which has the same effect.
 int starter(Warp &w, const Instruction &i, bool stores) {
     const int first = std::countr_zero(w.active);
     for (int n = 0; n < i.reads && std::popcount(w.active) > 1; n++)
@@ -39,7 +39,7 @@ TensorMap map_at(Warp &w, int lane, uint64_t address) {
     return map;
 }
 
-// A box row by row. Elements outside of the array are zeros when they are read, and are not written.
+// Returns the pieces of a box, row by row. Elements outside the array are read as zeros and are not written.
 std::vector<Piece> pieces_of(const TensorMap &map, uint32_t shared, const int *corner) {
     const uint32_t element = bytes_of(map.element), mask = (1u << map.swizzle) - 1;
     const uint32_t row_bytes = map.row_bytes(), rows = map.box_bytes() / row_bytes;
@@ -53,7 +53,8 @@ std::vector<Piece> pieces_of(const TensorMap &map, uint32_t shared, const int *c
             from += uint64_t(x) * map.strides[d - 1];
         }
         for (uint32_t at = 0; at < row_bytes; at += word) {
-            const int64_t first = corner[0] * int64_t(element) + at, end = int64_t(map.dims[0] * element);  // bytes in the row
+            const int64_t first = corner[0] * int64_t(element) + at,
+                          end = int64_t(map.dims[0] * element);  // byte offsets in the row
             const int64_t skipped = std::clamp<int64_t>(-first, 0, word), until = std::clamp<int64_t>(end - first, 0, word);
             Piece p{swizzled(shared + row * row_bytes + at, mask), 0, 0, 0};
             if (inside && skipped < until)
@@ -78,7 +79,7 @@ void check_global(Warp &w, int lane, const std::vector<Piece> &pieces) {
         if (!last.holds(p.global, bytes)) w.fail(lane, format("copies %zu bytes at ", bytes) + describe(w, p.global));
     }
 }
-// Of the copy's reads or writes of shared memory, in each of these blocks.
+// Counts the wavefronts of the copy's reads or writes of shared memory, in `blocks` blocks.
 void count_shared(Warp &w, const std::vector<Piece> &pieces, int blocks) {
     if (!w.block->running->launch->count_memory) return;
     const uint64_t wavefronts = ceil_div(pieces.size() * word, 128) * uint64_t(blocks);
@@ -197,7 +198,8 @@ void start_outward(Warp &w, int lane, std::vector<Piece> pieces, Sum sum) {
         const uint8_t *from = shared_place(w, lane, p.shared, word) + p.from, *const end = from + p.to - p.from;
         note_async_read(w, lane, p.shared, word);
         const bool zeros = std::all_of(from, end, [](uint8_t byte) { return byte == 0; });
-        if (sum == Sum::none || !zeros) note_bulk_access(w, lane, p.global, uint32_t(end - from), use);  // they change no sum
+        if (sum == Sum::none || !zeros)
+            note_bulk_access(w, lane, p.global, uint32_t(end - from), use);  // added zeros change no sum
     }
     count_global(w, copy.pieces, true);
     count_shared(w, copy.pieces, 1);
@@ -241,8 +243,8 @@ void commit(Warp &w, const Instruction &) {
     Warp::each_lane(w.active, [&](int l) { w.bulk_groups[l]++; });
 }
 
-// Waits until at most this number of the lane's last groups are in flight; with `reads`, until they have read shared memory. A copy reads as late as
-// it may.
+// Waits until at most this number of the lane's latest groups are in flight; with `reads`, until the others have read shared memory. The interpreter
+// lets a copy read as late as it may.
 template <bool reads> void wait(Warp &w, const Instruction &i) {
     const int64_t pending = w.one(i.operands[0]);
     float done = 0;

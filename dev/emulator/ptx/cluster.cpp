@@ -1,4 +1,4 @@
-// Clusters of blocks, fences of proxies, and the small instructions that are new on sm_90.
+// Clusters of blocks, proxy fences, and the other small instructions that are new on sm_90.
 #include "forms.h"
 #include "shared_memory.h"
 
@@ -44,7 +44,7 @@ void wait(Warp &w, const Instruction &) {
 
 // ---- addresses in other blocks ----------------------------------------------------------------------------------------------------
 
-// d = the address of a, which is one of the own block, in block b
+// d = the address in block b that corresponds to address a of the own block
 template <class Address> void map_address(Warp &w, const Instruction &i) {
     const Address *a = w.values<Address>(i.operands[1]);
     alignas(64) Address d[lanes];
@@ -65,7 +65,7 @@ template <class Address> void rank_of(Warp &w, const Instruction &i) {
 
 // ---- fences -----------------------------------------------------------------------------------------------------------------------
 
-// What has been written through the generic proxy, by this warp or as it knows by others, is visible to the async proxy.
+// Makes earlier writes through the generic proxy visible to the async proxy: this warp's, and those of other warps that happened before.
 template <bool shared, bool global> void fence_proxy(Warp &w, const Instruction &) {
     if (shared) w.view.proxied.join(w.view.known);
     if (global) w.view.elsewhere_proxied.join(w.view.elsewhere);
@@ -78,7 +78,7 @@ void fence_mbarriers(Warp &w, const Instruction &) {
 
 // ---- warps ------------------------------------------------------------------------------------------------------------------------
 
-// leader|p, mask: true in one of the lanes
+// leader|p, mask: p is true in one of the lanes
 void elect(Warp &w, const Instruction &i) {
     const uint32_t mask = w.one(i.operands[2]) & w.exist;
     if (mask != w.active)
@@ -90,7 +90,7 @@ void elect(Warp &w, const Instruction &i) {
     w.write_predicate(i.operands[1], 1u << leader);
 }
 
-// The registers of a thread, by which warpgroups give and take. An increase waits until the block has them.
+// setmaxnreg: a warpgroup releases or takes registers. An increase waits until the block has enough free registers.
 template <bool more> void set_registers(Warp &w, const Instruction &i) {
     constexpr uint32_t of_multiprocessor = 65536;
     w.need_all_lanes();
@@ -103,7 +103,7 @@ template <bool more> void set_registers(Warp &w, const Instruction &i) {
     uint32_t all = n;
     for (const Warp &other : warps)
         if (&other != &w) all += other.registers_of_thread ? other.registers_of_thread : at_start;
-    const uint32_t of_block = at_start * uint32_t(warps.size());  // times a warp's lanes: nobody else gives the block registers
+    const uint32_t of_block = at_start * uint32_t(warps.size());  // per lane; the block gets no registers from elsewhere
     if (more && all > of_block)
         return w.stall([n, all, of_block] {
             return format("setmaxnreg waits for %u registers a thread: the block would have %u of %u", n, all * lanes,
@@ -155,7 +155,7 @@ void add_clusters(Forms &forms) {
         forms[format("fence.proxy.async.%s", space)] = {fence_proxy<true, false>, Pipe::control, 0, {}};
     forms["fence.proxy.async.global"] = {fence_proxy<false, true>, Pipe::control, 0, {}};
     forms["fence.mbarrier_init.release.cluster"] = {fence_mbarriers, Pipe::control, 0, {}};
-    for (const char *what : {"wait", "launch_dependents"})  // launches run one after the other
+    for (const char *what : {"wait", "launch_dependents"})  // launches run one after another
         forms[format("griddepcontrol.%s", what)] = {nothing, Pipe::control, 0, {}};
 
     forms["elect.sync"] = {elect, Pipe::warp, 2, {4, 0, 4}};

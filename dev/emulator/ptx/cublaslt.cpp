@@ -1,5 +1,5 @@
-// The products of cuBLASLt, on the host: what llmc/ops/matmul.cuh asks of it, and of plain cuBLAS what dev/cuda/matmul.cu does; nothing else. Sums are double, rounded once. The rules of the
-// library's manual ("Using the cuBLASLt API") are checked, and products are remembered.
+// cuBLASLt's products, computed on the host: only the calls of llmc/ops/matmul.cuh, and the cuBLAS call of dev/cuda/matmul.cu. Sums are double and
+// are rounded once. Each call is checked against the rules of the manual ("Using the cuBLASLt API"), and each product is recorded.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
@@ -37,7 +37,7 @@ struct Matrix {  // column-major
     bool operator==(const Matrix &) const = default;
 };
 
-// The handles point to structures that cuBLASLt does not show.
+// The handles point to structures that cuBLASLt does not declare.
 Description &of(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description *>(d); }
 Matrix &of(cublasLtMatrixLayout_t m) { return *reinterpret_cast<Matrix *>(m); }
 Preference &of(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preference *>(p); }
@@ -45,7 +45,7 @@ Preference &of(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preferen
 bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3; }
 size_t element_bytes(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF ? sizeof(bf16) : sizeof(float); }
 
-// What an algorithm was chosen for. It may be used for nothing else, and not at all unless the state was SUCCESS.
+// The product that an algorithm was chosen for. It may be used for no other product, and only if the state was SUCCESS.
 struct Algorithm {
     Preference preference;
     Matrix a, b, d;
@@ -68,7 +68,7 @@ float element(const void *p, cudaDataType_t type, size_t n) {
     if (is_fp8(type)) return fp8_number(static_cast<const uint8_t *>(p)[n]);
     return type == CUDA_R_16BF ? float(static_cast<const bf16 *>(p)[n]) : static_cast<const float *>(p)[n];
 }
-std::vector<float> read(const void *p, const Matrix &m, bool transposed) {  // (rows, columns) of op(M), row by row
+std::vector<float> read(const void *p, const Matrix &m, bool transposed) {  // returns op(M), (rows, columns), row by row
     const size_t rows = transposed ? m.columns : m.rows, columns = transposed ? m.rows : m.columns;
     std::vector<float> out(rows * columns);
     for (size_t r = 0; r < rows; r++)
@@ -149,7 +149,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     for (int i = 0; i < *count; i++) {
         found[i] = {};
         found[i].state = cublasStatus_t(ptx::heuristic_state);
-        // Until the program ends, since nobody says when an algorithm is no longer used.
+        // Kept until the program ends, because the API has no call that releases an algorithm.
         const auto *const chosen =
             found[i].state ? nullptr : new Algorithm{of(preference), of(a), of(b), of(d), alignment_of(of(product).bias), i};
         found[i].algo.data[0] = reinterpret_cast<uint64_t>(chosen);

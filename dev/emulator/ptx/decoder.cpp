@@ -83,7 +83,7 @@ void Decoder::body(size_t begin) {
     }
 }
 
-// Where the body of a function starts.
+// Returns the position of a function's body.
 size_t Decoder::function(const std::string &name) const {
     const auto behind = [&](size_t at) { return text_.find_first_not_of(" \t\n", at); };
     for (size_t at = 0; (at = text_.find(".func", at)) != std::string::npos; at++) {
@@ -95,7 +95,7 @@ size_t Decoder::function(const std::string &name) const {
     fail("a call of the unknown function " + name);
 }
 
-// "(result), name, (parameters)", or without result. Arguments are .param variables of the caller (the manual, "Function declarations").
+// "(result), name, (parameters)"; the result is optional. Arguments are .param variables of the caller (the manual, "Function declarations").
 void Decoder::call(Instruction &i, const Texts &arguments) {
     const auto inside = [](const std::string &list) { return split(list.substr(1, list.size() - 2), ','); };
     const bool returns = arguments.at(0)[0] == '(';
@@ -105,7 +105,7 @@ void Decoder::call(Instruction &i, const Texts &arguments) {
     Texts all = results;
     all.insert(all.end(), parameters.begin(), parameters.end());
     for (const std::string &a : all)
-        if (!passed_.count(a)) fail("an argument that is no .param variable: " + a);
+        if (!passed_.count(a)) fail("an argument that is not a .param variable: " + a);
     if (all_forms().count("call " + name)) return compute(i, "call " + name, all);
     if (i.guard >= 0) fail("a call under a predicate");
     const auto around = std::tuple(suffix_, line_, passed_);
@@ -179,7 +179,7 @@ void Decoder::instruction(const std::string &s) {
             a = address(a).first, name.replace(0, 8, "mov");
     if (name == "call" || name == "call.uni") {
         call(i, arguments);
-        if (!i.run) return;  // a function, defined by now
+        if (!i.run) return;  // the function's body has been decoded in place
     } else if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" ||
                name == "bar.arrive" || name.rfind("bar.red", 0) == 0)
         control(i, name, arguments);
@@ -231,7 +231,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     if (i.pipe == Pipe::shared && i.bytes) kernel_.cell_bytes = std::min<int>(kernel_.cell_bytes, i.bytes * i.vector);
 }
 
-// "wgmma.mma_async.sync.aligned.m64n128k16..." with its 64 accumulators, which are no operands
+// "wgmma.mma_async.sync.aligned.m64n128k16...". Its 64 accumulators are not stored as operands.
 void Decoder::product(Instruction &i, const std::string &name, Texts arguments) {
     const size_t shape = name.find(".m64n") + 1, k = name.find('k', shape);
     for (const std::string &part : split(arguments.at(0).substr(1, arguments[0].size() - 2), ','))
@@ -246,7 +246,8 @@ void Decoder::product(Instruction &i, const std::string &name, Texts arguments) 
     kernel_.uses_wgmma = true;
 }
 
-// The operands one by one: lists opened, addresses without their brackets and offsets, and without parts of the instruction.
+// Returns the operands one by one: with lists expanded, addresses without brackets and offsets, and without the arguments that modify the
+// instruction.
 Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const {
     Texts operands;
     int addresses = 0;
@@ -262,18 +263,18 @@ Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &argu
         } else
             for (const std::string &part : split(a, '|')) operands.push_back(part);
     }
-    if (name == "cp.async.wait_all") i.offsets[0] = -1;  // uncommitted copies included
+    if (name == "cp.async.wait_all") i.offsets[0] = -1;  // also waits for uncommitted copies
     else if (name == "cp.async.wait_group") {
         i.offsets[0] = std::stoll(operands.at(0));
         operands.clear();
-    } else if (name.rfind("cp.async.c", 0) == 0 && operands.size() >= 3) {  // bytes written, and, if given, bytes read
+    } else if (name.rfind("cp.async.c", 0) == 0 && operands.size() >= 3) {  // bytes written, and bytes read if given
         i.bytes = uint8_t(std::stoi(operands[2]));
         if (operands.size() == 4) operands.erase(operands.begin() + 2);
     }
     return operands;
 }
 
-// Some names stand for several forms: halves of registers, registers wider than the loaded value.
+// Some names have several forms: for halves of registers, and for registers wider than the loaded value.
 std::string Decoder::form_name(const std::string &name, const Texts &arguments) const {
     if (name.rfind("mov", 0) == 0 && arguments.at(0)[0] == '{') return name + " unpack";
     if (name.rfind("mov", 0) == 0 && arguments.at(1)[0] == '{') return name + " pack";
@@ -319,8 +320,8 @@ const Variable *Decoder::variable(const std::string &name) const {
     return found == variables_.end() ? nullptr : &found->second;
 }
 
-// The address in a variable. Its place in shared or local memory is chosen at its first use in the kernel; dynamic shared memory follows the static, at
-// an address that is known at the end.
+// Returns a slot with the address in a variable. A variable is placed in shared or local memory at its first use in the kernel. Dynamic shared memory
+// follows the static part, at an address that is known at the end.
 int Decoder::place(const Variable &v, uint64_t offset, int width) {
     if (v.memory) {
         if (!v.unknown.empty()) fail(v.name + " has the unknown initial value " + v.unknown);

@@ -1,4 +1,4 @@
-// From the statements of a kernel's body to its instructions.
+// Decodes the statements of a kernel's body into instructions.
 #pragma once
 #include <utility>
 
@@ -6,17 +6,17 @@
 
 namespace ptx {
 
-std::string strip(const std::string &s);                        // of white space
-std::vector<std::string> split(const std::string &s, char at);  // but not inside brackets
+std::string strip(const std::string &s);                        // removes white space at both ends
+std::vector<std::string> split(const std::string &s, char at);  // ignores `at` inside brackets
 int width_of(const std::string &type);                          // in bytes: "u64", "pred" (0)
 
-// ".shared .align 4 .b8 tile[4096]": the variables of a declaration, perhaps with initial values.
+// Parses the variables of a declaration such as ".shared .align 4 .b8 tile[4096]", with their initial values if it has any.
 std::vector<Variable> variables(const std::string &declaration);
 
 class Decoder {
   public:
     Decoder(const std::string &text, const std::map<std::string, Variable> &variables, Kernel &kernel);
-    void kernel(size_t begin);  // whose body starts with the bracket at `begin` of the text
+    void kernel(size_t begin);  // the body starts at the bracket text[begin]
 
   private:
     using Texts = std::vector<std::string>;
@@ -34,7 +34,7 @@ class Decoder {
 
     Texts operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const;
     std::string form_name(const std::string &name, const Texts &arguments) const;
-    int slot(const std::string &operand, int width);  // of a register, a constant, an address without its offset
+    int slot(const std::string &operand, int width);  // for a register, a constant or an address without its offset
     int register_slot(const std::string &name, int width);
     int constant(uint64_t bits, int width);
     int new_slot(int width);
@@ -48,24 +48,24 @@ class Decoder {
     const std::string &text_;
     Kernel &kernel_;
     int line_ = 1, sink_ = -1;
-    std::map<std::string, std::string> types_;  // of registers: by "%rd" if .reg declares them by number, or by the whole name
+    std::map<std::string, std::string> types_;  // of registers, by "%rd" if .reg declares them by number, else by their full name
     std::map<std::string, int> registers_, specials_;
     const std::map<std::string, Variable> &variables_;        // of the module
     std::map<std::pair<int, std::string>, uint64_t> placed_;  // variables by line and name
     size_t dynamic_align_ = 0;                                // of dynamic shared memory, if the kernel uses it
     std::vector<size_t> dynamic_presets_;                     // addresses in it
     std::map<std::pair<uint64_t, int>, int> constants_;
-    // A pair of brackets { }. Its registers and labels are only visible inside, and hide outer ones of the same name.
+    // A scope { }. Its registers and labels are only visible inside, and hide outer ones of the same name.
     struct Scope {
         std::map<std::string, std::string> registers;  // their unique names
         std::map<std::string, Variable> variables;
         std::map<std::string, int> labels;                     // the instruction after each label
-        std::vector<std::pair<size_t, std::string>> branches;  // instructions, and labels that may follow
+        std::vector<std::pair<size_t, std::string>> branches;  // branch instructions and their labels, which may be defined later
     };
     std::vector<Scope> scopes_;
     int scopes_seen_ = 0;
-    // A function is decoded where it is called. Its registers and labels get a suffix there, so that they have nobody else's names, and its
-    // parameters and result are the caller's slots.
+    // A function is decoded inline at each call. A suffix makes the names of its registers and labels unique; its parameters and result use the
+    // caller's slots.
     std::string suffix_;
     int calls_ = 0;
     std::map<std::string, int> passed_;

@@ -9,9 +9,9 @@ constexpr uint64_t word = 16;  // bytes, as TMA moves them
 constexpr uint32_t on_its_way = UINT32_MAX;
 
 constexpr char no_order[] =
-    "and nothing puts the two in order: sums of floats have other bits in another order\n  fix: st.release there, ld.acquire here";
+    "and nothing orders these additions: sums of floats have other bits in another order\n  fix: st.release there, ld.acquire here";
 constexpr char no_wait[] =
-    "by a copy that need not have ended when that block stored by st.release\n  fix: cp.async.bulk.wait_group in front of it, without .read";
+    "by a copy that may still have been running at that block's st.release\n  fix: cp.async.bulk.wait_group, without .read, before the st.release";
 constexpr char no_fence[] = "through the async proxy, with no fence.proxy.async between the ld.acquire and this";
 
 // The number of a cluster's first warp in the launch, counted from 1.
@@ -26,7 +26,7 @@ template <class F> void each_word(Warp &w, uint64_t address, uint32_t bytes, F f
     for (uint64_t n = address / word; n <= (address + bytes - 1) / word; n++) f(writes[n - first]);
 }
 
-// An access behind the last write, which may be of another cluster.
+// Checks an access against the last write, which may have come from another cluster.
 void check(Warp &w, int lane, uint64_t address, const LastWrite &last, const char *does, bool by_tma, bool in_order) {
     if (!last.warp || last.warp - first_warp(w) < w.block->cluster->warps) return;
     const auto fail = [&](const char *what) {

@@ -1,4 +1,4 @@
-// Clusters of blocks that run together: their warps in turn until each waits, a warp's lanes in lockstep.
+// Runs clusters of blocks. Their warps take turns, each until it waits; the lanes of a warp run in lockstep.
 #include "execute.h"
 
 #include <utility>
@@ -46,7 +46,7 @@ void branch(Warp &w, const Instruction &i, uint32_t taken) {
     else {
         w.block->running->counts->divergent_branches++;
         const Path jump{taken, i.target, i.join}, fall{path.mask & ~taken, path.at + 1, i.join};
-        if (path.join == i.join && w.paths.size() > 1) w.paths.pop_back();  // a loop that lanes leave one by one
+        if (path.join == i.join && w.paths.size() > 1) w.paths.pop_back();  // lanes leave a loop one by one
         else path.at = i.join;
         w.paths.push_back(jump.at > fall.at ? jump : fall);
         w.paths.push_back(jump.at > fall.at ? fall : jump);
@@ -63,7 +63,7 @@ void leave(Warp &w, uint32_t mask) {
     w.block->cluster->events++;
 }
 
-int uniform(const Warp &w, int slot) {  // an operand that all lanes must have in common
+int uniform(const Warp &w, int slot) {  // an operand that must be the same in all lanes
     const uint32_t *values = const_cast<Warp &>(w).values<uint32_t>(slot), first = values[std::countr_zero(w.active)];
     Warp::each_lane(w.active, [&](int l) {
         if (values[l] != first) w.fail(l, "the lanes differ");
@@ -71,7 +71,7 @@ int uniform(const Warp &w, int slot) {  // an operand that all lanes must have i
     return int(first);
 }
 
-// What bar.red tells every thread of the votes of all.
+// Writes the reduction of all threads' votes, the result of bar.red.
 void write_reduction(Warp &w, const Barrier &barrier) {
     const Instruction &i = *w.instruction;
     if (i.reduction == Reduction::popc) {
@@ -116,7 +116,7 @@ void arrive(Warp &w, const Instruction &i) {
         }
 }
 
-// Until it waits or has returned. Returns whether it got anywhere.
+// Runs a warp until it waits or has returned. Returns true if it executed an instruction.
 bool run_warp(Warp &w) {
     const Kernel &kernel = *w.block->running->kernel;
     Count *const counts = w.block->running->counts->instructions.data();
@@ -157,8 +157,8 @@ bool run_warp(Warp &w) {
 
 // ---- a cluster --------------------------------------------------------------------------------------------------------------------
 
-// A message about all that wait, which is why none goes on. It begins with one that lacks bytes of a copy or registers, if there is: that is a cause,
-// and not a consequence.
+// Ends the launch with a message about all waiting warps. The message begins with a warp that waits for bytes of a copy or for registers, if there is
+// one, because that wait is the cause of the deadlock and not a consequence.
 [[noreturn]] void explain_deadlock(const std::vector<Warp *> &warps) {
     const auto why_of = [](const Warp &w) {
         return w.waits_at >= 0 ? format("waits at barrier %d for threads that do not come", w.waits_at) : w.why();
@@ -181,7 +181,7 @@ bool run_warp(Warp &w) {
     first->fail(0, why_of(*first) + (lines > 1 ? ". No warp can go on:" + all : ""));
 }
 
-// After the last warp of a block.
+// Called after the last warp of a block has returned.
 void end_blocks(Cluster &cluster) {
     for (Block &block : cluster.blocks)
         if (!block.ended && std::all_of(block.warps.begin(), block.warps.end(), [](const Warp &w) { return w.paths.empty(); })) {
@@ -192,9 +192,9 @@ void end_blocks(Cluster &cluster) {
 }
 }  // namespace
 
-// Warps take turns in a random order, each until it waits. A copy on its way lands at any time, at the latest when all wait.
+// Warps take turns in a random order, each until it waits. A copy in flight lands at a random time, at the latest when all warps wait.
 bool run_cluster(Cluster &cluster, std::mt19937 &random, bool may_wait) {
-    constexpr int patience = 64;  // turns in which bounded waits give up, and nobody gets anywhere
+    constexpr int patience = 64;  // rounds without progress, in which bounded waits give up; then the cluster is stuck
     std::vector<Warp *> order;
     for (Block &block : cluster.blocks)
         for (Warp &w : block.warps) order.push_back(&w);

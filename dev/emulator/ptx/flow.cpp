@@ -1,4 +1,4 @@
-// Where the paths of a branch join again: the nearest post-dominator. (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".)
+// Finds where the paths of a branch join again, the nearest post-dominator (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm").
 #include <algorithm>
 #include <map>
 #include <set>
@@ -24,7 +24,7 @@ Edges successors(const std::vector<Instruction> &code) {  // code.size() is the 
     return after;
 }
 
-// All from which the end can be reached, in the order of a depth-first walk back from the end.
+// Returns all instructions that can reach the end, in the order of a backward depth-first search from the end.
 std::vector<int> walk_back(const Edges &after) {
     Edges before(after.size());
     for (size_t n = 0; n < after.size(); n++)
@@ -53,7 +53,7 @@ std::vector<int> joins(const std::vector<Instruction> &code) {
     const std::vector<int> order = walk_back(after);
     std::vector<int> rank(after.size(), -1), join(after.size(), -1);
     for (size_t n = 0; n < order.size(); n++) rank[size_t(order[n])] = int(n);
-    const auto meet = [&](int a, int b) {  // the first on both ways to the end
+    const auto meet = [&](int a, int b) {  // the first common instruction on the paths to the end
         while (a != b) {
             while (rank[size_t(a)] > rank[size_t(b)]) a = join[size_t(a)];
             while (rank[size_t(b)] > rank[size_t(a)]) b = join[size_t(b)];
@@ -63,7 +63,7 @@ std::vector<int> joins(const std::vector<Instruction> &code) {
     join.back() = int(code.size());
     for (bool changed = true; changed;) {
         changed = false;
-        for (size_t n = 1; n < order.size(); n++) {  // the end's own stays
+        for (size_t n = 1; n < order.size(); n++) {  // skips the end itself
             int found = -1;
             for (int next : after[size_t(order[n])])
                 if (join[size_t(next)] >= 0) found = found < 0 ? next : meet(found, next);
@@ -80,7 +80,7 @@ bool is_word_load(const Instruction &i) {
     return i.pipe == Pipe::shared && i.move && i.writes == 1 && i.bytes == 4 && i.vector == 1 && i.guard < 0;
 }
 
-// Joins loads by one address register of words that follow one another.
+// Joins loads of consecutive words with the same address register.
 void join_group(std::vector<Instruction> &code, std::map<int64_t, size_t> &by_offset) {
     for (auto first = by_offset.begin(); first != by_offset.end();) {
         Instruction &load = code[first->second];
@@ -118,7 +118,7 @@ void join_loads(std::vector<Instruction> &code) {
 
 int number_looped_loads(std::vector<Instruction> &code) {
     int number = 0;
-    for (int n = 0, first = 0; n < int(code.size()); n++) {  // first: of the basic block, if nothing else jumps into it
+    for (int n = 0, first = 0; n < int(code.size()); n++) {  // first: beginning of the basic block, if no branch jumps into it
         const Instruction &end = code[size_t(n)];
         if (end.control == Control::none) continue;
         const bool loop = end.control == Control::branch && end.target >= first && end.target < n;
@@ -133,7 +133,7 @@ int number_looped_loads(std::vector<Instruction> &code) {
     return number;
 }
 
-// Whether the loop ends by a counter to which each iteration adds a constant: one of the values that its predicate compares.
+// True if the loop's predicate compares a counter to which each iteration adds a constant.
 static bool counts_by_constant(const std::vector<Instruction> &code, const Instruction &branch, int n,
                                const std::set<int> &constants) {
     const auto of_loop = [&](auto f) { return std::any_of(code.begin() + branch.target, code.begin() + n, f); };
@@ -155,7 +155,7 @@ static bool counts_by_constant(const std::vector<Instruction> &code, const Instr
 void find_machine_blocks(std::vector<Instruction> &code, const std::set<int> &constants) {
     constexpr int most_predicated = 10, most_unrolled = 16;  // instructions
     constexpr uint8_t copies = 4;
-    const auto instructions = [&](int first, int end) {  // without moves; many if there is a branch or a barrier
+    const auto instructions = [&](int first, int end) {  // counted without moves; many if there is a branch or a barrier
         int n = 0;
         for (int at = first; at < end; at++) {
             const Instruction &i = code[size_t(at)];
@@ -164,7 +164,7 @@ void find_machine_blocks(std::vector<Instruction> &code, const std::set<int> &co
         }
         return n;
     };
-    for (const bool loops : {false, true})  // a loop may have predicated instructions
+    for (const bool loops : {false, true})  // a loop may contain predicated instructions
         for (int n = 0; n < int(code.size()); n++) {
             Instruction &i = code[size_t(n)];
             if (i.control != Control::branch || i.guard < 0 || loops != (i.target <= n)) continue;

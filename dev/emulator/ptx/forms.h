@@ -1,4 +1,4 @@
-// How handlers are made: a function of one lane's values becomes an instruction of a warp.
+// Builds instruction handlers: turns a function of one lane's values into an instruction of a warp.
 #pragma once
 #include <cmath>
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-// d = f(a, b, ...) in every lane. Inactive lanes also compute, on arbitrary values, and their results are dropped.
+// d = f(a, b, ...) in every lane. Inactive lanes also compute f, on arbitrary values; their results are discarded.
 template <class F, class D, class... S> void lanewise(Warp &w, const Instruction &i) {
     alignas(64) D result[lanes];
     [&]<size_t... n>(std::index_sequence<n...>) {
@@ -44,7 +44,7 @@ template <class T> void select(Warp &w, const Instruction &i) {
     w.write(i.operands[0], result);
 }
 
-// Predicates are combined as bits of all lanes.
+// Combines predicates, which hold one bit per lane.
 template <class F, int n> void predicates(Warp &w, const Instruction &i) {
     if constexpr (n == 1) w.write_predicate(i.operands[0], F()(w.predicate(i.operands[1])));
     else w.write_predicate(i.operands[0], F()(w.predicate(i.operands[1]), w.predicate(i.operands[2])));

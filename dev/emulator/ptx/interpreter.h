@@ -1,5 +1,5 @@
-// Runs the PTX that nvcc makes on the CPU: block after block, its warps in lockstep, and checks every access to memory. An error, of the
-// kernel, or an unsupported instruction, ends the launch with a message that names the kernel, the line of the PTX, block and thread.
+// Runs nvcc's PTX on the CPU, block after block with warps in lockstep, and checks every memory access. An error of the kernel or an unsupported
+// instruction ends the launch with a message that names the kernel, the line of the PTX, the block and the thread.
 //
 //     ptx::Module module = ptx::Module::read("rope.ptx");
 //     ptx::DeviceMemory memory;   memory.add(x, bytes);
@@ -13,7 +13,7 @@
 
 namespace ptx {
 
-// Memory of the host that kernels may touch.
+// The host memory that kernels may access.
 class DeviceMemory {
   public:
     struct Allocation {
@@ -23,7 +23,7 @@ class DeviceMemory {
     };
     void add(const void *p, size_t bytes) { allocations_[uintptr_t(p)] = bytes; }
     void remove(const void *p) { allocations_.erase(uintptr_t(p)); }
-    Allocation at_or_before(uintptr_t address) const;  // of no bytes if there is none
+    Allocation at_or_before(uintptr_t address) const;  // with 0 bytes if there is none
 
   private:
     std::map<uintptr_t, size_t> allocations_;
@@ -40,38 +40,38 @@ struct Extent {
 struct Launch {
     Extent grid = {}, threads = {32};
     size_t shared = 0;           // dynamic
-    bool count_memory = false;   // sectors and wavefronts, too
-    Extent cluster = {0, 0, 0};  // blocks of a cluster; 0: as the kernel says
-    size_t sample = 0;           // clusters that run, one of each equal part of the grid; their counts are multiplied. 0: all
-    bool last_first = false;     // the last cluster starts first, and one that waits goes on behind those in front of it
-    bool sums_in_order = false;  // blocks may add floats by TMA only in an order that a release and an acquire fix
+    bool count_memory = false;   // also count sectors and wavefronts
+    Extent cluster = {0, 0, 0};  // blocks per cluster; 0: the kernel's own value
+    size_t sample = 0;           // clusters that run, one from each equal part of the grid; their counts are scaled up. 0: all
+    bool last_first = false;     // the last cluster starts first; a waiting cluster continues after those with lower indices
+    bool sums_in_order = false;  // blocks may add floats by TMA only in an order that releases and acquires determine
 };
 
-// Of one instruction, or of a launch.
+// The counts of one instruction, or of a launch.
 struct Count {
     uint64_t executed = 0, threads = 0;             // warps and threads that executed it
-    uint64_t requests = 0, sectors = 0, lines = 0;  // of global memory: by warps, of 32 and of 128 bytes
-    uint64_t shared_requests = 0;                   // of shared memory, by warps
+    uint64_t requests = 0, sectors = 0, lines = 0;  // of global memory: per warp; of 32 bytes; of 128 bytes
+    uint64_t shared_requests = 0;                   // of shared memory, per warp
     uint64_t wavefronts = 0,
-             least_wavefronts = 0;  // of shared memory: as its banks allow, and if no two words of a warp met in a bank
-    uint64_t flop = 0;              // of tensor cores, in sums over instructions
+             least_wavefronts = 0;  // of shared memory: with its bank conflicts, and without any
+    uint64_t flop = 0;              // of tensor cores; only in sums over instructions
     void operator+=(const Count &other);
 };
 
-// Units of a multiprocessor that work in parallel. A block's work is counted in warp instructions per unit, for the last one in wavefronts: 128 bytes
-// that go between registers and shared memory or L1. `issue` is the sum of all instructions, `access` of loads and stores.
+// Units of an SM that work in parallel. A block's work is counted in warp instructions per unit, except for `shared`, which counts wavefronts: 128
+// bytes between registers and shared memory or L1. `issue` counts all instructions, `access` counts loads and stores.
 enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, wgmma, access, shared };
 constexpr size_t units = 10;
 using Demand = std::array<double, units>;
 
-// What a block asks of a multiprocessor; `latency`: cycles that it would take alone (timing.h).
+// A block's demand on each unit of an SM; `latency`: cycles that the block takes alone (timing.h).
 struct BlockWork {
     Demand demand{};
     double latency = 0;
 };
 
-// Bytes in sectors. Device memory is read or written once for each sector that a launch touches, as if L2 held everything; L2 answers all but
-// what L1 has: of a sector that a block has read before. `bulk` is the part of it that TMA moves.
+// Bytes, in whole sectors. `read` and `written` count each sector that a launch touches once, as if L2 held all of them. `l2` counts every access
+// except L1 hits, which are sectors that the block has read before. `bulk` is the part of `l2` that TMA moves.
 struct Traffic {
     uint64_t read = 0, written = 0, l2 = 0, bulk = 0;
     void operator+=(const Traffic &o) { read += o.read, written += o.written, l2 += o.l2, bulk += o.bulk; }
@@ -80,8 +80,8 @@ struct Traffic {
 struct Counts {
     std::vector<Count> instructions;  // as in Kernel::code
     uint64_t barriers = 0, divergent_branches = 0;
-    double seconds = 0;             // that the interpreter took
-    std::vector<BlockWork> blocks;  // of each block that was run, if memory is counted
+    double seconds = 0;             // that the interpreter has run
+    std::vector<BlockWork> blocks;  // one for each block that was run, if memory is counted
     Traffic traffic;
 
     void multiply(double factor);
@@ -90,6 +90,6 @@ struct Counts {
     Demand demand(const Kernel &kernel) const;  // of all blocks so far
 };
 
-// Arguments are passed as to cudaLaunchKernel: a pointer to each.
+// Each argument is passed by pointer, as to cudaLaunchKernel.
 Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const void *> &arguments, DeviceMemory &memory);
 }  // namespace ptx

@@ -1,4 +1,4 @@
-// The counts of a workshop program that interprets its PTX (common.h). ptxas's report is a file in the program's directory.
+// Counts for a ladder program that interprets its PTX (common.h). ptxas's report is a file in the program's directory.
 #include <filesystem>
 #include <set>
 

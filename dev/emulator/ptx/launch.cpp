@@ -1,4 +1,4 @@
-// Launches: clusters of blocks one after the other, and the sums of what they did.
+// Launches: runs the clusters of blocks one after another and sums their counts.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -43,7 +43,7 @@ std::array<Count, pipes> Counts::by_pipe(const Kernel &kernel) const {
     return sums;
 }
 
-// nvcc's moves cost nothing: the machine code renames registers, and reads parameters as operands.
+// Moves in nvcc's PTX are free: the machine code renames registers, and reads parameters as operands.
 Demand Counts::demand(const Kernel &kernel) const {
     static constexpr Unit unit_of[pipes] = {Unit::issue,   Unit::integer, Unit::fp32,  Unit::fp64,  Unit::special, Unit::tensor,
                                             Unit::convert, Unit::issue,   Unit::issue, Unit::issue, Unit::issue,   Unit::issue};
@@ -124,7 +124,7 @@ void start_warp(Block &block, int number) {
     if (launch.count_memory) w.timing.ready.resize(size_t(kernel.slots)), w.looped.resize(size_t(kernel.looped));
 }
 
-// A cluster at its start: the one of this number in the grid, before which `started` others have started.
+// Returns a cluster at its start. `number` is its position in the grid; `started` clusters have started before it.
 std::unique_ptr<Cluster> start_cluster(Running &running, const Extent &shape, size_t number, size_t started) {
     const Kernel &kernel = *running.kernel;
     const Launch &launch = *running.launch;
@@ -170,7 +170,7 @@ Extent cluster_of(const Kernel &kernel, const Launch &launch) {
     return launch.cluster.count() ? launch.cluster : Extent{own[0], own[1], own[2]};
 }
 
-// What the CUDA Programming Guide allows, "Compute Capabilities".
+// Checks the limits of the CUDA Programming Guide, "Compute Capabilities".
 void check(const Kernel &kernel, const Launch &launch) {
     const auto refuse = [&](const std::string &what, const std::string &fix) {
         die("%s does not start: %s\n  fix: %s", kernel.name.c_str(), what.c_str(), fix.c_str());
@@ -190,7 +190,7 @@ void check(const Kernel &kernel, const Launch &launch) {
                format("at most %u on the GPU that the PTX is for", kernel.max_shared));
 }
 
-// While it lives, the variables of the kernel's module are memory that kernels may touch.
+// During its lifetime, kernels may access the variables of the kernel's module.
 class ModuleMemory {
   public:
     ModuleMemory(const Kernel &kernel, DeviceMemory &memory) : kernel_(kernel), memory_(memory) {
@@ -217,7 +217,7 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     const Extent shape = cluster_of(kernel, launch);
     std::mt19937 random(1);
     Demand before{};
-    const auto note_work = [&](const Cluster &cluster) {  // with what others have done since, if it has waited for them
+    const auto note_work = [&](const Cluster &cluster) {  // includes the work of clusters that it waited for
         const Demand now = counts.demand(kernel);
         for (const Block &block : cluster.blocks) {
             BlockWork &work = counts.blocks.emplace_back();
@@ -231,15 +231,14 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     const auto first_of = [&](size_t part) { return part * clusters / sample; };
     const auto drawn = [&](size_t part) { return first_of(part) + random() % (first_of(part + 1) - first_of(part)); };
     size_t next = drawn(0);
-    std::map<size_t, std::unique_ptr<Cluster>> started;  // by their numbers in the grid: clusters that have not ended
+    std::map<size_t, std::unique_ptr<Cluster>> started;  // unfinished clusters, by position in the grid
     for (size_t ran = 0; ran < sample; ran++) {
         const size_t number = launch.last_first ? clusters - 1 - next : next;
         if (ran + 1 < sample) next = drawn(ran + 1);
         running.scale = double(clusters) / double(launch.sample ? ran + 1 : clusters);
         started[number] = start_cluster(running, shape, number, ran);
         for (auto at = started.begin(); at != started.end();) {
-            const bool first =
-                at == started.begin() && (!launch.last_first || ran + 1 == sample);  // of those that have not ended
+            const bool first = at == started.begin() && (!launch.last_first || ran + 1 == sample);  // of the unfinished ones
             if (!run_cluster(*at->second, random, !first)) {
                 ++at;
                 continue;
@@ -251,7 +250,7 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     }
     const double clusters_of_one = double(clusters) / double(sample);
     counts.multiply(clusters_of_one);
-    for (const auto &[begin, touched] : running.touched.all()) {  // blocks that are left out may touch the same sectors
+    for (const auto &[begin, touched] : running.touched.all()) {  // skipped blocks may touch the same sectors
         const double most = double(touched.sectors.size()) * 32;
         counts.traffic.read += uint64_t(std::min(double(touched.read) * clusters_of_one, most));
         counts.traffic.written += uint64_t(std::min(double(touched.written) * clusters_of_one, most));

@@ -6,16 +6,16 @@
 namespace ptx {
 namespace {
 
-constexpr int64_t most_bytes = (1 << 20) - 1;  // that an mbarrier can count
+constexpr int64_t most_bytes = (1 << 20) - 1;  // the largest count of an mbarrier
 constexpr uint32_t most_arrivals = most_bytes;
 
-// A phase ends when no arrival and no byte is outstanding.
+// Ends the phase if no arrival and no byte is pending.
 void end_phase(Cluster &cluster, MBarrier &b) {
     if (b.pending || b.expected != b.arrived) return;
     b.phase++;
     b.over = b.last;
     b.pending = b.count, b.expected = b.arrived = 0;
-    b.now.known.set(b.agent, b.phase);  // a waiting warp learns of the copies of this phase
+    b.now.known.set(b.agent, b.phase);  // a warp that waits for this phase learns of its copies
     b.ended.join(b.now);
     cluster.events++;
 }

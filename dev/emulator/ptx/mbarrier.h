@@ -1,15 +1,15 @@
-// Barriers in shared memory, on which threads arrive and copies complete: PTX ISA, "mbarrier".
+// mbarriers: barriers in shared memory at which threads arrive and on which copies complete. PTX ISA, "mbarrier".
 #pragma once
 #include "warp.h"
 
 namespace ptx {
 
-// The mbarrier at an address, which the warp must know to be initialised.
+// Returns the mbarrier at an address. Its initialisation must have happened before the warp's access.
 MBarrier &mbarrier_at(Warp &w, int lane, uint32_t address);
 
-// The same for a copy through the async proxy, which needs a fence behind the initialisation.
+// The same for a copy through the async proxy, which also needs a fence after the initialisation.
 MBarrier &mbarrier_of_copy(Warp &w, int lane, uint32_t address);
 
-// The bytes of a copy have landed, in a cycle of timing.h, by which the phase may end.
+// Counts the bytes of a copy that has landed in `cycle` (timing.h). The phase may end with them.
 void complete_bytes(Cluster &cluster, MBarrier &barrier, int64_t bytes, float cycle);
 }  // namespace ptx

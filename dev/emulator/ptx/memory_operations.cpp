@@ -1,4 +1,4 @@
-// Loads, stores, atomics, cp.async and ldmatrix. An address is checked before the host touches it.
+// Loads, stores, atomics, cp.async and ldmatrix. Each address is checked before the host accesses it.
 #include <algorithm>
 
 #include "../../../llmc/core/dtype.h"
@@ -41,7 +41,7 @@ uint8_t *local_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     return w.block->local.data() + size_t(w.number * lanes + lane) * own + at;
 }
 
-// Whether an access goes through L1, which holds the block's reads; writes go through it to L2, where atomics are made.
+// The path of an access. L1 holds the sectors that the block has read; writes go through to L2, and atomics are executed in L2.
 enum class Way { read, read_past_l1, write, update };
 constexpr bool stores(Way way) { return way == Way::write || way == Way::update; }
 
@@ -55,8 +55,8 @@ void count_traffic(Warp &w, uint64_t sector, Way way) {
     const bool in_l2 = touched.read || touched.written, in_l1 = way == Way::read && touched.block == w.block->number;
     if (way != Way::write) {
         if (!in_l2) of_allocation.read += bytes;
-        // Other blocks may have loaded the sector into L2; a sample only knows how often a byte is read. Blocks that all run at once wait for the
-        // same bytes together.
+        // Another block may already have loaded the sector into L2. In a sample of blocks that is only known on average, from the reads per byte.
+        // Blocks that all run at once wait for the same bytes together.
         constexpr size_t threads_at_once = 132 * 2048;  // of an H100
         const bool at_once = r.launch->grid.count() * r.launch->threads.count() <= threads_at_once;
         const double bytes_there = double(of_allocation.sectors.size() * bytes);
@@ -80,13 +80,13 @@ void count_request(Warp &w, uint64_t *sectors, size_t n, Way way) {
     for (size_t s = 0; s < n; s++) count_traffic(w, sectors[s], way);
 }
 void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
-    uint64_t sectors[lanes];  // a lane touches one: its bytes are aligned
+    uint64_t sectors[lanes];  // one per lane, because accesses are aligned
     size_t n = 0;
     Warp::each_lane(mask, [&](int l) { sectors[n++] = addresses[l] / 32; });
     count_request(w, sectors, n, way);
 }
 
-// Local memory is interleaved: word k of all lanes of a warp is contiguous. Stores go to L2 and stay there; loads hit L1.
+// Local memory is interleaved: word k is contiguous over the lanes of a warp. Stores go to L2 and stay there; loads hit L1.
 void count_local(Warp &w, const uint64_t *addresses, uint32_t mask, uint32_t bytes, Way way) {
     std::vector<uint64_t> sectors;
     Warp::each_lane(mask, [&](int l) {
@@ -105,7 +105,7 @@ uint8_t *noted_shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes,
     return place;
 }
 
-// Returns by lane the host addresses of the active lanes' accesses, after checking, recording and counting them.
+// Checks, records and counts the accesses of the active lanes, and returns their host addresses, by lane.
 template <Space space, Way way> void places(Warp &w, const Instruction &i, int slot, uint8_t **at) {
     constexpr bool shared = space == Space::shared || space == Space::cluster;
     using Address = std::conditional_t<shared, uint32_t, uint64_t>;
@@ -146,7 +146,7 @@ template <Space space, Way way> void places(Warp &w, const Instruction &i, int s
 
 // ---- ld, st -----------------------------------------------------------------------------------------------------------------------
 
-// Memory holds an M, the register an R, which is the same or wider.
+// Memory holds an M; the register holds an R, which is the same type or wider.
 template <class M, class R> void load_lanes(void *slot, uint8_t *const *at, uint32_t mask) {
     Warp::each_lane(mask, [&](int l) {
         M value;
@@ -170,7 +170,7 @@ template <Space space> void load(Warp &w, const Instruction &i) {
         Warp::each_lane(w.active, [&](int l) { at[l] += i.bytes; });
     }
 }
-// ld.acquire, by which a loop waits for what another block stores. The same value once more stalls the warp, as long as others go on.
+// ld.acquire, with which a loop polls for another block's store. Reading the same value again stalls the warp while other warps can proceed.
 void poll(Warp &w, const Instruction &i) {
     const int lane = std::countr_zero(w.active);
     Polled now{&i, w.values<uint64_t>(i.operands[i.vector])[lane] + uint64_t(i.offsets[0])};
@@ -198,7 +198,7 @@ void publish(Warp &w, const Instruction &i) {
     Warp::each_lane(w.active, [&](int l) { note_release(w, w.values<uint64_t>(i.operands[0])[l] + uint64_t(i.offsets[0])); });
 }
 
-// A register may be wider than the type; the name of such a form ends with its bytes: "ld.global.u16 4".
+// A register may be wider than the type; the name of that form ends with the register's bytes: "ld.global.u16 4".
 template <class M, class R> void add_moves(Forms &forms, const std::string &type) {
     const std::string wider = sizeof(M) == sizeof(R) ? "" : format(" %zu", sizeof(R));
     for (const uint8_t vector : {1, 2, 4}) {
@@ -224,7 +224,7 @@ template <class M, class R> void add_moves(Forms &forms, const std::string &type
 
 // ---- between spaces ---------------------------------------------------------------------------------------------------------------
 
-enum class Cast { to_shared, from_shared, none };  // addresses of the other spaces are generic ones
+enum class Cast { to_shared, from_shared, none };  // in the other spaces, addresses are already generic
 template <Cast cast> void convert_address(Warp &w, const Instruction &i) {
     alignas(64) uint64_t result[lanes];
     const uint64_t *a = w.values<uint64_t>(i.operands[1]);
@@ -245,7 +245,7 @@ template <Space space, class T, class F, bool returns> void atomic(Warp &w, cons
     places<space, Way::update>(w, i, i.operands[first], at);
     const T *a = w.values<T>(i.operands[first + 1]);
     alignas(64) T old[lanes];
-    Warp::each_lane(w.active, [&](int l) {  // lanes that meet go one after the other
+    Warp::each_lane(w.active, [&](int l) {  // lanes with the same address run one after another
         memcpy(&old[l], at[l], sizeof(T));
         const T now = F()(old[l], a[l]);
         memcpy(at[l], &now, sizeof(T));
@@ -266,14 +266,14 @@ template <Space space, class T> void compare_and_swap(Warp &w, const Instruction
     w.write(i.operands[0], old);
 }
 
-// `f` adds the forms of one space: its template argument, its name, bytes of an address, pipe.
+// Calls f for each space, with the template argument, the name, the bytes of an address and the pipe.
 template <class F> void each_space(F f) {
     f.template operator()<Space::global>(".global", 8, Pipe::global);
     f.template operator()<Space::generic>("", 8, Pipe::global);
     f.template operator()<Space::shared>(".shared", 4, Pipe::shared);
     f.template operator()<Space::cluster>(".shared::cluster", 4, Pipe::shared);
 }
-// Device memory may have a function of its own.
+// Device memory may use a different function.
 template <class T, class F, class Global = F> void add_atomic(Forms &forms, const std::string &name, F, Global = {}) {
     constexpr uint8_t n = sizeof(T);
     each_space([&]<Space space>(const std::string &where, uint8_t address, Pipe pipe) {
@@ -301,7 +301,7 @@ template <class U> void add_bit_atomics(Forms &forms, const std::string &type) {
     add_atomic<U>(forms, "exch." + type, [](U, U a) { return a; });
 }
 
-// Atomic float sums in device memory flush subnormal numbers to 0; sums in shared memory and of halves do not.
+// Atomic float additions in device memory flush subnormal numbers to 0; additions in shared memory, and of 16-bit floats, do not.
 template <class Half> uint32_t add_pairs(uint32_t x, uint32_t a) {
     const auto value = [](uint32_t bits) { return float(std::bit_cast<Half>(uint16_t(bits))); };
     const auto sum = [&](uint32_t p, uint32_t q) { return uint32_t(std::bit_cast<uint16_t>(Half(value(p) + value(q)))); };
@@ -321,7 +321,7 @@ void nothing(Warp &, const Instruction &) {}
 
 // ---- cp.async, ldmatrix -----------------------------------------------------------------------------------------------------------
 
-// [shared], [global], size, bytes read of the source; the rest is zeros. The copy does not land before its wait.
+// [shared], [global], size, bytes read from the source; the rest becomes zeros. The copy lands at its wait, not earlier.
 void copy_async(Warp &w, const Instruction &i) {
     const uint32_t *to = w.values<uint32_t>(i.operands[0]), *read = w.values<uint32_t>(i.operands[2]);
     alignas(64) uint64_t from[lanes];
@@ -348,7 +348,7 @@ void commit_copies(Warp &w, const Instruction &) {
     w.timing.commit();
 }
 void wait_for_copies(Warp &w,
-                     const Instruction &i) {  // until at most this number of the most recent groups is in flight
+                     const Instruction &i) {  // waits until at most this number of the latest groups is in flight
     w.timing.wait(size_t(i.offsets[0]));
     std::erase_if(w.copies, [&](const Copy &copy) {
         const bool lands = w.active >> copy.lane & 1 && int64_t(copy.group) < int64_t(w.committed[copy.lane]) - i.offsets[0];
@@ -360,7 +360,7 @@ void wait_for_copies(Warp &w,
     });
 }
 
-// {r, ...} = [address]: 8x8 matrices of 2 bytes an element; lane 8 n + g has the address of row g of matrix n.
+// {r, ...} = [address]: 8x8 matrices of 2-byte elements; lane 8 n + g has the address of row g of matrix n.
 template <int matrices, bool transposed> void load_matrices(Warp &w, const Instruction &i) {
     w.need_all_lanes();
     alignas(64) uint32_t address[lanes];
@@ -411,7 +411,7 @@ void count_bulk(Warp &w, const std::vector<uint64_t> &addresses, bool writes) {
     Traffic &traffic = w.block->running->counts->traffic;
     const uint64_t lines = w.count().lines, before = traffic.l2;
     count_request(w, sectors.data(), sectors.size(), writes ? Way::write : Way::read_past_l1);
-    w.count().lines = lines;  // L1 is not involved; traffic of shared memory is counted as wavefronts
+    w.count().lines = lines;  // L1 is not involved; shared memory traffic is counted in wavefronts
     traffic.bulk += traffic.l2 - before;
 }
 
@@ -447,7 +447,7 @@ void add_memory_operations(Forms &forms) {
         forms[format("cp.async.%s.shared.global", cache)] = {copy_async, Pipe::copy, 0, {4, 8, 4}};
     forms["cp.async.commit_group"] = {commit_copies, Pipe::copy, 0, {}};
     forms["cp.async.wait_group"] = forms["cp.async.wait_all"] = {wait_for_copies, Pipe::copy, 0, {}};
-    // Blocks run one after the other and warps one at a time, so memory has one order for all; caches are not simulated.
+    // Blocks run one after another and warps one at a time, so all threads see the same order of memory; caches are not simulated.
     for (const char *level : {"cta", "gl", "sys"}) forms[format("membar.%s", level)] = {nothing, Pipe::control, 0, {}};
     for (const char *order : {"sc", "acq_rel"})
         for (const char *scope : {"cta", "cluster", "gpu", "sys"})

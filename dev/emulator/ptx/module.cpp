@@ -35,7 +35,7 @@ std::vector<std::string> scalars(std::string values) {
     return split(values, ',');
 }
 
-// Device memory for a variable, which holds its values, and zeros behind the last.
+// Allocates device memory for a variable and stores its values; zeros follow the last value.
 void set(Variable &v, const std::vector<std::string> &values, size_t width) {
     const size_t bytes = round_up(std::max(v.bytes, values.size() * width), 256);
     v.memory.reset(static_cast<uint8_t *>(aligned_alloc(256, bytes)));
@@ -53,7 +53,8 @@ void set(Variable &v, const std::vector<std::string> &values, size_t width) {
     }
 }
 
-// ".param .align 8 .b8 NAME[16]", ".param .u64 NAME" or ".param .u64 .ptr .global .align 16 NAME", of which the part from .ptr on is about what it points to
+// ".param .align 8 .b8 NAME[16]", ".param .u64 NAME" or ".param .u64 .ptr .global .align 16 NAME"; the part from .ptr on describes the target of the
+// pointer.
 Parameter parameter(const std::string &declaration, size_t &end) {
     std::istringstream in(declaration);
     std::string word;
@@ -96,7 +97,7 @@ int width_of(const std::string &type) {  // "pred", "u64", "bf16x2"
     return std::stoi(type.substr(digits)) / 8 * (times == std::string::npos ? 1 : std::stoi(type.substr(times + 1)));
 }
 
-// Of dynamic shared memory, the largest that a launch may ask for: the CUDA Programming Guide, "Compute Capabilities".
+// The most dynamic shared memory that a launch may request: the CUDA Programming Guide, "Compute Capabilities".
 uint32_t max_shared_of(int architecture) {
     switch (architecture) {
         case 70: return 96 * 1024;
@@ -147,7 +148,7 @@ Module::Module(std::string text) : text_(std::move(text)) {
     }
 }
 
-// Variables outside of functions. A statement ends with ';', a function with '}'.
+// Reads the variables outside functions. A statement ends with ';', a function with '}'.
 void Module::declarations() {
     std::string now;
     int depth = 0;

@@ -6,13 +6,13 @@
 
 namespace ptx {
 
-// Data sheets, the CUDA Programming Guide, "Arithmetic Instructions", and measurements; docs/gpu_model.md says which figure is from where. Of
-// instructions and integers ptxas merges a part, so that the rates of PTX are higher than the machine's 4 and 2. Tensor: a product of m16n8k16 is
-// 4096 FLOP. On H100 mma.sync reaches about 62 % of the data sheet's rate, which is wgmma's.
+// Rates from data sheets, the CUDA Programming Guide ("Arithmetic Instructions") and measurements; docs/gpu_model.md gives the source of each figure.
+// ptxas merges some instructions, integer ones in particular, so the rates in PTX instructions are higher than the machine's 4 and 2. Tensor: a
+// product of m16n8k16 is 4096 FLOP. On an H100 mma.sync reaches about 62 % of the data sheet's rate, which is wgmma's.
 constexpr double issue = 4 / 0.8, integer = 2 / 0.75;
 const std::array<Gpu, 4> gpus = {{
-    // name, multiprocessors, clock, DRAM, L2, L2 by TMA, clock with wgmma, {issue, integer, FP32, FP64, special, convert, tensor, wgmma, load/store, shared},
-    // warps, blocks, shared memory
+    // name, multiprocessors, clock, DRAM, L2, L2 by TMA, clock with wgmma, {issue, integer, FP32, FP64, special, convert, tensor, wgmma, load/store,
+    // shared}, warps, blocks, shared memory
     {"H100", 132, 1.755e9, 2.98e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1, 1}, 64, 32, 228 * 1024},
     {"H200", 132, 1.755e9, 4.26e12, 7.0e12, 10e12, 0.81, {issue, integer, 4, 2, 0.5, 2, 0.62, 1, 1, 1}, 64, 32, 228 * 1024},
     {"A100", 108, 1.41e9, 1.81e12, 4.0e12, 4.0e12, 1, {issue, integer, 2, 1, 0.5, 0.5, 0.5, 1, 1, 1}, 64, 32, 164 * 1024},
@@ -33,20 +33,20 @@ namespace {
 constexpr const char *unit_names[units] = {"issue",   "integer", "FP32",  "FP64",       "special",
                                            "convert", "tensor",  "wgmma", "load/store", "shared"};
 constexpr double launch_seconds = 2.5e-6;
-// The exponents of norms: 1 would add parts up, infinity would take the longest one. Work and waiting overlap; units that are busy at the same time hinder
-// each other, memory being one of them. The latency of blocks with wgmma has the queues of tensor cores and TMA in it.
+// Exponents of the p-norms that combine times: 1 would be the sum of the parts, infinity the maximum. Work and latency overlap; units that are busy
+// at the same time, memory included, slow each other down. The latency of blocks with wgmma already contains the queues of tensor cores and TMA.
 constexpr double overlap = 2, units_overlap = 5, asynchronous = 8;
-constexpr double busy_memory = 1.3;  // waiting, by that of the microbenchmarks, in which nothing else was in flight
+constexpr double busy_memory = 1.3;  // latency under load, relative to microbenchmarks with nothing else in flight
 
 double norm(double exponent, double a, double b) { return std::pow(std::pow(a, exponent) + std::pow(b, exponent), 1 / exponent); }
 
-// Places with the least work, of which the next block takes one.
+// A priority queue of places for blocks: the SMs, or all their slots for resident blocks. The next block goes to the place with the least work.
 class Places {
   public:
     explicit Places(size_t count) {
         for (size_t n = 0; n < count; n++) heap_.emplace_back(0.0, n);
     }
-    // f(place) returns the place's work with the block.
+    // f(place) returns the place's work including the block.
     template <class F> void take(F f) {
         std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
         heap_.back().first = f(heap_.back().second);
@@ -55,12 +55,12 @@ class Places {
     double longest() const { return std::max_element(heap_.begin(), heap_.end())->first; }
 
   private:
-    std::vector<std::pair<double, size_t>> heap_;  // work, number: the least first
+    std::vector<std::pair<double, size_t>> heap_;  // (work, number), the least first
 };
 }  // namespace
 
-// Blocks go in order, each to the multiprocessor that has least to do. Its units work at the same time, so it is done when the busiest one is; and
-// each of its resident blocks takes at least its latency. A launch is done when the last multiprocessor is.
+// Assigns blocks in order, each to the SM with the least work. The units of an SM work concurrently, so the busiest unit determines its time. A block
+// also occupies a slot for its latency, and the fullest slot is another bound. The launch ends with the last SM.
 Prediction predict(const LaunchWork &work, const Gpu &gpu) {
     const double dram = double(work.traffic.read + work.traffic.written) / gpu.dram,
                  l2 = double(work.traffic.l2 - work.traffic.bulk) / gpu.l2 + double(work.traffic.bulk) / gpu.bulk;
@@ -118,7 +118,7 @@ std::map<std::string, MachineCode> read_ptxas(const std::string &path) {
     return all;
 }
 
-// Registers are given to a warp 256 at a time, out of 65536; a block takes 1 KB of shared memory for the system.
+// A warp gets registers in units of 256, out of 65536; the system takes 1 KB of shared memory per block.
 int resident_blocks(const Launch &launch, int registers, const Gpu &gpu) {
     const int warps = int(ceil_div(launch.threads.count(), size_t(lanes))),
               of_warp = int(round_up(size_t(std::max(registers, 1)) * 32, 256));

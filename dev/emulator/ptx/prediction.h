@@ -1,44 +1,44 @@
-// From the counts of a launch to its time on a GPU. The model, its sources and how far it is off: docs/gpu_model.md.
+// Predicts the time of a launch on a GPU from its counts. The model, its sources and its errors: docs/gpu_model.md.
 #pragma once
 #include "interpreter.h"
 
 namespace ptx {
 
-// A GPU as the model knows it; rates are per multiprocessor and cycle unless they say otherwise.
+// The model's parameters of a GPU. Rates are per SM and cycle unless noted otherwise.
 struct Gpu {
     const char *name;
     int multiprocessors;
     double clock;                    // Hz
-    double dram, l2, bulk;           // bytes a second, of the GPU; bulk: of L2 by TMA
-    double sustained;                // the share of the clock that is left while wgmma keeps the tensor cores busy
-    std::array<double, units> rate;  // PTX instructions of a warp, in the order of Unit
-    int warps, blocks;               // that a multiprocessor holds at most
-    size_t shared;                   // bytes of a multiprocessor that can be shared memory
+    double dram, l2, bulk;           // bytes per second of the whole GPU; bulk: TMA's, from L2
+    double sustained;                // share of the clock rate that remains while wgmma keeps the tensor cores busy
+    std::array<double, units> rate;  // warp instructions of PTX, in the order of Unit
+    int warps, blocks;               // at most, per SM
+    size_t shared;                   // bytes per SM
 };
 extern const std::array<Gpu, 4> gpus;
 
-// A launch as it was counted. Of a grid that was not run as a whole, `blocks` are a sample.
+// The counts of a launch. If only a sample of the grid was run, `blocks` are that sample.
 struct LaunchWork {
-    Launch launch;  // with static shared memory
-    int registers;  // of a thread; 0: not known
+    Launch launch;  // its shared memory includes the static part
+    int registers;  // per thread; 0: not known
     std::vector<BlockWork> blocks;
     Traffic traffic;
 };
 
 struct Prediction {
     double seconds;
-    const char *bound;  // "DRAM", "L2", "issue", ..., "latency": what takes so long
+    const char *bound;  // the limit: "DRAM", "L2", "issue", ..., "latency"
 };
 Prediction predict(const LaunchWork &work, const Gpu &gpu);
 
-// What ptxas said of a kernel.
+// ptxas's report on a kernel.
 struct MachineCode {
     int registers = 0;
-    size_t spilled = 0;  // bytes that are stored
+    size_t spilled = 0;  // bytes of spill stores
 };
-std::map<std::string, MachineCode> read_ptxas(const std::string &path);  // by mangled name; empty if there is no such file
+std::map<std::string, MachineCode> read_ptxas(const std::string &path);  // by mangled name; empty if the file does not exist
 
-// Blocks that a multiprocessor holds at a time, and the share of its warps that are then resident: the occupancy.
+// resident_blocks: blocks that an SM holds at a time. occupancy: the share of its warps that are then resident.
 int resident_blocks(const Launch &launch, int registers, const Gpu &gpu);
 double occupancy(const Launch &launch, int registers, const Gpu &gpu);
 }  // namespace ptx

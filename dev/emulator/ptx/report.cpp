@@ -15,7 +15,7 @@ const Column columns[] = {{"what", 22},       {"kernel", 44},   {"launches", 8},
                           {"kB written", 10}, {"kB L2", 9},     {"wavefronts", 10}, {"conflicts", 9}, {"barriers", 8},
                           {"pipes", 0}};
 
-// A launch of several with the same shape.
+// The mean of several launches with the same shape.
 LaunchWork mean_launch(const Launches &l, int registers) {
     LaunchWork out{l.launch, registers, l.blocks, l.traffic};
     for (BlockWork &block : out.blocks) {

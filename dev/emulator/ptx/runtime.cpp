@@ -16,10 +16,10 @@ namespace {
 
 // ---- the program's modules --------------------------------------------------------------------------------------------------------
 
-struct Registered {  // a kernel: the host's stand-in for it is its name in the runtime's calls
+struct Registered {  // a kernel; runtime calls name it by the address of its host stub
     std::string mangled;
     size_t module;
-    std::optional<size_t> most_dynamic;  // as cudaFuncSetAttribute was told; without it static and dynamic bytes share 48 KiB
+    std::optional<size_t> most_dynamic;  // set by cudaFuncSetAttribute; by default static and dynamic bytes share 48 KiB
     int carveout = cudaSharedmemCarveoutDefault;
 };
 
@@ -31,12 +31,12 @@ struct State {
     std::map<std::string, Launches> launched;  // by kernel and shape
     DeviceMemory memory;
 };
-State &state() {  // registration happens before main(), in an order that nobody knows
+State &state() {  // registration happens before main(), in an unspecified order
     static State *const s = new State;
     return *s;
 }
 
-// A fat binary is a list of entries behind a header; one of kind 1 is PTX. What nvcc and the runtime agree on is not documented.
+// A fat binary is a header and a list of entries; an entry of kind 1 is PTX. The format is not documented.
 struct FatHeader {
     uint32_t magic;
     uint16_t version, header_bytes;
@@ -289,7 +289,7 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t) {
     return cudaSuccess;
 }
 
-// A stream has nothing to remember, as all calls have ended when they return; an event is the time when it was recorded.
+// A stream has no state, because all calls have ended when they return; an event is the time of its recording.
 using Time = std::chrono::steady_clock::time_point;
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority) {
@@ -317,7 +317,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEve
     return *milliseconds = std::chrono::duration<float, std::milli>(between).count(), cudaSuccess;
 }
 
-// Launches cannot be recorded: the interpreter runs them at once.
+// Graph capture is not supported: the interpreter runs every launch at once.
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *) { return cudaErrorNotSupported; }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long) { return cudaErrorNotSupported; }

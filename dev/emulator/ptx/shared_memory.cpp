@@ -14,7 +14,7 @@ template <class F> void each_cell(Block &block, uint32_t offset, uint32_t bytes,
     for (uint32_t n = offset / width; n <= (offset + bytes - 1) / width; n++) f(block.cells[n], n);
 }
 
-// Whether all that an agent did up to a time has happened before what `w` does now.
+// True if all that an agent did up to `time` has happened before the next instruction of `w`.
 bool before(const Warp &w, size_t agent, uint32_t time) { return time <= w.view.known.of(agent); }
 
 std::string name_of(const Warp &w, size_t agent) {
@@ -32,13 +32,13 @@ std::string writer_of(const Warp &w, const Cell &cell) {
     return format("thread %zu", cell.thread - rank * of_block * lanes) +
            (rank == w.block->rank ? "" : format(" of block %zu of the cluster", rank));
 }
-// What was missing between a write and an access of another agent.
+// Returns the synchronisation that was missing between a write and an access by another agent.
 const char *between(const Warp &w, const Cell &cell) {
     return cell.thread / lanes >= w.block->cluster->warps ? "with no wait for its mbarrier in between"
                                                           : "with no barrier in between";
 }
 
-// Two accesses of one cell, this one and the last write, with nothing that orders them.
+// Checks the order of this access and the last write of the cell.
 void check_order_after_write(Warp &w, int lane, uint32_t address, const Cell &cell, const char *does) {
     const size_t writer = cell.thread / lanes;
     if (!cell.written) return;
@@ -86,8 +86,8 @@ void check_write(Warp &w, int lane, uint32_t address, Block &block, const Cell &
                             shared_text(address).c_str()));
 }
 
-// The async proxy sees ordinary stores, which go through the generic proxy, after a fence by the writing thread or by a thread that has
-// synchronised with it since.
+// The async proxy sees ordinary stores, which go through the generic proxy, only after a fence by the writing thread or by a thread that has since
+// synchronised with it.
 void check_proxy(Warp &w, int lane, uint32_t address, const Cell &cell, const char *does) {
     const size_t writer = cell.thread / lanes;
     if (cell.written && writer < w.block->cluster->warps && cell.written > w.view.proxied.of(writer))
@@ -244,7 +244,7 @@ void count_joined(Warp &w, const uint32_t *addresses, uint32_t mask, uint32_t by
         for (uint32_t n = 0; n < words; n++) load(n * bytes, bytes);
 }
 
-// ptxas unrolls a loop over a tile of shared memory, and makes one load of 16 bytes of those that read one word after the other.
+// ptxas unrolls a loop over a tile of shared memory, and merges loads of consecutive words into one load of 16 bytes.
 void count_looped(Warp &w, LoopedLoad &load, const uint32_t *addresses, uint32_t mask, uint32_t words) {
     bool next = load.words % 4 && mask == load.mask, aligned = true;
     Warp::each_lane(mask, [&](int l) {

@@ -13,7 +13,7 @@ std::string text_at(Warp &w, int lane, uint64_t address) {
     return text;
 }
 
-// One argument by its specification, "%-8.3f", at `at` of the list, which holds it at a multiple of its size.
+// Formats one argument by its specification, such as "%-8.3f". `at` is its position in the list, in which each argument is aligned to its size.
 std::string formatted(Warp &w, int lane, const std::string &how, uint64_t &at) {
     const auto next = [&]<class T>(T value) {
         at = round_up(at, sizeof value);
@@ -52,7 +52,7 @@ void print(Warp &w, const Instruction &i) {
     w.write(i.operands[0], counts);
 }
 
-// assert(): expression, file, line, function, bytes of a character
+// assert(): the arguments are expression, file, line, function, bytes per character
 void fail_assertion(Warp &w, const Instruction &i) {
     const int l = std::countr_zero(w.active);
     const auto text = [&](int n) { return text_at(w, l, w.values<uint64_t>(i.operands[n])[l]); };

@@ -15,7 +15,7 @@ uint32_t TensorMap::box_bytes() const {
     return all;
 }
 
-// The manual of the driver's interface, "Tensor Map Object Management".
+// Rules of the CUDA Driver API, "Tensor Map Object Management".
 std::string broken_rule(const TensorMap &map) {
     if (map.rank < 1 || map.rank > TensorMap::most_dimensions) return format("%d dimensions\n  fix: 1 to 5", map.rank);
     if (!map.base || map.base % 16) return format("the array at %#zx\n  fix: an address aligned to 16", size_t(map.base));

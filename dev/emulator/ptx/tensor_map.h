@@ -1,4 +1,4 @@
-// The interpreter's CUtensorMap, whose 128 bytes NVIDIA does not document: an array in device memory, and the box that a copy moves.
+// The interpreter's CUtensorMap: an array in device memory, and the box that a copy moves. NVIDIA does not document its 128 bytes.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,7 +17,7 @@ struct TensorMap {
     uint64_t of_driver = 0;  // programs clear bit 21 of this word (llmc/ops/hopper.cuh)
     uint64_t base = 0;
     uint64_t dims[most_dimensions] = {};         // elements, the contiguous dimension first
-    uint64_t strides[most_dimensions - 1] = {};  // bytes, of the dimensions from the second on
+    uint64_t strides[most_dimensions - 1] = {};  // bytes; for the dimensions from the second on
     uint16_t box[most_dimensions] = {};          // elements
     uint8_t rank = 0;
     Element element = Element::u8;
@@ -29,9 +29,9 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// The rule of cuTensorMapEncodeTiled that a map breaks, with what to do; empty if it keeps all.
+// Returns the rule of cuTensorMapEncodeTiled that a map violates, and the fix; empty if it is valid.
 std::string broken_rule(const TensorMap &map);
 
-// Swizzles exchange 16-byte words inside of 8 rows of 32, 64 or 128 bytes: the bits of an address from 4 on are combined with those from 7 on.
+// A swizzle permutes 16-byte words within each row of a group of 8 rows of 32, 64 or 128 bytes: address bits from 4 on ^= address bits from 7 on.
 inline uint32_t swizzled(uint32_t address, uint32_t mask) { return address ^ (address >> 7 & mask) << 4; }
 }  // namespace ptx

@@ -5,13 +5,13 @@
 namespace ptx {
 namespace {
 
-// Cycles from an instruction to one that needs its result, on an H100; published microbenchmarks and those of docs/gpu_model.md.
+// Cycles from an instruction to the first one that can use its result, on an H100. Sources: published microbenchmarks and docs/gpu_model.md.
 constexpr float latency_of[pipes] = {
     /* control */ 2, /* integer */ 4.5, /* fp32 */ 4.5, /* fp64 */ 16,  /* special */ 18, /* tensor */ 33,
     /* convert */ 8, /* move */ 0,      /* warp */ 23,  /* global */ 0, /* local */ 42,   /* shared */ 29,
     /* copy */ 4};
 
-// Cycles for which a warp instruction keeps a unit of a quarter of a multiprocessor busy.
+// Cycles for which a warp instruction occupies its unit of an SM sub-partition.
 constexpr float cycles_of[pipes] = {1, 2, 1, 2, 8, 4 / 0.62f, 2, 0, 2, 1, 1, 1, 1};
 constexpr Unit unit_of[pipes] = {Unit::issue, Unit::integer, Unit::fp32,  Unit::fp64,  Unit::special, Unit::tensor, Unit::convert,
                                  Unit::issue, Unit::issue,   Unit::issue, Unit::issue, Unit::issue,   Unit::issue};
@@ -55,12 +55,12 @@ void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     if (i.guard >= 0) needs(i.guard);
     for (int n = i.writes; n < i.writes + i.reads; n++) needs(i.operands[n]);
     const bool queued =
-        !i.accumulators.empty() || (i.pipe == Pipe::copy && !i.bytes);  // wgmma, TMA: their time is that of their queue
+        !i.accumulators.empty() || (i.pipe == Pipe::copy && !i.bytes);  // wgmma and TMA: their queue determines the time
     const float wavefronts = queued ? 0 : float(now.wavefronts - before.wavefronts) + float(now.lines - before.lines);
     const bool global = i.pipe == Pipe::global, loads = global && i.writes;
-    if (loads && !i.constant) at = std::max(at, t.stored);  // it may be the same address
-    const bool ordered =
-        i.pipe != Pipe::move && i.pipe != Pipe::integer && i.pipe != Pipe::control;  // addresses are not: they are merged
+    if (loads && !i.constant) at = std::max(at, t.stored);  // the load may have the address of an earlier store
+    const bool ordered = i.pipe != Pipe::move && i.pipe != Pipe::integer &&
+                         i.pipe != Pipe::control;  // address arithmetic is not ordered: ptxas merges it
     if (ordered) at = std::max(at, t.order[t.instructions % t.order.size()]);
     float latency = latency_of[pipe] + 4 * float(std::max(int(i.machine) - 1, 0));
     if (!queued && (global || i.pipe == Pipe::copy)) latency += std::max(t.memory, 4.0f);
@@ -78,7 +78,7 @@ void time_instruction(Warp &w, const Instruction &i, const Count &before) {
     t.memory = 0;
 }
 
-// A loop's branch that is taken goes on in the same basic block until all of its copies have run.
+// The branch of an unrolled loop stays in the same basic block until all unrolled copies have run.
 void time_control(Warp &w, const Instruction &i, bool taken) {
     WarpTiming &t = w.timing;
     if (!i.unrolled) return;

@@ -1,4 +1,4 @@
-// The instructions that lanes of a warp execute together: shuffles, votes, mma. PTX ISA, "Parallel Synchronization", "Warp-Level Matrix".
+// Instructions that the lanes of a warp execute together: shuffles, votes, mma. PTX ISA, "Parallel Synchronization", "Warp-Level Matrix".
 #include <algorithm>
 #include <cmath>
 
@@ -16,9 +16,9 @@ void need_mask(Warp &w, const uint32_t *masks) {
     });
 }
 
-// d|p = the lane at an index, up or down from one's own, or with bits of the number turned; `clamp` holds segments and the last lane.
+// The source lane: at an index, a distance up or down, or with bits of the lane number flipped. Operand c holds the segments and the last lane.
 enum class Shuffle { up, down, bfly, idx };
-// d{|p}, a, b, c, mask; p: whether the lane that was asked for is one of the segment
+// d{|p}, a, b, c, mask. p: the source lane is in the segment
 template <Shuffle mode, bool says> void shuffle(Warp &w, const Instruction &i) {
     const auto source = [&](int n) { return w.values<uint32_t>(i.operands[1 + says + n]); };
     const uint32_t *value = source(0), *distance = source(1), *clamp = source(2);
@@ -58,7 +58,7 @@ template <Vote mode> void vote(Warp &w, const Instruction &i) {
     } else w.write_predicate(i.operands[0], (mode == Vote::any ? votes != 0 : votes == w.active) ? ~0u : 0);
 }
 
-// d = a op a op ..., of all lanes that are here
+// d = a op a op ..., over all active lanes
 template <class T, class F> void reduce(Warp &w, const Instruction &i) {
     need_mask(w, w.values<uint32_t>(i.operands[2]));
     const T *a = w.values<T>(i.operands[1]);
@@ -105,7 +105,7 @@ Fragments read_fragments(Warp &w, const Instruction &i) {
     each_register(4, [&](int l, int r, int row, int column) {
         bf16_halves(w.values<uint32_t>(i.operands[4 + r])[l], f.a[row][column], f.a[row][column + 1]);
     });
-    for (int l = 0; l < lanes; l++)  // of B a register holds two rows of a column
+    for (int l = 0; l < lanes; l++)  // a register of B holds two rows of a column
         for (int r = 0; r < 2; r++) {
             const int row = l % 4 * 2 + r * 8;
             bf16_halves(w.values<uint32_t>(i.operands[8 + r])[l], f.b[row][l / 4], f.b[row + 1][l / 4]);

@@ -8,9 +8,9 @@
 namespace ptx {
 namespace {
 
-constexpr int group_warps = 4, rows = 16;  // of a warp
+constexpr int group_warps = 4, rows = 16;  // rows per warp
 constexpr uint32_t word = 16;              // bytes
-constexpr int k_bytes = 32;                // of a row of A or a column of B in one operation
+constexpr int k_bytes = 32;                // bytes of a row of A or a column of B in one operation
 
 // ---- operands ---------------------------------------------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ struct F16 {
     using Bits = uint16_t;
     static double value(uint16_t bits) { return double(std::bit_cast<_Float16>(bits)); }
 };
-struct Tf32 {  // a float of which the last 13 bits are ignored
+struct Tf32 {  // a float whose last 13 bits are ignored
     using Bits = uint32_t;
     static double value(uint32_t bits) { return double(std::bit_cast<float>(bits & ~uint32_t(0x1fff))); }
 };
@@ -45,7 +45,8 @@ struct E5m2 {
     }
 };
 
-// A matrix in shared memory as its descriptor says: rows of A, or columns of B, and along them K. CUTLASS (mma_sm90_desc.hpp) lists the layouts.
+// A matrix in shared memory, defined by its descriptor. Its rows are rows of A or columns of B, with K along them. CUTLASS (mma_sm90_desc.hpp) lists
+// the layouts.
 class Matrix {
   public:
     Matrix(uint64_t d, bool turned, uint32_t element)
@@ -66,7 +67,7 @@ class Matrix {
         if (!mask_) return start_ + row / of_word * stride_ + k / 8 * leading_ + k % 8 * word + row % of_word * element_;
         return swizzle(start_ + row / wide * leading_ + k / 8 * stride_ + k % 8 * span + row % wide * element_);
     }
-    // The words that hold the rows [first, end).
+    // Appends the words that hold the rows [first, end).
     void add_words(std::vector<uint32_t> &words, uint32_t first, uint32_t end) const {
         const uint32_t of_word = word / element_, K = k_bytes / element_;
         for (uint32_t row = first; row < end; row += turned_ ? of_word : 1)
@@ -87,7 +88,7 @@ void check_descriptor(Warp &w, uint64_t d) {
 
 // ---- registers --------------------------------------------------------------------------------------------------------------------
 
-int line_of_user(const Warp &w, int slot) {  // of an operation on its way that has the slot
+int line_of_user(const Warp &w, int slot) {  // of an operation in flight that uses the slot
     for (const auto &g : w.wgmmas) {
         const Instruction &i = *g->instruction;
         if (std::find(i.accumulators.begin(), i.accumulators.end(), slot) != i.accumulators.end()) return i.line;
@@ -110,7 +111,7 @@ void use_registers(Warp &w, const Instruction &i, bool from_registers, int chang
     for (int r = 0; from_registers && r < 4; r++) add(w.uses[size_t(i.operands[r])].read);
 }
 void check_registers(Warp &w, const Instruction &i, bool from_registers) {
-    for (const int slot : i.accumulators)  // operations one after the other on the same sums need no fence
+    for (const int slot : i.accumulators)  // consecutive operations on the same sums need no fence
         if (!w.uses[size_t(slot)].written) need_fence(w, slot);
     for (int r = 0; from_registers && r < 4; r++) {
         if (w.uses[size_t(i.operands[r])].written)
@@ -132,7 +133,7 @@ template <class T> double value_at(const Warp &w, uint32_t address) {
     return T::value(bits);
 }
 
-// The four warps' parts of an operation.
+// Computes an operation from the parts of its four warps.
 template <class A, class B> void compute(Warp *const *warps, const std::shared_ptr<Wgmma> *parts) {
     constexpr int K = depth<A, B>, columns = 8;
     const Wgmma &first = *parts[0];
@@ -141,7 +142,7 @@ template <class A, class B> void compute(Warp *const *warps, const std::shared_p
     const int n = int(first.instruction->accumulators.size()) * 2;
     double a[group_warps * rows][K] = {}, b[K][columns];
     for (int warp = 0; warp < group_warps; warp++) {
-        constexpr int packed = 4 / sizeof(typename A::Bits);  // in a register
+        constexpr int packed = 4 / sizeof(typename A::Bits);  // elements per register
         if (!first.from_registers)
             for (int r = warp * rows; r < (warp + 1) * rows; r++)
                 for (int k = 0; k < K; k++) a[r][k] = value_at<A>(*warps[0], a_matrix.address(uint32_t(r), uint32_t(k)));
@@ -214,7 +215,7 @@ std::map<Handler, Compute> &computations() {
 void fence(Warp &w, const Instruction &) { w.need_all_lanes(), w.fences++; }
 void commit(Warp &w, const Instruction &) { w.need_all_lanes(), w.wgmma_groups++; }
 
-// The operations of the groups below `until` that nobody has waited for: the four warps' parts together.
+// Computes the operations of the groups below `until` that are still in flight, from the parts of the four warps.
 void compute_groups(Warp &w, Warp *const *warps, uint64_t until) {
     for (size_t n = 0; n < w.wgmmas.size() && w.wgmmas[n]->group < until; n++) {
         if (w.wgmmas[n]->computed) continue;
@@ -235,7 +236,7 @@ void compute_groups(Warp &w, Warp *const *warps, uint64_t until) {
     }
 }
 
-// Waits until at most this number of groups is in flight. A group has ended when its four parts have started.
+// Waits until at most this number of groups is in flight. A group can end only after all four warps have started their parts.
 void wait(Warp &w, const Instruction &i) {
     w.need_all_lanes();
     const int64_t until = int64_t(w.wgmma_groups) - int64_t(w.one(i.operands[0]));
@@ -259,7 +260,7 @@ void wait(Warp &w, const Instruction &i) {
 }
 
 template <class A, class B> void add_products_of(Forms &forms, const std::string &types) {
-    constexpr bool turns = sizeof(typename A::Bits) == 2;  // only these may be transposed
+    constexpr bool turns = sizeof(typename A::Bits) == 2;  // only 16-bit operands may be transposed
     const std::string name = format("wgmma.mma_async.sync.aligned.k%d.f32.%s", depth<A, B>, types.c_str());
     std::vector<uint8_t> shared = {8, 8, 0, 4, 4}, registers = {4, 4, 4, 4, 8, 0, 4, 4};
     if (turns) shared.insert(shared.end(), 2, 4), registers.push_back(4);
@@ -269,7 +270,7 @@ template <class A, class B> void add_products_of(Forms &forms, const std::string
 }
 }  // namespace
 
-// A move only renames a register in the machine's code: the copy counts as accessed when its source was.
+// In machine code a move only renames a register, so the copy counts as accessed when its source was.
 void note_registers(Warp &w, const Instruction &i) {
     if (!i.accumulators.empty()) return;
     const bool renames = i.pipe == Pipe::move && !i.move && i.writes == 1 && i.reads == 1;

@@ -258,8 +258,9 @@ TEST(AttentionHopper, WrongTurnsOfBlocksAreNamed) {
         EXPECT_TRUE(contains(problem, said)) << what << ": " << problem;
     };
     EXPECT_EQ(attention_is_wrong(), "");
-    const char *const polls = "loads a value of device memory again and again", *const no_order = "nothing puts the two in order",
-                      *const acquires = "ld.acquire.gpu", *const releases = "st.release.gpu";
+    const char *const polls = "loads a value of device memory again and again",
+                      *const no_order = "nothing orders these additions", *const acquires = "ld.acquire.gpu",
+                      *const releases = "st.release.gpu";
     expect("a turn not passed on", releases, erase, polls);
     expect("a turn passed on to no block", releases, last_operand("77"), polls);
     expect("a turn passed on without a release", releases, replaced("release", "relaxed"), no_order);
