@@ -266,7 +266,7 @@ TEST(AttentionHopper, WrongTurnsOfBlocksAreNamed) {
     expect("a turn passed on without a release", releases, replaced("release", "relaxed"), no_order);
     expect("a turn waited for without an acquire", acquires, replaced("acquire", "relaxed"), no_order);
     expect("a turn passed on before the sums are added", "cp.async.bulk.wait_group 0", replaced("wait_group", "wait_group.read"),
-           "by a copy that need not have ended");
+           "by a copy that may still have been running");
     expect("no fence of proxies behind the wait", "fence.proxy.async.global", erase,
            "no fence.proxy.async between the ld.acquire and this");
 }
