@@ -1,11 +1,11 @@
 """Counts instructions and memory accesses of the shipped kernels in the PTX interpreter, and writes docs/gpu_counts.md, or checks that no count grew.
 
-    scripts/gpu_counts.py --nvcc NVCC PROGRAM...               as `make count` does; the programs are build/ptx/dev/cuda/*
+    scripts/gpu_counts.py --nvcc NVCC PROGRAM...               part of `make count`; the programs are build/ptx/dev/cuda/*
     scripts/gpu_counts.py --nvcc NVCC --check PROGRAM...       the last line is "N passed, M failed", with a test per kernel and shape
-    scripts/gpu_counts.py --nvcc NVCC --measured PROGRAM...    writes the table of docs/gpu_model.md: the times of docs/benchmarks.md beside predictions
+    scripts/gpu_counts.py --nvcc NVCC --measured PROGRAM...    writes the table of docs/gpu_model.md: measured times (docs/benchmarks.md) and predictions
 
-Worse are more sectors per request, more bank conflicts, more spilled bytes, or a longer predicted time on one of the GPUs. The counts are exact
-and the same on every machine, but another nvcc may make another kernel: then nothing is checked.
+A check fails on more sectors per request, more bank conflicts, more spilled bytes, or a longer predicted time on one of the GPUs. The counts are exact
+and the same on every machine, but another version of nvcc may generate different code: then nothing is checked.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import sys
 
 PAGE = "docs/gpu_counts.md"
 MODEL, BENCHMARKS = "docs/gpu_model.md", "docs/benchmarks.md"
-MEASURED_ON = "H200 us"  # by the table "The workshop" of the benchmarks
-SAMPLE, PATIENCE = "16", 150  # blocks of a launch; seconds for a version
+MEASURED_ON = "H200 us"  # the column for the GPU of the table "The workshop" in the benchmarks
+SAMPLE, PATIENCE = "16", 150  # interpreted blocks per launch; time limit per version in seconds
 # In addition to each ladder's own shape: attention of Qwen2.5-0.5B and of Llama-3-8B, half a head group of it; weights in 8 bits.
 SHAPES = {
     "attention_forward": ["2048x1x1x2048x14x2x64", "2048x2x1x2048x14x2x64"],
@@ -30,7 +30,7 @@ SHAPES = {
 COLUMNS = ["what", "kernel", "blocks", "registers", "spilled", "occupancy", "warp inst.", "active", "Mflop", "requests", "per req.", "kB read",
            "kB written", "kB L2", "wavefronts", "conflicts", "barriers"]
 GPUS = ["H100 us", "H200 us", "A100 us", "RTX 4090 us"]
-WORSE = ["spilled", "per req.", "conflicts", *GPUS]  # if it grows
+WORSE = ["spilled", "per req.", "conflicts", *GPUS]  # columns in which a larger number is worse
 
 
 def nvcc_version(nvcc):
@@ -38,7 +38,7 @@ def nvcc_version(nvcc):
 
 
 def rows_of(program):
-    """A dictionary for each launch of the shipped version, at each shape."""
+    """Yields a dictionary for each launch of the shipped version, at each shape."""
     name = os.path.basename(program)
     for shape in [None, *SHAPES.get(name, [])]:
         command = [program, "shipped", "--count", "--csv", *(["--shape", shape] if shape else [])]
@@ -52,13 +52,13 @@ def rows_of(program):
 
 
 def measured():
-    """By op: the shape, and the microseconds of each version."""
+    """Yields for each op its shape, and the microseconds of each version."""
     for op, shape, times in re.findall(r"^\| (\w+) \| (\w+)[^|]* \| ([0-9 ,*]+) \|", open(BENCHMARKS).read(), re.MULTILINE):
         yield op, shape, [float(t.replace(" ", "").strip("*")) for t in times.split(", ")]
 
 
 def predicted(program, version, shape):
-    """The predicted time of a version, and what bounds its longest launch; None if the interpreter takes too long, or for cuBLASLt."""
+    """Returns the predicted time of a version, and the bound of its longest launch; None if the interpreter takes too long, or for cuBLASLt."""
     command = [program, str(version), "--count", "--csv", "--sample", SAMPLE, "--shape", shape]
     try:
         output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE).stdout
@@ -71,7 +71,7 @@ def predicted(program, version, shape):
 
 
 def comparison(programs):
-    """The table of measured and predicted times, and its summary in a sentence."""
+    """Returns a summary and the table of measured and predicted times."""
     table = "| op, shape | version | measured us | predicted us | ratio | bound |\n|---|---|---|---|---|---|\n"
     ratios, last, right, wrong, left_out = [], [], 0, 0, []
     for op, shape, times in measured():
@@ -93,9 +93,9 @@ def comparison(programs):
     def near(ratios, factor):
         return sum(abs(math.log(r)) < math.log(factor) for r in ratios)
 
-    return (f"Of {len(ratios)} versions {near(ratios, 1.25)} are within a factor of 1.25, {near(ratios, 1.5)} within 1.5; of the last of each op {near(last, 1.25)} of "
-            f"{len(last)} within 1.25. Of {right + wrong} pairs of versions of one op {wrong} are ranked wrongly."
-            + (f" Too slow to interpret, or cuBLASLt: {', '.join(left_out)}." if left_out else "") + "\n\n" + table)
+    return (f"Of {len(ratios)} versions {near(ratios, 1.25)} are within a factor of 1.25, {near(ratios, 1.5)} within 1.5; of the last versions of the ops {near(last, 1.25)} of "
+            f"{len(last)} are within 1.25. Of {right + wrong} pairs of versions of the same op {wrong} are ranked wrongly."
+            + (f" Not predicted, because they are too slow to interpret or call cuBLASLt: {', '.join(left_out)}." if left_out else "") + "\n\n" + table)
 
 
 def write_comparison(programs):
@@ -105,12 +105,12 @@ def write_comparison(programs):
 
 
 def page(rows, version):
-    text = f"""# What the shipped kernels do
+    text = f"""# Counts of the shipped kernels
 
 After this page you can look up the instructions and bytes of each shipped kernel's launch, and its predicted time on a GPU.
 
 `make count` wrote it, with nvcc {version}: the PTX interpreter ran the last version of each ladder, in bf16 where there is one. **No time was measured**:
-times are predictions by the model of [gpu_model.md](gpu_model.md), each with the unit that it is the time of; [how near they are](gpu_model.md#beside-a-gpu). Registers, spilled bytes and
+times are predictions of the model in [gpu_model.md](gpu_model.md), each with the limiting unit; [their accuracy](gpu_model.md#compared-with-a-gpu). Registers, spilled bytes and
 occupancy are ptxas's for sm_90. `make test-all` fails if sectors per request, conflicts, spilled bytes or a predicted time grow.
 
 """
@@ -122,7 +122,7 @@ occupancy are ptxas's for sm_90. `make test-all` fails if sectors per request, c
 
 
 def read_page():
-    """The version of nvcc, and the rows by (what, kernel, blocks)."""
+    """Returns the version of nvcc, and the rows by (what, kernel, blocks)."""
     text = open(PAGE).read()
     table = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     header, _, *lines = table
@@ -140,7 +140,7 @@ def number(cell):
 
 
 def what_is_worse(row, known):
-    """Sentences; none if all is as good as it was."""
+    """Returns a sentence for each figure that got worse."""
     if known is None:
         return ["the page has no such row"]
     return [f"{column} is {row[column]}, and was {known[column]}" for column in WORSE if number(row[column]) > number(known[column])]
@@ -159,7 +159,7 @@ def main():
     if args.check:
         written, known = read_page()
         if written != version:
-            print(f"left out: {PAGE} is of nvcc {written}, and this is {version}\n0 passed, 0 failed")
+            print(f"skipped: {PAGE} was written with nvcc {written}, and this is {version}\n0 passed, 0 failed")
             return 0
     rows = [row for program in args.programs for row in rows_of(program)]
     if not args.check:
@@ -170,7 +170,7 @@ def main():
         worse = what_is_worse(row, known.get(key(row)))
         failed += bool(worse)
         for sentence in worse:
-            print(f"FAILED: {row['what']}, {row['kernel']}: {sentence}\n  fix: look for what has changed; make count, if it is worth it")
+            print(f"FAILED: {row['what']}, {row['kernel']}: {sentence}\n  fix: find the change that caused it; if it is worth the cost, make count")
     print(f"{len(rows) - failed} passed, {failed} failed")
     return failed > 0
 

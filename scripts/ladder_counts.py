@@ -137,20 +137,29 @@ def step(before, now):
 
 
 def page(version_of_nvcc, sections):
-    return f"""# What each version of a ladder brought
+    return f"""# Gains of each version of a ladder
 
 After this page you can say which count each step of a ladder changed, and by how much.
 
 `make count` wrote it, with nvcc {version_of_nvcc}: the PTX interpreter ran every version of each ladder at its small shape, in bf16 where there is one, and summed its launches.
-Counts are exact (sectors to a hundredth of one per request); us is the time of an H100 by the model of [gpu_model.md](gpu_model.md), to be read from two thirds to one and a half of it, and **not measured**. Measured
-times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are wavefronts that words of one bank cost beyond the least number. `make try L=rope V=3` counts a version that you
-have just edited.
+Counts are exact (sectors to a hundredth of one per request). us is the time on an H100 by the model of [gpu_model.md](gpu_model.md): **not measured**, and to be read as a range from
+two thirds to one and a half of it. Measured times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are the wavefronts beyond the least number, caused by different words
+of one bank. `make try L=rope V=3` counts a version that you have just edited.
 
-How to read a step. A version's idea is in the column that its limit is in: rope 3 has no fewer sectors but half the instructions, reduce 3 fewer barriers, attention_forward 5 half the barriers (and copies under way, which only the time shows), attention_forward 6 a fifth fewer
-sectors. matmul 4 takes four steps at once, and four columns say so: tensor cores (instructions), slabs of bf16 in place of floats (wavefronts), swizzled tiles (conflicts), slabs of 32 values of depth in place of 16 (barriers); the conflicts of matmul 3 are loads of 16 bytes that are the same in several quarters of a warp, which a GPU may answer at once. attention_backward 5 counts two kernels that the others leave to the harness or do not have, delta and the sum of the splits; its gain is the time of the longest block. classifier 5 shows in none: its exps are fewer (a fifth of the special
-unit's instructions, a tenth of the float ones), and its integers and barriers more; `--count` lists instructions by kind.
-attention_hopper 2 halves sectors and has no barriers, 3 and 4 order the same work otherwise: at the timed shape 10 and 4 % less time, and here a turn costs what it gains. hopper_copy 2 leaves addresses to TMA (instructions) and 3 has no conflicts, for an xor in each address. hopper_matmul 2 is instructions, too, 3 barriers, 4 and 5 sectors; that products wait behind each other is
-in the time alone, and a part of it only: the model's tensor cores are held up by shared memory in all of them.
+How to read a step: the effect of a version's idea is in the column of its bottleneck.
+
+- rope 3 has as many sectors as before but half the instructions; reduce 3 has fewer barriers.
+- attention_forward 5 has half the barriers (and copies in flight, which only show in the time), attention_forward 6 a fifth fewer sectors.
+- matmul 4 takes four steps at once, which show in four columns: tensor cores (instructions), slabs of bf16 instead of float (wavefronts), swizzled tiles (conflicts), and slabs of 32
+  values of depth instead of 16 (barriers). The conflicts of matmul 3 are loads of 16 bytes that are the same in several quarters of a warp; a GPU may serve these at once.
+- attention_backward 5 includes two kernels that earlier versions leave to the harness or do not have, delta and the sum of the splits; it gains time in the longest block.
+- classifier 5 shows in no column: it has fewer exponentials (a fifth of the special-function instructions, a tenth of the float instructions), but more integer instructions and barriers.
+  `--count` lists instructions by kind.
+- attention_hopper 2 halves the sectors and has no barriers; 3 and 4 order the same work differently. At the timed shape they take 10 and 4 % less time by prediction; at this small shape a turn costs
+  as much as it gains.
+- hopper_copy 2 leaves address computation to TMA (instructions); hopper_copy 3 has no conflicts, at the cost of an xor in each address.
+- hopper_matmul 2 also saves instructions, 3 saves barriers, 4 and 5 save sectors. Queued products only show in the time, and only in part, because in the model shared memory limits the
+  tensor cores in all versions.
 """ + "".join(sections[ladder] for ladder in sorted(sections))
 
 
