@@ -150,23 +150,52 @@ template <class Dev> void expect_loss_entropy_accuracy(Dev dev, const Golden &g)
     EXPECT_NEAR(sums.correct / sums.targets, g.expected["accuracy"].get<double>(), 1e-12);
 }
 
-// The logits of the last position of the golden's documents, by the path that generates.
-template <class Dev> void expect_logits_of_last_tokens(Dev dev, const Golden &g) {
-    Trained<Dev> t(dev, g, Recompute::none, Mode::generate);
-    const size_t V = g.config.V;
-    std::vector<std::vector<int32_t>> documents;
-    for (size_t i : g.expected["logits_documents"].get<std::vector<size_t>>()) documents.push_back(g.documents[i]);
-    const Row row = make_row(documents);
-    t.model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
-    const std::vector<float> logits = t.model->generator().logits();
+// Every eighth position's logits, one token at a time through the key/value cache, several documents side by side.
+template <class Dev> void expect_logits_through_the_cache(Dev dev, const Golden &g) {
+    Trained<Dev> t(dev, g, Recompute::none, Mode::generate, false, true);
+    const std::vector<size_t> which = g.expected["logits_documents"];
+    const size_t V = g.config.V, prompt = 4;
+    const size_t pages = 4;  // of a sequence, as in Trained
+    const auto slot = [&](size_t j, size_t position) {
+        return int32_t((j * pages + position / cache_page) * cache_page + position % cache_page);
+    };
     double worst = 0, largest = 0;
-    for (size_t i = 0; i < documents.size(); i++) {
-        for (size_t v = 0; v < V; v++) {
-            const double want = g.logits_at(i, documents[i].size() - 1)[v];
-            worst = std::max(worst, std::abs(logits[i * V + v] - want)), largest = std::max(largest, std::abs(want));
+    for (size_t done = 0, n = prompt;; done += n, n = 1) {
+        std::vector<std::vector<int32_t>> next;
+        std::vector<size_t> members;
+        for (size_t j = 0; j < which.size(); j++) {
+            const auto &document = g.documents[which[j]];
+            if (done + n <= document.size())
+                next.emplace_back(document.begin() + ptrdiff_t(done), document.begin() + ptrdiff_t(done + n)),
+                    members.push_back(j);
+        }
+        if (next.empty()) break;
+        Row row = make_row(next);
+        CacheStep step{done == 0, std::vector<int32_t>(row.T, -1), {}, {}};
+        for (size_t j = 0; j < next.size(); j++)
+            for (size_t i = 0; i < n; i++) step.slots[row.doc_offsets[j] + i] = slot(members[j], done + i);
+        if (done) {
+            row.T = next.size();
+            for (size_t j = 0; j < next.size(); j++) {
+                row.doc_pos[j] = int32_t(done), step.length.push_back(int32_t(done + 1));
+                for (size_t p = 0; p < pages; p++) step.table.push_back(int32_t(members[j] * pages + p));
+            }
+            row.tokens.resize(row.T), row.doc_pos.resize(row.T), step.slots.resize(row.T);
+        }
+        t.model->generator().next_logits(row, step);
+        const std::vector<float> logits = t.model->generator().logits();
+        const size_t position = done + n - 1;
+        for (size_t j = 0; j < next.size(); j++) {
+            const float *want = g.logits_at(members[j], position);
+            if (!want || g.documents[which[members[j]]].size() > g.config.growing_positions()) continue;
+            for (size_t v = 0; v < V; v++) {
+                worst = std::max(worst, double(std::abs(logits[j * V + v] - want[v])));
+                largest = std::max(largest, double(std::abs(want[v])));
+                ASSERT_FALSE(std::isnan(logits[j * V + v]));
+            }
         }
     }
-    expect_at_most("logits, relative to the largest", worst / largest, 1e-5);
+    expect_at_most("logits", worst, 2e-5 * largest);  // a few hundred roundings of 6e-8 relative to the largest logit
 }
 
 inline double sum_of_squares(const std::vector<float> &x) {
@@ -207,6 +236,25 @@ template <class Dev> void expect_gradients(Dev dev, const Golden &g) {
     }
     EXPECT_EQ(tensors, g.expected["gradients"].size());
     printf("  %-40s %.2g of %.2g allowed\n", "tensors' gradients", worst, 1e-4);
+}
+
+// Recomputing, any number of threads, guards behind arrays and poison in dead ones change no bit on the CPU.
+inline void expect_same_bits_by_any_means(const Golden &g) {
+    const auto step = [&](Recompute recompute, int threads, bool guards, bool poison) {
+        Trained<CpuF32> t(make_device<CpuF32>(threads), g, recompute, Mode::train, guards, poison);
+        t.model->randomise(3);
+        const double loss = t.loss_and_gradient(g, g.rows(3));
+        t.model->arena().check_guards();
+        return std::pair(loss, t.gradient());
+    };
+    const auto want = step(Recompute::none, 2, false, false);
+    EXPECT_TRUE(step(Recompute::none, 1, false, true) == want) << "one thread";
+    EXPECT_TRUE(step(Recompute::cheap, 2, false, true) == want) << "cheap";
+    EXPECT_TRUE(step(Recompute::layer, 2, false, true) == want) << "layer";
+    EXPECT_TRUE(step(Recompute::layer, 2, true, false) == want) << "guards";
+    if (g.config.lora.dropout > 0) return;
+    Trained<CpuF32> evaluated(make_device<CpuF32>(), g, Recompute::none, Mode::evaluate, false, true);
+    EXPECT_EQ(evaluated.loss(g.rows(3)), want.first) << "poison in an evaluation";
 }
 
 // However the documents are divided into rows.

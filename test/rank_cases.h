@@ -1,5 +1,5 @@
 // One model, one step, on many ranks: loss and gradients must equal one rank's, whatever the split. For test programs that have included
-// models.h; their ranks are threads or processes.
+// models.h; their ranks are threads.
 #pragma once
 #include <array>
 
@@ -159,9 +159,9 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
 
 struct RankResult {
     double loss = 0, norm = 0, next_loss = 0;  // next_loss: after updates
-    std::vector<float> gradient;  // (elements) in the order of the table; a rank that is a process writes its own part alone
-    std::vector<Tensor> table;    // without padding
-    Payload sent;                 // by all ranks, in the first step
+    std::vector<float> gradient;               // (elements) in the order of the table
+    std::vector<Tensor> table;                 // without padding
+    Payload sent;                              // by all ranks, in the first step
 };
 
 // So that B is not 0, and A has a gradient.

@@ -161,12 +161,18 @@ struct Damage {
 
 // ---- the optimizer --------------------------------------------------------------------------------------------------------------------
 
+// Each rank writes its file, and what all have is written once.
 TEST_F(Checkpoint, EveryWorldReadsWhatAnyWroteBitForBit) {
-    const size_t count = (size_t(5) << 19) + 77;  // more than two blocks of a checksum
-    for (const Cuts &writer : {everywhere(count, 3), uneven(count, 1, 0), uneven(count, 3, 0), uneven(count, 8, 0)}) {
+    const size_t count = (size_t(1) << 20) + 77;  // more than a block of a checksum
+    const std::pair<Cuts, size_t> writers[] = {{everywhere(count, 3), 1},
+                                               {uneven(count, 1, 0), 1},
+                                               {{{{0, count - 5}}, {}, {{count - 5, 5}}}, 2},  // a rank may have nothing
+                                               {uneven(count, 8, 0), 8}};
+    for (const auto &[writer, files] : writers) {
         save(dir, writer, count);
+        EXPECT_EQ(names().size(), 1 + files);
         load(dir, writer, count);
-        for (const size_t world : {1, 2, 3, 8}) load(dir, uneven(count, world, 1), count);
+        for (const size_t world : {1, 3, 8}) load(dir, uneven(count, world, 1), count);
         load(dir, everywhere(count, 2), count);
         fs::remove_all(dir);
     }
@@ -216,19 +222,6 @@ TEST_F(Checkpoint, ElementsMayHaveNoV) {
                  {"optimizer-00000-of-00001.safetensors: has no tensor \"v\" of elements [700, 1049276) of the model\n  fix: "});
 }
 
-TEST_F(Checkpoint, EachRankWritesItsFileAndWhatAllHaveIsWrittenOnce) {
-    save(dir, uneven(1000, 3, 0), 1000);
-    EXPECT_EQ(names(), Names({"optimizer.json", "optimizer-00000-of-00003.safetensors", "optimizer-00001-of-00003.safetensors",
-                              "optimizer-00002-of-00003.safetensors"}));
-    fs::remove_all(dir);
-    save(dir, everywhere(1000, 3), 1000);
-    EXPECT_EQ(names(), Names({"optimizer.json", "optimizer-00000-of-00001.safetensors"}));
-    fs::remove_all(dir);
-    save(dir, {{{0, 5}}, {}, {{5, 2}}}, 7);  // a rank may have nothing
-    EXPECT_EQ(names().size(), 3u);
-    load(dir, {{}, {{0, 7}}}, 7);
-}
-
 // A file holds floats, whether the parameters are floats or bf16 with lower halves.
 TEST_F(Checkpoint, ParametersMayBeInHalves) {
     const size_t count = (size_t(1) << 20) + 77;  // more than a block
@@ -273,9 +266,9 @@ TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
                                      : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor])});
         }
     }
-    const std::string manifest = dir + "/optimizer.json";
-    for (size_t at = 0; at < fs::file_size(manifest); at++) {
-        const Damage damage(manifest, at, 1 << at % 8);
+    const std::string manifest = dir + "/optimizer.json";  // a checked file: the next test
+    {
+        const Damage damage(manifest, 9, 1);
         expect_damage({manifest, fix});
     }
     load(dir, cuts, 60);

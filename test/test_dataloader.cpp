@@ -224,37 +224,20 @@ TEST_F(Loader, Refusals) {
     expect_contains(refusal(), {"leaves none to train on"});
 }
 
-TEST_F(Loader, RowsKeepDocumentsApart) {
+TEST_F(Loader, RowsHaveTheirDocuments) {
     DataLoader loader(data, options);
     for (size_t s = 0; s < 11; s++)
         for (const Row &row : rows_of(loader.next())) {
-            const size_t end = row.doc_offsets.back();
-            EXPECT_EQ(row.T % row_multiple, 0u);
-            EXPECT_LT(row.T - end, row_multiple);
-            for (const auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) EXPECT_EQ(v->size(), row.T);
-            ASSERT_EQ(row.doc_offsets.size(), row.documents.size() + 1);
-            std::vector<int32_t> predictors, targets;
-            for (size_t d = 0; d < row.documents.size(); d++) {
-                const size_t sample = row.documents[d], begin = row.doc_offsets[d], length = data.length(sample);
-                ASSERT_EQ(row.doc_offsets[d + 1] - begin, length);
+            std::vector<std::vector<int32_t>> documents;
+            std::vector<std::vector<uint8_t>> masks;
+            for (size_t sample : row.documents) {
                 const auto [tokens, mask] = data.document(sample);
-                for (size_t t = 0; t < length; t++) {
-                    EXPECT_EQ(row.tokens[begin + t], tokens[t]);
-                    EXPECT_EQ(row.doc_pos[begin + t], int32_t(t));
-                    EXPECT_EQ(row.doc_begin[begin + t], int32_t(begin));
-                    if (t + 1 < length && mask[t + 1]) {
-                        predictors.push_back(int32_t(begin + t));
-                        targets.push_back(tokens[t + 1]);
-                    }
-                }
+                documents.emplace_back(tokens.begin(), tokens.end()), masks.emplace_back(mask.begin(), mask.end());
             }
-            EXPECT_EQ(row.predictors, predictors);
-            EXPECT_EQ(row.targets, targets);
-            for (size_t p = end; p < row.T; p++) {
-                EXPECT_EQ(row.tokens[p], 0);
-                EXPECT_EQ(row.doc_pos[p], int32_t(p - end));
-                EXPECT_EQ(row.doc_begin[p], int32_t(end));
-            }
+            const Row want = make_row(documents, masks);
+            for (const auto member : {&Row::tokens, &Row::doc_pos, &Row::doc_begin, &Row::predictors, &Row::targets})
+                EXPECT_EQ(row.*member, want.*member);
+            EXPECT_EQ(row.doc_offsets, want.doc_offsets);
         }
 }
 
@@ -268,6 +251,8 @@ TEST(Row, FromDocumentsInMemory) {
     EXPECT_EQ(row.doc_pos[4], 1);
     EXPECT_EQ(row.doc_begin[4], 3);
     EXPECT_EQ(row.doc_begin[63], 5);
+    EXPECT_EQ(row.doc_pos[63], 58);
+    EXPECT_EQ(row.tokens[63], 0);
 
     const Row prompt = make_row({std::vector<int32_t>(64, 9)});
     EXPECT_EQ(prompt.T, 64u);  // full: no padding

@@ -45,13 +45,3 @@ TEST(Floats, EveryNaNIsOne) {
         EXPECT_TRUE(std::isnan(float(halves.rounded[0]))) << std::hex << bits;
     }
 }
-
-TEST(Floats, OneByOne) {
-    const auto values = random_values<float>(1000, 1);
-    HostFloats<bf16> halves(values);
-    HostFloats<float> whole(values);
-    EXPECT_EQ(halves.values(), values);
-    EXPECT_EQ(whole.rounded, values);
-    EXPECT_EQ((halves.where() + 7).load(3), values[10]);
-    EXPECT_EQ((whole.where() + 7).load(3), values[10]);
-}

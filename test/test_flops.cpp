@@ -1,7 +1,4 @@
 // Model FLOPs, a GPU's peak, and the table of --profile, against numbers worked out by hand.
-#define LLMC_NO_MAIN  // for the numbers of its ops
-#include "../train_llama.cu"
-//
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -22,9 +19,6 @@ ModelConfig tiny_config() {
     c.window = {0, 2};
     return c;
 }
-
-using L = Llama<CpuF32>;
-const size_t layer_ops = op_list_of(tiny_config()).layer.size();  // the number of the first op around the layers
 
 double model_flops(const ModelConfig &c, const Row &row) { return op_list_of(c).model_flops(c, row); }
 
@@ -148,22 +142,27 @@ TEST(Profiler, TableByHand) {
     std::vector<std::string> names;
     auto owned = std::make_unique<ScriptedTimeline>(&names);
     ScriptedTimeline *timeline = owned.get();
-    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, op_list_of(tiny_config()), tiny_config(), Work{});
+    const OpList ops = op_list_of(tiny_config());
+    const auto number = [&](const std::string &name) {
+        return size_t(std::ranges::find(ops.layer, name, &LayerOp::name) - ops.layer.begin());
+    };
+    const size_t qkv = number("qkv"), norm = number("norm 1");
+    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, ops, tiny_config(), Work{});
     EXPECT_EQ(profiler.table(), "profile: no step was measured");
 
     const auto step = [&](std::vector<double> seconds) {
         timeline->seconds = std::move(seconds);
         profiler.begin_step();
         profiler.begin_row(tiny_row(), 1);
-        profiler.begin(Pass::forward, L::QKV, 0);
-        profiler.begin(Pass::forward, L::QKV, 1);
-        profiler.begin(Pass::backward, L::LN1, 1);
-        profiler.begin(Pass::step, layer_ops + COPY, 0);
+        profiler.begin(Pass::forward, qkv, 0);
+        profiler.begin(Pass::forward, qkv, 1);
+        profiler.begin(Pass::backward, norm, 1);
+        profiler.begin(Pass::step, ops.number(COPY), 0);
         profiler.end_step();
     };
     step({100, 100, 100, 100});  // the warm-up
     profiler.begin_row(tiny_row(), 1);
-    profiler.begin(Pass::forward, L::QKV, 0);  // an evaluation
+    profiler.begin(Pass::forward, qkv, 0);  // an evaluation
     EXPECT_EQ(names, (std::vector<std::string>{"qkv forward 0", "qkv forward 1", "norm 1 backward 1", "copies", ""}));
     step({0.005, 0.007, 0.006, 0.001});
     step({0.003, 0.001, 0.002, 0.007});

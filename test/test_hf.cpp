@@ -32,17 +32,13 @@ static json with(json source, const std::string &more) {
     return source;
 }
 
-static json without(json source, const char *name) {
-    source.erase(name);
-    return source;
-}
-
 // {"field": value}, as text
 static std::string one(const std::string &field, const std::string &value) { return "{\"" + field + "\": " + value + "}"; }
 
 // All that a configuration means.
 static json meaning(const ModelConfig &c) {
     const RopeConfig &r = c.rope;
+    const ExpertConfig &e = c.experts;
     return {{"family", c.family},
             {"sizes", {c.V, c.C, c.L, c.H, c.KV, c.D, c.F, c.max_positions}},
             {"eps", format("%g", c.eps)},
@@ -52,6 +48,9 @@ static json meaning(const ModelConfig &c) {
             {"local theta", c.local_rope ? c.local_rope->theta : 0},
             {"window", c.window},
             {"unrotated", c.unrotated},
+            {"experts", {e.number, e.chosen, e.F, e.shared_F, e.normed}},
+            {"layers of experts", e.layers},
+            {"aux_loss_coef", e.aux_loss_coef},
             {"initializer_range", c.initializer_range},
             {"eos", c.eos},
             {"bos", c.bos},
@@ -76,6 +75,13 @@ static void expect_refused(const json &source, const std::string &words) {
     expect_error([&] { parse(source); }, {"config.json", words, "\n  fix: "});
 }
 
+// A family's tiny model with more fields, and what they mean or the words of the refusal.
+struct Reading {
+    const char *family;
+    std::string more;
+    const char *expected;
+};
+
 TEST(Config, Llama) {
     expect_meaning(with(tiny(), R"({"rms_norm_eps": 1e-5, "tie_word_embeddings": true, "eos_token_id": [1, 2], "bos_token_id": 0,
                                     "initializer_range": 0.5, "rope_theta": 500000.0, "some_new_field": {"x": 1}})"),
@@ -95,8 +101,6 @@ TEST(Config, Gpt2) {
                    R"({"family": "gpt2", "sizes": [100, 64, 3, 4, 4, 16, 96, 128], "eps": "1e-06", "initializer_range": 0.5,
                       "tied": false, "biases": [true, true, true], "norms": [false, false, false], "reward": false,
                       "window": [0, 0, 0], "gelu": "erf", "eos": [7], "bos": 8})");
-    const size_t layer = 4 * 64 * 64 + 4 * 64 + 2 * 64 * 96 + 96 + 64 + 4 * 64;
-    EXPECT_EQ(parameter_count(parse(source)), 2 * 100 * 64 + 128 * 64 + 3 * layer + 2 * 64);
     for (const char *act : {"\"gelu_new\"", "\"gelu_pytorch_tanh\"", "\"gelu_fast\""})
         expect_meaning(with(tiny_gpt2(), one("activation_function", act)), R"({"gelu": "tanh"})");
 }
@@ -108,158 +112,73 @@ TEST(Config, Gpt2WhereNothingIsSaid) {
     expect_meaning(source, R"({"sizes": [50257, 768, 12, 12, 12, 64, 3072, 1024], "eps": "1e-05", "initializer_range": 0.02,
                                "tied": true, "gelu": "tanh", "eos": [50256], "bos": 50256})");
     expect_meaning(with(source, R"({"eos_token_id": null, "bos_token_id": null})"), R"({"eos": [], "bos": -1})");
-    EXPECT_EQ(parse(with(tiny_gpt2(), R"({"n_inner": null})")).F, 256u);
     expect_meaning(tiny_gpt2(), R"({"eos": [], "bos": -1})");  // 50256 is not in its vocabulary
-}
-
-TEST(Config, RefusalsOfGpt2) {
-    const auto refused = [](const std::string &more, const std::string &words) {
-        expect_refused(with(tiny_gpt2(), more), words);
-    };
-    refused(R"({"activation_function": "relu"})",
-            "activation_function is \"relu\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
-    refused(R"({"scale_attn_weights": false})", "scale_attn_weights is false, which asks for another attention scale");
-    refused(R"({"scale_attn_by_inverse_layer_idx": true})", "scale_attn_by_inverse_layer_idx asks for another attention scale");
-    refused(R"({"add_cross_attention": true})", "add_cross_attention asks for cross-attention");
-    refused(R"({"n_head": 6})", "n_embd 64 is not divisible by n_head 6");
-    refused(R"({"n_head": 16})", "n_embd / n_head is 4 (n_embd 64, n_head 16), but must be a multiple of 8");
-    refused(R"({"n_layer": 5000})", "n_layer is 5000");
-    refused(R"({"n_embd": 1024, "n_inner": 2000000000, "vocab_size": 2000000000})", "n_embd 1024 and the other sizes");
-    refused(R"({"layer_norm_epsilon": 0})", "layer_norm_epsilon is 0");
-    refused(R"({"eos_token_id": 50256})", "eos_token_id is 50256, beyond vocab_size 100");
-    refused(R"({"hidden_size": 32})", "hidden_size is another name of n_embd, which is 64\n  fix: n_embd alone");
-    refused(R"({"num_hidden_layers": 4})", "num_hidden_layers is another name of n_layer");
-    refused(R"({"num_attention_heads": 8})", "num_attention_heads is another name of n_head");
-    refused(R"({"max_position_embeddings": 64})", "max_position_embeddings is another name of n_positions");
-    for (const char *field : {"vocab_size", "n_embd", "n_layer", "n_head", "n_inner", "n_positions"})
-        for (const char *value : {"0", "-1", "1.5", "\"64\"", "true", "1e30"}) refused(one(field, value), field);
-}
-
-TEST(Config, HeadsAndHeadSize) {
-    EXPECT_EQ(parse(without(tiny(), "head_dim")).D, 16u);
-    EXPECT_EQ(parse(with(tiny(), R"({"head_dim": null})")).D, 16u);
-    EXPECT_EQ(parse(with(tiny(), R"({"head_dim": 24})")).D, 24u);
-    EXPECT_EQ(parse(without(tiny("qwen3"), "head_dim")).D, 128u);
-    EXPECT_EQ(parse(without(tiny(), "num_key_value_heads")).KV, 4u);
-    for (const char *family : {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2"})
-        EXPECT_EQ(parse(with(tiny(family), R"({"num_key_value_heads": null})")).KV, 4u);
 }
 
 // The defaults of each family, and the fields that change them.
 TEST(Config, Families) {
-    const std::string asked = R"({"attention_bias": true, "mlp_bias": true})";
-    const struct {
-        const char *family;
-        std::string more;
-        const char *fields;
-    } cases[] = {
-        {"llama", asked, R"({"biases": [true, true, true], "norms": [false, false, false]})"},
+    const std::string biased = R"({"attention_bias": true, "mlp_bias": true})";
+    const std::string types =
+        R"({"sliding_window": 8, "use_sliding_window": true,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]})";
+    const Reading readings[] = {
+        {"llama", biased, R"({"biases": [true, true, true], "norms": [false, false, false]})"},
+        {"llama", R"({"head_dim": null, "num_key_value_heads": null})", R"({"sizes": [100, 64, 4, 4, 4, 16, 96, 128]})"},
+        {"llama", R"({"head_dim": 24})", R"({"sizes": [100, 64, 4, 4, 2, 24, 96, 128]})"},
+        {"llama", R"({"sliding_window": 8})", R"({"window": [0, 0, 0, 0]})"},
         {"qwen2", "{}", R"({"biases": [true, false, false], "norms": [false, false, false]})"},
-        {"qwen3", "{}", R"({"biases": [false, false, false], "norms": [true, false, false]})"},
-        {"qwen3", asked, R"({"biases": [true, true, false], "norms": [true, false, false]})"},
-        {"mistral", "{}", R"({"biases": [false, false, false], "norms": [false, false, false]})"},
-        {"olmo2", asked, R"({"biases": [true, true, false], "norms": [true, true, true]})"},
-        {"smollm3", asked, R"({"biases": [true, true, true]})"},
+        {"qwen3", biased, R"({"biases": [true, true, false], "norms": [true, false, false]})"},
+        {"qwen3", R"({"head_dim": null, "num_key_value_heads": null})",
+         R"({"sizes": [100, 64, 4, 4, 4, 128, 96, 128], "biases": [false, false, false]})"},
+        {"qwen3", R"({"sliding_window": 8, "max_window_layers": 0})", R"({"window": [0, 0, 0, 0]})"},
+        {"qwen3", R"({"sliding_window": 8, "use_sliding_window": true, "max_window_layers": 3})", R"({"window": [0, 0, 0, 8]})"},
+        {"qwen2", R"({"sliding_window": 8, "use_sliding_window": true})", R"({"window": [0, 0, 0, 0]})"},  // from layer 28 on
+        {"qwen2", R"({"sliding_window": null, "use_sliding_window": true, "max_window_layers": 0})",
+         R"({"window": [0, 0, 0, 0]})"},
+        {"qwen2", types, R"({"window": [0, 8, 8, 0]})"},
+        {"mistral", R"({"sliding_window": 8, "use_sliding_window": false})", R"({"window": [8, 8, 8, 8]})"},
+        {"mistral", R"({"sliding_window": null})", R"({"window": [0, 0, 0, 0]})"},
+        {"mistral", "{}", R"({"window": [4096, 4096, 4096, 4096], "biases": [false, false, false]})"},
+        {"phi3", R"({"sliding_window": 8})", R"({"window": [8, 8, 8, 8]})"},
+        {"phi3", "{}", R"({"window": [0, 0, 0, 0]})"},
+        {"ministral", types, R"({"window": [0, 8, 8, 0]})"},
+        {"ministral", R"({"sliding_window": 8})", R"({"window": [8, 8, 8, 8]})"},
+        {"olmo2", biased, R"({"biases": [true, true, false], "norms": [true, true, true]})"},
+        {"smollm3", biased, R"({"biases": [true, true, true]})"},
         {"smollm3", "{}",
          R"({"biases": [false, false, false], "unrotated": [false, false, false, true], "tied": true, "theta": 2e6})"},
         {"smollm3", R"({"no_rope_layer_interval": 2})", R"({"unrotated": [false, true, false, true]})"},
         {"smollm3", R"({"no_rope_layers": [0, 1, 1, 1]})", R"({"unrotated": [true, false, false, false]})"},
-        {"granite", asked, R"({"biases": [true, true, true]})"},
+        {"smollm3", R"({"use_sliding_window": true, "sliding_window": 8})", R"({"window": [0, 0, 0, 8]})"},
+        {"smollm3", R"({"sliding_window": 8})", R"({"window": [0, 0, 0, 0]})"},
+        {"granite", biased, R"({"biases": [true, true, true]})"},
         {"granite", "{}", R"({"biases": [false, false, false]})"},
         {"seed_oss", "{}", R"({"biases": [true, false, false]})"},
         {"seed_oss", R"({"attention_out_bias": true, "attention_bias": false})", R"({"biases": [false, true, false]})"},
+        {"exaone4", R"({"sliding_window": 8})", R"({"window": [8, 8, 8, 0]})"},
+        {"exaone4", R"({"sliding_window": 8, "sliding_window_pattern": 2})", R"({"unrotated": [false, true, false, true]})"},
+        {"exaone4", R"({"sliding_window": null})", R"({"unrotated": [false, false, false, false]})"},
+        {"exaone4", types, R"({"unrotated": [true, false, false, true]})"},
+        {"gemma3_text", R"({"head_dim": null, "rope_theta": 5e5, "rope_local_base_freq": 500, "sliding_window": 8})",
+         R"({"sizes": [100, 64, 4, 4, 2, 256, 96, 128], "norms": [true, false, true], "tied": true, "theta": 5e5,
+             "local theta": 500, "eos": [1], "bos": 2, "window": [8, 8, 8, 8], "rope": "default"})"},
+        {"gemma3_text", R"({"sliding_window": 8, "sliding_window_pattern": 3})", R"({"window": [8, 8, 0, 8]})"},
+        {"gemma3_text", types, R"({"window": [0, 8, 8, 0]})"},
+        {"gemma3_text",
+         R"({"sliding_window": 8, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 5e5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 500}}})",
+         R"({"rope": "linear", "factor": 8, "theta": 5e5, "local theta": 500})"},
+        {"qwen3_moe",
+         R"({"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": true, "mlp_only_layers": [3, 7]})",
+         R"({"experts": [6, 3, 24, 0, true], "layers of experts": [true, true, true, false]})"},
+        {"qwen2_moe", R"({"num_local_experts": 9, "decoder_sparse_step": 2})",
+         R"({"experts": [9, 4, 1408, 5632, false], "layers of experts": [false, true, false, true]})"},
+        {"mixtral", R"({"router_aux_loss_coef": 0.02})",  // F is intermediate_size
+         R"({"experts": [8, 2, 96, 0, true], "layers of experts": [true, true, true, true], "aux_loss_coef": 0})"},
+        {"mixtral", R"({"router_aux_loss_coef": 0.02, "output_router_logits": true})", R"({"aux_loss_coef": 0.02})"},
+        {"qwen3_moe", R"({"output_router_logits": true})", R"({"aux_loss_coef": 0.001})"},
     };
-    for (const auto &[family, more, fields] : cases) expect_meaning(with(tiny(family), more), fields);
-    expect_refused(with(tiny("smollm3"), R"({"no_rope_layers": [0, 1]})"), "no_rope_layers must be a list of 4");
-}
-
-TEST(Config, Windows) {
-    using W = std::vector<size_t>;
-    const char *types =
-        R"({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]})";
-    const char *mixed =
-        R"({"sliding_window": 8, "layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"]})";
-    const struct {
-        const char *family, *more;
-        W window;
-    } cases[] = {
-        {"llama", R"({"sliding_window": 8})", {0, 0, 0, 0}},
-        {"mistral", R"({"sliding_window": 8})", {8, 8, 8, 8}},
-        {"mistral", R"({"sliding_window": null})", {0, 0, 0, 0}},
-        {"mistral", "{}", {4096, 4096, 4096, 4096}},
-        {"mistral", R"({"sliding_window": 8, "use_sliding_window": false})", {8, 8, 8, 8}},
-        {"phi3", R"({"sliding_window": 8})", {8, 8, 8, 8}},
-        {"phi3", "{}", {0, 0, 0, 0}},
-        {"ministral", types, {0, 8, 8, 0}},
-        {"ministral", R"({"sliding_window": 8})", {8, 8, 8, 8}},
-        {"ministral", R"({"sliding_window": null})", {0, 0, 0, 0}},
-        {"smollm3", R"({"use_sliding_window": true, "sliding_window": 8})", {0, 0, 0, 8}},
-        {"smollm3", R"({"sliding_window": 8})", {0, 0, 0, 0}},
-    };
-    for (const auto &[family, more, window] : cases)
-        EXPECT_EQ(parse(with(tiny(family), more)).window, window) << family << " " << more;
-    for (const char *qwen : {"qwen2", "qwen3"}) {
-        const auto window = [&](const char *more) {
-            return parse(with(with(tiny(qwen), R"({"sliding_window": 8})"), more)).window;
-        };
-        EXPECT_EQ(window(R"({"max_window_layers": 0})"), W({0, 0, 0, 0}));
-        EXPECT_EQ(window(R"({"use_sliding_window": true, "max_window_layers": 3})"), W({0, 0, 0, 8}));
-        EXPECT_EQ(window(R"({"use_sliding_window": true, "max_window_layers": 0})"), W({8, 8, 8, 8}));
-        EXPECT_EQ(window(R"({"use_sliding_window": true})"), W({0, 0, 0, 0}));  // from layer 28 on
-        EXPECT_EQ(window(R"({"use_sliding_window": true, "max_window_layers": 0, "sliding_window": null})"), W({0, 0, 0, 0}));
-        EXPECT_EQ(parse(with(with(tiny(qwen), types), R"({"use_sliding_window": true})")).window, W({0, 8, 8, 0}));
-    }
-    const auto refused = [&](const char *family, const char *more, const char *words) {
-        expect_error([&] { parse(with(tiny(family), more)); }, {"config.json: layer_types", words});
-    };
-    refused("qwen2", mixed, "layer 3");  // use_sliding_window is not set
-    refused("llama", mixed, "layer 3");
-    refused("mistral", mixed, "layer 0");
-    refused("qwen2", R"({"layer_types": ["full_attention"]})", "list of 4");
-    refused("qwen2", R"({"layer_types": "full_attention"})", "list of 4");
-    refused("qwen2", R"({"layer_types": ["full_attention", "linear_attention", 3, 4]})", "layer 1");
-    expect_refused(with(tiny("mistral"), R"({"sliding_window": 0})"), "sliding_window is 0");
-}
-
-TEST(Config, WindowsAndRotationOfExaone4) {
-    const auto exaone4 = [](const char *more) { return parse(with(tiny("exaone4"), more)); };
-    EXPECT_EQ(exaone4(R"({"sliding_window": 8})").window, (std::vector<size_t>{8, 8, 8, 0}));
-    EXPECT_EQ(exaone4(R"({"sliding_window": 8, "sliding_window_pattern": 2})").unrotated, std::vector<bool>({0, 1, 0, 1}));
-    EXPECT_EQ(exaone4(R"({"sliding_window": null})").unrotated, std::vector<bool>({0, 0, 0, 0}));
-    EXPECT_EQ(exaone4(R"({"sliding_window": 8, "sliding_window_pattern": "LLLG",
-                          "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]})")
-                  .unrotated,
-              std::vector<bool>({1, 0, 1, 1}));
-}
-
-TEST(Config, Gemma3) {
-    const json text = with(without(tiny("gemma3_text"), "head_dim"),
-                           R"({"rope_theta": 5e5, "rope_local_base_freq": 500, "sliding_window": 8})");
-    expect_meaning(
-        text,
-        R"({"sizes": [100, 64, 4, 4, 2, 256, 96, 128], "norms": [true, false, true], "tied": true, "theta": 5e5, "local theta": 500, "eos": [1],
-                             "bos": 2, "window": [8, 8, 8, 8], "rope": "default"})");
-    const ModelConfig c = parse(text);
-    EXPECT_TRUE(c.norm_before && c.norm_w0 == 1 && c.gate == Gate::gelu);
-    EXPECT_EQ(c.attention_multiplier, 1 / 16.f);
-    EXPECT_EQ(c.embedding_multiplier, 8);
-    EXPECT_EQ(parse(with(text, R"({"sliding_window_pattern": 3})")).window, (std::vector<size_t>{8, 8, 0, 8}));
-    EXPECT_EQ(parse(with(text, R"({"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]})"))
-                  .window,
-              (std::vector<size_t>{0, 8, 0, 0}));
-    const char *nested =
-        R"({"sliding_window": 8, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 5e5},
-                             "sliding_attention": {"rope_type": "default", "rope_theta": 500}}})";
-    expect_meaning(with(tiny("gemma3_text"), nested), R"({"rope": "linear", "factor": 8, "theta": 5e5, "local theta": 500})");
-    expect_refused(with(text, R"({"hidden_activation": "silu"})"),
-                   "hidden_activation is \"silu\", but we have gelu_pytorch_tanh");
-    expect_refused(with(text, R"({"use_bidirectional_attention": true})"), "attention to later tokens");
-    expect_refused(with(text, R"({"attn_logit_softcapping": 50})"), "softcapping");
-    expect_refused(with(text, R"({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})"),
-                   "sliding_attention has a rope_type");
-    ModelConfig reward = c;
-    make_reward(reward);
-    EXPECT_EQ(reward.source["architectures"], json::array({"Gemma3TextForSequenceClassification"}));
+    for (const auto &[family, more, fields] : readings) expect_meaning(with(tiny(family), more), fields);
 }
 
 // The larger ones also see. What is trained of them is the text model, whose configuration may say little more than its sizes.
@@ -274,38 +193,6 @@ TEST(Config, TheTextModelOfGemma3) {
     EXPECT_EQ(c.source["architectures"], json::array({"Gemma3ForCausalLM"}));
     EXPECT_EQ(c.source["model_type"], "gemma3_text");
     expect_contains(notes.back(), {"the vision tower is left out"});
-    expect_refused(with(tiny(), R"({"model_type": "gemma3"})"), "text_config is missing");
-}
-
-// The expected counts are transformers' counts of these configurations.
-TEST(Config, ParametersOfRelatives) {
-    struct Model {
-        const char *type;
-        size_t V, C, L, H, KV, D, F;
-        const char *more;
-        size_t count;
-    };
-    const Model models[] = {
-        {"seed_oss", 155136, 5120, 64, 80, 8, 128, 27648, R"({"attention_out_bias": false, "mlp_bias": false})", 36151104512},
-        {"smollm3", 128256, 2048, 36, 16, 4, 128, 11008, R"({"rope_theta": 5e6, "no_rope_layer_interval": 4})", 3075098624},
-        {"ministral", 131072, 4096, 36, 32, 8, 128, 12288, R"({"sliding_window": 32768})", 8019808256},
-        {"granite", 49155, 4096, 40, 32, 8, 128, 12800,
-         R"({"tie_word_embeddings": true, "logits_scaling": 16, "residual_multiplier": 0.22})", 8170848256},
-        {"exaone4", 102400, 2048, 30, 32, 8, 64, 4096, R"({"tie_word_embeddings": true, "sliding_window": null})", 1279391488},
-        {"exaone4", 102400, 5120, 64, 40, 8, 128, 27392, R"({"sliding_window": 4096})", 32003216384},
-        {"phi3", 200064, 3072, 32, 24, 8, 128, 8192, R"({"tie_word_embeddings": true, "partial_rotary_factor": 0.75})",
-         3836021760},
-        {"Yi", 64000, 7168, 60, 56, 8, 128, 20480, "{}", 34388917248},
-        {"internlm2", 92544, 2048, 24, 16, 8, 128, 8192, R"({"bias": false, "rope_scaling": {"type": "dynamic", "factor": 2.0}})",
-         1889110016},
-        {"mimo", 151680, 4096, 36, 32, 8, 128, 11008, R"({"attention_bias": true, "num_nextn_predict_layers": 1})", 7622619136},
-    };
-    for (const auto &[type, V, C, L, H, KV, D, F, more, count] : models) {
-        const json source = {{"model_type", type},     {"vocab_size", V},          {"hidden_size", C},
-                             {"num_hidden_layers", L}, {"num_attention_heads", H}, {"num_key_value_heads", KV},
-                             {"head_dim", D},          {"intermediate_size", F},   {"max_position_embeddings", 4096}};
-        EXPECT_EQ(parameter_count(parse(with(source, more))), count) << type;
-    }
 }
 
 // Models with code of their own become the family that they are.
@@ -332,7 +219,6 @@ TEST(Config, LongRopeAndPartialRotation) {
     EXPECT_EQ(c.rope.rows(64), 64u);
     EXPECT_EQ(c.rope.rows(65), 130u);
     expect_refused(with(phi, R"({"partial_rotary_factor": 1})"), "short_factor must be a list of 8 numbers");
-    expect_refused(with(phi, R"({"partial_rotary_factor": 0.05})"), "even number");
     EXPECT_EQ(parse(with(tiny(), R"({"rope_scaling": {"type": "dynamic", "factor": 4}})")).growing_positions(), 128u);
 }
 
@@ -387,100 +273,93 @@ TEST(Config, BothSpellingsOfRope) {
     expect_meaning(with(tiny(), R"({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7}})"), R"({"theta": 7})");
 }
 
-// Which layers have experts, and how many of which sizes.
-TEST(Config, MixturesOfExperts) {
-    const auto experts = [](const char *family, const char *more) { return parse(with(tiny(family), more)).experts; };
-    const ExpertConfig qwen3 =
-        experts("qwen3_moe", R"({"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": true,
-                                 "mlp_only_layers": [3, 7]})");
-    EXPECT_EQ(qwen3.number, 6u);
-    EXPECT_EQ(qwen3.chosen, 3u);
-    EXPECT_EQ(qwen3.F, 24u);
-    EXPECT_EQ(qwen3.shared_F, 0u);
-    EXPECT_TRUE(qwen3.normed);
-    EXPECT_EQ(qwen3.layers, std::vector<bool>({1, 1, 1, 0}));
-    const ExpertConfig qwen2 = experts("qwen2_moe", R"({"num_local_experts": 9, "decoder_sparse_step": 2})");
-    EXPECT_EQ(qwen2.number, 9u);
-    EXPECT_EQ(qwen2.chosen, 4u);
-    EXPECT_EQ(qwen2.shared_F, 5632u);
-    EXPECT_FALSE(qwen2.normed);
-    EXPECT_EQ(qwen2.layers, std::vector<bool>({0, 1, 0, 1}));
-    const ExpertConfig mixtral = experts("mixtral", "{}");
-    EXPECT_EQ(mixtral.number, 8u);
-    EXPECT_EQ(mixtral.F, 96u);  // intermediate_size
-    EXPECT_TRUE(mixtral.normed);
-    EXPECT_EQ(mixtral.layers, std::vector<bool>(4, true));
-    EXPECT_EQ(experts("mixtral", R"({"router_aux_loss_coef": 0.02})").aux_loss_coef, 0);
-    EXPECT_EQ(experts("mixtral", R"({"router_aux_loss_coef": 0.02, "output_router_logits": true})").aux_loss_coef, 0.02);
-    EXPECT_EQ(experts("qwen3_moe", R"({"output_router_logits": true})").aux_loss_coef, 0.001);
-    EXPECT_EQ(experts("qwen3", "{}").number, 0u);
-
-    const auto refused = [](const char *family, const std::string &more, const std::string &words) {
-        expect_refused(with(tiny(family), more), words);
-    };
-    refused("qwen3_moe", R"({"num_experts": 4, "num_experts_per_tok": 5})", "num_experts_per_tok is 5, but there are 4 experts");
-    refused("qwen3_moe", R"({"num_experts": 2000})", "num_experts is 2000, more than the 1024");
-    refused("qwen3_moe", R"({"mlp_only_layers": 3})", "mlp_only_layers must be a list");
-    refused("qwen2_moe", R"({"use_sliding_window": true})", "use_sliding_window");
-    refused("mixtral", R"({"output_router_logits": true, "router_aux_loss_coef": -0.1})", "router_aux_loss_coef is -0.1");
-    refused("mixtral", R"({"router_jitter_noise": 0.1})", "router_jitter_noise asks for noise");
-    refused("mixtral", R"({"quantization_config": {"quant_method": "fp8"}})", "quantization_config asks for quantized weights");
-}
-
 TEST(Config, Refusals) {
-    const auto refused = [](const std::string &more, const std::string &words) { expect_refused(with(tiny(), more), words); };
-    refused(
-        R"({"model_type": "gemma2"})",
-        "model_type is \"gemma2\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_moe, qwen2_moe, mixtral, gpt2; it has soft caps");
-    refused(R"({"model_type": 3})", "model_type is 3");
-    refused(R"({"model_type": null})", "model_type is missing");
+    const char *mixed =
+        R"({"sliding_window": 8, "layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"]})";
+    const Reading readings[] = {
+        {"gemma2", "{}",
+         "model_type is \"gemma2\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_moe, qwen2_moe, mixtral, gpt2; it has soft caps"},
+        {"llama", R"({"model_type": 3})", "model_type is 3"},
+        {"llama", R"({"model_type": null})", "model_type is missing"},
+        {"llama", R"({"model_type": "gemma3"})", "text_config is missing"},
+        {"llama", R"({"quantization_config": {"quant_method": "awq"}})", "quantization_config asks for quantized weights"},
+        {"llama", R"({"is_encoder_decoder": true})", "is_encoder_decoder"},
+        {"llama", R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\""},
+        {"llama", R"({"rope_scaling": {"factor": 2.0, "type": "su"}})", "rope_type is \"su"},
+        {"llama", R"({"rope_parameters": {"factor": 2.0, "rope_type": "proportional"}})", "rope_type is \"proportional"},
+        {"llama", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})", "rope_parameters.partial_rotary_factor"},
+        {"llama", R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})", "rope_parameters.full_attention"},
+        {"llama", R"({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}})", "rope_scaling.mrope_section"},
+        {"llama", R"({"rope_scaling": "linear"})", "rope_scaling must be an object"},
+        {"llama", R"({"rope_scaling": {"type": "linear"}})", "rope_scaling.factor is missing"},
+        {"llama", R"({"rope_scaling": {"type": "linear", "factor": 0.5}})", "rope_scaling.factor is 0.5"},
+        {"llama", R"({"rope_scaling": {"type": "llama3", "factor": 8}})", "rope_scaling.low_freq_factor is missing"},
+        {"llama", R"({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}})",
+         "high_freq_factor"},
+        {"llama", R"({"rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 1, "beta_slow": 2}})", "beta_fast"},
+        {"llama", R"({"rope_scaling": {"type": "yarn", "factor": 8, "attention_factor": 0}})", "attention_factor"},
+        {"llama", R"({"rope_theta": 0})", "rope_theta is 0"},
+        {"llama", R"({"num_key_value_heads": 3})", "num_key_value_heads 3 does not divide"},
+        {"llama", R"({"head_dim": 20})", "head_dim is 20"},
+        {"llama", R"({"head_dim": 264})", "head_dim is 264"},
+        {"llama", R"({"head_dim": null, "num_attention_heads": 6})", "hidden_size 64 is not divisible"},
+        {"llama", R"({"hidden_size": 2000000000, "intermediate_size": 2000000000, "vocab_size": 2000000000})",
+         "parameters; is there a typing error?"},
+        {"llama", R"({"num_hidden_layers": 2000000000})", "num_hidden_layers is 2000000000"},
+        {"llama", R"({"rms_norm_eps": 0})", "rms_norm_eps is 0"},
+        {"llama", R"({"initializer_range": -1})", "initializer_range is -1"},
+        {"llama", R"({"tie_word_embeddings": "true"})", "tie_word_embeddings"},
+        {"llama", R"({"eos_token_id": 100})", "eos_token_id is 100, beyond vocab_size 100"},
+        {"llama", R"({"bos_token_id": 100})", "bos_token_id is 100"},
+        {"llama", mixed, "layer_types of layer 3 is sliding_attention, but no sliding_window is in use"},
+        {"mistral", mixed, "layer_types of layer 0 is full_attention"},
+        {"mistral", R"({"sliding_window": 0})", "sliding_window is 0"},
+        {"qwen2", mixed, "layer_types of layer 3"},  // use_sliding_window is not set
+        {"qwen2", R"({"layer_types": ["full_attention"]})", "layer_types must be a list of 4"},
+        {"qwen2", R"({"layer_types": ["full_attention", "linear_attention", 3, 4]})", "layer_types of layer 1"},
+        {"phi3", R"({"partial_rotary_factor": 0.05, "rope_scaling": {"type": "su"}})", "even number"},
+        {"smollm3", R"({"no_rope_layers": [0, 1]})", "no_rope_layers must be a list of 4"},
+        {"gemma3_text", R"({"hidden_activation": "silu"})", "hidden_activation is \"silu\", but we have gelu_pytorch_tanh"},
+        {"gemma3_text", R"({"use_bidirectional_attention": true})", "attention to later tokens"},
+        {"gemma3_text", R"({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})",
+         "sliding_attention has a rope_type"},
+        {"qwen3_moe", R"({"num_experts": 4, "num_experts_per_tok": 5})", "num_experts_per_tok is 5, but there are 4 experts"},
+        {"qwen3_moe", R"({"num_experts": 2000})", "num_experts is 2000, more than the 1024"},
+        {"qwen3_moe", R"({"mlp_only_layers": 3})", "mlp_only_layers must be a list"},
+        {"qwen2_moe", R"({"use_sliding_window": true})", "use_sliding_window"},
+        {"mixtral", R"({"output_router_logits": true, "router_aux_loss_coef": -0.1})", "router_aux_loss_coef is -0.1"},
+        {"mixtral", R"({"router_jitter_noise": 0.1})", "router_jitter_noise asks for noise"},
+        {"gpt2", R"({"activation_function": "relu"})",
+         "activation_function is \"relu\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast"},
+        {"gpt2", R"({"scale_attn_weights": false})", "scale_attn_weights is false, which asks for another attention scale"},
+        {"gpt2", R"({"scale_attn_by_inverse_layer_idx": true})",
+         "scale_attn_by_inverse_layer_idx asks for another attention scale"},
+        {"gpt2", R"({"n_head": 6})", "n_embd 64 is not divisible by n_head 6"},
+        {"gpt2", R"({"n_head": 16})", "n_embd / n_head is 4 (n_embd 64, n_head 16), but must be a multiple of 8"},
+        {"gpt2", R"({"n_layer": 5000})", "n_layer is 5000"},
+        {"gpt2", R"({"layer_norm_epsilon": 0})", "layer_norm_epsilon is 0"},
+        {"gpt2", R"({"hidden_size": 32})", "hidden_size is another name of n_embd, which is 64\n  fix: n_embd alone"},
+        {"gpt2", R"({"num_hidden_layers": 4})", "num_hidden_layers is another name of n_layer"},
+        {"gpt2", R"({"num_attention_heads": 8})", "num_attention_heads is another name of n_head"},
+        {"gpt2", R"({"max_position_embeddings": 64})", "max_position_embeddings is another name of n_positions"},
+    };
+    for (const auto &[family, more, words] : readings)
+        expect_refused(with(family == std::string("gpt2") ? tiny_gpt2() : tiny(family), more), words);
     for (const char *field :
          {"num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size", "attn_logit_softcapping",
           "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
-          "partial_rotary_factor", "query_pre_attn_scalar", "clip_qkv", "attention_chunk_size"})
-        refused(one(field, "8"), field);
-    refused(R"({"quantization_config": {"quant_method": "awq"}})", "quantization_config asks for quantized weights");
-    refused(R"({"is_encoder_decoder": true})", "is_encoder_decoder");
-    refused(R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\"");
-    for (const std::string type : {"su", "proportional"}) {
-        refused(R"({"rope_scaling": {"factor": 2.0, "type": ")" + type + "\"}}", "rope_type is \"" + type);
-        refused(R"({"rope_parameters": {"factor": 2.0, "rope_type": ")" + type + "\"}}", "rope_type is \"" + type);
+          "partial_rotary_factor", "query_pre_attn_scalar", "clip_qkv", "attention_chunk_size", "add_cross_attention"})
+        expect_refused(with(tiny(), one(field, "8")), field);
+    for (const char *value :
+         {"0", "-1", "1.5", "\"64\"", "[64]", "true", "1e30", "18446744073709551615", "99999999999999999999999"}) {
+        for (const char *field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                                  "head_dim", "intermediate_size", "max_position_embeddings"})
+            expect_refused(with(tiny(), one(field, value)), field);
+        for (const char *field : {"vocab_size", "n_embd", "n_layer", "n_head", "n_inner", "n_positions"})
+            expect_refused(with(tiny_gpt2(), one(field, value)), field);
     }
-    refused(R"({"rope_parameters": {"partial_rotary_factor": 0.5}})", "rope_parameters.partial_rotary_factor");
-    refused(R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})", "rope_parameters.full_attention");
-    refused(R"({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}})", "rope_scaling.mrope_section");
-    refused(R"({"rope_scaling": "linear"})", "rope_scaling must be an object");
-    refused(R"({"rope_scaling": {"type": "linear"}})", "rope_scaling.factor is missing");
-    refused(R"({"rope_scaling": {"type": "linear", "factor": 0.5}})", "rope_scaling.factor is 0.5");
-    refused(R"({"rope_scaling": {"type": "linear", "factor": "2"}})", "rope_scaling.factor is \"2\"");
-    refused(R"({"rope_scaling": {"type": "llama3", "factor": 8}})", "rope_scaling.low_freq_factor is missing");
-    refused(R"({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}})",
-            "high_freq_factor");
-    refused(R"({"rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 1, "beta_slow": 2}})", "beta_fast");
-    refused(R"({"rope_scaling": {"type": "yarn", "factor": 8, "attention_factor": 0}})", "attention_factor");
-    refused(R"({"rope_theta": 0})", "rope_theta is 0");
-    refused(R"({"rope_theta": "10000"})", "rope_theta is \"10000\"");
-    refused(R"({"num_key_value_heads": 3})", "num_key_value_heads 3 does not divide");
-    refused(R"({"head_dim": 20})", "head_dim is 20");
-    refused(R"({"head_dim": 264})", "head_dim is 264");
-    refused(R"({"head_dim": null, "num_attention_heads": 6})", "hidden_size 64 is not divisible");
-    for (const char *field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                              "head_dim", "intermediate_size", "max_position_embeddings"})
-        for (const char *value :
-             {"0", "-1", "1.5", "\"64\"", "[64]", "true", "1e30", "18446744073709551615", "99999999999999999999999"})
-            refused(one(field, value), field);
     for (const char *field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"})
-        expect_refused(without(tiny(), field), std::string(field) + " is missing");
-    refused(R"({"hidden_size": 2000000000, "intermediate_size": 2000000000, "vocab_size": 2000000000})",
-            "parameters; is there a typing error?");
-    refused(R"({"num_hidden_layers": 2000000000})", "num_hidden_layers is 2000000000");
-    refused(R"({"rms_norm_eps": 0})", "rms_norm_eps is 0");
-    refused(R"({"rms_norm_eps": "1e-5"})", "rms_norm_eps");
-    refused(R"({"initializer_range": -1})", "initializer_range is -1");
-    refused(R"({"tie_word_embeddings": "true"})", "tie_word_embeddings");
-    refused(R"({"eos_token_id": -1})", "eos_token_id");
-    refused(R"({"eos_token_id": 100})", "eos_token_id is 100, beyond vocab_size 100");
-    refused(R"({"bos_token_id": 100})", "bos_token_id is 100");
+        expect_refused(with(tiny(), one(field, "null")), std::string(field) + " is missing");
     expect_refused(json::array(), "must be an object");
     expect_meaning(with(tiny(), R"({"bos_token_id": [], "eos_token_id": [], "embedding_multiplier": 1.0, "num_experts": null,
                                     "use_mrope": false})"),
@@ -646,6 +525,7 @@ TEST_F(Hf, RewardConfigIsWrittenForTransformers) {
     };
     EXPECT_EQ(written("qwen2", R"({"num_labels": 2, "tie_word_embeddings": true})"), with(tiny("qwen2"), labels));
     EXPECT_EQ(written("mistral", "{}")["architectures"][0], "MistralForSequenceClassification");
+    EXPECT_EQ(written("gemma3_text", "{}")["architectures"][0], "Gemma3TextForSequenceClassification");
     EXPECT_EQ(written("llama", R"({"eos_token_id": 7, "pad_token_id": 7})")["pad_token_id"], nullptr);
     EXPECT_EQ(written("llama", R"({"eos_token_id": [7, 8], "pad_token_id": 8})")["pad_token_id"], nullptr);
     EXPECT_EQ(written("llama", R"({"eos_token_id": [7, 8], "pad_token_id": 0})")["pad_token_id"], 0);

@@ -8,10 +8,7 @@
 
 namespace {
 
-Trained<CpuF32> trained(const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, int threads = 2,
-                        bool guards = false, bool poison = false) {
-    return {make_device<CpuF32>(threads), g, recompute, mode, guards, poison};
-}
+Trained<CpuF32> trained(const Golden &g, Mode mode = Mode::train) { return {make_device<CpuF32>(), g, Recompute::none, mode}; }
 
 struct Goldens : testing::TestWithParam<const char *> {};
 
@@ -19,11 +16,13 @@ struct Goldens : testing::TestWithParam<const char *> {};
 
 TEST_P(Goldens, LossEntropyAccuracy) { expect_loss_entropy_accuracy(make_device<CpuF32>(), Golden(GetParam())); }
 TEST_P(Goldens, Gradients) { expect_gradients(make_device<CpuF32>(), Golden(GetParam())); }
+TEST_P(Goldens, LogitsThroughTheCache) { expect_logits_through_the_cache(make_device<CpuF32>(), Golden(GetParam())); }
 TEST_P(Goldens, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), Golden(GetParam()), {5, 10}); }
 TEST_P(Goldens, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(make_device<CpuBf16>(), Golden(GetParam())); }
 TEST_P(Goldens, Bf16GradientAsGoodAsTransformers) {
     expect_bf16_gradient_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), Golden(GetParam()));
 }
+TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) { expect_same_bits_by_any_means(Golden(GetParam())); }
 TEST_P(Goldens, Preferences) { expect_preferences(make_device<CpuF32>(), GetParam()); }
 TEST_P(Goldens, RewardModel) { expect_reward_model(make_device<CpuF32>(), GetParam()); }
 TEST_P(Goldens, Bf16PreferencesAsGoodAsTransformers) {
@@ -38,67 +37,15 @@ TEST_P(Mixtures, GradientsWithAuxiliaryLoss) { expect_gradients(make_device<CpuF
 TEST_P(Mixtures, LossesOfTenStepsWithAuxiliaryLoss) { expect_losses(make_device<CpuF32>(), g, {5, 10}); }
 INSTANTIATE_TEST_SUITE_P(Families, Mixtures, testing::Values("qwen3_moe", "qwen2_moe", "mixtral"), family_name);
 
-// Every eighth position's logits, one token at a time through the key/value cache, several documents side by side.
-TEST_P(Goldens, LogitsThroughTheCache) {
-    const Golden g(GetParam());
-    Trained<CpuF32> t = trained(g, Recompute::none, Mode::generate, 2, false, true);
-    const std::vector<size_t> which = g.expected["logits_documents"];
-    const size_t V = g.config.V, prompt = 4;
-    const size_t pages = 4;  // of a sequence: golden.h
-    const auto slot = [&](size_t j, size_t position) {
-        return int32_t((j * pages + position / cache_page) * cache_page + position % cache_page);
-    };
-    double worst = 0, largest = 0;
-    for (size_t done = 0, n = prompt;; done += n, n = 1) {
-        std::vector<std::vector<int32_t>> next;
-        std::vector<size_t> members;
-        for (size_t j = 0; j < which.size(); j++) {
-            const auto &document = g.documents[which[j]];
-            if (done + n <= document.size())
-                next.emplace_back(document.begin() + ptrdiff_t(done), document.begin() + ptrdiff_t(done + n)),
-                    members.push_back(j);
-        }
-        if (next.empty()) break;
-        Row row = make_row(next);
-        CacheStep step{done == 0, std::vector<int32_t>(row.T, -1), {}, {}};
-        for (size_t j = 0; j < next.size(); j++)
-            for (size_t i = 0; i < n; i++) step.slots[row.doc_offsets[j] + i] = slot(members[j], done + i);
-        if (done) {
-            row.T = next.size();
-            for (size_t j = 0; j < next.size(); j++) {
-                row.doc_pos[j] = int32_t(done), step.length.push_back(int32_t(done + 1));
-                for (size_t p = 0; p < pages; p++) step.table.push_back(int32_t(members[j] * pages + p));
-            }
-            row.tokens.resize(row.T), row.doc_pos.resize(row.T), step.slots.resize(row.T);
-        }
-        t.model->generator().next_logits(row, step);
-        const std::vector<float> logits = t.model->generator().logits();
-        const size_t position = done + n - 1;
-        for (size_t j = 0; j < next.size(); j++) {
-            const float *want = g.logits_at(members[j], position);
-            if (!want || g.documents[which[members[j]]].size() > g.config.growing_positions()) continue;
-            for (size_t v = 0; v < V; v++) {
-                worst = std::max(worst, double(std::abs(logits[j * V + v] - want[v])));
-                largest = std::max(largest, double(std::abs(want[v])));
-                ASSERT_FALSE(std::isnan(logits[j * V + v]));
-            }
-        }
-    }
-    const double allowed = 2e-5 * largest;  // a few hundred roundings of 6e-8 relative to the largest logit
-    printf("  %-40s %.2g of %.2g allowed\n", "logits", worst, allowed);
-    EXPECT_LE(worst, allowed);
-}
-
 // How a step's samples are packed into rows, and in which order, changes only the order of sums.
 TEST_P(Goldens, PackingDoesNotMatter) {
     const Golden g(GetParam());
     Trained<CpuF32> t = trained(g);
     const double loss = t.loss_and_gradient(g, g.rows(6)), norm = t.model->gradient_norm();
-    for (size_t per_row : {1, 2, 3, 6})
-        for (bool backwards : {false, true}) {
-            expect_near_relative("loss, packed otherwise", t.loss_and_gradient(g, g.rows(per_row, backwards)), loss, 1e-6);
-            expect_near_relative("gradient norm, packed otherwise", t.model->gradient_norm(), norm, 1e-6);
-        }
+    for (const auto &[per_row, backwards] : {std::pair<size_t, bool>{1, false}, {2, true}, {6, true}}) {
+        expect_near_relative("loss, packed otherwise", t.loss_and_gradient(g, g.rows(per_row, backwards)), loss, 1e-6);
+        expect_near_relative("gradient norm, packed otherwise", t.model->gradient_norm(), norm, 1e-6);
+    }
 }
 
 // The first products of a step overwrite the gradients that they find, and all others are cleared before.
@@ -119,25 +66,6 @@ TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     rows.front() = Row{};  // as on a rank that has fewer rows than others
     EXPECT_EQ(step(rows), gradients);
     EXPECT_EQ(step({Row{}}), std::vector<float>(gradients.size()));
-}
-
-TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
-    const Golden g(GetParam());
-    Trained<CpuF32> reference = trained(g);
-    const double loss = reference.loss_and_gradient(g, g.rows(3));
-    auto expect_same = [&](const char *what, Trained<CpuF32> t) {
-        EXPECT_EQ(t.loss_and_gradient(g, g.rows(3)), loss) << what;
-        for (const Tensor &tensor : t.model->tensors())
-            EXPECT_TRUE(t.gradient(tensor) == reference.gradient(tensor)) << what << " " << tensor.name;
-        t.model->arena().check_guards();
-    };
-    expect_same("one thread", trained(g, Recompute::none, Mode::train, 1));
-    expect_same("cheap", trained(g, Recompute::cheap));
-    expect_same("layer", trained(g, Recompute::layer));
-    expect_same("guards", trained(g, Recompute::layer, Mode::train, 2, true));
-    for (Recompute r : {Recompute::none, Recompute::cheap, Recompute::layer})
-        expect_same("poison", trained(g, r, Mode::train, 2, false, true));
-    EXPECT_EQ(trained(g, Recompute::none, Mode::evaluate, 2, false, true).loss(g.rows(3)), loss) << "poison in an evaluation";
 }
 
 // Rows of several tiles of the feed-forward, the last of them not full. Two rows, so that the second adds to the gradients of the first.
@@ -219,7 +147,7 @@ TEST(Fp8Model, GenerationIsNotRounded) {
 // Noise in one document leaves the losses of the others as they were, bit for bit.
 TEST_P(Goldens, DocumentsDoNotLeak) {
     const Golden g(GetParam());
-    Trained<CpuF32> t = trained(g, Recompute::none, Mode::evaluate);
+    Trained<CpuF32> t = trained(g, Mode::evaluate);
     for (size_t noisy = 0; noisy < g.documents.size(); noisy++) {
         auto documents = g.documents;
         auto masks = g.masks;

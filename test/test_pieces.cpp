@@ -48,14 +48,6 @@ struct OffloadedPieces {
 
 }  // namespace
 
-TEST(ShardPieces, AreCutAtTheBordersOfUnits) {
-    OffloadedPieces p;
-    std::vector<size_t> begins, numbers;
-    p.each([&](size_t number, size_t begin, size_t) { numbers.push_back(number), begins.push_back(begin); });
-    EXPECT_EQ(numbers, std::vector<size_t>({0, 1, 2, 3, 4, 5, 6}));
-    EXPECT_EQ(begins, std::vector<size_t>({0, 104, 4200, 8296, 12392, 16488, 20008}));
-}
-
 // A pass through the shard adds to all elements, and another one to the elements of some pieces; in between, one piece is changed alone.
 TEST(ShardPieces, ComeBackAsTheyLeft) {
     OffloadedPieces p;
@@ -83,17 +75,4 @@ TEST(ShardPieces, ComeBackAsTheyLeft) {
     p.pieces.open(3);
     for (size_t i = 0; i < 4096; i++) ASSERT_EQ(p.floats[i], want[8296 + i]) << i;
     p.arena->check_guards();
-}
-
-TEST(ShardPieces, WithoutAStoreAreAllOfTheShard) {
-    ShardPieces none;
-    EXPECT_FALSE(none.any());
-    size_t calls = 0;
-    none.in_pieces(17, 100, [&](size_t number, size_t first, size_t n) {
-        calls++;
-        EXPECT_EQ(std::vector({number, first, n}), std::vector<size_t>({0, 0, 100}));
-    });
-    EXPECT_EQ(calls, 1);
-    none.open(0), none.keep(), none.reach(0), none.finish();
-    EXPECT_EQ(none.begin(), 0);
 }

@@ -1,4 +1,6 @@
 // The matrix of splits, on ranks that are threads: rank_cases.h. Bytes sent and held, by the formulas of ring.h and zero.h.
+#include <map>
+
 #include "../llmc/model/prediction.h"
 #include "late_comm.h"
 #include "models.h"
@@ -20,15 +22,6 @@ RankResult on_threads(
     return result;
 }
 
-// The gradients, and by the next loss the updated parameters.
-void expect_same_bits(const std::string &what, const RankResult &got, const RankResult &want) {
-    SCOPED_TRACE(what);
-    EXPECT_EQ(got.loss, want.loss);
-    EXPECT_EQ(got.norm, want.norm);
-    EXPECT_EQ(got.next_loss, want.next_loss);
-    EXPECT_EQ(got.gradient, want.gradient);
-}
-
 // Options of case `number`, drawn one after the other.
 class Picks {
     Random random_;
@@ -42,224 +35,130 @@ class Picks {
     }
 };
 
-// On floats or on bf16.
-RankResult on_threads(bool half, const RankCase &c, RankModel model, bool late,
-                      const std::function<void(ModelLimits &)> &change) {
-    return half ? on_threads<CpuBf16>(c, model, late, change) : on_threads<CpuF32>(c, model, late, change);
-}
-
-const auto bf16_gradients = [](ModelLimits &limits) { limits.bf16_gradients = true; };
-
 }  // namespace
 
 struct Matrix : testing::TestWithParam<size_t> {};
 struct SlowMatrix : Matrix {};
 
-static void expect_one_ranks_results(const std::vector<RankCase> &cases) {
-    RankResult want[rank_models];
-    for (RankModel model : {untied, tied, gpt2}) want[model] = one_rank(make_device<CpuF32>(2), model);
+using ModelAndLoss = std::pair<RankModel, Task>;
+static const std::vector<ModelAndLoss> language_models = {{untied, SFT}, {tied, SFT}, {gpt2, SFT}};
+
+// The models take turns, so that each meets every stage with every number of micro-steps.
+static void expect_one_ranks_results(const std::vector<RankCase> &cases, const std::vector<ModelAndLoss> &models) {
+    std::map<ModelAndLoss, RankResult> want;
+    for (const auto &[model, task] : models) want[{model, task}] = one_rank(make_device<CpuF32>(2), model, task);
     size_t number = 0;
-    for (const RankCase &c : cases) {
-        const RankModel model = rank_model_of(number++);
-        check_rank_result(c.name(), on_threads<CpuF32>(c, model), want[model]);
+    for (RankCase c : cases) {
+        const ModelAndLoss &of = models[(number + number / models.size()) % models.size()];
+        c.task = of.second, number++;
+        check_rank_result(c.name(), on_threads<CpuF32>(c, of.first), want[of]);
     }
-}
-static void expect_one_ranks_experts(const std::vector<RankCase> &cases) {
-    const RankResult want = one_rank(make_device<CpuF32>(2), experts);
-    for (const RankCase &c : cases) check_rank_result(c.name(), on_threads<CpuF32>(c, experts), want);
 }
 
 TEST_P(Matrix, EqualsOneRank) {
     const auto cases = rank_cases(GetParam());
-    expect_one_ranks_results(GetParam() > 4 ? third_of(cases) : cases);
+    expect_one_ranks_results(GetParam() > 2 ? third_of(cases) : cases, language_models);
 }
-TEST_P(SlowMatrix, EqualsOneRank) { expect_one_ranks_results(rank_cases(GetParam())); }
-
-TEST_P(Matrix, GroupsEqualOneRank) {
-    size_t number = 0;
-    for (const RankCase &c : group_cases(GetParam())) {
-        const RankModel model = RankModel(number++ % rank_models);
-        check_rank_result(c.name(), on_threads<CpuF32>(c, model), one_rank(make_device<CpuF32>(2), model));
-    }
-}
-
-TEST_P(Matrix, Bf16LossIsNear) {
-    const double want = one_rank(make_device<CpuBf16>(2), tied).loss;
-    for (const RankCase &c : rank_cases(GetParam()))
-        if (c.stage == 2 && c.micro_steps == 3) {
-            EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
-        }
-}
+TEST_P(SlowMatrix, EqualsOneRank) { expect_one_ranks_results(rank_cases(GetParam()), language_models); }
+TEST_P(Matrix, GroupsEqualOneRank) { expect_one_ranks_results(group_cases(GetParam()), language_models); }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Values(1, 2, 3, 4, 6, 8), testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(Worlds, SlowMatrix, testing::Values(6, 8), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Worlds, SlowMatrix, testing::Values(3, 4, 6, 8), testing::PrintToStringParamName());
 
 // Losses of documents, as in dpo and rm: all ranks of a ring begin the backward pass from the values of its whole row. The masks of dropout do not
 // depend on ranks and rows either.
 TEST(Ranks, LossesOfDocumentsAdaptersAndNormsBehindEqualOneRanks) {
-    const std::vector<std::pair<RankModel, Task>> kinds[] = {
-        {{tied, DPO}, {untied, RM}}, {{adapted, RM}, {adapted, SFT}, {adapted, SFT}}, {{norm_after, SFT}, {experts, SFT}}};
-    for (const auto &models : kinds) {
-        std::vector<RankResult> want;
-        for (const auto &[model, task] : models) want.push_back(one_rank(make_device<CpuF32>(2), model, task));
-        size_t number = 0;
-        for (RankCase c : third_of(rank_cases(4))) {
-            const size_t i = number++ % models.size();
-            c.task = models[i].second;
-            check_rank_result(c.name(), on_threads<CpuF32>(c, models[i].first), want[i]);
-        }
-    }
+    for (const std::vector<ModelAndLoss> &models : {std::vector<ModelAndLoss>{{tied, DPO}, {untied, RM}, {adapted, RM}},
+                                                    {{adapted, SFT}, {norm_after, SFT}, {experts, SFT}}})
+        expect_one_ranks_results(third_of(rank_cases(4)), models);
 }
 
-TEST(Ranks, DividedExpertsEqualOneRank) { expect_one_ranks_experts(third_of(expert_cases())); }
-TEST(SlowRanks, DividedExpertsEqualOneRank) { expect_one_ranks_experts(expert_cases()); }
+TEST(Ranks, DividedExpertsEqualOneRank) { expect_one_ranks_results(third_of(expert_cases()), {{experts, SFT}}); }
+TEST(SlowRanks, DividedExpertsEqualOneRank) { expect_one_ranks_results(expert_cases(), {{experts, SFT}}); }
 
-// Wherever the weights lie, sums are taken of the same numbers in the same order.
-TEST(Ranks, Stage3GivesTheBitsOfStage2) {
-    for (uint32_t number = 0; number < 30; number++) {
-        Picks pick(3, number);
-        RankCase c{};
-        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u, 3u), c.micro_steps = pick(1u, 2u, 3u);
-        if (c.world == 1) c.world = 2;
-        c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
-        c.task = pick(SFT, SFT, DPO, RM);
-        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2);
-        const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
-        const size_t tile = pick(0u, 1u), bucket_bytes = pick(4096u, 1u << 30);
-        const bool half = pick(0, 1), late = pick(0, 1);
-        const auto run = [&](int stage) {
-            c.stage = stage;
-            const auto change = [&](ModelLimits &limits) {
-                limits.recompute = recompute, limits.tile_tokens = tile, limits.ranks.bucket_bytes = bucket_bytes;
-            };
-            return on_threads(half, c, model, late && stage == 3, change);
-        };
-        const RankResult two = run(2);
-        expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(3), two);
-        EXPECT_GT(two.norm, 0);
-    }
+TEST(Ranks, Bf16LossIsNear) {
+    const double want = one_rank(make_device<CpuBf16>(2), tied).loss;
+    for (const RankCase &c : third_of(rank_cases(4)))
+        EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
 }
 
-// Gradients stored in bf16 are the float gradients, each rounded once, by less than 2^-7 of itself. (A tied embedding's, as in gpt2, are also rounded as
-// the head's, which may be larger than the sum.)
-TEST(Ranks, Bf16GradientsAreRoundedOnce) {
-    for (RankModel model : {untied, gpt2, adapted}) {
-        const RankResult want = one_rank(make_device<CpuF32>(2), model);
-        for (const auto &[world, stage] : {std::pair{1u, 0}, {2u, 0}, {2u, 1}, {3u, 2}, {3u, 3}}) {
-            const RankCase c{world, 1, SpMode::ring, 6, stage, 1};
-            const RankResult got = on_threads<CpuF32>(c, model, false, bf16_gradients);
-            SCOPED_TRACE(c.name());
-            EXPECT_NEAR(got.loss, want.loss, 1e-6 * want.loss);
-            EXPECT_LT(got.next_loss, want.loss);
-            double squares = 0;
-            for (size_t i = 0; i < want.gradient.size(); i++) {
-                const double g = want.gradient[i], noise = 1e-5 * want.norm;  // of float, as in check_rank_result
-                if (model != gpt2) {
-                    ASSERT_LE(std::abs(got.gradient[i] - g), 0x1p-7 * std::abs(g) + noise) << i;
-                }
-                ASSERT_EQ(got.gradient[i], float(bf16(got.gradient[i]))) << i;
-                squares += std::pow(double(got.gradient[i]), 2);
-            }
-            EXPECT_NEAR(got.norm, std::sqrt(squares), 1e-12 * got.norm);
-        }
-    }
-}
-
-// Micro-steps, rings, losses of documents, tied embeddings, late messages, tiles and recomputation: where sums are taken of the same numbers in the same order,
-// they are rounded by the same bits.
-TEST(Ranks, Bf16GradientsHaveTheSameBitsAtStages2And3) {
-    for (const RankCase &of : {RankCase{3, 1, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 2, 2, 24, DPO}})
-        for (RankModel model : {untied, tied, gpt2}) {
-            RankCase c = of;
-            if (model == tied) c.group = c.world == 4 ? 2 : 0;
-            const auto run = [&](int stage, bool late, Recompute recompute, size_t tile) {
-                c.stage = stage;
-                return on_threads<CpuBf16>(c, model, late, [&](ModelLimits &limits) {
-                    limits.bf16_gradients = true, limits.recompute = recompute, limits.tile_tokens = tile;
-                });
-            };
-            const RankResult two = run(2, false, Recompute::none, 0);
-            expect_same_bits(c.name(), run(3, true, Recompute::layer, 1), two);
-            EXPECT_GT(two.norm, 0);
-        }
-}
-
-// A row's gradients at stage 0 and 1 are kept in each rank's own bf16 until the last micro-step.
-TEST(Ranks, Bf16GradientsOfSeveralMicroStepsAreNear) {
-    for (RankModel model : {untied, tied, gpt2}) {
-        const RankResult want = one_rank(make_device<CpuF32>(2), model);
-        for (int stage : {0, 1, 2}) {
-            const RankCase c{2, 1, SpMode::ring, 6, stage, 3};
-            const RankResult got = on_threads<CpuF32>(c, model, false, bf16_gradients);
-            SCOPED_TRACE(c.name());
-            double error = 0, squares = 0;
-            for (size_t i = 0; i < want.gradient.size(); i++)
-                error += std::pow(got.gradient[i] - double(want.gradient[i]), 2),
-                    squares += std::pow(double(want.gradient[i]), 2);
-            // Six rows of about the same size have gradients that add up. At most 12 roundings, each with a deviation of at most 2^-8 of a part of the sum.
-            EXPECT_LE(std::sqrt(error), std::sqrt(12) * 0x1p-8 * std::sqrt(squares));
-            EXPECT_GT(error, 0);
-        }
-    }
-}
-
-// Wherever activations, moments and weights are stored between the ops that need them, and for any size of pieces.
-TEST(Ranks, OffloadingChangesNoBit) {
-    for (uint32_t number = 0; number < 49; number++) {
+// Where weights, moments and activations are stored between the ops that need them, in pieces of any size, when messages arrive, and whether anomalies are looked
+// for changes no bit: sums are taken of the same numbers in the same order. Dead arrays are NaN, so that nothing is read too early or too late.
+TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
+    for (uint32_t number = 0; number < 56; number++) {
         Picks pick(4, number);
+        const uint32_t what = number % 8;
         RankCase c{};
-        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u), c.micro_steps = pick(1u, 2u, 3u), c.stage = pick(0, 1, 2, 3);
+        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u, c.sp < 3 ? 3u : 1u), c.micro_steps = pick(1u, 2u, 3u);
+        c.stage = what ? pick(0, 1, 2, 3) : 3;
         c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
         c.task = pick(SFT, SFT, DPO, RM);
-        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts);
-        const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
-        const Moments moments = pick(Moments::f32, Moments::bf16, Moments::blockwise);
-        const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
-        const bool half = pick(0, 1), rounds = pick(0, 1);
         if (pick(0, 1) && c.stage > 0 && c.world > 2 && c.world % 2 == 0) c.group = 2;
-        const bool late = pick(0, 1) && c.micro_steps > 1;  // each rank has a row after an update, and waits for gathered weights
-        const uint32_t what = number % 7 + 1;
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts);
+        ModelLimits drawn;
+        drawn.recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
+        drawn.tile_tokens = pick(0u, 1u), drawn.ranks.bucket_bytes = pick(4096u, 1u << 30);
+        drawn.bf16_gradients = pick(0, 1), drawn.muon = what < 2 && pick(0, 1);
+        drawn.moments = pick(Moments::f32, Moments::bf16, drawn.muon ? Moments::f32 : Moments::blockwise);
         const Offload offload{.activations = (what & 1) > 0,
                               .optimizer = (what & 2) > 0,
                               .weights = (what & 4) > 0,
                               .dir = testing::TempDir(),
-                              .piece = piece};
-        const auto run = [&](bool offloaded) {
+                              .piece = pick(1u, 10000u, 1u << 30)};
+        const bool half = pick(0, 1), looks = pick(0, 1);
+        const bool late = pick(0, 1) && c.micro_steps > 1;  // each rank has a row after an update, and waits for gathered weights
+        const auto run = [&](int stage, bool changed) {
+            RankCase own = c;
+            own.stage = stage, own.looks = changed && looks;
             const auto change = [&](ModelLimits &limits) {
-                limits.recompute = recompute, limits.tile_tokens = tile, limits.moments = moments;
-                limits.bf16_gradients = rounds;
-                if (offloaded) limits.offload = offload;
+                limits.recompute = drawn.recompute, limits.tile_tokens = drawn.tile_tokens, limits.moments = drawn.moments;
+                limits.ranks.bucket_bytes = drawn.ranks.bucket_bytes;
+                limits.bf16_gradients = drawn.bf16_gradients, limits.muon = drawn.muon;
+                if (changed) limits.offload = offload;
             };
-            return on_threads(half, c, model, late && offloaded, change);
+            return half ? on_threads<CpuBf16>(own, model, changed && late, change)
+                        : on_threads<CpuF32>(own, model, changed && late, change);
         };
-        const RankResult want = run(false);
-        expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(true), want);
+        SCOPED_TRACE(format("case %u, %s, model %d", number, c.name().c_str(), int(model)));
+        const RankResult got = run(c.stage, true), want = run(std::min(c.stage, 2), false);
+        EXPECT_EQ(got.loss, want.loss);
+        EXPECT_EQ(got.norm, want.norm);
+        EXPECT_EQ(got.gradient, want.gradient);
+        EXPECT_EQ(got.next_loss, want.next_loss);  // of the updated parameters
         EXPECT_GT(want.norm, 0);
     }
 }
 
-// Any part of a matrix on a rank gives the same update, also with replicas. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. Squares of the
-// norm are summed by bucket and rank, so the head is one bucket here, and stage 0 is left out.)
-TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
-    for (RankModel model : {untied, tied, gpt2, adapted, norm_after, experts})
-        for (size_t group : {0, 2}) {
-            RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, 1, 1};
-            c.group = group;
-            const auto run = [&](int stage, bool half) {
-                c.stage = stage;
-                const auto change = [](ModelLimits &limits) { limits.muon = true, limits.ranks.bucket_bytes = 1 << 20; };
-                const bool late = stage == 3 && model != adapted;
-                return half ? on_threads<CpuBf16>(c, model, late, change) : on_threads<CpuF32>(c, model, late, change);
-            };
-            const bool is_tied = model == tied || model == gpt2;
-            for (bool half : {false, true}) {
-                const RankResult want = run(2, half);
-                for (int stage : {1, 3})
-                    if (stage == 3 || !is_tied)
-                        expect_same_bits(format("%s, model %d", c.name().c_str(), int(model)), run(stage, half), want);
-                EXPECT_GT(want.norm, 0);
+// Gradients stored in bf16 are near the float gradients. In one micro-step each is rounded once, by less than 2^-7 of itself. (A tied embedding's, as in gpt2, are
+// also rounded as the head's, which may be larger than the sum.) In several, a row's gradients at stage 0 and 1 are kept in each rank's own bf16 until the last.
+TEST(Ranks, Bf16GradientsAreNear) {
+    struct Split {
+        size_t world, micro_steps;
+        int stage;
+    };
+    for (RankModel model : {untied, tied, gpt2, adapted}) {
+        const RankResult want = one_rank(make_device<CpuF32>(2), model);
+        for (const auto &[world, micro_steps, stage] :
+             {Split{1, 1, 0}, {2, 1, 0}, {2, 1, 1}, {3, 1, 2}, {3, 1, 3}, {2, 3, 0}, {2, 3, 1}, {2, 3, 2}}) {
+            const RankCase c{world, 1, SpMode::ring, 6, stage, micro_steps};
+            const RankResult got = on_threads<CpuF32>(c, model, false, [](ModelLimits &limits) { limits.bf16_gradients = true; });
+            SCOPED_TRACE(c.name());
+            EXPECT_NEAR(got.loss, want.loss, 1e-6 * want.loss);
+            EXPECT_LT(got.next_loss, want.loss);
+            const bool once = micro_steps == 1 && (model == untied || model == adapted);
+            double error = 0, squares = 0, norm = 0;
+            for (size_t i = 0; i < want.gradient.size(); i++) {
+                ASSERT_EQ(got.gradient[i], float(bf16(got.gradient[i]))) << i;
+                const double g = want.gradient[i], off = std::abs(got.gradient[i] - g), noise = 1e-5 * want.norm;  // of float
+                ASSERT_TRUE(!once || off <= 0x1p-7 * std::abs(g) + noise) << i;
+                error += off * off, squares += g * g, norm += double(got.gradient[i]) * got.gradient[i];
             }
+            // Six rows of about the same size have gradients that add up. At most 12 roundings, each with a deviation of at most 2^-8 of a part of the sum.
+            EXPECT_LE(std::sqrt(error), std::sqrt(12) * 0x1p-8 * std::sqrt(squares));
+            EXPECT_GT(error, 0);
+            EXPECT_NEAR(got.norm, std::sqrt(norm), 1e-12 * got.norm);
         }
+    }
 }
 
 // Sums in another order make other roundings, which the iteration makes larger where a gradient hardly points.
@@ -302,54 +201,9 @@ TEST(Ranks, ThePlanOfOffloading) {
     EXPECT_LE(in_pieces, all - 8 * shard + windows + 40 * page);
 }
 
-// Sums and gathers that end at the last moment, while dead arrays are NaN: nothing uses their memory before, or reads it too early.
-TEST(Ranks, MessagesMayBeLate) {
-    for (RankModel model : {untied, tied, gpt2})
-        for (int stage : {1, 2, 3})
-            for (size_t group : {0, 2}) {
-                RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, stage, 2};
-                c.group = group;
-                expect_same_bits(c.name(), on_threads<CpuF32>(c, model, true), on_threads<CpuF32>(c, model));
-            }
-}
-
-// Also where a buffer begins with the sums of earlier micro-steps, and where other ranks send while this one looks.
-TEST(Ranks, LookingForAnomaliesChangesNoBit) {
-    for (int stage : {1, 2, 3}) {
-        RankCase c{2, 1, SpMode::ring, 6, stage, 3};
-        const RankResult want = on_threads<CpuF32>(c, tied);
-        c.looks = true;
-        expect_same_bits(c.name(), on_threads<CpuF32>(c, tied, stage == 3), want);
-    }
-}
-
 // ---- bytes sent ------------------------------------------------------------------------------------------------------------------------
 
 namespace {
-
-// Counts the bytes that ranks that divide experts send each other: rows, and numbers of rows.
-class ExpertBytes final : public WrappedComm {
-    const std::unique_ptr<Comm> own_;
-    size_t &bytes_;
-
-  public:
-    ExpertBytes(Comm &comm, size_t &bytes) : WrappedComm(comm), bytes_(bytes) {}
-    ExpertBytes(std::unique_ptr<Comm> comm, size_t &bytes) : WrappedComm(*comm), own_(std::move(comm)), bytes_(bytes) {}
-
-  protected:
-    void do_exchange_all(const std::vector<Slice> &send, const std::vector<Slice> &recv) override {
-        const size_t of_rank = send.size() / size_t(size);
-        for (size_t i = 0; i < send.size(); i++) bytes_ += i / of_rank == size_t(rank) ? 0 : send[i].bytes();
-        WrappedComm::do_exchange_all(send, recv);
-    }
-    void do_all_gather(Slice send, Slice recv) override {
-        if (send.type == SliceType::i32) bytes_ += size_t(size - 1) * send.bytes();
-        WrappedComm::do_all_gather(send, recv);
-    }
-    std::unique_ptr<Comm> do_split(int color, int key) override {
-        return std::make_unique<ExpertBytes>(WrappedComm::do_split(color, key), bytes_);
-    }
-};
 
 // Rows of one document each, of 64 tokens for each rank of a ring; KV heads that ulysses deals out evenly; whole documents in all layers.
 struct Sending {
@@ -401,9 +255,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     std::vector<Payload> sent(c.world);
     run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
         const ContextPtr ctx = make_context();
-        size_t of_experts = 0;
-        ExpertBytes counting(comm, of_experts);
-        Mesh mesh(c.experts > 1 ? counting : comm, int(c.sp), int(c.group), int(c.experts));
+        Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts));
         ModelLimits own = limits;
         own.ranks.rank = size_t(comm.rank);
         const auto made = make_model(Dev{1, ctx.get()}, config, own);
@@ -416,7 +268,6 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
         model.gradient_norm();
         model.update({1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1});
         sent[size_t(comm.rank)] = model.take_sent();
-        EXPECT_EQ(sent[size_t(comm.rank)].experts, of_experts);
         return 0;
     });
     Payload sum;
@@ -459,7 +310,7 @@ TEST(Ranks, AttentionSendsWhatRingHSays) {
 }
 
 TEST(Ranks, ZeroSendsWhatIsPredicted) {
-    for (size_t world : {2, 3, 4})
+    for (size_t world : {2, 3})
         for (int stage : {0, 1, 2, 3})
             for (RankModel model : {untied, tied}) {
                 Sending s{{world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};

@@ -2,7 +2,6 @@
 #include "../llmc/parallel/split.h"
 
 #include <limits>
-#include <mutex>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -19,21 +18,6 @@ static AttentionCost cost_of_8b(double bandwidth) { return {32, 8, 128, 2, 400e1
 
 // ---- mesh
 
-TEST(Mesh, RanksOfARingAreNeighbours) {
-    std::mutex mutex;
-    std::set<std::vector<int>> seen;
-    run_threads(6, {}, [&](Comm &world) {
-        Mesh mesh(world, 3);
-        const int first = int(mesh.ring->sum(double(world.rank))) / 3 - 1;  // of three neighbours
-        const std::lock_guard lock(mutex);
-        seen.insert({world.rank, mesh.dp, mesh.sp, mesh.dp_rank, mesh.sp_rank, mesh.ring->size, mesh.ring->rank, first});
-        return 0;
-    });
-    std::set<std::vector<int>> want;
-    for (int r = 0; r < 6; r++) want.insert({r, 2, 3, r / 3, r % 3, 3, r % 3, r / 3 * 3});
-    EXPECT_EQ(seen, want);
-}
-
 TEST(Mesh, NamesTheSizesThatDivide) {
     SelfComm one;
     EXPECT_EQ(Mesh(one, 1).ring->size, 1);
@@ -47,33 +31,24 @@ TEST(Mesh, NamesTheSizesThatDivide) {
     for (int size : {0, 5, 24}) expect("expert_parallel", size, 1, 0, "1, 2, 3, 4, 6, 12", size);
 }
 
-// Eight ranks in groups of four: rows of experts are 0 1 | 2 3 | 4 5 | 6 7, and ranks 5 and 7 of the second group have the same ones.
-TEST(Mesh, ExpertsAreDividedAmongNeighboursWithinGroups) {
+// Eight ranks in rings of two and in groups of four: 0 1 | 2 3 || 4 5 | 6 7. Experts are divided as rings are; ranks 5 and 7 have the same ones. The replicas of
+// rank 3 are 3 and 7.
+TEST(Mesh, GroupsAreNeighboursAndReplicasTheSameRanksOfOthers) {
     run_threads(8, {}, [](Comm &world) {
-        const Mesh mesh(world, 1, 4, 2);
-        const int row = world.rank / 2 * 2, column = world.rank / 4 * 4 + world.rank % 2;
-        EXPECT_EQ(mesh.shards.experts->gather(world.rank), (std::vector{row, row + 1}));
-        EXPECT_EQ(mesh.shards.same_experts->gather(world.rank), (std::vector{column, column + 2}));
+        const Mesh mesh(world, 2, 4, 2), one(world, 1, 8);
+        using Members = std::vector<int>;
+        const int r = world.rank, pair = r / 2 * 2, column = r / 4 * 4 + r % 2;
+        EXPECT_EQ(mesh.ring->gather(r), (Members{pair, pair + 1}));
+        EXPECT_EQ((Members{mesh.dp, mesh.sp, mesh.dp_rank, mesh.sp_rank}), (Members{4, 2, r / 2, r % 2}));
+        EXPECT_EQ(mesh.shards.group.gather(r), (Members{r / 4 * 4, r / 4 * 4 + 1, r / 4 * 4 + 2, r / 4 * 4 + 3}));
+        EXPECT_EQ(mesh.shards.replicas->gather(r), (Members{r % 4, r % 4 + 4}));
+        EXPECT_EQ(mesh.shards.rank(), size_t(r));
+        EXPECT_EQ(mesh.shards.experts->gather(r), (Members{pair, pair + 1}));
+        EXPECT_EQ(mesh.shards.same_experts->gather(r), (Members{column, column + 2}));
         EXPECT_EQ(&mesh.shards.of(true), mesh.shards.same_experts);
         EXPECT_EQ(&mesh.shards.of(false), &mesh.shards.group);
-        EXPECT_EQ(Mesh(world, 1).shards.experts, nullptr);
-        return 0;
-    });
-}
-
-// Six ranks in groups of two: 0 1 | 2 3 | 4 5. The replicas of rank 3 are 1, 3 and 5.
-TEST(Mesh, GroupsAreNeighboursAndReplicasTheSameRanksOfOthers) {
-    run_threads(6, {}, [](Comm &world) {
-        const Mesh mesh(world, 1, 2);
-        EXPECT_EQ(mesh.shards.group.size, 2);
-        EXPECT_EQ(mesh.shards.group.rank, world.rank % 2);
-        EXPECT_EQ(mesh.shards.replicas->size, 3);
-        EXPECT_EQ(mesh.shards.replicas->rank, world.rank / 2);
-        EXPECT_EQ(mesh.shards.rank(), size_t(world.rank));
-        EXPECT_EQ(mesh.shards.group.gather(world.rank), (std::vector{world.rank / 2 * 2, world.rank / 2 * 2 + 1}));
-        const Mesh one(world, 1, 6);
         EXPECT_EQ(&one.shards.group, &world);
-        EXPECT_EQ(one.shards.replicas, nullptr);
+        EXPECT_TRUE(one.shards.replicas == nullptr && one.shards.experts == nullptr);
         return 0;
     });
 }

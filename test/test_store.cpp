@@ -15,16 +15,13 @@ namespace {
 
 constexpr double patience = 60;
 
-struct Directory {
-    const std::string path = ::testing::TempDir() + "store." + std::to_string(getpid());
-    Directory() { fs::create_directories(path); }
-    ~Directory() { fs::remove_all(path); }
-    size_t files() const { return size_t(std::distance(fs::directory_iterator(path), fs::directory_iterator())); }
+struct StoreTest : TemporaryDirectory {
+    size_t files() const { return size_t(std::distance(fs::directory_iterator(dir), fs::directory_iterator())); }
 
     std::string open_file() const {  // of this process in the directory, by which a test reaches a file without a name
         for (const auto &entry : fs::directory_iterator("/proc/self/fd")) {
             std::error_code gone;
-            if (fs::read_symlink(entry.path(), gone).string().starts_with(path)) return entry.path();
+            if (fs::read_symlink(entry.path(), gone).string().starts_with(dir)) return entry.path();
         }
         return "";
     }
@@ -46,15 +43,14 @@ struct Array {  // aligned as in an arena
 }  // namespace
 
 // More arrays than places, copied out and back in a random order, of sizes around a block's.
-TEST(Store, WhatLeavesComesBack) {
-    const Directory dir;
+TEST_F(StoreTest, WhatLeavesComesBack) {
     const size_t block = size_t(8) << 20,
                  sizes[] = {store_alignment, block - store_alignment, block, block + store_alignment, 2 * block};
     std::vector<size_t> places;
     size_t bytes = 0;
     for (size_t size : sizes) places.push_back(bytes), bytes += size;
-    const auto store = make_disk_store(dir.path, bytes, patience);
-    EXPECT_EQ(dir.files(), 0) << "a file that a crash would leave behind";
+    const auto store = make_disk_store(dir, bytes, patience);
+    EXPECT_EQ(files(), 0) << "a file that a crash would leave behind";
     const Random random{7, Purpose::test, 0};
     for (uint32_t round = 0; round < 12; round++) {
         const size_t i = random.below(round, std::size(sizes));
@@ -69,14 +65,13 @@ TEST(Store, WhatLeavesComesBack) {
     store->wait(bytes + 1);  // a place that nothing has left for: there is nothing to wait for
 }
 
-TEST(Store, TheFileIsReservedAndNothingIsLeftAfterAKill) {
-    const Directory dir;
+TEST_F(StoreTest, TheFileIsReservedAndNothingIsLeftAfterAKill) {
     int ready[2];
     ASSERT_EQ(pipe(ready), 0);
     const pid_t child = fork();
     if (child == 0) {
-        const auto store = make_disk_store(dir.path, size_t(32) << 20, patience);
-        const char yes = fs::file_size(dir.open_file()) == size_t(32) << 20 ? 'y' : 'n';
+        const auto store = make_disk_store(dir, size_t(32) << 20, patience);
+        const char yes = fs::file_size(open_file()) == size_t(32) << 20 ? 'y' : 'n';
         if (write(ready[1], &yes, 1) != 1) _exit(1);
         for (;;) pause();
     }
@@ -86,43 +81,40 @@ TEST(Store, TheFileIsReservedAndNothingIsLeftAfterAKill) {
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
     close(ready[0]), close(ready[1]);
-    EXPECT_EQ(dir.files(), 0);
+    EXPECT_EQ(files(), 0);
 }
 
-TEST(Store, DamageIsFound) {
-    const Directory dir;
-    const auto store = make_disk_store(dir.path, size_t(16) << 20, patience);
+TEST_F(StoreTest, DamageIsFound) {
+    const auto store = make_disk_store(dir, size_t(16) << 20, patience);
     Array out(size_t(12) << 20), in(out.bytes);
     out.fill(3);
     store->offload(0, out.data.get(), out.bytes), store->wait(0);
     {
-        std::fstream file(dir.open_file(), std::ios::in | std::ios::out | std::ios::binary);
+        std::fstream file(open_file(), std::ios::in | std::ios::out | std::ios::binary);
         file.seekp((size_t(9) << 20) + 17).put('x').flush();
         ASSERT_TRUE(file.good());
     }
     store->prefetch(0, in.data.get(), in.bytes);
     expect_error([&] { store->wait(0); },
-                 {dir.path + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
+                 {dir + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
                   "fix: --offload_dir on another disk"});
 }
 
-TEST(Store, AFileThatWasCutOffIsFound) {
-    const Directory dir;
-    const auto store = make_disk_store(dir.path, size_t(16) << 20, patience);
+TEST_F(StoreTest, AFileThatWasCutOffIsFound) {
+    const auto store = make_disk_store(dir, size_t(16) << 20, patience);
     Array out(size_t(12) << 20), in(out.bytes);
     store->offload(0, out.data.get(), out.bytes), store->wait(0);
-    fs::resize_file(dir.open_file(), size_t(4) << 20);
+    fs::resize_file(open_file(), size_t(4) << 20);
     store->prefetch(0, in.data.get(), in.bytes);
-    expect_error([&] { store->wait(0); }, {dir.path + ": cannot read the offloaded arrays: the file was cut off"});
+    expect_error([&] { store->wait(0); }, {dir + ": cannot read the offloaded arrays: the file was cut off"});
 }
 
-TEST(Store, ADirectoryThatCannotHoldItIsRefused) {
-    const Directory dir;
-    expect_error([&] { make_disk_store(dir.path + "/none", 4096, patience); },
-                 {dir.path + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
-    std::ofstream(dir.path + "/file") << "text";
-    expect_error([&] { make_disk_store(dir.path + "/file", 4096, patience); }, {"cannot create a file", "Not a directory"});
-    expect_error([&] { make_disk_store(dir.path, size_t(1) << 50, patience); },
-                 {dir.path + ": there is no room for the 1048576.00 GiB that --offload needs", "are free",
+TEST_F(StoreTest, ADirectoryThatCannotHoldItIsRefused) {
+    expect_error([&] { make_disk_store(dir + "/none", 4096, patience); },
+                 {dir + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
+    put("file", "text");
+    expect_error([&] { make_disk_store(dir + "/file", 4096, patience); }, {"cannot create a file", "Not a directory"});
+    expect_error([&] { make_disk_store(dir, size_t(1) << 50, patience); },
+                 {dir + ": there is no room for the 1048576.00 GiB that --offload needs", "are free",
                   "fix: --offload_dir on a larger disk"});
 }

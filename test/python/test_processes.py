@@ -396,15 +396,6 @@ def test_a_rank_may_be_started_again_before_all_have_come():
     expect_done(all_of(ends([first, *(start("agreement", rank, 3, address) for rank in [1, 2])])), "3 ranks: agreement")
 
 
-MATRIX = ROOT / "build/test/processes/test_ranks_mpi"
-
-
-@pytest.mark.parametrize("np, cases", [(2, 12), (3, 10), (4, 26), pytest.param(6, 30, marks=pytest.mark.slow),
-                                       pytest.param(8, 26, marks=pytest.mark.slow)])
-def test_splits_equal_one_rank(np, cases):
-    expect_done(over_mpi(np, program=MATRIX), f"{np} ranks: {cases} cases")
-
-
 @pytest.mark.slow
 def test_two_hosts():
     result = subprocess.run(["bash", ROOT / "test/two_hosts.sh"], capture_output=True, text=True, timeout=300)
