@@ -467,28 +467,3 @@ template <class Dev> void expect_reward_model(Dev dev, const std::string &name) 
         t.expect_rewards(totals, chosen, rejected, golden["rewards_accuracy"]);
     }
 }
-
-// Log-probabilities and gradients, against our own in float, which are float64's: the two tests above. Both have the rounded weights. What
-// transformers' errors allow is known of the means over the hundred targets of other documents. If errors of tokens are independent, that of
-// a sum over n targets is 10 sqrt(n) times as large; if they are not, less, as n is below 100.
-template <class Dev> void expect_bf16_preferences_as_good_as_transformers(Dev dev, CpuF32 cpu, const std::string &name) {
-    const auto allowed = Golden(name).expected["bf16"];
-    for (const Task task : {DPO, RM}) {
-        if (task == RM && !read_json("test/golden/preference.json")["models"][name].contains("reward")) continue;
-        GoldenPairs<CpuF32> exact(cpu, name, task);
-        round_weights(*exact.model);
-        GoldenPairs<Dev> t(dev, name, task);
-        t.step(), exact.step();
-        const char *const what = task == DPO ? "bf16, dpo, gradient, L2" : "bf16, rm, gradient, L2";
-        expect_at_most(what, relative_distance(gradient_of(*t.model), gradient_of(*exact.model)),
-                       1.5 * allowed["gradient_error"].template get<double>());
-        if (task == RM) continue;
-        const auto got = document_values(t.run, t.run.model, *t.model, *t.data, t.samples),
-                   want = document_values(exact.run, exact.run.model, *exact.model, *exact.data, exact.samples);
-        double squares = 0;
-        for (size_t i = 0; i < got.size(); i++)
-            squares += std::pow(got[i] - want[i], 2) / double(t.data->targets(i)) / double(got.size());
-        expect_at_most("bf16, log p / sqrt(tokens), root mean square", std::sqrt(squares),
-                       1.5 * 10 * allowed["document_rms"].template get<double>());
-    }
-}

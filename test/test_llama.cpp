@@ -25,9 +25,6 @@ TEST_P(Goldens, Bf16GradientAsGoodAsTransformers) {
 TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) { expect_same_bits_by_any_means(Golden(GetParam())); }
 TEST_P(Goldens, Preferences) { expect_preferences(make_device<CpuF32>(), GetParam()); }
 TEST_P(Goldens, RewardModel) { expect_reward_model(make_device<CpuF32>(), GetParam()); }
-TEST_P(Goldens, Bf16PreferencesAsGoodAsTransformers) {
-    expect_bf16_preferences_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), GetParam());
-}
 
 struct Mixtures : testing::TestWithParam<const char *> {
     const Golden g = Golden(GetParam()).balanced();

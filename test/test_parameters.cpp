@@ -128,12 +128,6 @@ TEST_F(Parameters, AHeadThatTheFileLacksComesFromTheSeed) {
     expect_head_from_seed<bf16>(*this);
 }
 
-TEST_F(Parameters, AHeadThatTheFileHasIsRead) {
-    save({"embed", "score.weight", "norm", "conv"});
-    const Loaded got = loaded<bf16>(dir, 2, 1, 11);
-    EXPECT_EQ(std::vector<float>(got.master.begin() + 7 * C, got.master.begin() + 8 * C), score);
-}
-
 template <class X> static void expect_saved_as_loaded(const Parameters &t, const char *dtype) {
     const std::string to = t.dir + "/saved";
     fs::create_directories(to);

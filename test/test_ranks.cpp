@@ -2,6 +2,8 @@
 #include <map>
 
 #include "../llmc/model/prediction.h"
+#include "../llmc/train/open_model.h"
+#include "errors.h"
 #include "late_comm.h"
 #include "models.h"
 #include "rank_cases.h"
@@ -432,4 +434,99 @@ TEST(RankPlans, EveryArrayIsTouchedByAnOp) {
                         EXPECT_FALSE(s.transient && s.last == Plan::always)
                             << s.name << " of model " << model << ", rank " << rank << ", mode " << int(mode);
                 }
+}
+
+// ---- plans larger than the memory -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct SmallCard final : Memory {
+    size_t bytes, alone, a_communicator;  // the latter two are kept free
+
+    SmallCard(size_t bytes, size_t alone, size_t a_communicator) : bytes(bytes), alone(alone), a_communicator(a_communicator) {}
+    size_t reserve(size_t communicators) const override { return alone + communicators * a_communicator; }
+    std::string device() const override { return "a card"; }
+    size_t available() const override { return bytes; }
+    size_t process() const override { return 0; }
+    size_t peak() const override { return 0; }
+    std::byte *allocate(size_t) override { throw std::logic_error("allocated"); }
+    void release(std::byte *, size_t) override {}
+    void fill(void *, uint8_t, size_t) override {}
+    void write(void *, const void *, size_t) override {}
+    void read(void *, const void *, size_t) override {}
+};
+
+// A run with rows of 32768 tokens, whose plan does not fit.
+struct TooLarge {
+    ModelConfig config = rank_model(untied);
+    ModelLimits limits;
+    std::string recompute = "none";
+    Task task = SFT;
+    size_t alone = 0, a_communicator = 0;
+
+    explicit TooLarge(size_t longest = 1000) {
+        config.max_positions = 65536, limits.row_tokens = 32768, limits.positions = longest;
+    }
+    // Of the plan with other limits.
+    template <class Change> size_t bytes(Change change) const {
+        ModelLimits other = limits;
+        change(other);
+        const auto model = make_model(make_device<CpuF32>(), config, other);
+        model->plan().place();
+        return model->plan().bytes();
+    }
+    size_t bytes_of_rows(size_t tokens) const {
+        return bytes([&](ModelLimits &l) {
+            l.row_tokens = l.positions = tokens, l.recompute = recompute == "none" ? Recompute::none : Recompute::layer;
+        });
+    }
+    std::string refusal(size_t memory) const {
+        SelfComm comm;
+        Run run{"train_llama",
+                task,
+                {},
+                comm,
+                1,
+                {cpu_models<float>(), [&] {
+                                                        return std::make_unique<SmallCard>(memory, alone, a_communicator); }}};
+        run.model.config = config, run.model.ranks = limits.ranks;
+        run.options.recompute = recompute, run.options.dtype = "f32";
+        return error_of([&] { open_model(run, run.model, limits); });
+    }
+};
+
+}  // namespace
+
+TEST(RankPlans, APlanLargerThanTheMemorySaysWhatToChangeAndByHowMuch) {
+    TooLarge run, of_long_samples(20000);
+    run.recompute = "auto";
+    const size_t half = run.bytes_of_rows(16384), quarter = of_long_samples.bytes_of_rows(8192);
+    expect_contains(run.refusal(half), {"the plan needs ", " but only " + human_bytes(half) + " of memory are free (",
+                                        "fix: --row_tokens 16384 (now 32768), --dtype bf16"});
+    expect_contains(run.refusal(4096), {"fix: --dtype bf16, or a smaller model"});
+    expect_contains(of_long_samples.refusal(quarter),
+                    {"fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 8192, --recompute layer"});
+    of_long_samples.task = DPO;  // a row holds both answers of a pair
+    expect_contains(of_long_samples.refusal(quarter), {"with samples of at most --max_len 4096"});
+    run.recompute = "none", run.limits.ranks.world = 12;
+    expect_contains(run.refusal(run.bytes([](ModelLimits &l) { l.ranks.sp = 4; })),
+                    {"fix: --ring_attn_size 4 (now 1), --row_tokens "});
+    expect_contains(run.refusal(4096), {"fix: --recompute layer, --dtype bf16"});
+}
+
+// Kernels that the driver loads when they first run, and the buffers of communication among ranks.
+TEST(RankPlans, LeaveRoomForWhatIsLoadedLater) {
+    constexpr size_t KiB = 1024;
+    TooLarge run;
+    run.alone = 100 * KiB, run.a_communicator = 400 * KiB;
+    Ranks &ranks = run.limits.ranks;
+    EXPECT_EQ(ranks.communicators(), 0u);
+    expect_contains(run.refusal(1024 * KiB), {"only 924.0 KiB of memory are free"});
+    ranks.world = 2;
+    expect_contains(run.refusal(1024 * KiB), {"only 524.0 KiB of memory are free"});
+    ranks.world = 4, ranks.sp = 2;
+    expect_contains(run.refusal(1024 * KiB), {"only 124.0 KiB of memory are free"});
+    expect_contains(run.refusal(99 * KiB), {"only 0.0 KiB of memory are free"});
+    ranks.zero_group = 2;
+    EXPECT_EQ(ranks.communicators(), 4u);  // the world, the ring, the group, its replicas
 }

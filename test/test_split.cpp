@@ -77,18 +77,6 @@ struct Documents {
     }
 };
 
-TEST(Split, PairsAreThoseCountedOneByOne) {
-    const Documents docs({5, 1, 13, 40, 1, 1, 60, 3}, 64);
-    for (size_t window : {0, 1, 7, 50})
-        for (size_t size : {4, 16, 128}) {
-            const size_t n = docs.T / size;
-            std::vector<uint64_t> want(n * n);
-            for (size_t q = 0; q < docs.T; q++)
-                for (size_t k = docs.first_key(q, window); k <= q; k++) want[q / size * n + k / size]++;
-            EXPECT_EQ(scores_of_pieces(docs.offsets, docs.T, size, window), want) << window << " " << size;
-        }
-}
-
 // Every query finds each of its keys in some block that reaches its rank, at the position that the block's pieces say.
 static void check_travel(const SequenceSplit &split, const KeyTravel &travel, const Documents &docs, size_t window) {
     std::vector<size_t> rank_of(split.T), local(split.T);

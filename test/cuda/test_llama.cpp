@@ -28,9 +28,6 @@ TEST_P(SlowGoldens, Gradients) { expect_gradients(device<CudaF32>(), g); }
 TEST_P(SlowGoldens, LossesOfSteps) { expect_losses(device<CudaF32>(), g, {3}); }
 TEST_P(SlowGoldens, Preferences) { expect_preferences(device<CudaF32>(), GetParam()); }
 TEST_P(SlowGoldens, RewardModel) { expect_reward_model(device<CudaF32>(), GetParam()); }
-TEST_P(SlowGoldens, Bf16PreferencesAsGoodAsTransformers) {
-    expect_bf16_preferences_as_good_as_transformers(device<CudaBf16>(), make_device<CpuF32>(), GetParam());
-}
 TEST_P(SlowGoldens, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(device<CudaBf16>(), g); }
 TEST_P(SlowGoldens, Bf16GradientAsGoodAsTransformers) {
     expect_bf16_gradient_as_good_as_transformers(device<CudaBf16>(), make_device<CpuF32>(), g);

@@ -21,11 +21,11 @@ PROGRAM = ROOT / "build/test/processes/test_processes"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="make build/test/processes/test_processes")
 
 
-def over_mpi(np, *what, program=PROGRAM):
+def over_mpi(np, *what):
     """Exit code, standard output, standard error."""
     if not shutil.which("mpirun"):
         pytest.skip("no mpirun")
-    result = subprocess.run(["bash", LAUNCH, "-np", str(np), program, *what], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(["bash", LAUNCH, "-np", str(np), PROGRAM, *what], cwd=ROOT, capture_output=True, text=True, timeout=300)
     if "built without MPI" in result.stderr:
         pytest.skip("built without MPI")
     return result.returncode, result.stdout, result.stderr
