@@ -41,7 +41,7 @@ struct BlockwiseShared {
     float of_m[Fractions::count], of_v[Fractions::count], partial[32];
 };
 
-// A block of threads updates a block of parameters, of which the first and the last of an array may be shorter.
+// A block of threads updates a block of parameters. The first and the last block of an array may be shorter.
 template <class X, class G>
 __global__ void adamw_blockwise_kernel(Floats<X> params, Blockwise m, Blockwise v, const G *grads, AdamWFactors f, Fractions of_m,
                                        Fractions of_v) {

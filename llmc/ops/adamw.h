@@ -7,12 +7,12 @@
 //   params (n) Floats<X>: updated as floats; in bf16 the model sees them rounded to nearest, ties away from zero (floats.h)
 //   grads (n) G, m, v (n) M, each float or bf16     nothing may alias
 //
-// Moments in bf16 are rounded stochastically. Rounded to nearest, they would not move if a step changes them by less than half a unit in the
-// last place. With beta2 = 0.999 this happens to v where (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
-// (seed, step, its number in the model), so that no bit depends on ranks or threads.
+// Moments in bf16 are rounded stochastically. With rounding to nearest they would not change if a step's change is less than half a unit in the
+// last place. With beta2 = 0.999 this happens to v if (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
+// (seed, step, its number in the model), so no bit depends on ranks or threads.
 //
-// Moments may also be Blockwise, in 8 bits (../core/blockwise.h): m and v are decoded, updated as floats, used for the parameters before they are rounded,
-// and encoded with a new scale for each block.
+// Moments may also be Blockwise, in 8 bits (../core/blockwise.h): m and v are decoded and updated as floats; the parameters are updated from these
+// floats; then m and v are encoded with a new scale for each block.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -23,7 +23,7 @@
 #include "../core/rng.h"
 #include "settings.h"
 
-// The factors of one step, in float, and the update of one parameter.
+// The constants of one step, in float, and the update of one parameter.
 struct AdamWFactors {
     float scale, one_minus_beta1, beta2, one_minus_beta2, eps, decay, step_size, root_correction2;
     Random random;

@@ -16,7 +16,7 @@
 
 AlgorithmChoices::AlgorithmChoices(const std::string &chooser) : path_(cache_file("autotune_" + hash_of(chooser))) { read(); }
 
-// A line is the product's words, a colon and the algorithm in hex.
+// A line has the product's description, a colon and the algorithm in hex.
 void AlgorithmChoices::read() {
     std::ifstream file(path_);
     std::string line;
@@ -26,7 +26,7 @@ void AlgorithmChoices::read() {
         Algorithm algorithm;
         for (uint64_t &word : algorithm) words >> std::hex >> word;
         if (!words || words.rdbuf()->in_avail() > 0)
-            die("%s: line %zu is not a product and its algorithm\n  fix: remove the file; --autotune writes a new one",
+            die("%s: line %zu is not a product with its algorithm\n  fix: remove the file; --autotune writes a new one",
                 path_.c_str(), number);
         choices_.emplace(line.substr(0, colon), algorithm);
     }
@@ -40,13 +40,13 @@ const AlgorithmChoices::Algorithm *AlgorithmChoices::find(const std::string &pro
 const AlgorithmChoices::Algorithm &AlgorithmChoices::keep(const std::string &product, const Algorithm &algorithm) {
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0 || flock(fd, LOCK_EX) != 0) die("%s: cannot open: %s%s", path_.c_str(), strerror(errno), other_place);
-    read();  // what others have written since
+    read();  // other ranks may have appended to it since
     const auto [kept, is_new] = choices_.emplace(product, algorithm);
     std::string line = product + ":";
     for (uint64_t word : algorithm) line += format(" %" PRIx64, word);
     line += "\n";
     const bool written = !is_new || write(fd, line.data(), line.size()) == ssize_t(line.size());
-    close(fd);  // and with it the lock
+    close(fd);  // also releases the lock
     if (!written) die("%s: cannot write: %s%s", path_.c_str(), strerror(errno), other_place);
     return kept->second;
 }

@@ -1,5 +1,5 @@
-// The fastest algorithm of each product (--autotune), kept in a file of the user's cache, so that later runs, and other ranks on an equal GPU, use the
-// same algorithms and get the same bits. Ranks append to the file, which has one line per product.
+// The fastest algorithm of each product (--autotune), stored in a file in the user's cache. Later runs, and other ranks on the same GPU model, use
+// the same algorithms and get the same bits. Ranks append to the file, which has one line per product.
 #pragma once
 #include <array>
 #include <map>
@@ -9,8 +9,8 @@ class AlgorithmChoices {
   public:
     using Algorithm = std::array<uint64_t, 8>;  // an opaque value, valid for one version of cuBLASLt
 
-    // `chooser` names everything except the product on which a choice depends: GPU, version of cuBLASLt, type of the sums. There is a file per chooser.
-    // Dies if the file is damaged.
+    // `chooser` names everything besides the product that a choice depends on: GPU, version of cuBLASLt, type of the sums. There is a file per
+    // chooser. Dies if the file is damaged.
     explicit AlgorithmChoices(const std::string &chooser);
 
     const Algorithm *find(const std::string &product) const;  // nullptr: none yet

@@ -22,7 +22,7 @@ template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     if (i < n) x[i] = value;
 }
 
-// As many neighbouring lanes compute a row of delta as a head of at most `width` elements has vectors, rounded up to a power of two.
+// A row of delta takes one lane for each vector of a head of at most `width` elements, rounded up to a power of two.
 template <class X, int width> constexpr unsigned delta_lanes = std::min(32u, std::bit_ceil(unsigned(width / Vec<X>::size)));
 
 // Computes delta, one row per query and head. Rows are counted in 32 bits, which a GPU divides much faster than 64.
@@ -53,7 +53,7 @@ __global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
-// Sums the splits of dK and dV in order, and rounds them into rows of [dq | dk | dv], with one thread per 4 elements of row blockIdx.x.
+// Sums the splits of dK and dV in order, and rounds the sums into rows of [dq | dk | dv], with one thread per 4 elements of row blockIdx.x.
 template <class X> __global__ void round_keys_kernel1(X *dqkv, AttentionGrads grads, AttentionShape shape, unsigned splits) {
     const size_t t = blockIdx.x, columns = shape.KV * shape.D, c = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
     if (c >= 2 * columns) return;
@@ -90,7 +90,7 @@ template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, co
 
 inline namespace CUDA_BACKEND {
 
-// One part that is the whole needs no floats between the tiles and the result.
+// If one part is the whole, no floats are needed between the tiles and the result.
 inline size_t attention_floats(CudaF32, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
 inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
 
@@ -125,7 +125,7 @@ void attention_forward_part(Cuda<X> dev, X *out, float *out32, float *lse, const
     if (order.last) round_floats(dev, out, out32, rows * shape.D);
 }
 
-// The turns of Hopper's backward kernel, (H + KV, T). Under ulysses a rank has more rows, and up to as many heads of keys as of queries.
+// The turns of Hopper's backward kernel, (H + KV, T). Under ulysses a rank has more rows, and at most one KV head per query head.
 inline size_t attention_scratch(CudaF32, const AttentionShape &) { return 0; }
 inline size_t attention_scratch(CudaBf16, const AttentionShape &shape) {
     return attention::hopper_kernels_for(shape.D) ? 2 * shape.H * shape.T : 0;
@@ -176,8 +176,8 @@ template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGr
            H * D, KV * D);
 }
 
-// dqkv may be the array of q, k and v. So the keys go first, into floats, because the queries' kernel reads K and V and the keys' kernel Q. Hopper's one
-// kernel adds to floats.
+// dqkv may be the array of q, k and v. The queries' kernel reads K and V, and the keys' kernel reads Q, so the keys' kernel runs first and writes
+// floats. Hopper's single kernel adds to floats.
 inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *scratch,
                                const AttentionInputs<bf16> &in, const bf16 *out, const bf16 *dout, const float *lse,
                                Pieces pieces) {

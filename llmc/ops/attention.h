@@ -15,7 +15,7 @@
 //   attention_backward_part (dev, grads, scratch, in, delta, lse, dout, q_pieces, k_pieces)   adds to grads
 //   attention_backward_end  (dev, dqkv, grads, shape)                             rounds them into rows of [dq | dk | dv]
 //
-//   Where one part is all there is, because the caller has all rows, these take fewer steps on GPUs; out32 and grads are scratch then:
+//   If a single part is the whole, because the caller has all rows, these functions take fewer steps on GPUs; out32 and grads are then scratch:
 //   attention_forward (dev, out, out32, lse, in, pieces)                          = the first and last part; out32 (attention_floats(dev, shape))
 //   attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, pieces)
 //
@@ -24,13 +24,14 @@
 //   q, k, v, out, dout and dqkv are X, the others float; q, k and v are views with a row stride. T is the number of local query rows.
 //   A part may have more or fewer rows of keys than T. first_key (int32) is indexed by global position and does not decrease. Query
 //   head h uses KV head h / (H/KV). D is a multiple of 8, at most 256. scratch: attention_scratch(dev, shape) floats. Nothing may alias.
-//   cuts (TileCuts) are where the tiles of GPUs end; they may be too few. Sums are float, in an order that depends on sizes, pieces and cuts alone, never on threads. The products of tiles multiply floats. For X
-//   bf16 on a CPU with instructions for it they multiply bf16; P and dS are then rounded to bf16 first, as on a GPU (attention_products.h).
+//   GPU tiles end at the cuts (TileCuts), which may omit some documents. Sums are float, in an order that depends on sizes, pieces and cuts alone,
+//   never on threads. The products of tiles multiply floats. For X bf16, on a CPU with instructions for it, they multiply bf16; P and dS are then
+//   first rounded to bf16, as on a GPU (attention_products.h).
 //
 // No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
-// A tile of keys, once loaded, is multiplied with several blocks of queries, each in all heads that share the key head. From a tile of scores
-// little more is computed than the mask leaves: strips of 6 queries, each from the first key that one of them sees to the last.
+// A tile of keys, once loaded, is multiplied with several blocks of queries, in all heads that share the KV head. Little more of a tile of scores is
+// computed than the mask leaves: strips of 6 queries, each from the first key that any of them sees to the last.
 #pragma once
 #include <omp.h>
 
@@ -75,8 +76,7 @@ template <class X> AttentionInputs<X> inputs_from(const AttentionInputs<X> &in, 
         rows_of(in.q, q_row, head, D), rows_of(in.k, k_row, kv, D), rows_of(in.v, k_row, kv, D), in.first_key, in.cuts, in.shape};
 }
 
-// A task multiplies each tile of keys with a span of queries, which has about this many blocks, where each query head counts as a block of
-// its own.
+// A task multiplies each tile of keys with a span of queries. The span has about this many blocks, where each query head has its own blocks.
 constexpr size_t sharing = 6;
 inline size_t blocks_in(Piece span) { return ceil_div(length(span), queries); }
 inline Piece block_of(Piece span, size_t i) { return clip(span, span.begin + i * queries, span.begin + (i + 1) * queries); }
@@ -111,7 +111,7 @@ inline Range mask(float *scores, Range see, size_t m) {
 
 // ---- forward
 
-// The state of a block of queries of one head, which is carried from one tile of keys to the next.
+// The running state of a block of queries of one head, from one tile of keys to the next.
 template <class Products> struct ForwardBlock {
     typename Products::Queries q;
     alignas(64) float out[queries * max_row];  // sum of exp(score - max) * v
@@ -192,8 +192,8 @@ void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &
     }
 }
 
-// Computes the attention of a span of queries, of `heads` heads, to all keys of their key head that it sees, and merges it into out and
-// lse. Pointers point at the span's first row and first head, but k and v at row 0.
+// Computes the attention of a span of queries, in `heads` heads, to all keys of their KV head that the span sees, and merges the result into out and
+// lse. Pointers point at the span's first row and first head, except k and v, which point at row 0.
 template <class Products, class X>
 void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, float *lse, const AttentionInputs<X> &in,
                   Piece span, const Pieces &k_pieces, size_t heads) {
@@ -234,7 +234,7 @@ template <class X, class Products>
 void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
                   Pieces k_pieces) {
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
-    // A task is a span of queries in `heads` of the query heads that share a key head.
+    // A task is a span of queries, in `heads` of the query heads that share a KV head.
     const size_t group = in.shape.group(), tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);
     const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
 #pragma omp parallel num_threads(dev.threads)
@@ -305,8 +305,8 @@ void backward_tile(BackwardTiles<Products> &t, const Products &products, float *
     add_tile_rows(dq, shape.H * D, t.dq, n, D, shape.scale);
 }
 
-// Adds the gradients of a span of queries, of all heads that share a key head, and one tile of keys of that head. All pointers point at the
-// first head and at the first row of the span or of the tile.
+// Adds the gradients of a span of queries, in all heads that share a KV head, and one tile of that head's keys. All pointers point at the
+// first head and at the first row of the span or the tile.
 template <class Products, class X>
 void backward_span(BackwardTiles<Products> &t, const Products &products, AttentionGrads grads, const AttentionInputs<X> &in,
                    const float *delta, const float *lse, Heads<const X> dout, Piece span, Piece tile) {
@@ -334,7 +334,7 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, Attenti
 
 // attention_backward_part with the given products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of
 // a step share a tile or a span, so they run in parallel and add to the gradients in place, without atomics or private copies;
-// one step follows the other, so the order of every sum is fixed.
+// steps follow one another, so the order of every sum is fixed.
 template <class X, class Products>
 void backward_part(Cpu<X> dev, const Products &products, AttentionGrads grads, float *scratch, const AttentionInputs<X> &in,
                    const float *delta, const float *lse, const X *dout, Pieces q_pieces, Pieces k_pieces) {
@@ -425,7 +425,7 @@ template <class X> void attention_backward_end(Cpu<X> dev, X *dqkv, AttentionGra
     }
 }
 
-// ---- all rows at once, of any device --------------------------------------------------------------------------------------------------
+// ---- all rows at once, on any device --------------------------------------------------------------------------------------------------
 
 template <class X> size_t attention_floats(Cpu<X>, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
 

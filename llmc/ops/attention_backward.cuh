@@ -1,7 +1,7 @@
 // Attention backward on tensor cores. Contract and formulas: attention.h.
 //
-// Two kernels, so that every sum has one owner and a fixed order, without atomics: one by blocks of keys for dK and dV, one by blocks
-// of queries for dQ. Both compute P and dS anew: 14 * D FLOPs per score, where 10 * D would do with atomics.
+// There are two kernels, so every sum has one owner and a fixed order, without atomics: one with blocks of keys for dK and dV, and one with
+// blocks of queries for dQ. Both recompute P and dS: 14 * D FLOPs per score, compared with 10 * D with atomics.
 #pragma once
 #include "attention_tile.cuh"
 
@@ -15,8 +15,8 @@ __device__ inline void add(float *to, float x, float y) {
     store(to, old.x + x, old.y + y);
 }
 
-// rows[...] = factor * c, or += if there are earlier parts; c are the accumulators of 16*m rows, row_of(i, r) is the output row of c[i][.][2*r],
-// null where there is none.
+// rows[...] = factor * c, or += if there are earlier parts. c has the accumulators of 16*m rows; row_of(i, r) returns the output row of
+// c[i][.][2*r], or null if there is none.
 template <bool adds, int m, int width, class RowOf>
 __device__ void write_rows(const float (&c)[m][width / 8][4], float factor, size_t D, RowOf row_of) {
 #pragma unroll
@@ -41,7 +41,7 @@ template <int D_> struct BackwardQueriesShape {
     static constexpr int D = D_, m = D <= 64 ? 2 : 1, threads = 128, queries = threads / 32 * 16 * m;
     static constexpr int keys = D <= 64 ? 32 : D <= 128 ? 64 : 16;
     static constexpr int blocks =
-        D == 192 ? 2 : 0;  // at least, of a multiprocessor; 0: the compiler's choice, which at 192 is 3, and spills registers
+        D == 192 ? 2 : 0;  // at least, per multiprocessor; 0: the compiler's choice, which at 192 is 3 and spills registers
     struct Shared {
         Tile<queries, D> q, dout;
         int first_key[queries];
@@ -51,8 +51,8 @@ template <int D_> struct BackwardQueriesShape {
     };
 };
 
-// Computes dQ. A block has one tile of queries of one head and walks over the keys that they see. It adds to rows of floats. Where this part is the
-// whole, it writes rows of bf16. They may overwrite Q: only this block reads those rows, at its beginning.
+// Computes dQ. A block has one tile of queries of one head and walks over the keys that they see. It adds to rows of floats, or writes rows of bf16
+// if this part is the whole. They may overwrite Q: only this block reads those rows, at its beginning.
 template <int width, class Out>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads, BackwardQueriesShape<width>::blocks)
     attention_backward_queries_kernel4(Heads<Out> dq_rows, AttentionInputs<bf16> in, const float *delta, const float *lse,
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads, Backward
 
 // ---- dK and dV
 
-// dK and dV of a warp's 16 keys take D registers of each of its threads. Where that is too much, two warps share the keys, and the
-// first sums dV, the second dK. Both compute P, which makes it 16 * D FLOPs per score instead of 14 * D.
+// dK and dV of a warp's 16 keys take D registers in each of its threads. If that is too much, two warps share the keys: the first sums dV, and the
+// second dK. Both compute P, so the pass takes 16 * D FLOPs per score instead of 14 * D.
 template <int D_> struct BackwardKeysShape {
     static constexpr int D = D_, m = 1, sums = D <= 128 ? 2 : 1;  // sums per warp
     static constexpr int row_warps = 4, threads = 32 * row_warps * 2 / sums, keys = row_warps * 16 * m;
@@ -163,12 +163,11 @@ template <int m> struct Keys {
     }
 };
 
-// Where one part is the whole, the query heads of a group are split among blocks, so that models with few KV heads have blocks for all
-// multiprocessors. Split 0 of dK and dV, (T, KV, D) floats each, is stored in grads.dk32 and dv32, later splits in dq32, which is unused then.
-// So group / 2 fit. The number depends on the shape alone, so that all GPUs sum in one order.
+// If one part is the whole, the query heads of a group are split among blocks, so models with few KV heads have blocks for all
+// multiprocessors. Split 0 of dK and dV, (T, KV, D) floats each, is stored in grads.dk32 and dv32, and later splits in dq32, which is otherwise
+// unused. So group / 2 splits fit. Their number depends on the shape alone, so all GPUs sum in the same order.
 inline size_t keys_splits(const AttentionShape &shape, size_t key_blocks) {
-    constexpr size_t enough_blocks =
-        1024;  // four for each place of an H100, which runs two of them at a time on each of 132 multiprocessors
+    constexpr size_t enough_blocks = 1024;  // four for each of the 2 * 132 blocks that an H100 runs at a time
     const size_t group = shape.group();
     return std::clamp<size_t>(ceil_div(enough_blocks, key_blocks * shape.KV), 1, std::min(group, 1 + group / 2));
 }
@@ -179,7 +178,7 @@ HOST_DEVICE inline AttentionGrads keys_split(AttentionGrads grads, const Attenti
 }
 
 // Computes dK and dV. A block has one tile of keys of one KV head and walks over the queries that see them, in the query heads of its split of the
-// group. It adds to the sums if `adds`; else this part is the whole.
+// group. It adds to the sums if `adds`; otherwise this part is the whole.
 template <int width, bool adds>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     attention_backward_keys_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
@@ -205,14 +204,14 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
         load<Shape::threads>(s.stage[stage].dout, {dout.data + head * D, dout.stride}, queries, D);
         cp_async_commit();
     };
-    // Three numbers per query: too few bytes for cp.async, so they wait in registers while the tile before is worked on.
+    // Three numbers per query are too few bytes for cp.async, so they wait in registers during the previous tile.
     struct Row {
         float lse_log2, delta;
         int first_key;
     };
     const auto read_row = [&](TileRows queries, unsigned head) {
         const int i = threadIdx.x;
-        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // such a query sees nothing
+        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // this query sees no key
         const size_t row = head * T + size_t(queries.row + i);
         return Row{lse[row] * log2_e, delta[row], first_key[queries.begin + i]};
     };
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     auto &dv = sum[0], &dk = sum[Shape::sums - 1];
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const bool same_tile = h + 1 < end_h;
-        const unsigned next_h = same_tile ? h + 1 : first_head(split);  // computed anew, for want of a register
+        const unsigned next_h = same_tile ? h + 1 : first_head(split);  // recomputed, to save a register
         const TileRows next = same_tile ? tile : tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage

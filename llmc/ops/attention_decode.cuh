@@ -1,7 +1,7 @@
 // attention_decode on CUDA. Contract and formulas: attention_decode.h.
 //
-// Each split of a sequence's keys (attention_decode.h) is a block's, and a second kernel joins them. Arrays of heads, the cache among them,
-// begin at multiples of 16 bytes.
+// One block computes each split of a sequence's keys (attention_decode.h), and a second kernel merges the splits. Arrays of heads, including the
+// cache, begin at multiples of 16 bytes.
 #pragma once
 #include <bit>
 
@@ -12,18 +12,18 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-constexpr unsigned decode_warps = 4, decode_threads = decode_warps * 32, decode_channels = 8;  // channels of a lane
+constexpr unsigned decode_warps = 4, decode_threads = decode_warps * 32, decode_channels = 8;  // channels per lane
 
 inline unsigned decode_lanes(size_t D) { return unsigned(std::bit_ceil(D / decode_channels)); }
 
-// The softmax over some keys, and its weighted sum of one channel of the values. Maxima are in units of log 2.
+// The softmax statistics of some keys, and the weighted sum of one channel of their values. Maxima are in powers of 2.
 struct Softmax {
     float max, sum, out;
 };
 
 __device__ inline float finite(float max) { return max == -INFINITY ? 0.0f : max; }  // exp2(-inf - this) is 0 then
 
-// Channel d of n parts, joined in order.         sums (n, 2): the maximum and the sum of each        out (n, D)
+// Merges channel d of n parts in order.         sums (n, 2): the maximum and the sum of each part        out (n, D)
 __device__ inline Softmax join_channel(const float *sums, const float *out, size_t n, size_t D, size_t d) {
     Softmax all{-INFINITY, 0, 0};
     for (size_t i = 0; i < n; i++) all.max = fmaxf(all.max, sums[2 * i]);
@@ -35,7 +35,7 @@ __device__ inline Softmax join_channel(const float *sums, const float *out, size
     return all;
 }
 
-// What a lane holds of one query head: its channels of the query, and of the output so far.
+// A lane's part of one query head: its channels of the query, and of the running output.
 template <class X> struct DecodeHead {
     using Channels = Vec<X, decode_channels>;
     Channels q;
@@ -47,7 +47,7 @@ template <class X> struct DecodeHead {
         for (int c = 0; c < Channels::size; c++) dot += float(q[c]) * float(k[c]);
         return dot;
     }
-    // Adds n keys, whose scores become their weights.
+    // Adds n keys, and turns their scores into weights.
     template <int n> __device__ void add(float (&scores)[n], const Channels (&v)[n]) {
         float most = max;
         for (float s : scores) most = fmaxf(most, s);
@@ -75,8 +75,8 @@ template <class X> struct DecodeHead {
     }
 };
 
-// A block has one split of one sequence, for up to `heads` query heads of one key head, which share the loads of K and V. A key is spread over
-// `lanes` neighbouring lanes, a power of two, 8 channels each. They take several keys at once, so that many loads are under way.
+// A block has one split of one sequence, for up to `heads` query heads of one KV head, which share the loads of K and V. A key is distributed over
+// `lanes` neighbouring lanes, a power of two, with 8 channels each. They process several keys at once to have many loads in flight.
 template <class X, int heads>
 __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel5(DecodeParts parts, Heads<const X> q, const X *cache, const int32_t *table, const int32_t *first_key,
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(decode_threads)
         head[h] = {{}, -INFINITY, 0, {}};
         if (h < count && c < D) head[h].q = Channels::load(q.data + b * q.stride + size_t(h0 + h) * D + c);
     }
-    for (int p0 = begin / stride * stride; p0 < end; p0 += stride) {  // every lane takes part, because of the sums
+    for (int p0 = begin / stride * stride; p0 < end; p0 += stride) {  // every lane takes part in the sums
         const int p = p0 + int(threadIdx.x / lanes) * n;
         const auto visible = [&](int i) { return begin <= p + i && p + i < end; };
         Channels k[n] = {}, v[n] = {};

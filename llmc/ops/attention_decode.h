@@ -1,18 +1,18 @@
-// Attention while tokens are generated: each sequence has one new token, whose query sees the keys and values of the tokens up to it. They lie
-// in a paged cache (Kwon et al., "Efficient memory management for large language model serving with PagedAttention", 2023, arXiv:2309.06180).
+// Attention during generation: each sequence has one new token, and its query sees the keys and values of all tokens up to it. A paged cache holds
+// them (Kwon et al., "Efficient memory management for large language model serving with PagedAttention", 2023, arXiv:2309.06180).
 //
 //   cache_store     (dev, cache, k, v, slots, T, KV, D)                  row slots[t] of the cache = (k[t], v[t]), for all t with slots[t] >= 0
 //   attention_decode(dev, out, scratch, q, cache, table, first_key, length, B, pages, H, KV, D, scale)
 //                    out[b, h] = sum_p w_p v_p / sum_p w_p,  w_p = exp(scale * q[b, h] . k_p),  over the positions first_key[b] <= p < length[b]
 //
-//   cache       (rows, 2*KV*D) X    keys of all KV heads, then their values. A page is cache_page rows, one after the other
+//   cache       (rows, 2*KV*D) X    keys of all KV heads, then their values. A page is cache_page consecutive rows
 //   table       (B, pages) int32    position p of sequence b is in page table[b, p / cache_page], in its row p % cache_page
-//   first_key, length (B) int32     0 <= first_key < length <= pages * cache_page. Pages before first_key are not read, nor those behind length
+//   first_key, length (B) int32     0 <= first_key < length <= pages * cache_page. Pages before first_key or from length on are not read
 //   q           (B, H, D) X         heads as in attention.h; k, v (T, KV, D)          out (B, H*D) X
 //   scratch     attention_decode_scratch(dev, B, pages, H, D) floats
 //
-// A query head h reads key head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does
-// not depend on the others of the batch. Nothing may alias.
+// Query head h uses KV head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does not
+// depend on other sequences of the batch. Nothing may alias.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -39,12 +39,12 @@ void cache_store(Cpu<X> dev, X *cache, Heads<const X> k, Heads<const X> v, const
 
 namespace attention {
 
-// A sequence's keys are split; the splits are summed in parallel and then merged in order, so that even few sequences keep many
-// cores busy. The first one begins where the first page does that is seen. Splits of a long sequence are longer, so that scratch is small.
+// A sequence's keys are split; the splits are summed in parallel and then merged in order, so even few sequences keep many cores busy. The first
+// split begins with the first visible page. A long sequence has longer splits, to keep scratch small.
 constexpr int split_keys = 4 * cache_page, most_splits = 32;
 
 struct DecodeSplits {
-    int begin, end, size;  // size: of a split, a multiple of split_keys
+    int begin, end, size;  // size: keys per split, a multiple of split_keys
 
     HOST_DEVICE DecodeSplits(int first_key, int length)
         : begin(first_key / int(cache_page) * int(cache_page)),
@@ -56,7 +56,7 @@ struct DecodeSplits {
 // The most splits that a sequence can have.
 inline size_t decode_splits(size_t pages) { return std::min<size_t>(most_splits, ceil_div(pages * cache_page, split_keys)); }
 
-// What a split gives each head, in scratch: the largest score and the sum of w, and the sum of w v.
+// The results of the splits in scratch, for each head: the largest score, the sum of w, and the sum of w v.
 struct DecodeParts {
     size_t splits, D;
     float *sums, *out;  // (B * H, splits, 2), (B * H, splits, D)
@@ -70,7 +70,7 @@ struct DecodeParts {
 
 static_assert(cache_page % simd::lanes == 0);
 
-// As many neighbouring rows of the cache as a vector has lanes, of which those from begin to end are seen. In one page.
+// Consecutive rows of a cache page, one per lane of a vector. The query sees rows [begin, end).
 template <class X> struct DecodeBlock {
     const X *rows;
     size_t begin, end;
@@ -79,15 +79,15 @@ template <class X> struct DecodeBlock {
     bool sees_all() const { return begin == 0 && end == simd::lanes; }
 };
 
-// A split of one sequence on the CPU: the running softmax (max, sum) and output of all heads, block after block, so that rows of the
-// cache are read from end to end. A block's scores are a vector for each query head.
+// A split of one sequence on the CPU: the running softmax (max, sum) and output of all heads, block after block, so each row of the cache is
+// read in one pass. A block's scores are one vector for each query head.
 //
-// Keys and values are read as words of 32 bits: a float, or two neighbours in bf16, of which the first becomes a float by a shift and the
-// second by a mask. So vectors hold every other column of bf16, and scores need half the transpositions.
+// Keys and values are read as 32-bit words: a float, or two neighbours in bf16; a shift turns the first into a float, and a mask the second. So
+// vectors hold every other column of bf16, and scores need half the transpositions.
 template <class X> class DecodeSplit {
-    static constexpr size_t lanes = simd::lanes, parts = sizeof(float) / sizeof(X);  // of a word
+    static constexpr size_t lanes = simd::lanes, parts = sizeof(float) / sizeof(X);  // elements per word
     using Rows = simd::Vector[lanes];
-    size_t H_, KV_, D_, vectors_;           // vectors of words that hold a head, padded with zeros
+    size_t H_, KV_, D_, vectors_;           // vectors of words per head, padded with zeros
     std::vector<float> q_, max_, weights_;  // (H, vectors, parts, lanes); (H); (H, lanes)
     // (H, vectors, parts); (H): each lane sums its own keys; (H). Not a std::vector, whose functions nvcc would also compile for the GPU.
     std::unique_ptr<simd::Vector[]> out_, sum_, scores_;
@@ -115,7 +115,7 @@ template <class X> class DecodeSplit {
             }
     }
 
-    void add(const DecodeBlock<X> &block, const X *next) {  // rows of the next block, which are prefetched
+    void add(const DecodeBlock<X> &block, const X *next) {  // next: the next block, to prefetch
         for (size_t kv = 0; kv < KV_; kv++) {
             const size_t begin = H_ / KV_ * kv, end = begin + H_ / KV_;
             Rows words, rows;
@@ -156,7 +156,7 @@ template <class X> class DecodeSplit {
     }
 
   private:
-    // The i-th vector of words of every row, of a head of keys or, behind those, of values. Rows that are not seen are 0, whatever they hold.
+    // Loads the i-th vector of words of every row, for a head of keys or (numbered after these) of values. Rows that the query does not see become 0.
     void load(Rows &words, const DecodeBlock<X> &block, const X *next, size_t head, size_t i) const {
         const size_t d = i * lanes * parts, n = columns(i), row = 2 * KV_ * D_, at = head * D_ + d;
         if (n == lanes * parts && block.sees_all()) {
@@ -186,13 +186,13 @@ template <class X> class DecodeSplit {
     }
 
     static void add_weighted(simd::Vector &sum, const float *weights, const Rows &rows) {
-        simd::Vector even{}, odd{};  // two chains of sums that do not wait for each other
+        simd::Vector even{}, odd{};  // two independent chains of sums
 #pragma GCC unroll 8
         for (size_t r = 0; r < lanes; r += 2) even += weights[r] * rows[r], odd += weights[r + 1] * rows[r + 1];
         sum += even + odd;
     }
 
-    // Scores become weights. What was summed under a smaller maximum shrinks.
+    // Turns scores into weights, and rescales the sums to the new maximum.
     void softmax(size_t h, const DecodeBlock<X> &block) {
         simd::Vector &s = scores_[h];
         for (size_t r = 0; r < lanes && !block.sees_all(); r++)

@@ -1,4 +1,4 @@
-// Attention in float, for checking: plain kernels without tensor cores. Contract and formulas: attention.h.
+// Attention in float, for checks: plain kernels without tensor cores. Contract and formulas: attention.h.
 //
 // Tiles are 16 x 16 scores, one per thread. The 16 threads of a row, half a warp, also hold the row's D columns of each sum, 16 apart.
 #pragma once
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(plain_threads)
     const unsigned h = blockIdx.y, kv = h / shape.group();
     const TileRows block = nth_block(q_pieces, cuts, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
-    const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;  // rows in excess see nothing
+    const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;  // surplus rows see no key
     Tiles tiles{k_pieces, first_key[block.begin], block.end, plain_rows};
     s.q.load(Heads<const X>{q.data + h * D, q.stride}, block, D);
     float out[plain_columns] = {}, largest = -INFINITY, sum = 0;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(plain_threads)
 }
 
 // Computes dK and dV. A block has 16 keys of one KV head. Rows of a tile are keys, columns are queries.
-// Two blocks fit into a multiprocessor's shared memory, so a thread may have 128 registers.
+// Two blocks fit a multiprocessor's shared memory, so a thread may have 128 registers.
 template <class X>
 __global__ void __launch_bounds__(plain_threads, 2)
     attention_backward_keys_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,

@@ -20,7 +20,7 @@ template <int D_> struct ForwardShape {  // D_: head size, padded
 };
 
 // One step of the online softmax, in powers of 2: scores become 2^(scale_log2 * score - largest), and the sums under the old
-// maximum are scaled to the new one. A row whose maximum stays is scaled by exactly 1, so that rows of a warp do not affect each other.
+// maximum are scaled to the new one. A row whose maximum does not change is scaled by exactly 1, so rows of a warp do not affect each other.
 template <int m, int N, int D>
 __device__ void online_softmax(float (&scores)[m][N / 8][4], float (&out)[m][D / 8][4], float (&largest)[m][2],
                                float (&sum)[m][2], float scale_log2) {
@@ -67,7 +67,7 @@ __device__ inline float row_sum(float sum) {
     return sum + __shfl_xor_sync(all_lanes, sum, 2);
 }
 
-// Merges one row into the running out and lse; the row's four lanes hold its columns, and their sums are still to be added up.
+// Merges one row into the running out and lse. The row's four lanes hold its columns; their partial sums have not been added yet.
 template <int width>
 __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8][4], int r, float largest, float sum, size_t D,
                           bool valid) {
@@ -86,7 +86,7 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
     }
 }
 
-// Writes one row, where this part is the whole.
+// Writes one row if this part is the whole.
 template <int width>
 __device__ void merge_row(bf16 *out, float *lse, const float (&part)[width / 8][4], int r, float largest, float sum, size_t D,
                           bool valid) {
@@ -102,8 +102,8 @@ __device__ void merge_row(bf16 *out, float *lse, const float (&part)[width / 8][
     }
 }
 
-// The forward pass. A block has one tile of queries of one head. It takes 4 * D FLOPs per score, and reads K and V once per tile of queries
-// that sees them. Out is float where parts are merged, and bf16 where this one is the whole.
+// The forward pass. A block has one tile of queries of one head. The kernel takes 4 * D FLOPs per score, and reads K and V once per tile of queries
+// that sees them. Out is float if parts are merged, and bf16 if this part is the whole.
 template <int width, class Out>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
     attention_forward_kernel5(Out *out_rows, float *lse, AttentionInputs<bf16> in, Pieces q_pieces, Pieces k_pieces) {

@@ -14,11 +14,11 @@ bool runs(size_t D) {
     int device = 0, major = 0, minor = 0;
     if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device))
-        return false;  // the launch says why
+        return false;  // the launch reports the error
     return (D == 64 || D == 128) && major == 9 && minor == 0;
 }
 
-size_t rows_of(const Pieces &pieces) {  // beyond them an array may never have been written
+size_t rows_of(const Pieces &pieces) {  // rows beyond these may never have been written
     size_t rows = 0;
     for (size_t i = 0; i < pieces.count; i++)
         rows = std::max(rows, pieces.piece[i].offset + pieces.piece[i].end - pieces.piece[i].begin);
@@ -49,7 +49,7 @@ void launch_backward(CudaBf16 dev, AttentionGrads grads, int *turns, const Atten
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, q_rows = rows_of(q_pieces), k_rows = rows_of(k_pieces);
     if (!q_rows || !k_rows) return;
     const size_t splits =
-        k_rows <= T ? keys_splits(in.shape, count_blocks(k_pieces, {}, Shape::keys)) : 1;  // turns are for T rows
+        k_rows <= T ? keys_splits(in.shape, count_blocks(k_pieces, {}, Shape::keys)) : 1;  // there are only turns for T rows
     launch(dev, attention_backward_hopper_kernel<D>, Grid{KV, splits, count_blocks(k_pieces, in.cuts, Shape::keys)},
            Shape::threads, sizeof(typename Shape::Shared),
            hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),

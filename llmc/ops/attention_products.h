@@ -4,13 +4,13 @@
 //   sum_over_keys     O (queries, D)    += P V          P is 0 where a query does not see a key
 //   sum_over_queries  G (keys, D)       += P^T dO       add_sums_over_queries adds G, however it is stored, to rows of memory
 //
-// These products are computed in one of three ways, which differ in how tiles are stored:
+// There are three implementations of these products, with different layouts of tiles:
 //   Products<float>    a micro-kernel of 6 rows, which computes little more than the scores that the mask leaves
 //   Products<Bf16x2>   the same on pairs of bf16, for CPUs that multiply them faster than floats
 //   AmxProducts        blocks of (32, 32), for CPUs with a matrix unit (amx.h)
 // The last two round P and dS to bf16 first, as on a GPU. All sums are float.
 //
-// A tile of scores is computed and turned into P strip by strip, so that it is still in cache when it is read again. A strip is a few
+// A tile of scores is computed and turned into P strip by strip, so it is still in cache when it is read again. A strip is a few
 // queries; their number is a multiple of Products::multiple, the number of rows that a product computes at once.
 #pragma once
 #include <algorithm>
@@ -36,7 +36,7 @@ using simd::lanes, simd::load_vector, simd::store_vector, simd::Vector;
 constexpr size_t queries = 96, keys = 192;  // largest tile of scores, 72 KiB of floats; multiples of 6 and 32, keys of 64
 constexpr size_t max_row = max_D + 16;
 
-// Row length of a tile (n, D). It is a multiple of a vector, but no power of two, which would map all rows to few sets of the cache.
+// Row length of a tile (n, D): a multiple of a vector, but not a power of two, which would map all rows to a few sets of the cache.
 inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
 
 inline void add_tile_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
@@ -54,7 +54,7 @@ struct Range {
 
 // ---- tiles
 
-// n <= N rows of Q, K, V or dO, those up to the next multiple of 32 filled with zeros.
+// n <= N rows of Q, K, V or dO. Zeros fill the rows up to the next multiple of 32.
 template <class Word, size_t N> struct HeadTile {
     static constexpr bool floats = std::is_same_v<Word, float>;
     alignas(64) Word rows[N * max_row];                        // (n, D / terms), for sums over D
@@ -102,7 +102,7 @@ template <class Word> struct KeyTile : HeadTile<Word, keys> {
     }
 };
 
-// Scores, which a softmax turns in place into P or dS, and their copies in the forms that products of bf16 read.
+// Scores, which a softmax turns in place into P or dS, and copies in the layouts that bf16 products read.
 template <class Word> struct ScoreTile {
     static constexpr bool floats = std::is_same_v<Word, float>;
     alignas(64) float scores[queries * keys];
@@ -158,7 +158,7 @@ template <class Word> struct Products {
     }
     void sum_over_queries(float *out, const ScoreTile<Word> &p, const Queries &x, const Range *see, Range active,
                           size_t m) const {
-        Range of[keys / block_rows];  // for each group of 6 keys the queries that see some of them, in words
+        Range of[keys / block_rows];  // for each group of 6 keys the queries that see any of them, in words
         size_t begin = active.begin, end = active.begin;
         for (size_t k = 0; k < m; k += block_rows) {
             while (begin < active.end && see[begin].end <= k) begin++;
@@ -216,8 +216,8 @@ template <> inline void Products<Bf16x2>::round_for_queries(ScoreTile<Bf16x2> &p
 
 #ifdef LLMC_AMX
 
-// Products on the matrix unit. Sums over queries are stored transposed, (D, keys), so that P is the second factor, whose form rounding
-// produces directly; P is larger than the other factor.
+// Products on the matrix unit. Sums over queries are stored transposed, (D, keys), which makes P, the larger factor, the second one; rounding
+// directly produces the layout of a second factor.
 class AmxProducts {
   public:
     using Registers = amx::Registers;
@@ -268,7 +268,7 @@ class AmxProducts {
         }
     }
     void sum_over_queries(float *out, const Scores &p, const Queries &x, const Range *see, Range active, size_t m) const {
-        size_t begin = active.begin, end = active.begin;  // the queries that see some of 32 keys
+        size_t begin = active.begin, end = active.begin;  // the queries that see any of 32 keys
         for (size_t k = 0; k < m; k += multiple) {
             while (begin < active.end && seen_by(see, begin).end <= k) begin += multiple;
             while (end < active.end && seen_by(see, end).begin <= k) end += multiple;

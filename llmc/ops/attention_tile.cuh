@@ -1,9 +1,9 @@
-// The parts that the attention kernels share: the rows that a block works on, tiles of heads in shared memory, products on tensor cores.
+// Shared by the attention kernels: the rows of a block, tiles of heads in shared memory, products on tensor cores.
 //
-// A block owns a tile of rows (queries, or keys) and walks over tiles of the other kind, which land in shared memory two stages
-// deep. Its four warps own 16*m rows each, whose scores stay in registers: the accumulators of one product of mma.m16n8k16 are, once
-// rounded to bf16, the left operand of the next, so P and dS never go to memory. Lane 4*g + t of a warp holds of each 16 x 8
-// accumulator c[0], c[1] = (g, 2t), (g, 2t + 1) and c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1).
+// A block owns a tile of rows (queries, or keys) and walks over tiles of the other kind, which are loaded into shared memory in two stages. Its four
+// warps own 16*m rows each and keep their scores in registers: the accumulators of one mma.m16n8k16 product, rounded to bf16, are the left operand of
+// the next product, so P and dS never go to memory. In each 16 x 8 accumulator lane 4*g + t of a warp holds c[0], c[1] = (g, 2t), (g, 2t + 1) and
+// c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1).
 #pragma once
 #include <cstdint>
 
@@ -15,9 +15,9 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-// ---- which rows
+// ---- rows of a block
 
-struct TileRows {  // the rows of a tile: global positions [begin, end), of which the first is stored in local row `row`
+struct TileRows {  // the rows of a tile: global positions [begin, end); local row `row` stores the first
     int begin, end, row;
     __device__ int size() const { return end - begin; }
     __device__ bool empty() const { return begin >= end; }
@@ -25,18 +25,18 @@ struct TileRows {  // the rows of a tile: global positions [begin, end), of whic
 
 // The rows of a block. Queries see only keys that are between the same two cuts.
 struct BlockRows : TileRows {
-    int from, to;  // the cut at or before the rows, and the one behind them
-    int before;    // the end of the rows of the block before it, at least `from`
+    int from, to;  // the last cut at or before the rows, and the first cut after them
+    int before;    // the end of the previous block's rows, at least `from`
 };
 
-// The number of blocks of a launch: one for each `size` rows of each piece, and one more for each cut, as it divides at most one tile.
+// The number of blocks of a launch: one for each `size` rows of each piece, and one more for each cut, which divides at most one tile.
 inline size_t count_blocks(const Pieces &pieces, const TileCuts &cuts, size_t size) {
     size_t count = cuts.capacity;
     for (size_t i = 0; i < pieces.count; i++) count += ceil_div(pieces.piece[i].end - pieces.piece[i].begin, size);
     return count;
 }
-// Returns the rows of block n. Pieces are cut first, and then divided into `size` rows; the first block has the first rows, or the last ones if `backwards`. Blocks that are
-// left over have none, and are the last ones. Whole warps call this: their lanes look at 32 cuts at a time.
+// Returns the rows of block n. Pieces are cut first, and then divided into `size` rows; block 0 has the first rows, or the last ones if `backwards`.
+// The last blocks may be surplus and have no rows. Whole warps call this function: their lanes examine 32 cuts at a time.
 __device__ inline BlockRows nth_block(const Pieces &pieces, const TileCuts &cuts, unsigned n, int size, bool backwards = false) {
     const int capacity = int(cuts.capacity);
     for (int first = 0; first <= capacity; first += 32) {
@@ -71,7 +71,7 @@ struct Tiles {
     int first, last, size;
     int i = -1;  // the piece that the last tile belongs to
 
-    __device__ TileRows after(TileRows tile) {  // an empty tile: there are no more
+    __device__ TileRows after(TileRows tile) {  // empty after the last tile
         int end = i < 0 ? tile.end : min(int(pieces.piece[i].end), last);
         while (tile.end >= end && ++i < int(pieces.count)) {
             const Piece p = pieces.piece[i];
@@ -83,7 +83,7 @@ struct Tiles {
     __device__ TileRows front() { return after({0, 0, 0}); }
 };
 
-// The queries that see some of the keys [begin, end) are [begin, first_unseeing): both ends of [first_key[p], p] grow with p.
+// The queries that see any of the keys [begin, end) are [begin, first_unseeing), because both ends of [first_key[p], p] grow with p.
 __device__ inline int first_unseeing(const int32_t *first_key, const BlockRows &keys, const Pieces &q_pieces) {
     int seeing = keys.begin, unseeing = max(keys.begin, min(int(q_pieces.piece[q_pieces.count - 1].end), keys.to));
     while (seeing < unseeing) {
@@ -96,11 +96,11 @@ __device__ inline int first_unseeing(const int32_t *first_key, const BlockRows &
 
 // ---- tiles in shared memory
 
-// A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row change places, so that
-// the eight rows of a column that ldmatrix reads at once are in eight different groups of four banks: chunk c of row r is stored at
-// c ^ (r % 8), or, if a row is an odd number of half lines of 128 bytes, at c ^ (r / 2 % 4).
+// A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row are permuted, so the eight rows of a column that ldmatrix reads at once
+// are in eight different groups of four banks: chunk c of row r is stored at c ^ (r % 8), or at c ^ (r / 2 % 4) if a row is an odd number of half
+// lines of 128 bytes.
 template <int rows, int D> struct Tile {
-    static constexpr int group = D % 64 == 0 ? 8 : 4;  // the number of chunks that change places with each other
+    static constexpr int group = D % 64 == 0 ? 8 : 4;  // the number of chunks that are permuted among themselves
     alignas(128) bf16 data[rows * D];
     HOST_DEVICE bf16 *chunk(int r, int c) { return data + r * D + (c ^ (group == 8 ? r % 8 : r / 2 % 4)) * 8; }
     // Steps from chunk (r, c) to (r, c + even), for c 0 or 1, which costs less than computing the address again.
@@ -112,7 +112,8 @@ template <int rows, int D> struct Tile {
 // Starts to copy rows of one head, where x points at row 0 and D <= width. The rest of the tile becomes 0.
 template <int threads, int rows, int width>
 __device__ void load(Tile<rows, width> &tile, Heads<const bf16> x, TileRows tile_rows, size_t D) {
-    constexpr int group = Tile<rows, width>::group, step = threads / group;  // a multiple of 8 rows: chunks change places alike
+    constexpr int group = Tile<rows, width>::group,
+                  step = threads / group;  // a multiple of 8 rows, which have the same permutation
     const int r0 = int(threadIdx.x) / group, c0 = int(threadIdx.x) % group;
     bf16 *to = tile.chunk(r0, c0);
     const bf16 *from = x.data + size_t(unsigned(tile_rows.row + r0)) * unsigned(x.stride) + c0 * 8;
@@ -176,7 +177,7 @@ __device__ void product_add(float (&c)[m][D / 8][4], const uint32_t (&a)[m][K / 
         }
 }
 
-// Accumulators as the left operand of a product: two of 16 x 8 make one of 16 x 16.
+// Accumulators as the left operand of a product: two 16 x 8 accumulators make one 16 x 16 operand.
 template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16][4], const float (&c)[m][K / 8][4]) {
 #pragma unroll
     for (int i = 0; i < m; i++)
@@ -206,7 +207,7 @@ template <int m> struct Queries {
     __device__ bool see_all_of(TileRows keys) const {
         return keys.end - 1 <= begin && keys.begin >= first_key[row0 + end - begin - 1];
     }
-    // The row of the block of this lane's accumulators [i][.][2*r] and [i][.][2*r + 1].
+    // The row within the block of this lane's accumulators [i][.][2*r] and [i][.][2*r + 1].
     __device__ int row(int i, int r) const { return row0 + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
 
     template <int N> __device__ void mask(float (&scores)[m][N / 8][4], TileRows keys) const {
@@ -214,7 +215,7 @@ template <int m> struct Queries {
         for (int i = 0; i < m; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
+                const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // for n = 0
                 const int p = begin - row0 + row(i, e / 2), first = first_key[row(i, e / 2)] - key;
                 const int last = min(p, keys.end - 1) - key;
 #pragma unroll
@@ -226,8 +227,8 @@ template <int m> struct Queries {
 
 // ---- the running result
 
-// Merges the log-sum-exp of a part into *lse; then out += weight * (out of the part - out), with the weight returned. All lanes of a
-// warp take part, several may have the same row, and one of them writes.
+// Merges the log-sum-exp of a part into *lse and returns the weight of out += weight * (out of the part - out). All lanes of a warp call it;
+// several lanes may have the same row, and one of them writes.
 __device__ inline float merge_lse(float *lse, float part, bool valid, bool writes) {
     const float before = valid ? *lse : 0.0f, whole = fmaxf(before, part) + log1pf(expf(-fabsf(before - part)));
     __syncwarp();  // all have read lse

@@ -9,7 +9,7 @@
 #include "../core/common.h"
 #include "../core/dtype.h"
 
-// Global positions [begin, end) of the packed row, which a rank stores in its local rows offset, offset + 1, ...
+// Global positions [begin, end) of the packed row; a rank stores them in its local rows offset, offset + 1, ...
 struct Piece {
     size_t begin, end, offset;
 };
@@ -19,14 +19,14 @@ struct Pieces {  // the pieces that one rank holds, sorted by begin
     size_t count;
 };
 
-// Cuts divide the packed row where its long documents begin. On a GPU a tile of rows ends at a cut: a tile with the end of one document and the
-// beginning of the next one would visit the keys of both with all of its rows. Kernels read the cuts from device memory, so that a recorded launch
-// serves every row.
+// Cuts divide the packed row where long documents begin. On a GPU a tile of rows ends at a cut: if a tile held the end of one document and the
+// beginning of the next, all of its rows would visit the keys of both. Kernels read the cuts from device memory, so a recorded launch serves every
+// packed row.
 struct TileCuts {
     static constexpr size_t shortest = 256;  // positions; a shorter document has too few tiles to gain by a cut
     static constexpr size_t most(size_t T) { return T ? (T - 1) / shortest : 0; }  // cuts of a row of T positions
 
-    const int32_t *at;  // (capacity) rising positions, INT32_MAX behind the last one; no query behind a cut sees a key before it
+    const int32_t *at;  // (capacity) increasing positions, then INT32_MAX; no query after a cut sees a key before it
     size_t capacity;
 };
 
@@ -47,11 +47,11 @@ template <class X> struct Heads {  // element (t, h, d) is data[t * stride + h *
     auto pointers() const { return std::tuple(data); }  // ../core/rehearsal.h
 };
 
-// Floating-point operations of a score (query, key) and a channel of its head: two products forward, of scores and of weighted values; and five backward, which
-// recomputes the scores, as is usual where their (T, T) matrix is never stored.
+// Floating-point operations for one score (query, key) and one channel of its head. The forward pass has two products (scores, weighted values) and
+// the backward pass five, including the recomputed scores, which is the usual count if the (T, T) matrix is never stored.
 constexpr double attention_flops = 4, attention_backward_flops = 10;
 
-// T rows of queries in H heads; keys and values in KV heads; D elements a head. A score is scale * q . k.
+// T rows of queries in H heads; keys and values in KV heads; D elements per head. A score is scale * q . k.
 struct AttentionShape {
     size_t T, H, KV, D;
     float scale;
@@ -59,7 +59,7 @@ struct AttentionShape {
     HOST_DEVICE unsigned group() const { return unsigned(H) / unsigned(KV); }
 };
 
-// Inputs of both passes. The number of rows of keys and values is the caller's, often T.
+// Inputs of both passes. The caller knows the number of rows of keys and values; often it is T.
 template <class X> struct AttentionInputs {
     Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D) twice
     const int32_t *first_key;  // by global position
@@ -69,12 +69,12 @@ template <class X> struct AttentionInputs {
     auto pointers() const { return std::tuple(q.data, k.data, v.data, first_key, cuts.at); }  // ../core/rehearsal.h
 };
 
-// The place of a part among those of its queries: the first one begins their sums, and the last one rounds them.
+// The position of a part among all parts of the same queries: the first part initialises their sums, and the last part rounds them.
 struct PartOrder {
     bool first, last;
 };
 
-// The sums to which the parts of a backward pass add.
+// The sums that the parts of a backward pass add to.
 struct AttentionGrads {
     float *dq32;  // (T, H, D)
     float *dk32;  // (rows, KV, D)
@@ -89,13 +89,13 @@ constexpr size_t max_D = 256;
 
 inline void check_head_size(size_t D) {
     if (D % 8 || D > max_D)
-        die("head_dim in config.json is %zu, but attention takes multiples of 8 up to %zu\n  fix: use a model with such heads", D,
-            max_D);
+        die("head_dim in config.json is %zu, but attention supports multiples of 8 up to %zu\n  fix: use a model with another head size",
+            D, max_D);
 }
 
 }  // namespace attention
 
-// A part that is the whole, on any device.
+// Attention whose single part is the whole, on any device.
 template <class Dev, class X = typename Dev::X>
 void attention_forward(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces pieces) {
     attention_forward_part(dev, out, out32, lse, in, pieces, pieces, PartOrder{true, true});

@@ -10,13 +10,13 @@ struct Nf4Values {
     float of[16];
 };
 
-// A thread writes N weights: one, or 8 of one block, whose codes are one load. The 16 values are in shared memory, where the lanes of a warp that read the
-// same one share the read, and no two of the 16 share a bank.
+// A thread writes N weights: one, or 8 of one block, whose codes are one load. The 16 values are in shared memory, in 16 different banks; lanes of a
+// warp that read the same value share the read.
 template <class X, int N> __global__ void dequantise_nf4_kernel3(X *out, Quantised q) {
     auto &values = shared_mem<Nf4Values>().of;
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int code = 0; code < 16; code++) values[code] = nf4_value(code);  // numbers of the code, without a table in memory
+        for (int code = 0; code < 16; code++) values[code] = nf4_value(code);  // constants in the code, without a table in memory
     }
     __syncthreads();
     const size_t first = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;

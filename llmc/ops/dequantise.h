@@ -2,13 +2,13 @@
 //
 //   dequantise(dev, out, q)      out[i] = the value of weight i, rounded to X once      out (q.rows, q.columns) X
 //
-// 4 bits: NF4 with double quantisation (Dettmers et al., "QLoRA", 2023, arXiv:2305.14314), with the values of bitsandbytes, bit for bit. A block of 64
-// consecutive weights of a tensor shares the largest magnitude m among them, and a weight is one of 16 values times m. Blocks do not care about rows.
-// The magnitudes are stored in 8 bits each, as fractions of a scale that 256 blocks share, above the mean of all magnitudes of the tensor:
+// 4 bits: NF4 with double quantisation (Dettmers et al., "QLoRA", 2023, arXiv:2305.14314), with the values of bitsandbytes, bit for bit. A block of
+// 64 consecutive weights of a tensor shares their largest magnitude m, and a weight is one of 16 values times m. Blocks may cross rows.
+// The magnitudes, minus their mean over the tensor, are stored in 8 bits each, as fractions of a scale that 256 blocks share:
 //
 //   w = nf4_value(code) * m         m = fractions[magnitude] * scales[1 + block / 256] + scales[0]        fractions: ../core/blockwise.h
 //
-// 8 bits: a row shares a scale, its largest magnitude / 127, and w = code * scale.
+// 8 bits: each row has a scale, its largest magnitude / 127, and w = code * scale.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@
 #include "../core/common.h"
 #include "../core/device.h"
 
-constexpr size_t nf4_block = 64, nf4_group = 256;  // weights of a block, blocks of a group
+constexpr size_t nf4_block = 64, nf4_group = 256;  // weights per block, blocks per group
 
 // Quantiles of the normal distribution, scaled to [-1, 1], with a 0.
 HOST_DEVICE inline float nf4_value(int code) {
@@ -48,7 +48,7 @@ struct Quantised {
     // 4 bits: (ceil(count() / 2)), the earlier weight in the upper half of a byte. 8 bits: (count()) int8_t.
     const uint8_t *codes;
     const uint8_t *magnitudes;  // 4 bits: (blocks)
-    const float *scales;        // 4 bits: (1 + groups), the first of which is the mean; 8 bits: (rows)
+    const float *scales;        // 4 bits: (1 + groups), the mean first; 8 bits: (rows)
     const float *fractions;     // (256) of both signs
 
     auto pointers() const { return std::tuple(codes, magnitudes, scales, fractions); }  // ../core/rehearsal.h
@@ -56,7 +56,7 @@ struct Quantised {
     HOST_DEVICE size_t count() const { return rows * columns; }
 };
 
-// How many elements its arrays have.
+// Numbers of elements of its arrays.
 struct QuantisedSizes {
     size_t codes, magnitudes, scales;
     QuantisedSizes(int bits, size_t rows, size_t columns)
@@ -65,7 +65,7 @@ struct QuantisedSizes {
           scales(bits == 4 ? 1 + ceil_div(magnitudes, nf4_group) : rows) {}
 };
 
-// Product and sum have a rounding each, as in bitsandbytes, so no compiler may fuse them.
+// Product and sum are rounded separately, as in bitsandbytes, so no compiler may fuse them.
 HOST_DEVICE inline float nf4_magnitude(const Quantised &q, size_t block) {
     const float fraction = q.fractions[q.magnitudes[block]], scale = q.scales[1 + block / nf4_group];
 #ifdef __CUDA_ARCH__

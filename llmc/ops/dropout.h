@@ -1,12 +1,12 @@
-// Dropout (Srivastava et al., JMLR 2014) of the rows that an adapter reads (LoRA), with a scale.
+// Dropout (Srivastava et al., JMLR 2014) on the input rows of an adapter (LoRA), with a scale.
 //
 //   dropout_forward (dev, out, x, mask, T, C)       out[t,c] = scale * x[t,c] where the mask keeps it, else 0
 //   dropout_backward(dev, dx, dout, mask, T, C)     dx[t,c] += scale * dout[t,c] where the mask keeps it
 //
 //   x, out, dx, dout (T, C) X     out may alias x     mask.documents, mask.positions (T), which may be null if nothing is dropped
 //
-// The mask is a function of the mask's seed, the number of the token's document, the token's position there and the channel (Philox). So it depends
-// neither on how documents are packed into rows nor on ranks, and recomputation draws the same one. A block of four random words serves four
+// The mask is a function of its seed, the number of the token's document, the token's position in the document, and the channel (Philox). So it does
+// not depend on the packing of documents into rows or on ranks, and recomputation draws the same mask. A block of four random words serves four
 // channels; a word below `threshold` drops its channel.
 #pragma once
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 struct DropoutMask {
     float scale = 1;
-    uint32_t threshold = 0;  // 2^32 times the share that is dropped
+    uint32_t threshold = 0;  // 2^32 times the probability of dropping a channel
     uint64_t seed = 0;
     const int32_t *documents = nullptr, *positions = nullptr;  // (T) of the tokens
 

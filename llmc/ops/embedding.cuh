@@ -32,7 +32,7 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
     embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C);
 }
 
-// The range is divided among the warps of a row of the grid. A warp reads all tokens, 256 at a time, whose loads wait together, and adds up the
+// The range is divided among the warps of a row of the grid. A warp reads all tokens, 256 at a time with overlapping loads, and adds the
 // gradients of the tokens in its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw, so the kernel
 // needs no atomics, no sorting and no scratch. It moves C elements of dout and 2 C floats of dw for each token of the range, and loads T tokens
 // per warp from the cache.
@@ -44,7 +44,7 @@ __global__ void embedding_backward_kernel5(float *dw, const X *dout, const int32
                    parts = gridDim.x * warps;
     const size_t c = (blockIdx.y * size_t(32) + lane) * N;
     for (size_t begin = 0; begin < T; begin += loads * 32) {
-        unsigned rows[loads];  // a token in front of the range becomes a large number
+        unsigned rows[loads];  // wraps to a large number for a token before the range
 #pragma unroll
         for (unsigned i = 0; i < loads; i++) {
             const size_t t = begin + i * 32 + lane;

@@ -6,8 +6,8 @@
 //
 //   out, dout (T, C) X     w (V, C) X     dw (count, C) float, accumulated: the gradient of rows [first, first + count) of w
 //   tokens (T), each in [0, V)     p (P, C) X     pos (T), each in [0, P); the backward pass for p is embedding_backward with pos as tokens
-//   Nothing may alias. The gradients of a token are added in the order of the text, whatever the number of threads.
-//   first 0 and count V give the whole gradient. Ranges are for ZeRO-2, under which it must not exist at once; each call reads all tokens.
+//   Nothing may alias. The gradients of a token are added in the order of the text, for any number of threads.
+//   first 0 and count V give the whole gradient. Ranges are for ZeRO-2, where the whole gradient never exists at once; each call reads all tokens.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -41,7 +41,7 @@ void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tok
     for (size_t s = 0; s < ceil_div(C, slice); s++) {
         const size_t begin = s * slice, end = std::min(C, begin + slice);
         for (size_t t = 0; t < T; t++) {
-            const size_t v = size_t(tokens[t]) - first;  // a token in front of the range becomes a large number
+            const size_t v = size_t(tokens[t]) - first;  // wraps to a large number for a token before the range
             if (v >= count) continue;
             const X *dout_t = dout + t * C;
             float *row = dw + v * C;

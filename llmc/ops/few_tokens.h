@@ -1,15 +1,15 @@
-// The product of a linear layer for few tokens, as in generation, on CPUs that multiply pairs of bf16 fast. Reading the weights from memory bounds it, up
-// to some 16 tokens, so weights are read once, in place, and nothing of their size is packed.
+// The product of a linear layer for few tokens, as in generation, on CPUs that multiply pairs of bf16 fast. Up to about 16 tokens it is bound by the
+// memory bandwidth for the weights, so the weights are read once, in place, and never packed.
 //
-//   dots      up to 8 tokens: a vector of a row's weights is multiplied with the same inputs of each token. 16 sums of vectors stay in registers
-//   panels    up to 128: a word of two weights is broadcast, and multiplied with the same two inputs of up to 64 tokens, which are the lanes of
-//             vectors. The inputs are transposed for that first. A lane sums up one output of one token, so no vector needs to be summed up
+//   dots      up to 8 tokens: a vector of a row's weights is multiplied with the same inputs of each token. 16 vectors of sums stay in registers
+//   panels    up to 128: a word of two weights is broadcast, and multiplied with the same two inputs of up to 64 tokens, one token per lane. The inputs
+//             are transposed first. A lane sums one output of one token, so no horizontal sums are needed
 //
-// A weight is prefetched into the second cache `ahead` bytes before it is needed, which is what memory takes while some rows are computed. Weights of all
-// layers lie one after the other, so the end of a matrix prefetches the beginning of the next. On one core of an EPYC (Zen 4), 64 bytes of weights
-// take 3.1 to 4.7 ns for 8 tokens; they took 5.5 to 7.2 ns with prefetches of 16 rows into the first cache, which is too small for more.
+// A weight is prefetched into the L2 cache `ahead` bytes before it is needed, which covers the latency of memory. The weights of all layers are
+// contiguous, so the end of a matrix prefetches the beginning of the next. On one core of an EPYC (Zen 4), 64 bytes of weights take 3.1 to 4.7 ns for
+// 8 tokens; they took 5.5 to 7.2 ns with prefetches of 16 rows into the L1 cache, which is too small for more.
 //
-// The bits of a token's outputs depend on no other token. The number of tokens only selects a variant.
+// The bits of a token's outputs do not depend on other tokens. The number of tokens only selects a variant.
 #pragma once
 #ifdef __AVX512BF16__
 #include <algorithm>
@@ -24,14 +24,14 @@ using simd::Bf16x2, simd::Vector, simd::lanes, simd::panel;
 
 constexpr size_t most = 128, most_dots = 8;  // tokens
 constexpr size_t ahead = 64 << 10;
-constexpr size_t tile_rows = 48;  // rows of the weight whose products are stored at a time, a multiple of every block's
+constexpr size_t tile_rows = 48;  // rows of the weight whose products are stored at a time; a multiple of the rows of every block
 
 inline void prefetch(const void *weights) { __builtin_prefetch(static_cast<const char *>(weights) + ahead, 0, 2); }
 
 inline size_t columns_of(size_t tokens) { return round_up(tokens, lanes); }
 inline size_t scratch(size_t T, size_t IC) { return columns_of(T) * IC * sizeof(bf16); }  // bytes
 
-// sums (N, tile_rows): the products of R rows of the weight, `rows` of which there are, with N tokens. Those behind the T-th are the last one again.
+// sums (N, tile_rows) = the products of R rows of the weight, of which `rows` exist, with N tokens. From the T-th token on, the last one is repeated.
 template <size_t N> void dot_block(float *sums, const bf16 *x, const bf16 *w, size_t rows, size_t T, size_t IC) {
     constexpr size_t R = lanes / N;
     const bf16 *w_row[R], *x_row[N];
@@ -71,7 +71,7 @@ void dots(int threads, Out *out, const bf16 *x, const bf16 *w, const bf16 *bias,
     }
 }
 
-// Inputs of n tokens, at most a panel, transposed: words (IC/2, columns), in which the columns behind n are 0. Those from k on, `count` of them.
+// Transposes words k to k + count of the inputs of n tokens, at most a panel: (IC/2, columns), where the columns from n on are 0.
 inline void transpose(Bf16x2 *out, const bf16 *x, size_t n, size_t IC, size_t k, size_t count) {
     const size_t columns = columns_of(n);
     for (size_t t0 = 0; t0 < columns; t0 += lanes) {
@@ -116,7 +116,7 @@ template <size_t W> void rows(float *sums, const Bf16x2 *w, const Bf16x2 *x, siz
     for (; i < n; i++) block<1, W>(sums + i * panel, w + i * K, x, K);
 }
 
-// out[t, o] for n outputs from o on and `tokens` tokens, from sums (n, panel).
+// Writes out[t, o] for n outputs from o on and `tokens` tokens, from sums (n, panel).
 template <class Out> void store(Out *out, size_t ld, float *sums, const bf16 *bias, size_t o, size_t n, size_t tokens) {
     for (size_t i = 0; i < n; i += lanes)
         for (size_t t0 = 0; t0 < tokens; t0 += lanes) {

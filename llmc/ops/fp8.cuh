@@ -9,8 +9,8 @@ template <class X> constexpr size_t fp8_bytes(Cuda<X>) { return 1; }
 
 // ---- the scale ------------------------------------------------------------------------------------------------------------------
 
-// The bits of a magnitude, as an integer, are in the order of magnitudes, with infinity and then NaN behind all numbers; and the largest of integers does not
-// depend on the order in which they come. A thread has four vectors of 16 bytes in flight. The kernel reads n elements.
+// The bits of magnitudes, as integers, have the order of the magnitudes; infinity follows all numbers, and NaN follows infinity. A maximum of
+// integers does not depend on the order of evaluation. A thread has four vectors of 16 bytes in flight. The kernel reads n elements.
 template <class X> __global__ void fp8_scale_kernel2(unsigned *largest, const X *x, size_t n) {
     constexpr int N = Vec<X>::size, at_once = 4;
     auto &of_block = shared_mem<unsigned>();
@@ -44,14 +44,14 @@ template <class X> void fp8_scale(Cuda<X> dev, Fp8Matrix q, const X *x, size_t r
 
 // ---- rounding -------------------------------------------------------------------------------------------------------------------
 
-// The bytes of two numbers, the first one's in the lower half.
+// Returns the bytes of two numbers, with the first in the lower half.
 __device__ inline uint16_t fp8_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
     return pair;
 #elif defined(__CUDACC__)
-    return 0;  // an older GPU is refused when a run begins; and clang also compiles a kernel's functions for the host
+    return 0;  // never runs: older GPUs are refused at the start, but clang also compiles device functions for the host
 #else
     return uint16_t(fp8_code(fp8_nearest(first)) | fp8_code(fp8_nearest(second)) << 8);
 #endif
@@ -61,10 +61,11 @@ __device__ inline uint16_t fp8_pair(float first, float second) {
 constexpr unsigned fp8_rows = 128, fp8_columns = 64, fp8_threads = fp8_rows / 4 * (fp8_columns / 8);
 
 struct Fp8Tile {
-    uint32_t words[fp8_columns][fp8_rows / 4 + 1];  // of 4 rows of a column; one more, so that columns begin in different banks
+    uint32_t words[fp8_columns]
+                  [fp8_rows / 4 + 1];  // each has 4 rows of a column; one word of padding puts columns into different banks
 };
 
-// Transposed, the tile is stored from shared memory, 16 bytes a thread. Sizes are multiples of 16, so a thread has all of its rows and columns or
+// A transposed tile is stored from shared memory, 16 bytes per thread. Sizes are multiples of 16, so either all rows and columns of a thread exist or
 // none. The kernel loads rows * columns elements and stores rows * columns bytes.
 template <class X, bool turned>
 __global__ void __launch_bounds__(fp8_threads)
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(fp8_threads)
     if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) scale[0] = 1.0f / factor;
     if (r0 + r < rows && c0 + c < columns) {
         Vec<X, 8> v[4];
-        uint32_t words[4][2];  // of 4 columns
+        uint32_t words[4][2];  // each has 4 columns
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = Vec<X, 8>::load(x + (r0 + r + i) * columns + c0 + c);
 #pragma unroll
@@ -130,7 +131,7 @@ void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias,
     });
 }
 #else
-// cuBLASLt multiplies such matrices along their rows alone: op(A) is transposed, and op(B) is not.
+// cuBLASLt multiplies FP8 matrices only along their rows: op(A) is transposed, and op(B) is not.
 template <class X, class Out>
 void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
                  bool accumulate) {

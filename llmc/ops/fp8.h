@@ -1,5 +1,6 @@
-// Products of matrices whose elements are rounded to 8 bits (Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv:2209.05433), which tensor
-// cores multiply twice as fast as elements of 16 bits. A matrix is scaled by its own largest magnitude when it is rounded ("current scaling").
+// Matrix products with elements rounded to 8 bits (Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv:2209.05433). Tensor cores
+// multiply them twice as fast as 16-bit elements. The scale of a matrix comes from its own largest magnitude at the time of rounding ("current
+// scaling").
 //
 //   fp8_scale  (dev, q, x, rows, columns)                     q.scale[1] = max |x|     q.scale[0] = 2^-e with the largest e for which
 //                                                             2^e max |x| is a number of the format
@@ -10,13 +11,13 @@
 //   x (rows, columns), aligned to 16 bytes     rows, columns, T, IC, OC: multiples of 16
 //   a: values (T, IC)     b: values (OC, IC)     out (T, OC) X or float     bias (OC) X, may be null
 //
-// The format is e4m3: 4 bits of exponent and 3 of fraction, numbers from 2^-9 to 448. The paper has gradients in e5m2, whose range is wider and whose
-// rounding error is twice as large. With a scale of their own, gradients fit the range of e4m3 (docs/gpus.md): what becomes zero is about 2^-18 of the
-// largest, and less.
+// The format is e4m3: 4 bits of exponent and 3 of fraction, numbers from 2^-9 to 448. The paper stores gradients in e5m2, which has a wider range and
+// twice the rounding error. With their own scale, gradients fit the range of e4m3 (docs/gpus.md): only elements below about 2^-18 of the largest
+// become zero.
 //
-// The scale is a power of two. Therefore 2^-e times a rounded value is a bf16, and a product in FP8 is the product of matmul.h on such values: that is how the
-// CPU computes it, where the values are X. If max |x| is not finite, the scale is NaN, and so is all of the product. The unit for which one scale is
-// valid is the caller's, so bits depend on how tokens are divided among calls.
+// The scale is a power of two. So 2^-e times a rounded value is a bf16, and a product in FP8 equals the product of matmul.h on such values. The CPU
+// computes it that way, with values of type X. If max |x| is not finite, the scale is NaN, and so is the whole product. Each call has its own scale,
+// so bits depend on the division of tokens among calls.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -39,7 +40,7 @@ struct Fp8Matrix {
 
 // ---- one number -----------------------------------------------------------------------------------------------------------------
 
-// 2^e, for a matrix of this largest magnitude.
+// Returns 2^e for a matrix with this largest magnitude.
 HOST_DEVICE inline float fp8_factor(float largest) {
     uint32_t bits;
     memcpy(&bits, &largest, sizeof bits);
@@ -52,7 +53,8 @@ HOST_DEVICE inline float fp8_factor(float largest) {
     return factor;
 }
 
-// The nearest number of the format; beyond the largest, that. Adding a number whose last bit is worth one step, and subtracting it, leaves a multiple of steps.
+// Returns the nearest number of the format, at most the largest one. Adding and subtracting a number whose last bit equals one step of the format
+// rounds to a multiple of that step.
 inline float fp8_nearest(float x) {
     constexpr float least = std::bit_cast<float>(uint32_t(fp8_smallest + 127) << 23);
     x = std::min(std::max(x, -fp8_largest), fp8_largest);                                                // a NaN stays one
@@ -61,7 +63,7 @@ inline float fp8_nearest(float x) {
     return (x + shift) - shift;
 }
 
-// The byte of a number of the format, and the number of a byte.
+// Converts a number of the format to its byte, and back.
 inline uint8_t fp8_code(float number) {
     const uint8_t sign = std::signbit(number) ? 0x80 : 0;
     const float magnitude = std::abs(number);

@@ -1,4 +1,4 @@
-// What our own matrix products share (sgemm.cpp, amx_gemm.cpp): how C is divided among threads, and how a row of it is written.
+// Shared by our own matrix products (sgemm.cpp, amx_gemm.cpp): the division of C among threads, and the output of its rows.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -14,8 +14,8 @@
 #include "sgemm.h"
 #include "simd.h"
 
-// The size of the tiles of C: at most `longest` on each side, multiples of `row_step` and `column_step`, and such that threads have equally many
-// tiles, or at least some each. No sum depends on it.
+// The size of the tiles of C: at most `longest` on each side, in multiples of `row_step` and `column_step`, and chosen to balance the number of tiles
+// per thread. No sum depends on it.
 struct TileSize {
     size_t rows, columns;
     TileSize(size_t M, size_t N, size_t threads, size_t longest, size_t row_step, size_t column_step) {

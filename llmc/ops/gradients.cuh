@@ -1,4 +1,4 @@
-// Gradients in bf16 on CUDA. Contract: gradients.h. Both kernels are limited by the memory's bandwidth: 6 bytes an element.
+// Gradients in bf16 on CUDA. Contract: gradients.h. Memory bandwidth limits both kernels: 6 bytes per element.
 #pragma once
 #include "gradients.h"
 #include "warp.cuh"

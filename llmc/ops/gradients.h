@@ -1,6 +1,6 @@
-// Gradients that are stored in bf16 and computed in float (../parallel/zero.h): before a pass they become floats, to which the pass adds, and after it
-// they are rounded, up with the probability with which the upper neighbour is nearer. Rounded to nearest, a sum would not move where a
-// micro-step adds less than half a unit in its last place.
+// Gradients that are stored in bf16 and computed in float (../parallel/zero.h): they become floats before a backward pass, which adds to them, and
+// are rounded stochastically afterwards. With rounding to nearest, a sum would not change if a micro-step adds less than half a unit in its last
+// place.
 //
 //   widen_gradients(dev, out, stored, n)               out[i] = stored[i]
 //   round_gradients(dev, stored, x, n, random, first)  stored[i] = x[i] rounded stochastically, by bits that are a function of (random, first + i)
@@ -14,8 +14,8 @@
 #include "../core/device.h"
 #include "../core/rng.h"
 
-// A block of Philox serves a group of eight elements, 16 bits each. Groups begin at multiples of eight of the numbers in the model, so that an element has
-// the same bits in whatever array it lies.
+// A block of Philox serves a group of eight elements, 16 bits each. Groups begin at multiples of eight of the element numbers in the model, so an
+// element has the same bits in any array.
 constexpr size_t rounding_group = 8;
 HOST_DEVICE inline uint32_t rounding_bits(const Counter &block, size_t number) {
     return block.word[number % rounding_group / 2] >> number % 2 * 16 & 0xffff;

@@ -1,16 +1,16 @@
-// The products of groups on CUDA. Contract and formulas: grouped_matmul.h.
+// Grouped products on CUDA. Contract and formulas: grouped_matmul.h.
 #pragma once
 #include "grouped_matmul.h"
 #include "ptx.cuh"
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block computes a tile of an output: `rows` by `columns`, by four warps in a square. Tiles of both factors pass through shared memory, `depth`
-// terms of the sum at a time, `stages` of them on their way at once.
+// A block computes a tile of an output, `rows` by `columns`, with four warps in a square. Tiles of both factors pass through shared memory, with
+// `depth` terms of the sum per stage and `stages` stages in flight.
 template <class X> struct GroupedTile {
     static constexpr unsigned rows = 64, columns = 128, depth = 64 / sizeof(X), vector = 16 / sizeof(X), stages = 3;
     static constexpr unsigned warps = 4, threads = warps * 32;
-    // A row of shared memory has one vector more, so that the eight rows that ldmatrix reads at once are in different banks.
+    // A row of shared memory is padded by one vector, so the eight rows that ldmatrix reads at once are in different banks.
     static constexpr unsigned room(unsigned side) {
         const unsigned along = side * (depth + vector), across = depth * (side + vector);
         return along > across ? along : across;
@@ -22,7 +22,7 @@ template <class X> struct GroupedShared {
     } stage[GroupedTile<X>::stages];
 };
 
-// One factor of a product: element (i, k) is data[i * ld + k] if `along`, the sum runs along its rows, else data[k * ld + i]. i < extent.
+// One factor of a product: element (i, k) is data[i * ld + k] if the sum runs along its rows (`along`), else data[k * ld + i]. i < extent.
 template <class X, bool along> struct GroupedFactor {
     const X *data;
     size_t ld, extent;
@@ -31,7 +31,7 @@ template <class X, bool along> struct GroupedFactor {
     template <bool wide, unsigned side> __device__ void load(X *to, size_t i0, size_t k0, size_t K) const {
         using Tile = GroupedTile<X>;
         constexpr unsigned N = wide ? Tile::vector : 1, inner = along ? Tile::depth : side, vectors = side * Tile::depth / N;
-#pragma unroll(wide ? 4 : 8)  // loads on their way at once
+#pragma unroll(wide ? 4 : 8)  // loads in flight at once
         for (unsigned v = threadIdx.x; v < vectors; v += Tile::threads) {
             const unsigned outer = v / (inner / N), at = v % (inner / N) * N;
             const size_t i = i0 + (along ? outer : at), k = k0 + (along ? at : outer);
@@ -49,7 +49,8 @@ template <class X, bool along> struct GroupedFactor {
                (along ? i * (GroupedTile<X>::depth + GroupedTile<X>::vector) + k : k * (side + GroupedTile<X>::vector) + i);
     }
 
-    // Four 8 x 8 matrices of (i, k), so that a lane holds pairs along k: i0 + 8 for odd numbers, k0 + 8 for those from 2 on; `across`: the other way round.
+    // Loads four 8 x 8 matrices of (i, k) such that a lane holds pairs along k. Odd matrices begin at i0 + 8, matrices 2 and 3 at k0 + 8; with
+    // `across` the other way round.
     template <unsigned side> __device__ static void read(uint32_t (&r)[4], const X *tile, unsigned i0, unsigned k0, bool across) {
         const unsigned lane = threadIdx.x % 32, matrix = lane / 8, first = matrix % 2 * 8, second = matrix / 2 * 8;
         const unsigned i = i0 + (across ? second : first), k = k0 + (across ? first : second);
@@ -58,7 +59,7 @@ template <class X, bool along> struct GroupedFactor {
     }
 };
 
-// The sums of a warp, half of the tile's rows and columns. A lane holds them as mma_m16n8k16 does: [row / 16][column / 8].
+// The sums of a warp, for half of the tile's rows and columns, in the layout of mma_m16n8k16: [row / 16][column / 8].
 struct GroupedSums {
     float d[2][8][4];
 };
@@ -112,7 +113,7 @@ __device__ void grouped_product(Out *out, size_t ld, GroupedFactor<X, a_along> a
     for (unsigned step = 0; step < ahead; step++) load(step);
     for (size_t step = 0; step * Tile::depth < K; step++) {
         cp_async_wait<ahead - 1>();
-        __syncthreads();  // this stage has arrived for all threads, and all have read the one that is loaded next
+        __syncthreads();  // all threads see this stage, and all have read the stage that is loaded next
         load(step + ahead);
         grouped_multiply<X, a_along, b_along>(sums, shared.stage[step % Tile::stages], row, column);
     }
@@ -127,10 +128,10 @@ __device__ void grouped_product(Out *out, size_t ld, GroupedFactor<X, a_along> a
         }
 }
 
-// Groups are of any sizes, and only the device knows them. The work list is implied: groups have tiles of rows, one after the other, and a
-// block finds its tile by its number. All warps of a block search, 32 groups at a time. Blocks behind the last tile have none.
+// Groups have any sizes, and only the device knows them. The work list is implicit: the tiles of all groups are numbered consecutively, and a block
+// finds its tile by its number. All warps of a block search, 32 groups at a time. Blocks after the last tile have no work.
 struct GroupOfTile {
-    size_t group, first;  // E: none; the tile's first row in its group
+    size_t group, first;  // E if there is no tile; the tile's first row in its group
 };
 __device__ inline GroupOfTile find_group(const int32_t *starts, size_t E, unsigned tile, unsigned rows) {
     const unsigned lane = threadIdx.x % 32;
@@ -143,7 +144,7 @@ __device__ inline GroupOfTile find_group(const int32_t *starts, size_t E, unsign
     return {E, 0};
 }
 
-// A block computes a tile of rows of one group. The kernel makes 2 R IC OC FLOP and reads each matrix once for every 64 rows.
+// A block computes a tile of rows of one group. The kernel executes 2 R IC OC FLOP and reads each matrix once for every 64 rows.
 template <class X, bool wide>
 __global__ void __launch_bounds__(GroupedTile<X>::threads)
     grouped_matmul_forward_kernel1(X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t IC, size_t OC,

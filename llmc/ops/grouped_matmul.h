@@ -1,5 +1,5 @@
-// The products of rows with the matrices of their groups: an expert's tokens with its weights. The rows of group e are [starts[e], starts[e+1]),
-// and may be none.
+// Products of rows with the matrix of their group, such as an expert's tokens with its weights. The rows of group e are [starts[e], starts[e+1]); a
+// group may be empty.
 //
 //   grouped_matmul_forward        (dev, out, x, w, starts, E, R, IC, OC, ld, accumulate)
 //                                 out[r,o] = sum_i x[r,i] w[e,o,i]             for row r of group e
@@ -9,9 +9,9 @@
 //                                 dw[e,o,i] += sum_{r of e} dout[r,o] x[r,i]   if not accumulate, dw = the sum, which is 0 for a group without rows
 //
 //   x, dx (R, IC), w (E, OC, IC), out, dout (R, OC) X     dw (E, OC, IC) float     starts (E+1) int32, from 0 to R
-//   ld: elements from one row of out, or dout, to the next; those behind the first OC are neither read nor written. 0: OC.
-//   No output may alias an input. Sums are float, in an order that does not depend on threads, and rounded once. The bits of a row's results depend on R,
-//   but on no other row. The products use the scratch of matmul.h. Few rows read only the matrices of their groups, each once.
+//   ld: elements from one row of out, or dout, to the next; elements after the first OC are neither read nor written. 0: OC.
+//   No output may alias an input. Sums are float, in an order that does not depend on threads, and rounded once. The bits of a row's results depend
+//   on R, but not on other rows. The products use the scratch of matmul.h. With few rows, each group's matrix is read once, if the group has rows.
 #pragma once
 #include <cstddef>
 #include <cstdint>

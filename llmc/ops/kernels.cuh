@@ -1,4 +1,4 @@
-// All ops on CUDA, and where their arrays lie, for a trainer.
+// All ops on CUDA, and the device memory of their arrays, for a trainer.
 #pragma once
 #include "../core/graphs.cuh"
 #include "../core/memory.cuh"

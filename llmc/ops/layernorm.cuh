@@ -33,8 +33,8 @@ __device__ void layernorm_warp(X *out, X *sum, float *mean, float *rstd, const X
     if (lane == 0) *mean = m, *rstd = r;
 }
 
-// Computes dx of one row, dw[c] += dout * xh and dbias[c] += dout; dw and dbias are this warp's own, in shared memory. Data that are read a
-// second time come from the cache.
+// Computes dx of one row, dw[c] += dout * xh and dbias[c] += dout; dw and dbias are this warp's own, in shared memory. The second read of
+// data hits the cache.
 template <class X, int N>
 __device__ void layernorm_backward_warp(X *dx, float *dw, float *dbias, const X *dresidual, const X *dout, const X *x, const X *w,
                                         float mean, float rstd, size_t C) {
@@ -97,7 +97,8 @@ void layernorm_forward(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x
     residual_layernorm_forward(dev, no_sum, out, mean, rstd, x, no_y, w, bias, T, C, eps);
 }
 
-// As rmsnorm_backward: a group of warps has a row, V vectors of it in each lane's registers. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+// As in rmsnorm_backward, a group of warps has a row, with V vectors of it in each lane's registers. The kernel moves 4 T C elements (x, dout,
+// dresidual, dx).
 template <class X, int N, int V>
 __global__ void __launch_bounds__(NormGroups::most * 32)
     layernorm_backward_kernel4(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout, const X *x,
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(NormGroups::most * 32)
     const unsigned groups = blockDim.x / group.lanes;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     const NormRows<X, N, V> rows{dresidual, dout, x, end, C, group.lane, group.lanes};
-    const auto weight = [&](int k) {  // from the cache each time: registers that hold it would be too many
+    const auto weight = [&](int k) {  // read from the cache each time, because it would take too many registers
         return rows.column(k) < C ? Vec<X, N>::load(w + rows.column(k)) : Vec<X, N>{};
     };
     Vec<float, N> dw[V] = {}, dbias[V] = {};
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(NormGroups::most * 32)
     norm_sum_parts(dbias_parts + blockIdx.x * C, sums_of_dbias, groups, C);
 }
 
-// The same for rows that registers cannot hold, or vectors cannot read: a warp has rows of its own, and its sums in shared memory.
+// The same for rows that do not fit the registers, or are not aligned to vectors: each warp has its own rows, and its sums in shared memory.
 template <class X, int N>
 __global__ void layernorm_backward_kernel3(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
                                            const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {

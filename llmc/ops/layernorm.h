@@ -15,8 +15,8 @@
 //
 // Everything between reading and writing an element is float. Sums are taken in an order that depends on the sizes alone, never
 // on threads. The variance is the mean of squared differences, not mean(x^2) - mean(x)^2, which cancels if the mean is far from zero.
-// The rounding error of the mean is found in the same differences (Chan, Golub and LeVeque, 1983): their mean, which should be 0, is
-// added to it. So a constant row has variance 0, and its out is the bias.
+// The same differences correct the rounding error of the mean (Chan, Golub and LeVeque, 1983): their mean, which should be 0, is
+// added to it. So a constant row has variance 0, and its output is the bias.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Copies that change where rows lie, or how numbers are stored.
+// Copies that change the stride of rows or the type of elements.
 //
 //   copy_rows   (dev, out, out_stride, x, x_stride, n, C)     out[r, c] = x[r, c]: n rows of C elements X, strides in elements
 //   add_rows    (dev, out, out_stride, x, x_stride, n, C)     out[r, c] += x[r, c], of floats

@@ -34,13 +34,13 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
            rows, C);
 }
 
-// Two products read the head's weights, (V, C), once per chunk, and the third one reads and writes their gradients in float: 12 bytes an element, and
-// 6 * rows FLOP. With 1024 rows an H100 takes longer for the FLOP, by formula.
+// Per chunk two products read the head's weights, (V, C), and the third reads and writes their gradients in float: 12 bytes and 6 * rows FLOP per
+// element. With 1024 rows an H100 takes longer for the FLOP, by formula.
 template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
 template <class X> constexpr size_t lm_head_least_rows(Cuda<X>) { return 1024; }
 
-// GPT-2 has 50257 tokens. Rows of 50257 logits in bf16 would be aligned to 2 bytes only, for which libraries have only
-// slow products or none, and which vectors cannot read. With 64 elements more or less they are aligned to 128 bytes, or 256 in float.
+// GPT-2 has 50257 tokens. Rows of 50257 logits in bf16 would only be aligned to 2 bytes: vectors cannot read them, and libraries have slow products
+// for them or none. Rounded up to a multiple of 64 elements, rows are aligned to 128 bytes, or 256 in float.
 template <class X> constexpr size_t logits_ld(Cuda<X>, size_t V) { return round_up(V, 64); }
 
 // ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ __device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) 
                              : a.first};
 }
 
-// Merges the first n logits of a vector, of which the first one is number v of its row. Sums are scaled only when the maximum rises, so that it takes
-// about one exp for each logit.
+// Merges the first n logits of a vector; the first one is number v of its row. Sums are only scaled when the maximum rises, so each logit takes about
+// one exp.
 template <int N> __device__ __forceinline__ void merge(SoftmaxPart &part, const Vec<float, N> &z, unsigned v, unsigned n) {
     float max = z[0];
     unsigned first = 0;
@@ -98,16 +98,16 @@ struct SoftmaxWarps {
     SoftmaxPart part[32];
 };
 
-// Returns the threads of a block that computes a row of V logits, of which a thread reads a vector at a time. So rows begin at multiples of a vector:
-// logits_ld. Eight blocks of 256 threads share an SM, and while one merges its parts the others read: 1024 x 151936 logits take an H200 403 us,
-// and with blocks of 1024 threads 432.
+// Returns the number of threads of a block that computes a row of V logits. A thread reads a vector at a time, so rows begin at multiples of a vector
+// (logits_ld). Eight blocks of 256 threads share an SM, and while one merges its parts the others read: 1024 x 151936 logits take 403 us on an H200,
+// and 432 us with blocks of 1024 threads.
 inline unsigned classifier_threads(size_t V) {
     return unsigned(std::min<size_t>(256, round_up(ceil_div(V, size_t(Vec<float>::size)), 32)));
 }
 
-// Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. The host computes to_z =
-// 1 / temperature, because a division here takes registers. y is V or more if the target is outside this range. In bf16 a thread writes where another
-// one still has to read, so all wait for each other.
+// Computes the gradients of the logits of the block's row r, which may overwrite the logits, and 0 for the padding up to ld. The host computes to_z =
+// 1 / temperature, because a division here takes registers. y is V or more if the target is outside this range. In bf16 a thread overwrites logits
+// that another thread still has to read, so all threads wait for each other.
 template <class X>
 __device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, float to_z, size_t r, float max, float sum,
                             float entropy, size_t y, unsigned V, unsigned ld) {
@@ -142,7 +142,7 @@ template <class X> __device__ void clear_row(X *dlogits, size_t ld) {
 }
 
 // One block computes a row. It reads the logits twice: for maximum and sums together (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
-// for the gradients. Moves 8 V + V sizeof(X) bytes a row. A row of dlogits may begin where its logits do.
+// for the gradients. It moves 8 V + V sizeof(X) bytes per row. A row of dlogits may begin at the same address as its logits.
 template <class X>
 __global__ void __launch_bounds__(256, 8)
     fused_classifier_kernel5(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, float to_z, size_t n, size_t V,
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(256, 8)
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
-    const float target = row[y] * to_z;  // before gradients overwrite it
+    const float target = row[y] * to_z;  // read before gradients overwrite it
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
     part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit

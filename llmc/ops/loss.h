@@ -18,9 +18,10 @@
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
 //
-//   If no (V, C) array of floats may exist, as under ZeRO-2, lm_head gets dw null. After it lm_head_weight computes dw in ranges of v, from the
-//   same inputs and the stats that lm_head has written: it recomputes the logits of the range, and p = exp(z - max) / sum. That takes four products of 2 N C V operations instead of three. Equal logits give equal bits of dlogit; but libraries may
-//   sum in another order for other sizes, and so do chunks of other lengths.
+//   If no (V, C) array of floats may exist, as under ZeRO-2, dw is null in lm_head. Afterwards lm_head_weight computes dw in ranges of v, from the
+//   same inputs and the stats of lm_head: it recomputes the logits of the range, and p = exp(z - max) / sum. That takes four products of 2 N C V
+//   operations instead of three. Equal logits give equal bits of dlogit; but libraries may sum in another order for other sizes, and so do chunks of
+//   other lengths.
 //
 //   head_sums(dev, sums, stats, N): sums[0..2] += sum_n nll[n], entropy[n], correct[n]     sums (3) double
 #pragma once
@@ -165,7 +166,7 @@ void range_classifier(Cpu<X> dev, X *dlogits, float *logits, HeadLoss loss, Head
     std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
 
-// Returns how many bytes in front of the logits their gradients begin; 0: they overwrite the logits.
+// Returns the number of bytes by which the gradients begin before the logits; 0: they overwrite the logits.
 template <class X> size_t dlogits_room(Cpu<X>, size_t, size_t ld) {
     return sizeof(X) == sizeof(float) ? 0 : round_up(ld * sizeof(X), 64);
 }
@@ -187,7 +188,7 @@ template <class X> void head_sums(Cpu<X>, double *sums, HeadStats stats, size_t 
     sums[0] += nll, sums[1] += entropy, sums[2] += correct;
 }
 
-// ---- the head, of any device -------------------------------------------------------------------------------------------------
+// ---- the head, on any device -------------------------------------------------------------------------------------------------
 
 template <class Dev> size_t lm_head_chunk_bytes(Dev dev, size_t rows, size_t C, size_t V) {
     const size_t ld = logits_ld(dev, V);
@@ -225,7 +226,7 @@ template <class X> struct HeadChunk {
     }
 };
 
-// For each chunk, of predictors n0 to n0 + n: gathers their rows of x, multiplies them by the V rows of w, and calls body(n0, n, padded).
+// For each chunk (predictors n0 to n0 + n): gathers their rows of x, multiplies them by the V rows of w, and calls body(n0, n, padded).
 template <class Dev, class X, class Body>
 void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, const int32_t *predictors, size_t C, size_t V,
                     size_t N, Body body) {

@@ -33,9 +33,9 @@ const char *matmul_backend() {
 #endif
 }
 
-// Divides n into lengths, for tiles of C. Our own threads each compute tiles, by single-threaded calls of the library. If oneDNN had threads, it
-// would divide a long sum among them (dw, where T is long), and results would depend on their number; OpenBLAS's threads would compete with
-// OpenMP's for the cores. Lengths depend on n alone. All but the last are multiples of 64.
+// Divides n into lengths, for tiles of C. Our own threads compute tiles by single-threaded calls of the library. With its own threads oneDNN would
+// divide a long sum among them (dw, for a long T), and results would depend on their number; OpenBLAS's threads would compete with OpenMP's for the
+// cores. Lengths depend on n alone. All but the last are multiples of 64.
 struct Tiling {
     size_t n, step;
     Tiling(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
@@ -43,7 +43,7 @@ struct Tiling {
     size_t length(size_t i) const { return std::min(step, n - i * step); }
 };
 
-// For each tile the rows of A and the columns of B are packed, so large tiles cost less packing; but each thread should have some tiles.
+// The rows of A and the columns of B are packed for each tile, so large tiles cost less packing; but each thread should have several tiles.
 // A is packed only once if tiles are as wide as C. oneDNN packs no floats if neither factor is transposed.
 struct Tiles {
     Tiling rows, columns;
@@ -71,7 +71,7 @@ struct Primitive {
     memory::desc a, b, bias, c, scratchpad;
 };
 
-// The product of matrices so described: A, B, perhaps a bias, C. oneDNN 2 collects in a desc what oneDNN 3 takes at once.
+// Creates the product of matrices with these descriptions: A, B, optionally a bias, C. oneDNN 2 needs an additional desc object.
 template <class... Matrices>
 static dnnl::matmul::primitive_desc describe(const dnnl::engine &engine, const dnnl::primitive_attr &attributes,
                                              const Matrices &...matrices) {
@@ -84,7 +84,7 @@ static dnnl::matmul::primitive_desc describe(const dnnl::engine &engine, const d
 #endif
 
 struct Context {
-    // The memory that matmul_use_scratch gave. `own` replaces it for callers that give none, as tests, and for products that need more:
+    // The memory from matmul_use_scratch. `own` replaces it for callers without scratch, such as tests, and for products that need more:
     // oneDNN reports a product's scratch size only after creating the product.
     std::span<char> planned;
     struct Free {
@@ -108,8 +108,8 @@ struct Context {
 #ifdef LLMC_ONEDNN
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};
 
-    // Making a product compiles it, which takes 0.05 to 0.5 ms (measured), so all products are kept. Because rows are multiples of 64 and
-    // tiles are small, a model needs two or three hundred of them for rows of any lengths. The limit is for shapes that never repeat.
+    // oneDNN compiles a product on creation, which takes 0.05 to 0.5 ms (measured), so all products are cached. Because rows are multiples of 64 and
+    // tiles are small, a model needs two or three hundred products for rows of any length. The limit is for shapes that never repeat.
     static constexpr size_t most_products = 512;
     std::map<Shape, Primitive> products;
     const Primitive &product(const Shape &shape);
@@ -157,7 +157,7 @@ const Primitive &Context::product(const Shape &s) {
     return products.emplace(s, std::move(p)).first->second;
 }
 
-// Long sums over tokens, such as A^T B in a weight's gradient, are also divided. Otherwise each T would need products of its own.
+// Long sums over tokens, such as A^T B in a weight's gradient, are also divided. Otherwise each T would need its own products.
 template <class X, class Out>
 static void onednn_gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                         bool accumulate) {
@@ -247,7 +247,7 @@ template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch) {
     dev.ctx->planned = scratch ? std::span(aligned, matmul_scratch(dev) - page) : std::span<char>();
 }
 
-// Computes products without a library, whose kernels are made for sizes that repeat.
+// Computes products without a library, because libraries compile kernels for sizes that repeat.
 template <class X, class Out> static void own_products(Cpu<X> dev, std::span<const Product<X, Out>> products) {
     void *const scratch = dev.ctx->scratch_for(matmul_scratch(dev));
 #ifdef LLMC_AMX
@@ -301,7 +301,7 @@ static bool takes_few_tokens(size_t T, size_t IC) {
 }
 #endif
 
-// Of at most a run of tokens.
+// Handles at most one run of tokens.
 template <class X, class Out>
 static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
                         bool accumulate) {
@@ -369,9 +369,9 @@ template <class F> static void for_groups(const int32_t *starts, size_t E, F f) 
     for (size_t e = 0; e < E; e++) f(e, size_t(starts[e]), size_t(starts[e + 1] - starts[e]));
 }
 
-// If groups have few rows on average, as in generation, packing a matrix takes longer than multiplying it, so it is read in place, for `few_at_once` rows
-// at a time. R decides, so that a row's bits depend on no other row. For 1 and 8 rows of each group this takes a fifth and half of the time in bf16,
-// and at one row a fifth in float (measured, EPYC).
+// If groups have few rows on average, as in generation, packing a matrix takes longer than multiplying it, so the matrix is read in place, for
+// `few_at_once` rows at a time. R decides, so a row's bits do not depend on other rows. For 1 and 8 rows per group this takes a fifth and a half of
+// the time in bf16, and for 1 row a fifth in float (measured, EPYC).
 constexpr size_t few_at_once = 8;
 template <class X> static size_t few_rows_of_group([[maybe_unused]] size_t IC) {
 #ifdef __AVX512BF16__

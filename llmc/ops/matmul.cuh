@@ -70,15 +70,15 @@ struct MatmulShape {
 
 constexpr size_t matmul_workspace = 32 << 20;  // NVIDIA recommends this for Hopper
 
-// Returns what cuBLASLt is told of the alignment of pointers in bytes. The bits of a product depend on the algorithm, and that on this figure.
-// So there are only three alignments: 256 for whole arrays, 16 for parts that vectors can still read, and the element size for all others.
+// Returns the alignment of pointers, in bytes, that cuBLASLt may assume. The bits of a product depend on the algorithm, and its choice depends on the
+// alignment. So there are only three: 256 for whole arrays, 16 for parts that vectors can still read, and the element size for all others.
 template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> pointers) {
     uintptr_t bits = 0;
     for (const void *p : pointers) bits |= uintptr_t(p);
     return bits % array_alignment == 0 ? array_alignment : bits % 16 == 0 ? 16 : sizeof(X);
 }
 
-// What the choice of an algorithm depends on. Whether D is added to is no part of it.
+// The key for the choice of an algorithm. It does not depend on accumulation into D.
 inline std::string product_name(const MatmulShape &s) {
     const char *const type = s.b_type == CUDA_R_32F ? "f32" : s.b_type == CUDA_R_16BF ? "bf16" : "e4m3";
     return format("%s %s, (%zu, %zu) %s %zu times (%zu, %zu) %s %zu to %zu, %saligned to %u", type,
@@ -91,7 +91,7 @@ struct MatmulPlan {
     cublasLtMatrixLayout_t a, b, d;
     static constexpr int most_candidates = 16;
     std::vector<AlgorithmChoices::Algorithm> candidates;  // at least one, in the order of the speed that cuBLASLt expects
-    cublasLtMatmulAlgo_t algorithm;                       // the first of them, unless another one turns out to be faster
+    cublasLtMatmulAlgo_t algorithm;                       // the first candidate, unless trials find a faster one
 
     MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s, int wanted,
                const void *bias) {  // any bias with that alignment
@@ -101,7 +101,7 @@ struct MatmulPlan {
         set(CUBLASLT_MATMUL_DESC_TRANSB, s.b_op);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.out);
-        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // because the choice of an algorithm depends on its alignment
+        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // its alignment affects the choice of an algorithm
         a = layout(s.a_type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
         b = layout(s.b_type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
         d = layout(s.out, s.m, s.n, s.d_ld);
@@ -122,7 +122,7 @@ struct MatmulPlan {
         int count = 0;
         const auto status = cublasLtMatmulAlgoGetHeuristic(handle, product, a, b, d, d, preference, wanted, found, &count);
         cublasLtMatmulPreferenceDestroy(preference);
-        for (int i = 0; i < count; i++)  // unless its state is SUCCESS, the rest of an answer is not valid
+        for (int i = 0; i < count; i++)  // an answer is only valid if its state is SUCCESS
             if (found[i].state == CUBLAS_STATUS_SUCCESS)
                 candidates.push_back(std::bit_cast<AlgorithmChoices::Algorithm>(found[i].algo));
         if (candidates.empty())
@@ -156,7 +156,7 @@ struct CudaContext {
     const cublasComputeType_t compute;  // of floats
     cublasLtHandle_t handle = nullptr;
     void *workspace = nullptr;
-    // Asking for an algorithm takes longer than launching it. So answers are cached; beyond a limit the least recently used one is dropped.
+    // The heuristic takes longer than a launch, so its answers are cached; beyond a limit the least recently used one is dropped.
     struct Kept {
         std::unique_ptr<MatmulPlan> plan;
         size_t last_use;
@@ -199,8 +199,8 @@ struct CudaContext {
     }
 
   private:
-    // Trials write D, so only products that do not add to it can be tried in place; the first row of a step has those. One that adds to D and
-    // appears earlier uses cuBLASLt's first candidate. This choice is also saved, because the next run must make the same one.
+    // Trials write D, so only products that do not add to D can be tried in place, as in the first row of a step. A product that adds to D, and has
+    // no choice yet, uses cuBLASLt's first candidate. This choice is also saved, because the next run must make the same one.
     template <class TryOne> void choose(MatmulPlan &plan, const MatmulShape &shape, const TryOne &try_one) const {
         const std::string name = product_name(shape);
         const AlgorithmChoices::Algorithm *kept = choices->find(name);
@@ -209,7 +209,7 @@ struct CudaContext {
             double least = HUGE_VAL;
             for (size_t i = 0; i < plan.candidates.size() && !shape.accumulate; i++) {
                 plan.use(plan.candidates[i]);
-                try_one(plan);  // whose first product loads its kernel
+                try_one(plan);  // the first product of an algorithm loads its kernel, so it is not timed
                 const double time = std::min({try_one(plan), try_one(plan), try_one(plan)});
                 if (time < least) least = time, fastest = plan.candidates[i];
             }
@@ -224,17 +224,17 @@ struct CudaContext {
                 choices->path().c_str(), name.c_str());
     }
 };
-// tf32: products of floats on tensor cores, which read them as TF32, with 10 bits of fraction. autotune: of cuBLASLt's candidates for a product the
-// fastest is taken, by trials when it is first needed on such a GPU; AlgorithmChoices remembers it.
+// tf32: products of floats run on tensor cores, which read them as TF32, with 10 bits of fraction. autotune: trials at the first use of a product on
+// a GPU model find the fastest of cuBLASLt's candidates; AlgorithmChoices stores it.
 inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32 = false, bool autotune = false) {
     return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, autotune);
 }
 
-// dw is read and written once a run, 8 bytes an element for 2 * matmul_run FLOP: on an H100 a twentieth of the product's time, by formula.
+// dw is read and written once per run, 8 bytes per element for 2 * matmul_run FLOP: on an H100 a twentieth of the product's time, by formula.
 template <class X> constexpr size_t matmul_run(Cuda<X>) { return 16384; }
 template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace; }
 template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
-    if (!dev.ctx) return;  // the model of a plan, which computes nothing
+    if (!dev.ctx) return;  // a model that is only planned computes nothing
     if (uintptr_t(scratch) % array_alignment)
         die("cuBLASLt's workspace begins at %p, which is not aligned to %zu bytes", scratch, array_alignment);
     dev.ctx->workspace = scratch;
@@ -245,7 +245,7 @@ template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_
 struct MatmulOperand {
     const void *data;
     cudaDataType_t type;
-    const float *scale = nullptr;  // in the GPU's memory: the operand is multiplied by it, if it is in FP8
+    const float *scale = nullptr;  // in the GPU's memory; it multiplies an FP8 operand
 
     template <class X> MatmulOperand(const X *data) : data(data), type(cuda_type<X>) {}
     MatmulOperand(const void *data, cudaDataType_t type, const float *scale) : data(data), type(type), scale(scale) {}
@@ -314,8 +314,8 @@ constexpr unsigned matmul_bias_warps = 32, matmul_bias_vectors = 2;
 
 template <int N> struct MatmulBiasShared { float sum[matmul_bias_warps][matmul_bias_vectors][N]; };
 
-// A block sums two vectors of columns, 32 bytes of each row, which is what memory delivers: so there are blocks for all of a GPU, though there
-// are few columns. Neighbouring lanes take one column each, and 512 rows at a time. Moves T * OC * sizeof(X) bytes.
+// A block sums two vectors of columns, 32 bytes of each row, the size of a sector. So there are blocks for the whole GPU even with few columns.
+// Neighbouring lanes take one column each, and 512 rows at a time. The kernel moves T * OC * sizeof(X) bytes.
 template <class X, int N>
 __global__ void __launch_bounds__(matmul_bias_warps * 32)
     matmul_bias_backward_kernel2(float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {

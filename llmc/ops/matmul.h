@@ -8,17 +8,17 @@
 //   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate, ld)
 //                                                                 dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //                                                                 if not accumulate, dw = sum_t ..., and T > 0
-//   matmul_bias_backward  (dev, dbias, dout, T, OC, ld)           the second half of it
+//   matmul_bias_backward  (dev, dbias, dout, T, OC, ld)           only dbias
 //
-//   All of them use the same matmul_scratch(dev) bytes of scratch, aligned to array_alignment. Whoever owns that memory calls
-//   matmul_use_scratch(dev, scratch) before its products, since others may have used the context in the meantime, and
+//   All products use the same matmul_scratch(dev) bytes of scratch, aligned to array_alignment. The owner of that memory calls
+//   matmul_use_scratch(dev, scratch) before its products, because another owner may have used the context in the meantime, and
 //   matmul_use_scratch(dev, nullptr) before it frees the memory.
 //
-//   More than matmul_run(dev) tokens are multiplied a run at a time. Therefore the bits of a product do not depend on whether a caller passes all
-//   tokens at once or, one call after the other, parts of them that are multiples of a run; and the sizes that a library sees stay small.
+//   More than matmul_run(dev) tokens are multiplied one run at a time. So a product has the same bits whether a caller passes all tokens at once, or
+//   parts that are multiples of a run in consecutive calls; and the library only sees small sizes.
 //
 //   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float
-//   ld: elements from one row of out, or dout, to the next; those behind the first OC are neither read nor written. 0: OC.
+//   ld: elements from one row of out, or dout, to the next; elements after the first OC are neither read nor written. 0: OC.
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
 //   order that depends on the sizes alone, never on threads. A context works for all shapes, but for one call at a time.
 #pragma once

@@ -1,4 +1,4 @@
-// The innermost loop of our matrix products on CPUs without a matrix unit: 6 rows of C and a panel of columns are summed up in registers. Each
+// The innermost loop of our matrix products on CPUs without a matrix unit: 6 rows of C and a panel of columns are summed in registers. Each
 // step along the sum loads a row of B's panel, once for all 6, and multiplies it by one word of each row of A.
 //
 //   product(columns, c, a, b, K, add)    c (6, columns) = or += a (6, K) b (K, columns)    c float; a, b words, K of them along the sum
@@ -16,7 +16,7 @@
 
 namespace simd {
 
-// What a product multiplies, a word: a float, or two bf16 that are neighbours along the sum.
+// The operand type of a product, a word: a float, or two bf16 that are neighbours along the sum.
 struct Bf16x2 {
     bf16 first, second;
 };
@@ -31,8 +31,8 @@ inline Vector multiply_add(Vector sum, Bf16x2 a, Vector b) {
 }
 #endif
 
-// Whether pairs of bf16 are multiplied faster than floats. AMD's CPUs multiply them twice as fast (measured, Zen 4), but Intel's have the
-// instruction for AMX's sake, and take 2.4 times as long (measured, Emerald Rapids): there bf16 is converted to float, which is exact.
+// True if pairs of bf16 are multiplied faster than floats. AMD's CPUs multiply them twice as fast (measured, Zen 4). Intel's CPUs take 2.4 times as
+// long (measured, Emerald Rapids): there bf16 is converted to float, which is exact.
 inline bool bf16_dot_is_fast() {
 #ifdef __x86_64__
     static const bool fast = __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel");

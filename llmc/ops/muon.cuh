@@ -5,7 +5,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A thread computes N elements: 14 bytes each in bf16 with float gradients and momentum, 16 in f32.
+// A thread computes N elements and moves 14 bytes for each in bf16 (with float gradients and momentum), or 16 in f32.
 template <class X, class M, class G, int N>
 __global__ void muon_momentum_kernel1(X *u, M *m, const G *grads, MuonFactors f, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;

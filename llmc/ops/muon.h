@@ -1,9 +1,9 @@
-// Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon), which moves a matrix by its momentum made orthogonal: all its singular values
-// become about 1. As torch.optim.Muon computes it, with the size of an update and the weight decay of Liu et al., "Muon is scalable for LLM
-// training" (2025, arXiv:2502.16982). Momentum and update are elementwise ops; the step between them needs a whole matrix:
+// Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon) updates a matrix by its orthogonalised momentum, whose singular values are
+// all about 1. The formulas are those of torch.optim.Muon, with the update size and weight decay of Liu et al., "Muon is scalable for LLM training"
+// (2025, arXiv:2502.16982). Momentum and update are elementwise ops; the step between them needs a whole matrix:
 //
 //   muon_momentum(dev, u, m, grads, a, n)                 with g = grad_scale * grads
-//       m = 0.95 * m + 0.05 * g          u = 0.95 * m + 0.05 * g, where Nesterov's momentum looks ahead
+//       m = 0.95 * m + 0.05 * g          u = 0.95 * m + 0.05 * g (Nesterov's momentum)
 //   orthogonalise(dev, x, room, R, C)                     Newton and Schulz: x becomes x / |x|, and then five times
 //       x = (3.4445 I - 4.7750 x x^T + 2.0315 (x x^T)^2) x
 //   muon_update(dev, params, x, a, size, n)
@@ -11,13 +11,13 @@
 //   scale_and_shift(dev, out, x, scale, shift, n, C)      a step of orthogonalise
 //       out = scale * x + shift * I
 //
-//   params (n) Floats<X>     grads (n) float or bf16     m (n) float, or bf16 that is rounded stochastically as AdamW's (adamw.h)
-//   u (n) X     x (R, C) X, from which orthogonalise makes the result     scale_and_shift: x, out (n), rows of C, x is X or float
-//   a: of it only lr, weight_decay, grad_scale, and for m in bf16 step, seed and first are used     nothing may alias
+//   params (n) Floats<X>     grads (n) float or bf16     m (n) float, or bf16 with AdamW's stochastic rounding (adamw.h)
+//   u (n) X     x (R, C) X, input and result of orthogonalise     scale_and_shift: x, out (n), rows of C, x is X or float
+//   a: only lr, weight_decay, grad_scale, and for m in bf16 step, seed and first are used     nothing may alias
 //
-// |x| is the Frobenius norm, at least 1e-7. The five polynomials take singular values from 0.002 on to between 0.68 and 1.21, and smaller ones to at most
-// 485 times as much. A matrix of more rows than columns is multiplied from the other side, by polynomials of x^T x. Products have sums in float, but their
-// factors are X: in bf16 the result is rounded to bf16, as torch does for any type.
+// |x| is the Frobenius norm, at least 1e-7. The five polynomials map singular values from 0.002 on to values between 0.68 and 1.21, and increase
+// smaller ones at most 485 times. A matrix with more rows than columns is multiplied from the other side, by polynomials of x^T x. Products are
+// summed in float, but their factors are X: with X = bf16 the result is rounded to bf16, as torch does for any type.
 #pragma once
 #include "adamw.h"
 #include "matmul.h"
@@ -27,10 +27,10 @@ constexpr double muon_momentum_decay = 0.95, muon_least_norm = 1e-7;
 constexpr double muon_a = 3.4445, muon_b = -4.7750, muon_c = 2.0315;
 constexpr int muon_iterations = 5;
 
-// An orthogonal matrix has elements of 1 / sqrt(max(R, C)) in the root of the mean square; this makes them 0.2, as large as AdamW's usually are.
+// The elements of an orthogonal matrix have the root mean square 1 / sqrt(max(R, C)); this factor makes it 0.2, the usual size of AdamW's updates.
 inline double muon_size(size_t R, size_t C) { return 0.2 * std::sqrt(double(std::max(R, C))); }
 
-// Multiplications and additions of its products.
+// Multiplications and additions in the products of orthogonalise.
 constexpr double orthogonalise_flops(size_t R, size_t C) {
     const double k = double(std::min(R, C)), n = double(std::max(R, C));
     return muon_iterations * (4 * k * k * n + 2 * k * k * k);
@@ -91,7 +91,7 @@ template <class X, class In> void scale_and_shift(Cpu<X> dev, X *out, const In *
     for (size_t i = 0; i < n; i++) out[i] = scale * float(x[i]) + (shift != 0 && i % (C + 1) == 0 ? shift : 0.0f);
 }
 
-// On a GPU it waits for the norm.
+// On a GPU this function waits for the norm.
 template <class Dev, class X = typename Dev::X>
 void orthogonalise(Dev dev, X *x, const OrthogonaliseRoom<X> &room, size_t R, size_t C) {
     static_assert(muon_iterations % 2, "the last iteration writes x");

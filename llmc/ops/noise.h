@@ -4,9 +4,9 @@
 //
 //   x (T, C) X     noise.magnitudes, .documents, .positions (T)
 //
-// u is a function of the noise's seed, the number of the token's document, the token's position there and the channel (Philox). So it depends neither
-// on how documents are packed into rows nor on ranks. A block of four random words serves four channels. The noise is a constant term, so the gradient
-// of x equals the gradient of the sum, and there is no backward pass.
+// u is a function of the noise's seed, the number of the token's document, the token's position in the document, and the channel (Philox). So it does
+// not depend on the packing of documents into rows or on ranks. A block of four random words serves four channels. The noise is a constant term, so
+// the gradient of x equals the gradient of the sum, and there is no backward pass.
 #pragma once
 #include <cstddef>
 #include <cstdint>

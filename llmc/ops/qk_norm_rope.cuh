@@ -1,8 +1,8 @@
-// qk_norm_rope on CUDA: norm and rotation in one kernel, so that a head is read once. Contract and formulas: qk_norm_rope.h.
+// qk_norm_rope on CUDA: norm and rotation in one kernel, so each head is read once. Contract and formulas: qk_norm_rope.h.
 //
-// A head is held in the registers of `lanes` neighbouring lanes, a power of two. Each lane has four channels c, c + 1, ... of the head's first
-// half, and the four of the second half that rotate with them. If D / 8 is no power of two, the last lanes have none. A block has either
-// query heads or key heads, so that its threads need one weight, which also stays in registers. Arrays of heads begin at multiples of 16 bytes.
+// The registers of `lanes` neighbouring lanes, a power of two, hold a head. Each lane has four channels c, c + 1, ... of the head's first half, and
+// the four of the second half that rotate with them. If D / 8 is not a power of two, the last lanes have none. A block has either query heads or key
+// heads, so its threads need only one weight, which also stays in registers. Arrays of heads begin at multiples of 16 bytes.
 #pragma once
 #include <bit>
 
@@ -47,7 +47,7 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, con
     const unsigned c = threadIdx.x % lanes * 4, half = D / 2, end = keys ? H + KV : H;
     HeadPart<float> w{};
     if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half, w0);
-    for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane takes part, because of the sum
+    for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane takes part in the sum
         const unsigned h = first + threadIdx.x / lanes;
         const bool mine = h < end && c < half;
         X *head = qkv + (t * (H + 2 * KV) + h) * D + c;

@@ -5,13 +5,13 @@
 //   qk_norm_rope_backward(dev, dqkv, dwq, dwk, scratch, qk_raw, wq, wk, rstd, table, doc_pos, T, H, KV, D, R, w0)
 //       dqkv, dwq, dwk = rmsnorm_backward of rope_backward(dqkv)
 //
-//   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which are left alone
-//   wq, wk (D) X, null in models without these norms, which need rope alone and do not use qk_raw, rstd, dwq, dwk and scratch
+//   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which do not change
+//   wq, wk (D) X, null in models without these norms; they only rotate, and qk_raw, rstd, dwq, dwk and scratch are unused
 //   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated, null if frozen     D a multiple of 8, up to 256
-//   R channels of a head are rotated; with the norms all of them, R = D
+//   R channels of a head are rotated; with norms R = D
 //   scratch: rmsnorm_scratch(dev, 2 * D) floats     table, doc_pos: rope.h     formulas: rmsnorm.h, rope.h
 //
-// Between norm and rotation the values are rounded to X, as in Hugging Face, so that the fused op gives the same bits as two ops.
+// Between norm and rotation the values are rounded to X, as in Hugging Face, so the fused op gives the same bits as two ops.
 #pragma once
 #include "rmsnorm.h"
 #include "rope.h"

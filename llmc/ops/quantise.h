@@ -11,8 +11,8 @@ struct QuantisedArrays {  // of Quantised
     std::vector<float> scales;
 };
 
-// Divides each block of n numbers by its largest magnitude and calls code(i, the quotient). Returns these magnitudes. As in bitsandbytes a whole block is
-// multiplied by the reciprocal, and a shorter last one is divided.
+// Divides each block of n numbers by its largest magnitude, calls code(i, quotient), and returns these magnitudes. As in bitsandbytes, a whole block
+// is multiplied by the reciprocal, and a shorter last block is divided.
 template <class X, class F> std::vector<float> scale_blocks(const X *x, size_t n, size_t block, F code) {
     std::vector<float> magnitudes(ceil_div(n, block));
 #pragma omp parallel for
@@ -29,7 +29,7 @@ template <class X, class F> std::vector<float> scale_blocks(const X *x, size_t n
     return magnitudes;
 }
 
-// Returns the code of the nearest of n values, which ascend with their code, of two equally near ones the lower.
+// Returns the code of the nearest of n values, which increase with their code; ties go to the lower code.
 template <class Value> uint8_t nearest_code(Value value, int n, float x) {
     int low = 0, high = n - 1;
     while (low < high) {
@@ -50,7 +50,8 @@ template <class X> std::vector<float> quantise_nf4(QuantisedArrays &q, const std
     return magnitudes;
 }
 
-// bitsandbytes sums the mean in floats, in an order that depends on the CPU. We sum in double, so that in rare tensors our mean differs in its last bit.
+// bitsandbytes sums the mean in floats, in an order that depends on the CPU. We sum in double, so that in rare tensors our mean differs in its last
+// bit.
 inline float mean_of(const std::vector<float> &magnitudes) {
     double sum = 0;
     for (float m : magnitudes) sum += m;

@@ -1,7 +1,7 @@
 //   squared_norm(dev, scratch, x, n) = sum_i x[i]^2               x (n) float or bf16     scratch (squared_norm_scratch(n)) double
-//   add_squared_norm(dev, sum, scratch, x, n): *sum += sum_i x[i]^2, in the device's memory, so that nobody waits for it
+//   add_squared_norm(dev, sum, scratch, x, n): *sum += sum_i x[i]^2, in the device's memory, so the host does not wait for it
 //
-// Summed in double over parts of a fixed size, then over the parts in order, so that the result does not depend on threads.
+// Sums are double, over parts of a fixed size and then over the parts in order, so the result does not depend on threads.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
-// residual_forward(dev, out, a, b, n): out = a + b.     out, a, b (n) X; out may alias either. The backward pass of a sum is
-// no op: both branches get the gradient, which rmsnorm_backward adds as dresidual.
+// residual_forward(dev, out, a, b, n): out = a + b.     out, a, b (n) X; out may alias either. A sum needs no
+// backward op: both branches get the same gradient, and rmsnorm_backward adds it as dresidual.
 #pragma once
 #include <cstddef>
 

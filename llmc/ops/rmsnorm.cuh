@@ -7,8 +7,7 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// Computes dx of one row, and dw[c] += dout * xh, where dw is this warp's own, in shared memory. Data that are read a second time come from
-// the cache.
+// Computes dx of one row, and dw[c] += dout * xh, where dw is this warp's own, in shared memory. The second read of data hits the cache.
 template <class X, int N>
 __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const X *w, float rstd,
                                       size_t C, float w0) {
@@ -85,8 +84,8 @@ void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, s
     residual_rmsnorm_forward(dev, no_sum, out, rstd, x, no_y, w, T, C, eps, w0);
 }
 
-// A block has a run of tokens, of which each group of warps computes every groups-th. What a lane has of a row, at most V vectors, stays in
-// registers, and so does its share of dw, since its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+// A block has a run of tokens, and each group of warps computes every groups-th token. A lane keeps its part of a row, at most V vectors, in
+// registers, and also its part of dw, because its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N, int V>
 __global__ void __launch_bounds__(NormGroups::most * 32)
     rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w, const float *rstd,
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(NormGroups::most * 32)
     norm_sum_parts(scratch + blockIdx.x * C, sums, groups, C);
 }
 
-// The same for rows that registers cannot hold, or vectors cannot read: a warp has rows of its own, and its sums of dw in shared memory.
+// The same for rows that do not fit the registers, or are not aligned to vectors: each warp has its own rows, and its sums of dw in shared memory.
 template <class X, int N>
 __global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                                          const float *rstd, size_t T, size_t C, float w0) {

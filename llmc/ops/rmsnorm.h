@@ -9,8 +9,8 @@
 //                                                            dw += sum_t dout * xh
 //
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
-//   w0: 0, or 1 in models that store how far their weights are from 1 (Gemma)
-//   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null: nothing is added; dw, too: the weight is frozen
+//   w0: 0, or 1 in models that store the difference of their weights from 1 (Gemma)
+//   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null (nothing is added), and so may dw (the weight is frozen)
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. (Hugging Face rounds x * rstd to the storage type before it
@@ -27,7 +27,7 @@
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
 
-// w0 + w[c], which a caller with many rows computes once.
+// Returns w0 + w[c]; a caller with many rows computes it once.
 template <class X> std::vector<float> rmsnorm_weights(const X *w, size_t C, float w0) {
     std::vector<float> out(C);
     for (size_t c = 0; c < C; c++) out[c] = w0 + float(w[c]);

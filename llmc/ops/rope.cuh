@@ -4,8 +4,8 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// Rotates N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`. The fused multiply-adds are written
-// out: left to itself, nvcc fuses one product of x cos - y sin in one kernel and the other in another, and their bits differ.
+// Rotates N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`. The fused multiply-adds are explicit:
+// otherwise nvcc fuses one product of x cos - y sin in one kernel and the other in another kernel, and their bits differ.
 template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *angles, float sign) {
     const auto turn = Vec<float, 2 * N>::load(angles);
     for (int i = 0; i < N; i++) {

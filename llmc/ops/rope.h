@@ -7,7 +7,7 @@
 //       applies the transposed map, which is the rotation by the negative angle
 //
 //   qkv, dqkv: T rows of `stride` elements X, changed in place; heads are D elements each, from the start of a row
-//   R <= D, even: how many channels of a head are rotated, the first ones; the others stay as they are
+//   R <= D, even: the first R channels of a head are rotated, and the others do not change
 //   table (positions, R/2, 2) float, by rope_table     doc_pos (T), the row of the table, in [0, positions)
 #pragma once
 #include <cstddef>

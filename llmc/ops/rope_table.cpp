@@ -7,7 +7,7 @@
 
 #include "../core/common.h"
 
-// transformers divides by a tensor as reciprocal times number. No two of its roundings may be fused into one.
+// transformers divides by a tensor as reciprocal times number. The compiler must not fuse any of its roundings.
 #if defined(__clang__)
 #define SEPARATE_ROUNDINGS
 #pragma clang fp contract(off)

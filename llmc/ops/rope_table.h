@@ -1,11 +1,11 @@
-// The table of cosines and sines from which queries and keys are rotated (rope.h), and the settings that it is computed from. They follow
-// transformers' modeling_rope_utils.py.
+// The table of cosines and sines for the rotation of queries and keys (rope.h), and its settings. They follow transformers'
+// modeling_rope_utils.py.
 #pragma once
 #include <cstddef>
 #include <string>
 #include <vector>
 
-// What config.json says about positions: rope_theta and rope_scaling (rope_parameters in newer files).
+// The position settings of config.json: rope_theta and rope_scaling (rope_parameters in newer files).
 struct RopeConfig {
     std::string type = "default";  // "default" | "linear" | "dynamic" | "llama3" | "yarn" | "longrope"
     double theta = 10000;
@@ -14,17 +14,17 @@ struct RopeConfig {
     double low_freq_factor = 1;        // llama3
     double high_freq_factor = 4;       // llama3
     size_t original_max_position = 0;  // llama3, yarn, longrope; in dynamic the longest document, beyond which theta would grow
-    double beta_fast = 32;             // yarn: more rotations than this over the original positions are left alone,
-    double beta_slow = 1;              // yarn: fewer than this are divided by factor
-    double attention_factor = 0;       // yarn, longrope: multiplies cos and sin; 0 = from factor, mscale and mscale_all_dim
-    double mscale = 0;                 // yarn, 0 = not given
-    double mscale_all_dim = 0;         // yarn, 0 = not given
-    bool truncate = true;              // yarn: the limits of the ramp are whole channels
+    double beta_fast = 32;        // yarn: frequencies with more rotations than this over the original positions do not change
+    double beta_slow = 1;         // yarn: frequencies with fewer rotations than this are divided by factor
+    double attention_factor = 0;  // yarn, longrope: multiplies cos and sin; 0 = from factor, mscale and mscale_all_dim
+    double mscale = 0;            // yarn, 0 = not given
+    double mscale_all_dim = 0;    // yarn, 0 = not given
+    bool truncate = true;         // yarn: the limits of the ramp are whole channels
     // longrope (R/2): divisors of the frequencies, for documents of at most original_max_position tokens and for longer ones
     std::vector<double> short_factor = {}, long_factor = {};
 
     size_t channels(size_t D) const { return size_t(double(D) * rotated); }  // R
-    // Whether documents of this many positions need two tables, one behind the other, of which longer documents use the second.
+    // True if documents of this many positions need two tables, one after the other; longer documents use the second.
     bool by_length(size_t positions) const { return type == "longrope" && positions > original_max_position; }
     size_t rows(size_t positions) const { return by_length(positions) ? 2 * positions : positions; }
 };

@@ -4,10 +4,10 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-constexpr unsigned router_warps = 4;  // of a block
+constexpr unsigned router_warps = 4;  // per block
 
-// A warp routes a token. Its lanes hold every 32nd expert. Each of the K choices is the best of all lanes' candidates. Moves T (2 E + 2 K) floats, and
-// reads the probabilities from the cache K times.
+// A warp routes a token. Each lane holds every 32nd expert. Each of the K choices is the best of all lanes' candidates. The kernel moves
+// T (2 E + 2 K) floats, and reads the probabilities from the cache K times.
 template <class X>
 __global__ void router_forward_kernel1(float *probs, int32_t *chosen, float *weights, const float *logits, size_t T, size_t E,
                                        size_t K, bool normed) {
@@ -48,7 +48,7 @@ void router_forward(Cuda<X> dev, float *probs, int32_t *chosen, float *weights, 
            T, E, K, normed);
 }
 
-// A warp computes a token's gradient. Its lanes hold every 32nd expert, whose place among the choices each searches for.
+// A warp computes a token's gradient. Each lane holds every 32nd expert, and searches for it among the choices.
 template <class X>
 __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
                                         const float *weights, const float *balance, const int32_t *documents, size_t T, size_t E,
@@ -81,8 +81,8 @@ void router_backward(Cuda<X> dev, X *dlogits, const float *dweights, const float
            chosen, weights, balance, documents, T, E, K, normed);
 }
 
-// A block sums up its tokens, a thread an expert at a time, and adds the integers to the sums, in any order.
-constexpr size_t router_run = 64;  // tokens of a block
+// A block sums over its tokens, with one thread per expert at a time, and adds the integers to the sums in any order.
+constexpr size_t router_run = 64;  // tokens per block
 template <class X>
 __global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *documents, size_t T,
                                     size_t E, size_t K) {
@@ -114,7 +114,7 @@ void router_sums(Cuda<X> dev, int64_t *sums, const float *probs, const int32_t *
     launch(dev, router_sums_kernel1<X>, Grid{ceil_div(T, router_run)}, 128, 0, sums, probs, chosen, documents, T, E, K);
 }
 
-// A thread computes a token's.
+// A thread computes one token.
 template <class X> __global__ void gate_forward_kernel1(float *weights, const float *logits, size_t T) {
     const size_t t = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
     if (t < T) weights[t] = 1 / (1 + expf(-logits[t]));

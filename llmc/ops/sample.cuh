@@ -45,7 +45,7 @@ template <class Weight> __device__ uint32_t locate(SampleShared &s, uint32_t n, 
     return found;
 }
 
-// Row::cut by digits of 4 bits: in each of 8 passes every thread keeps the sums of 15 digits in registers.
+// Row::cut with digits of 4 bits: in each of 8 passes every thread keeps the sums of 15 digits in registers.
 template <class Weight>
 __device__ void cut(SampleShared &s, Kept &kept, const float *l, uint32_t n, uint64_t target, Weight weight) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -91,7 +91,7 @@ __device__ inline float largest(SampleShared &s, const float *l, size_t n) {
     return block_max(max, s.floats);
 }
 
-// A block samples one row, which it reads from the L2 cache once per filter, and twice without filters.
+// A block samples one row. It reads the row from the L2 cache once per filter, and twice without filters.
 template <class X>
 __global__ void __launch_bounds__(sample_threads)
     sample_kernel1(int32_t *tokens, float *logps, float *logits, Draws draws, Rule rule, uint32_t n, size_t V, size_t ld) {

@@ -1,20 +1,20 @@
 // The next tokens of sequences, drawn from their logits.
 //
 //   sample(dev, tokens, logps, logits, draws, s, vocabulary, rows, V, ld)          for each row, with l its V logits:
-//       l[v] of the ids that occurred becomes l[v] / penalty, or l[v] * penalty where it is negative (Keskar et al., "CTRL", 2019, arXiv:1909.05858)
+//       l[v] of each id that has occurred becomes l[v] / penalty, or l[v] * penalty if it is negative (Keskar et al., "CTRL", 2019, arXiv:1909.05858)
 //       temperature 0:  the first id with the largest logit of [0, vocabulary)
-//       else:           m[v] = floor(2^30 exp((l[v] - max l) / temperature)), and of all ids in the order of their logits, the largest first, of equals the lower id,
-//           top_k   keeps the first top_k (0: all)
-//           top_p   of those the fewest whose mass, from the first id on, reaches floor(top_p of their mass) (Holtzman et al., 2019, arXiv:1904.09751; 1: all)
-//           min_p   of those the ones with m >= min_p 2^30 (Nguyen et al., 2024, arXiv:2407.01082; 0: all). This is the order of transformers
-//                       tokens[i] = the first id, in the order of ids, up to which the mass of those kept is above random[i] / 2^64 of all of it
+//       else:           m[v] = floor(2^30 exp((l[v] - max l) / temperature)). The ids are sorted by logit, the largest first, ties by the lower id. Then
+//           top_k   keeps the first top_k ids (0: all)
+//           top_p   keeps the shortest prefix of these whose mass reaches floor(top_p of their mass) (Holtzman et al., 2019, arXiv:1904.09751; 1: all)
+//           min_p   keeps the ids of that prefix with m >= min_p 2^30 (Nguyen et al., 2024, arXiv:2407.01082; 0: all), in transformers' order of filters
+//                       tokens[i] = the first id, in the order of ids, at which the cumulative mass of kept ids exceeds random[i] / 2^64 of its total
 //       logps[i] = log softmax(l / temperature)[tokens[i]] among all V ids. If logps is null, they are not computed
 //
 //   logits (rows, V) float, ld from one row to the next; they are overwritten
-//   draws: which numbers draw from which row, and which ids have occurred there        tokens (draws) int32        logps (draws) float
+//   draws: the random numbers of each row, and the ids that have occurred in it        tokens (draws) int32        logps (draws) float
 //
-// Apart from m, an explicit sequence of roundings, everything is integer arithmetic, whose sums depend on no order. So the same logits and the same
-// numbers give the same tokens on every device. A row whose logits are all NaN gives 0; an infinite logit is the only one that is drawn.
+// Apart from m, an explicit sequence of roundings, all arithmetic is on integers, whose sums do not depend on the order. So the same logits and the
+// same numbers give the same tokens on every device. A row of NaN logits gives token 0; if a logit is infinite, its id is always drawn.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -31,7 +31,7 @@
 #include "settings.h"
 
 struct Draws {
-    const int32_t *first;                      // (rows + 1) row r has the draws first[r] to first[r + 1]
+    const int32_t *first;                      // (rows + 1) row r has the draws [first[r], first[r + 1])
     const uint64_t *random;                    // (draws) uniform numbers
     const int32_t *first_occurred, *occurred;  // (rows + 1); ids, none twice in a row. Null without a penalty
 
@@ -40,12 +40,12 @@ struct Draws {
 
 namespace sampling {
 
-constexpr float whole = 1 << 30;  // the mass of the likeliest token
+constexpr float whole = 1 << 30;  // the mass of the most likely token
 
-// `part` / 2^64 of a sum.
+// Returns `part` / 2^64 of a sum.
 HOST_DEVICE inline uint64_t part_of(uint64_t sum, uint64_t part) { return uint64_t((unsigned __int128)sum * part >> 64); }
 
-// A Sampling in the numbers that the op computes with.
+// A Sampling, converted to the op's integers.
 struct Rule {
     float scale, penalty, temperature;
     bool greedy;
@@ -62,7 +62,7 @@ struct Rule {
           top_p(s.top_p < 1 ? std::max<uint64_t>(1, uint64_t(s.top_p * 0x1p64)) : 0),
           least(int32_t(std::ceil(s.min_p * double(whole)))) {}
 
-    // The mass that must be exceeded to reach top_p of a sum.
+    // Returns the mass that a prefix must exceed to reach top_p of a sum.
     HOST_DEVICE uint64_t below_top_p(uint64_t sum) const {
         const uint64_t part = part_of(sum, top_p);
         return part > 0 ? part - 1 : 0;
@@ -71,11 +71,11 @@ struct Rule {
 
 HOST_DEVICE inline float penalised(float logit, float penalty) { return logit > 0 ? logit / penalty : logit * penalty; }
 
-// floor(2^30 exp(x)) for x <= 0, within 1 unit in the last place of exp as a float; 0 for NaN. By fast_exp's polynomial, with every rounding written
-// out, so that no compiler chooses them.
+// Returns floor(2^30 exp(x)) for x <= 0, within 1 unit in the last place of exp as a float; 0 for NaN. It is fast_exp's polynomial with every
+// rounding explicit, so that no compiler chooses them.
 HOST_DEVICE inline int32_t mass_of(float x) {
     constexpr float magic = 12582912.0f;
-    x = x >= -22.0f ? x : -22.0f;  // which has mass 0
+    x = x >= -22.0f ? x : -22.0f;  // at -22 the mass is 0
     const float shifted = fmaf(x, 1.44269504f, magic), n = shifted - magic;
     const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));
     float p = fmaf(r, 1.9875691500e-4f, 1.3981999507e-3f);
@@ -94,7 +94,7 @@ HOST_DEVICE inline int32_t mass_of(float x) {
     return int32_t(scaled);
 }
 
-// A number that is the smaller the larger a logit is, and the largest of all for NaN.
+// Returns a sort key that decreases as the logit increases; NaN has the largest key.
 HOST_DEVICE inline uint32_t rank_of(float logit) {
     const float x = logit + 0.0f;  // -0 and 0 are equal
     uint32_t bits;
@@ -103,13 +103,13 @@ HOST_DEVICE inline uint32_t rank_of(float logit) {
     return !(x == x) ? UINT32_MAX : rank;
 }
 
-// Which tokens of a row are kept: those up to the last one in the order of their logits, and with enough mass.
+// The kept tokens of a row: up to a last token in the order of logits, and with enough mass.
 struct Kept {
     float max, scale;
     int32_t least = 0;
     uint32_t last_rank = UINT32_MAX, last_id = UINT32_MAX;
 
-    HOST_DEVICE bool has(uint32_t rank, uint32_t id) const {  // without branches, so that loops are vectors
+    HOST_DEVICE bool has(uint32_t rank, uint32_t id) const {  // without branches, so loops are vectorised
         return rank < uint64_t(last_rank) + (id <= last_id);
     }
     HOST_DEVICE uint32_t mass(float logit, uint32_t id) const {
@@ -120,7 +120,7 @@ struct Kept {
 
 // A row of the CPU's op.
 class Row {
-    std::span<const float> logits_;  // of the ids that may be drawn
+    std::span<const float> logits_;  // the logits of ids that may be drawn
     Kept kept_;
     static constexpr size_t block = 512;
     std::vector<uint64_t> below_;  // the mass up to the end of each block of ids
@@ -139,8 +139,8 @@ class Row {
         }
     }
 
-    // Makes the last token that is kept the first one, in the order of logits, up to which the weight of all is above `target`: digit by digit of its
-    // rank, of which the first 11 bits leave few candidates.
+    // Finds the first token, in the order of logits, at which the cumulative weight exceeds `target`, and makes it the last kept token. The search is
+    // a radix select over the bits of its rank; the first 11 bits leave few candidates.
     template <class Weight> void cut(uint64_t target, Weight weight) {
         struct Candidate {
             uint32_t rank, id;

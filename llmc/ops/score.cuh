@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// One block computes the score of a document. The kernel moves C elements of x for each.
+// One block computes the score of a document. The kernel moves C elements of x per document.
 template <class X, int N>
 __global__ void score_forward_kernel1(float *scores, const X *x, const X *w, const int32_t *predictors, size_t C) {
     const X *row = x + size_t(predictors[blockIdx.x]) * C;
@@ -31,8 +31,8 @@ template <class X, int N> __global__ void score_clear_kernel1(X *dx, size_t C) {
 
 template <int N> struct ScoreSums { Vec<float, N> of[32][32]; };  // of warps and lanes
 
-// A block has 32 N channels of all documents, and each of its warps every blockDim.x / 32-th document, of which a critic has one for each token. The
-// first warp adds up the warps' sums in order. The kernel moves 2 C elements (x, dx) per document.
+// A block has 32 N channels of all documents, and each of its warps has every blockDim.x / 32-th document (a critic has one document per token). The
+// first warp adds the warps' sums in order. The kernel moves 2 C elements (x, dx) per document.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
     score_backward_kernel2(X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores, size_t C,
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(1024)
 template <class X>
 void score_backward(Cuda<X> dev, X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores,
                     size_t T, size_t C, size_t N) {
-    constexpr int n = 4;  // few channels a thread: C is small, and there are many multiprocessors
+    constexpr int n = 4;  // few channels per thread, because C is small and there are many multiprocessors
     const unsigned threads = 32 * unsigned(std::clamp<size_t>(N, 1, 32));
     const bool wide = fit_vectors<n>(C, dx, dw, x, w);
     launch(dev, wide ? score_clear_kernel1<X, n> : score_clear_kernel1<X, 1>, Grid{T}, 128, 0, dx, C);

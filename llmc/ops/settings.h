@@ -1,5 +1,5 @@
-// The settings of ops that a model's configuration or the command line chooses. They are apart from the ops, so that the files that only pass
-// them on (../model/config.h, ../model/model.h, the tasks) compile no kernels. The meaning of each is in the contract of its op.
+// Settings of ops that a model's configuration or the command line chooses. They have their own header, so that files that only pass them on
+// (../model/config.h, ../model/model.h, the tasks) do not compile kernels. The contract of each op defines its settings.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,15 +19,15 @@ struct Sampling {
     double repetition_penalty = 1;
 };
 
-constexpr size_t cache_page = 64;  // tokens of a page of keys and values
+constexpr size_t cache_page = 64;  // tokens per page of keys and values
 
 // ---- adamw.h ----
 
-enum class Moments { f32, bf16, blockwise };  // how they are stored
+enum class Moments { f32, bf16, blockwise };  // storage formats
 
 struct AdamW {  // members are double, because 1 - 0.999f is off by 1e-5
     double lr, beta1, beta2, eps, weight_decay;
-    double grad_scale;  // for example max_norm / norm where gradients are clipped
+    double grad_scale;  // for example max_norm / norm if gradients are clipped
     size_t step;        // the first update is step 1
     uint64_t seed = 0;  // for moments in bf16
     size_t first = 0;   // the number of element 0 in the model

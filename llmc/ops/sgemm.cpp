@@ -17,8 +17,8 @@ constexpr size_t sgemm_side = 384, sgemm_depth = 128;
 static_assert(sgemm_side % block_rows == 0 && sgemm_side % panel == 0);
 static_assert(2 * sgemm_side * sgemm_depth + sgemm_side * sgemm_side <= sgemm_scratch);
 
-// A factor with n rows or columns, and sums of k terms, is packed in three ways. `stride` is that of rows of `out`.
-//   pack_along        out[i * stride + word]    rows run along the sum, and stay rows. Those from n to padded_n are zeros
+// There are three ways to pack a factor with n rows or columns and sums of k terms. `stride` is the stride of rows of `out`.
+//   pack_along        out[i * stride + word]    rows run along the sum, and stay rows. Rows from n to padded_n are zeros
 //   pack_across       out[word * stride + i]    rows run across the sum. Columns from n to the next multiple of 16 are zeros
 //   pack_transposed   out[word * stride + i]    the same of a matrix whose rows run along the sum: squares are transposed in registers
 // Element (i, term) of the matrix is data[i * m.row + term] along the sum, and data[term * m.row + i] across it.
@@ -52,9 +52,9 @@ template <class X> void pack_transposed(float *out, size_t stride, Matrix<X> m, 
 }
 
 #ifdef __AVX512BF16__
-// Pairs are not converted. A zero completes the last one.
+// Packs pairs without conversion. A zero completes the last pair.
 
-// The first n of 32 elements, and zeros.
+// Loads the first n of 32 elements; the others are zeros.
 __m512i first_elements(const bf16 *x, size_t n) { return _mm512_maskz_loadu_epi16(n < 32 ? (1u << n) - 1 : ~0u, x); }
 
 void pack_along(Bf16x2 *out, size_t stride, Matrix<bf16> m, size_t n, size_t k, size_t padded_n) {
@@ -64,7 +64,7 @@ void pack_along(Bf16x2 *out, size_t stride, Matrix<bf16> m, size_t n, size_t k, 
 }
 
 void pack_across(Bf16x2 *out, size_t stride, Matrix<bf16> m, size_t n, size_t k) {
-    alignas(64) uint16_t pairs[2][32];  // element l of both rows, one after the other
+    alignas(64) uint16_t pairs[2][32];  // element l of both rows, adjacent
     for (uint16_t l = 0; l < 32; l++) pairs[0][l] = uint16_t(l / 2 + l % 2 * 32), pairs[1][l] = uint16_t(pairs[0][l] + 16);
     const __m512i low = _mm512_load_si512(pairs[0]), high = _mm512_load_si512(pairs[1]);
     for (size_t t = 0; t < k; t += 2)
@@ -90,7 +90,7 @@ void pack_transposed(Bf16x2 *out, size_t stride, Matrix<bf16> m, size_t n, size_
 }
 #endif
 
-// Packs A (m, k) as it lies, by rows or by columns: the micro-kernel reads single words of it.
+// Packs A (m, k) in its memory order, by rows or by columns: the micro-kernel reads single words of it.
 template <class Word, class X> simd::View<const Word> pack_a(Word *out, Matrix<X> a, size_t m, size_t k) {
     if (a.column == 1) {
         pack_along(out, sgemm_depth, a, m, k, round_up(m, block_rows));

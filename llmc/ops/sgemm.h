@@ -1,13 +1,14 @@
-// A matrix product of our own: for programs built without a library, and for products of any sizes, as those of experts are. It multiplies floats, to which
-// bf16 is converted while it is packed, or pairs of bf16 on CPUs that multiply these faster (bf16_dot_is_fast of micro_kernel.h).
+// Our own matrix product, for programs built without a library and for groups of products with arbitrary sizes, such as the experts'. It multiplies
+// floats, and converts bf16 to float during packing; on CPUs that multiply pairs of bf16 faster, it multiplies those (bf16_dot_is_fast in
+// micro_kernel.h).
 //
 //   C = A B + bias  or, if accumulate,  C += A B      C (M, N) Out, rows of ld elements  A (M, K), B (K, N) X, any strides  bias (N) or null
 //
-// of one product or of several at once, whose outputs are apart.
+// for one product or several at once with separate outputs.
 //
-// After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is divided into tiles; for a tile, a hundred
-// columns of A and rows of B at a time are packed, and a micro-kernel reads them from cache in the order it needs them. One thread computes a
-// tile. Every sum has its order from K alone, so that results depend neither on tiles nor on threads.
+// The structure follows Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is divided into tiles. For a tile, a
+// hundred columns of A and rows of B at a time are packed, and a micro-kernel reads them from cache in the order of use. One thread computes a tile.
+// The order of every sum depends on K alone, so results depend neither on tiles nor on threads.
 #pragma once
 #include <cstddef>
 #include <span>

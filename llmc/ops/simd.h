@@ -1,5 +1,5 @@
-// Vectors of floats, loops over arrays by vectors, and elementary functions on vectors and on floats that GCC vectorises inside
-// `#pragma omp simd` loops, which it cannot do with calls to libm: no branches, no calls, only arithmetic and selects.
+// Vectors of floats, vectorised loops over arrays, and elementary functions of vectors and floats. They have no branches and no calls, only
+// arithmetic and selects, so GCC can vectorise them inside `#pragma omp simd` loops, unlike calls to libm.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -23,7 +23,7 @@ constexpr size_t lanes = 8;
 typedef float Vector __attribute__((vector_size(lanes * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(lanes * sizeof(float))));
 
-// Loads the vector at p, which is aligned to it, from elements of any type.
+// Loads a vector from elements of any type at p, which must be aligned to the vector.
 typedef Vector Stored __attribute__((may_alias));
 inline Vector load_vector(const void *p) { return *static_cast<const Stored *>(p); }
 inline void store_vector(void *p, Vector v) { *static_cast<Stored *>(p) = v; }
@@ -35,9 +35,8 @@ template <class Body> void for_each(size_t n, Body body) {
     for (; i < n; i++) body.template operator()<float>(i);
 }
 
-// load and store convert between elements and floats in such a body. They do two things that a loop vectorised by GCC does not: they prefetch
-// what lies 1 KiB ahead, because the CPU does not see that one row follows another; and they round to bf16 by an instruction if the CPU has
-// one (it rounds values below 2^-126 to 0).
+// load and store convert between elements and floats in such a body. Unlike a loop vectorised by GCC, they prefetch 1 KiB ahead, because the CPU's
+// prefetcher does not continue across rows; and they round to bf16 by an instruction if the CPU has one (it rounds values below 2^-126 to 0).
 typedef Vector Floats __attribute__((aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(lanes * sizeof(uint16_t)), aligned(2), may_alias));
 
@@ -85,7 +84,7 @@ template <class F> inline F fast_exp(F x) {  // F: float or simd::Vector
     p = p * r + 1.0f;
     const F scaled = std::bit_cast<F>(std::bit_cast<Word>(p) + (std::bit_cast<Word>(shifted) << 23));
     const F positive = x >= -87.33654f ? scaled : F{};
-    return x <= 88.72283f ? positive : x + INFINITY;  // a NaN takes the second arm, whose sum keeps it
+    return x <= 88.72283f ? positive : x + INFINITY;  // NaN takes the second arm, and stays NaN there
 }
 
 // log(x) of a normal positive float, within 2^-23 of the larger of 1 and |log(x)|; finite for 0, so that 0 log 0 = 0. x = 2^n m with
@@ -105,7 +104,8 @@ inline float fast_log(float x) {
     return f + rest + n * 0.693359375f;
 }
 
-// exp(x) with a relative error of 4e-6, for values that are rounded to bf16 next: 2^x = 2^floor(x) 2^(x - floor(x)), the latter by a polynomial.
+// exp(x) with a relative error of 4e-6, for values that are then rounded to bf16: 2^x = 2^floor(x) 2^(x - floor(x)), with a polynomial for the
+// latter.
 inline simd::Vector rough_exp(simd::Vector x) {
 #ifdef __AVX512DQ__
     const __m512 t = __m512(x * 1.44269504f);

@@ -31,7 +31,7 @@ __global__ void swiglu_backward_kernel4(X *dgate_up, const X *dout, const X *gat
     const auto dact = Vec<X, N>::load(dout + t * F + f);
     for (int i = 0; i < N; i++) {
         const float g = gate[i], u = up[i], d = dact[i];
-        // expf is exact enough that 1 - s is 0 where a huge gate multiplies it.
+        // expf is accurate enough that 1 - s is 0 when it multiplies a huge gate.
         const float s = 1.0f / (1.0f + expf(gate_exponent<form>(g)));
         gate[i] = d * u * s * (1.0f + g * (1.0f - s) * gate_slope<form>(g));
         up[i] = d * g * s;

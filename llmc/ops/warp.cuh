@@ -20,8 +20,9 @@ __device__ inline float warp_max(float v) {
     return v;
 }
 
-// Each of the first `lanes` lanes has `count` items, which are numbered lane by lane; the others have none. Returns the lane that has item n, and makes n its number
-// in that lane; or returns 32 if there are too few, and subtracts their number from n. The whole warp calls it with one n.
+// Each of the first `lanes` lanes has `count` items, numbered consecutively lane by lane; the other lanes have none. Returns the lane of item n, and
+// sets n to the item's number within that lane. If there are too few items, returns 32, and subtracts their number from n. All lanes of the warp pass
+// the same n.
 __device__ inline unsigned lane_of_item(unsigned count, unsigned lanes, unsigned &n) {
     const unsigned lane = threadIdx.x % 32;
     unsigned end = count;  // the number of items in this lane and in those below
@@ -59,8 +60,8 @@ __device__ inline float block_max(float v, float *partial) {
     return v;
 }
 
-// a / b for a result that is rounded to X: in bf16, whose rounding is 2^14 times larger, without the steps that make a float's division exact. Then
-// |b| must be below 2^126, or the result is 0.
+// Returns a / b for a result that is then rounded to X. For bf16, whose rounding is 2^14 times larger, it skips the steps that make float division
+// exact; |b| must then be below 2^126, or the result is 0.
 template <class X> __device__ float divide(float a, float b) { return sizeof(X) < sizeof(float) ? __fdividef(a, b) : a / b; }
 
 // N values of X, read and written 16, 8 or 4 bytes at a time; the address must be a multiple of that. Vec<X, 1> is a plain X.
@@ -89,7 +90,7 @@ template <class X, int N = 16 / sizeof(X)> struct Vec {
     }
 };
 
-// Whether rows of C elements of these arrays can be read and written as Vec<., N>. Where they cannot, kernels run with N = 1.
+// True if rows of C elements of these arrays can be read and written as Vec<., N>. Otherwise kernels run with N = 1.
 template <int N, class... Arrays> bool fit_vectors(size_t C, const Arrays *...arrays) {
     return C % N == 0 && ((reinterpret_cast<uintptr_t>(arrays) % std::min<size_t>(16, N * sizeof(Arrays)) == 0) && ...);
 }
