@@ -12,21 +12,21 @@
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-// The names in config.json of the sizes that check_sizes looks at.
+// The names in config.json of the sizes that check_sizes examines.
 struct Names {
     const char *C, *L, *H, *D, *eps;
 };
 static const Names llama_names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "rms_norm_eps"},
                    gpt2_names = {"n_embd", "n_layer", "n_head", "n_embd / n_head", "layer_norm_epsilon"};
 
-// The defaults of transformers' configuration class, for fields that a file leaves out. Those of GPT-2 are in read_gpt2.
+// The defaults of transformers' configuration class, for missing fields. GPT-2's defaults are in read_gpt2.
 struct Family {
     const char *name, *architecture;
     size_t kv_heads, head_dim;  // 0: equal to the number of heads; hidden_size / heads
     size_t positions;
     double eps, theta = 10000;
     bool tied = false, biased = false;  // tie_word_embeddings, attention_bias
-    bool has_reward_class = true;       // transformers has a class of its reward models
+    bool has_reward_class = true;       // transformers has a class for its reward models
 };
 // clang-format off
 static const Family families[] = {
@@ -49,7 +49,7 @@ static const Family families[] = {
 };
 // clang-format on
 
-// What models of other families have that we do not.
+// Features of other families' models that we do not support.
 static const std::pair<const char *, const char *> others[] = {
     {"gemma", "soft caps of its scores or logits, or another layer than gemma3_text"},
     {"cohere", "both halves of a layer in parallel, and norms that subtract the mean"},
@@ -72,7 +72,7 @@ static const Family &family_of(std::string_view type, const Fields &fields) {
                                     "\n  fix: a model of one of these families");
 }
 
-// Fields that ask for a computation that we do not have, but in models of one family. With the number `neutral` a field changes nothing.
+// Fields that request a computation that we support in at most one family. With the value `neutral` a field has no effect.
 struct Unsupported {
     const char *field;
     double neutral;
@@ -220,16 +220,17 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
     return rope;
 }
 
-// Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
-// say, and in Phi-3, if the file has one. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. In Ministral
-// layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the layers without rotation have it. In EXAONE-4 and Gemma 3
-// layer_types decides, or else all layers but every fourth, or sixth, have it. Llama has none.
+// Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window (by default 4096), and in Phi-3, if
+// the file has one. In Qwen, if use_sliding_window is set, the layers named by layer_types have it, or without layer_types those from
+// max_window_layers on. In Ministral layer_types decides, and without it every layer has the window. In SmolLM3, if use_sliding_window is set, the
+// layers without rotation have it. In EXAONE-4 and Gemma 3 layer_types decides, and without it all layers except every fourth (or sixth) have it.
+// Llama has none.
 static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, const std::vector<bool> &unrotated) {
     const size_t L = unrotated.size();
     std::vector<size_t> window(L, 0);
     const bool qwen = family == "qwen2" || family == "qwen3", ministral = family == "ministral", smollm3 = family == "smollm3",
                gemma3 = family == "gemma3_text", patterned = family == "exaone4" || gemma3;
-    const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
+    const bool absent = !fields.source().contains("sliding_window");  // null, in contrast, means none
     const bool used =
         qwen || smollm3 ? fields.boolean("use_sliding_window", false)
                         : family == "mistral" || ministral || patterned || ((family == "phi3" || family == "mixtral") && !absent);
@@ -260,7 +261,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
     return window;
 }
 
-// Experts: how many of them count. With Number = double it cannot overflow.
+// experts: the number of experts that count. With Number = double the sum cannot overflow.
 template <class Number> static Number parameters(const ModelConfig &c, size_t experts) {
     const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
@@ -300,9 +301,9 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
         fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
 }
 
-static const std::string reward_class = "ForSequenceClassification";  // of transformers, with one label
+static const std::string reward_class = "ForSequenceClassification";  // transformers' class with one label
 
-// Returns whether the model is a reward model. The number of labels is the size of id2label if given, else num_labels, else two, as in
+// Returns true if the model is a reward model. The number of labels is the size of id2label if given, else num_labels, else two, as in
 // transformers.
 static bool read_reward(const Fields &fields) {
     const json *classes = fields.find("architectures");
@@ -326,7 +327,7 @@ static void read_token_ids(ModelConfig &config, const Fields &fields) {
     if (const auto bos = fields.ids("bos_token_id"); !bos.empty()) config.bos = bos[0];
 }
 
-// Returns which layers are not rotated: in SmolLM3 the layers with a 0 in no_rope_layers, or without this field every fourth.
+// Returns the layers without rotation: in SmolLM3 the layers with a 0 in no_rope_layers, or every fourth if this field is missing.
 static std::vector<bool> read_unrotated_layers(const Fields &fields, const std::string &family, size_t L) {
     std::vector<bool> out(L, false);
     if (family != "smollm3") return out;
@@ -347,7 +348,7 @@ size_t ModelConfig::growing_positions() const {
     return rope.type == "longrope" || rope.type == "dynamic" ? rope.original_max_position : SIZE_MAX;
 }
 
-// In mixtral every layer has experts, whose size is intermediate_size, and the chosen ones' weights are divided by their sum.
+// In mixtral every layer has experts of size intermediate_size, and the weights of the chosen experts are divided by their sum.
 static ExpertConfig read_experts(const Fields &fields, const std::string &family, size_t L) {
     const bool mixtral = family == "mixtral", qwen2 = family == "qwen2_moe";
     ExpertConfig e;
@@ -447,7 +448,7 @@ static Gelu read_gelu(const Fields &fields) {
     return Gelu::tanh;
 }
 
-// Every field has a default. reorder_and_upcast_attn changes only where values are rounded, and summary_* belong to another head.
+// Every field has a default. reorder_and_upcast_attn only affects rounding, and summary_* belong to another head.
 static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family) {
     if (!fields.boolean("scale_attn_weights", true))
         fields.refuse("scale_attn_weights", "is false, which asks for another attention scale, which we do not have");
@@ -474,11 +475,11 @@ static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family
     c.qkv_bias = c.o_bias = c.mlp_bias = true;
     constexpr int32_t end_of_text = 50256;
     if (size_t(end_of_text) >= c.V) return;
-    if (!fields.source().contains("eos_token_id")) c.eos = {end_of_text};  // whereas null means none
+    if (!fields.source().contains("eos_token_id")) c.eos = {end_of_text};  // null, in contrast, means none
     if (!fields.source().contains("bos_token_id")) c.bos = end_of_text;
 }
 
-// Families that are another one under their own name, in code that they bring. They are read, and saved, as that other one, which every reader knows.
+// Families with their own name and code that equal another family. They are read, and saved, as that other family, which every reader knows.
 static json without_own_code(json source, const std::string &where, std::vector<std::string> &notes) {
     const std::string type =
         source.is_object() && source.contains("model_type") && source["model_type"].is_string() ? source["model_type"] : "";
@@ -502,8 +503,8 @@ static json without_own_code(json source, const std::string &where, std::vector<
     return source;
 }
 
-// Gemma 3 in one form: the text model, without the vision tower of the larger ones, with the defaults of transformers' class and with the rotation in the
-// fields of transformers 4, which every version reads.
+// Converts Gemma 3 to one form: the text model, without the vision tower of the larger models, with the defaults of transformers' class and with the
+// rotation in the fields of transformers 4, which every version reads.
 static json without_vision(json source, const std::string &where, std::vector<std::string> &notes) {
     const auto text = [&](const char *name) {
         return source.is_object() && source.contains(name) && source[name].is_string() ? source[name].get<std::string>() : "";
@@ -569,7 +570,7 @@ ModelConfig parse_config(const json &as_found, const std::string &where, std::ve
 }
 
 ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes) {
-    std::error_code unreadable;  // what may not be read counts as missing
+    std::error_code unreadable;  // unreadable files count as missing
     if (!fs::exists(dir + "/.", unreadable))
         die("%s is not a directory\n  fix: give one with config.json; `hf download NAME --local-dir DIR` fetches one",
             dir.c_str());
@@ -650,9 +651,9 @@ std::string missing_reward_class(const ModelConfig &config) {
     return family.has_reward_class ? "" : family.architecture + reward_class;
 }
 
-// transformers reads the reward at the last position whose id is not pad_token_id. In many models that id also ends a text; transformers would then
-// read the position before the end, where no reward was trained. In this case we write null, with which transformers reads the last position of
-// a single text and refuses a batch of several. Another pad_token_id stays, and batches work.
+// transformers reads the reward at the last position whose id is not pad_token_id. In many models that id also ends a text, and transformers would
+// then read the position before the end, where no reward was trained. In this case we write null: transformers then reads the last position of a
+// single text, and rejects batches of several. Any other pad_token_id is kept, and batches work.
 static void write_pad_token(json &source, const std::vector<int32_t> &eos) {
     const json pad = source.value("pad_token_id", json());
     if (std::any_of(eos.begin(), eos.end(), [&](int32_t id) { return pad == id; })) source["pad_token_id"] = nullptr;

@@ -65,7 +65,7 @@ template <class Dev> class Decoder : public Model {
     }
     RehearsedSteps rehearse_steps(size_t micro_steps) override;
     Arena &arena() override { return *arena_; }
-    Memory &memory() override {  // created on first use, because a plan needs no device
+    Memory &memory() override {  // created on first use: a plan needs no device
         if (!memory_) memory_ = make_memory(dev);
         return *memory_;
     }
@@ -119,7 +119,7 @@ template <class Dev> class Decoder : public Model {
 
   protected:
     using X = typename Dev::X;
-    using Calls = std::function<void(Model &, const ModelLimits &)>;  // of a model that is rehearsed
+    using Calls = std::function<void(Model &, const ModelLimits &)>;  // the calls of a rehearsal
 
     Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops);
 
@@ -129,7 +129,8 @@ template <class Dev> class Decoder : public Model {
     virtual void point_weights(TensorList<X> &params, TensorList<float> &grads) = 0;
     virtual void input_forward() = 0;  // computes acts.x[0] from row.tokens
     // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection
-    // and the feed-forward (see runs() and for_tiles()). Ranks without a row call the second half, forward and backward, of layers whose experts are divided.
+    // and the feed-forward (see runs() and for_tiles()). Ranks without a row call the second half, forward and backward, of layers whose experts are
+    // divided.
     virtual void attention_half(size_t l, Pass pass) = 0;
     virtual void feed_forward_half(size_t l, Pass pass) = 0;
     virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
@@ -138,8 +139,8 @@ template <class Dev> class Decoder : public Model {
     // second one by the gradient of acts.x[l].
     virtual void feed_forward_half_backward(size_t l) = 0;
     virtual void attention_half_backward(size_t l) = 0;
-    virtual void rehearse(Touches &log, const Calls &calls) = 0;  // is rehearse_as<the trainer's class>(log, calls)
-    virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
+    virtual void rehearse(Touches &log, const Calls &calls) = 0;  // implemented as rehearse_as<the trainer's class>(log, calls)
+    virtual void input_backward() = 0;  // calls sum_gradients itself, because only the trainer knows the units of its input
 
     // ---- the plan ---------------------------------------------------------------------------------------------------------------------
 
@@ -161,28 +162,27 @@ template <class Dev> class Decoder : public Model {
         trace_.begin(pass, op, l, bucket);
     }
     void begin_op(Pass pass, RowOp op, size_t bucket = 0) { begin_op(pass, ops.number(op), 0, bucket); }
-    // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
+    // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results have been kept.
     bool runs(size_t op, size_t l, Pass pass) {
         if (pass == Pass::recompute && limits.recompute < ops.layer[op].from) return false;
         begin_op(pass, op, l);
         return true;
     }
-    // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one
-    // tile: (tile, F).
+    // Calls f(first, n) for each tile of the row's tokens in order. The hidden arrays of the feed-forward hold one tile: (tile, F).
     template <class F> void for_tiles(F f) { for_tiles(f, row.T, tile); }
     template <class F> void for_tiles(F f, size_t tokens, size_t step) {
         in_parts(
             tokens, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, step);
         trace_.tile = 0;
     }
-    // Tokens [t, t + n) of layer l, of this rank or of those with which it divides experts.
+    // Describes tokens [t, t + n) of layer l, on this rank and on the ranks with which it divides experts.
     ExpertTokens expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
         return {l,       t, std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_.trained.sent,
                 &traffic};
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
-    // A linear layer with its adapters, for tokens [t, t + n) of the row, to which the pointers belong.
+    // Computes a linear layer with its adapters for tokens [t, t + n) of the row; the pointers point at token t.
     void linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
         linears_.in_fp8 = limits.fp8 && !generator_.runs();
         linears_.forward(l, matrix, out, x, w, t, n);
@@ -191,9 +191,9 @@ template <class Dev> class Decoder : public Model {
                          size_t t, size_t n) {
         linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_.accumulates());
     }
-    // Returns whether gradients of weights are added to the gradients of earlier rows; if not, they overwrite them.
+    // Returns true if gradients of weights are added to the gradients of earlier rows, and false if they overwrite them.
     bool accumulates() const { return weights_.accumulates(); }
-    // Adds tokens [t, t + n) of layer l to its sums, if the forward pass is one of a step.
+    // Adds tokens [t, t + n) to the routing sums of layer l, if the forward pass belongs to a step.
     void add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
         const ExpertConfig &c = config.experts;
         if (!routes() || generator_.runs() || !linears_.adapters_are_on) return;
@@ -210,19 +210,19 @@ template <class Dev> class Decoder : public Model {
     // Tokens in the hidden arrays of the feed-forward: all tokens if the backward pass keeps these arrays, otherwise limits.tile_tokens
     // (by default one matmul_run), rounded up to a multiple of matmul_run so that no bit depends on it.
     const size_t tile;
-    // The same for experts, without the rounding where ranks divide them.
+    // The same for experts; without rounding if ranks divide them.
     const size_t expert_tile;
-    const size_t positions_unit;  // of the table
+    const size_t positions_unit;  // the table's unit of learned positions
     Plan plan_;
-    size_t most_tokens = 0;                   // of the rank with most tokens in this pass, among those that divide the experts
-    X *embed_w = nullptr, *head_w = nullptr;  // (V, C); of a reward model the head is (1, C)
+    size_t most_tokens = 0;  // tokens of the rank with the most tokens in this pass, among the ranks that divide the experts
+    X *embed_w = nullptr, *head_w = nullptr;  // (V, C); the head of a reward model is (1, C)
     float *embed_dw = nullptr, *head_dw = nullptr;
 
     DeviceRow row{config, limits};
     LinearLayers<Dev> linears_{dev, config};
 
     struct {
-        std::vector<X *> x;  // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm; of this pass
+        std::vector<X *> x;  // (L+1) x (T, C)   residual stream of this pass: the input of each layer, then of the final norm
         X *normf;            // (T, C)
         X *dx;               // (T, C)           gradient of the residual stream
         std::byte *head;     // lm_head_scratch
@@ -242,7 +242,9 @@ template <class Dev> class Decoder : public Model {
     Work layout() const;
     void begin_pass();
     void load_part(const Row &row);
-    bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
+    bool is_noisy() const {
+        return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on;
+    }  // false for the reference model
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     void forward();
     void gradients(bool last);
@@ -255,7 +257,7 @@ template <class Dev> class Decoder : public Model {
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, config.attention_scale()}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
-    enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
+    enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // the parts of a layer's work
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);
     void offload(size_t l);
     void prefetch(size_t l);
@@ -267,13 +269,13 @@ template <class Dev> class Decoder : public Model {
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;    // in memory_
-    std::unique_ptr<Store> store_;    // copies from the arena and to it
+    std::unique_ptr<Store> store_;    // copies to and from the arena
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
     SelfComm alone_;                  // this rank alone, for generation
     std::optional<uint64_t> key_;     // of dropout and noise; without a key both are off
-    X *base_embed_, *base_head_;      // embed_w and head_w as the base has them
+    X *base_embed_, *base_head_;      // the base model's embed_w and head_w
     size_t targets_ = 0;              // the number of targets since the last take_sums()
-    bool balance_is_known_ = false;   // of this step
+    bool balance_is_known_ = false;   // true if `balance` is valid for this step
 
     // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
     struct {
@@ -290,7 +292,7 @@ template <class Dev> class Decoder : public Model {
     std::vector<std::vector<OffloadedArray>> offloaded_;  // of each layer
 };
 
-// Must be called before allocate(), while there is free memory in which the device's peaks can be measured.
+// Must be called before allocate(), while there is free memory to measure the device's peaks in.
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
@@ -341,7 +343,7 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
-template <class Dev> void Decoder<Dev>::begin_pass() {  // before its row is loaded
+template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pass loads its row
     trace_.begin_pass();
     begin_op(Pass::step, COPY);
     generator_.stop();
@@ -355,7 +357,7 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     if (linears_.drops() || is_noisy() || (trains() && config.experts.number)) row.load_documents(whole, is_noisy(), memory());
 }
 
-// A unit's weights are fetched when the layer before it begins.
+// A unit's weights are fetched when the previous layer begins.
 template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = weights_.units.size() - 1;
     const Pass pass = Pass::forward;
@@ -383,9 +385,8 @@ template <class Dev> void Decoder<Dev>::forward() {
     weights_.ready(weights_.table.head, pass);
 }
 
-// Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks the host's actions between
-// launches: messages of a ring or to experts, time stamps, and fills or checks of dead arrays. The key of dropout would be fixed, because it is an
-// argument of the launches.
+// Launches a part of a layer's work, by replay if there is a recording. A recording lacks the host's actions between launches: messages of a ring or
+// to experts, time stamps, and fills or checks of dead arrays. It would also fix the key of dropout, which is an argument of the launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const Ranks &r = limits.ranks;
     const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
@@ -436,7 +437,8 @@ template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const Attent
     const AttentionInputs<X> in = attention_inputs(l, a);
     if (generator_.runs() && generator_.attention(l, a.att, in)) return;
     RingAttention ranks = ring(l);
-    if constexpr (is_rehearsal<Dev>) dev.note(a.out32, a.ring.values, a.ring.floats);  // which ranks use them depends on the row
+    if constexpr (is_rehearsal<Dev>)
+        dev.note(a.out32, a.ring.values, a.ring.floats);  // the ranks that use these arrays depend on the row
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
 }
 
@@ -514,7 +516,7 @@ template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
     row.T = 0;
     if (r.T) load_part(r);
     forward();
-    if (last) find_balance(), clear_routing();  // the rows come again
+    if (last) find_balance(), clear_routing();  // the rows will be evaluated again
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
@@ -532,7 +534,7 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
     gradients(last);
 }
 
-// Where the head's gradient is computed in several buckets, the logits are recomputed for each of them.
+// If the head's gradient is computed in several buckets, the logits are recomputed for each of them.
 template <class Dev> void Decoder<Dev>::head_backward() {
     const size_t C = config.C, V = config.V;
     if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
@@ -554,7 +556,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     sum_gradients(weights_.units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_.in_shared_arrays() && l + 1 < L) weights_.ready(1 + l, pass);
-        if (l > 0 && l + 1 < L) weights_.fetch(l, pass);  // of layer l - 1
+        if (l > 0 && l + 1 < L) weights_.fetch(l, pass);  // the weights of layer l - 1
         if (most_tokens) prefetch(l);
         if (row.T) recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
         const auto add = [&](size_t, size_t) {

@@ -1,5 +1,4 @@
-// What the decoder plans: its state, and the arrays of a step with the ops from which to which they are alive. Part of decoder.h,
-// which includes it.
+// The decoder's plan: its state, and the arrays of a step with their lifetimes. Part of decoder.h, which includes it.
 #pragma once
 #include "decoder.h"
 #include "every_call.h"
@@ -61,10 +60,10 @@ template <class Dev> void Decoder<Dev>::plan_head() {
     plan_.add(&acts.sums, "stats.sums", {3});
 }
 
-// Plans arrays of layer l, one a call:
+// Plans arrays of layer l, one per call:
 //   array(name, pointer of the forward pass, pointer of the backward pass, shape, recomputed from)
-// The last argument is the level of recomputation from which on the array is not kept for the backward pass. There are then two
-// arrays: the forward pass's, and the one into which the backward pass recomputes it.
+// The last argument is the lowest level of recomputation at which the array is not kept for the backward pass. There are then two
+// arrays: the forward pass's, and one into which the backward pass recomputes it.
 template <class Dev> auto Decoder<Dev>::layer_arrays(size_t l) {
     return [this, l](const char *name, auto *&forward, auto *&backward, std::vector<size_t> shape, Recompute from) {
         const std::string full = format("act.%zu.%s", l, name);
@@ -74,8 +73,8 @@ template <class Dev> auto Decoder<Dev>::layer_arrays(size_t l) {
     };
 }
 
-// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two,
-// of which the second is read from the store. The backward pass begins with the last layer, whose arrays therefore stay.
+// Plans an array of layer l that is alive from the forward to the backward pass. With offloaded activations there are two arrays; the second is
+// loaded from the store. The backward pass begins with the last layer, so the last layer's arrays are not offloaded.
 template <class Dev>
 template <class T>
 void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape) {
@@ -90,7 +89,7 @@ void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::str
     plan_.travels();
 }
 
-// Plans the arrays that attention needs only while it runs.
+// Plans the arrays that attention only needs while it runs.
 template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X> &f, AttentionActs<X> &b) {
     const ModelConfig &c = config;
     const Ranks &r = limits.ranks;
@@ -115,7 +114,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     array("scratch", &b.scratch, {attention_scratch(dev, attention_shape(T)) * sizeof(float)});
 }
 
-// The documents of the longest row. They fill it, so that every rank of a ring has all ops.
+// The documents of the longest row. They fill it, so every rank of a ring has all ops.
 inline std::vector<std::vector<int32_t>> longest_row(const ModelConfig &config, const ModelLimits &limits) {
     const size_t T = limits.row_tokens;
     std::vector<std::vector<int32_t>> documents;
@@ -124,8 +123,8 @@ inline std::vector<std::vector<int32_t>> longest_row(const ModelConfig &config, 
     return documents;
 }
 
-// Calls a model M on a rehearsing device. A rehearsal depends on the row's length only in so far as it is more than one tile; its
-// tiles have row_multiple tokens.
+// Calls a model M on a rehearsing device. The rehearsal only depends on whether the row is longer than one tile; its tiles have row_multiple
+// tokens.
 template <class Dev> template <template <class> class M> void Decoder<Dev>::rehearse_as(Touches &log, const Calls &calls) {
     if constexpr (!is_rehearsal<Dev>) {
         const Ranks &r = limits.ranks;
@@ -164,7 +163,7 @@ template <class Dev> RehearsedSteps Decoder<Dev>::rehearse_steps(size_t micro_st
     rehearse(log,
              [&](Model &model, const ModelLimits &few) { make_two_steps(model, longest_row(config, few), config, micro_steps); });
     std::vector<Event> events = log.events();
-    for (Event &e : events)  // the number of a place becomes its bytes, of all tokens
+    for (Event &e : events)  // replaces the index of a place by its bytes, for all tokens
         if (e.kind == Event::start && e.lane != Event::messages) e.amount = plan_.places()[e.amount].second;
     return {ops, layout(), weights_.table, std::move(events)};
 }

@@ -27,7 +27,7 @@ void DeviceRow::load(const Row &row, Memory &memory) {
     write(memory, targets, row.targets);
 }
 
-// Returns the row in which documents that are longer than longrope's original positions have the rows of the second table.
+// Returns the row with doc_pos moved to the second table for documents longer than longrope's original positions.
 static Row with_long_positions(Row row, const RopeConfig &rope, size_t positions) {
     for (size_t i = 0; i < row.documents.size(); i++)
         if (row.doc_offsets[i + 1] - row.doc_offsets[i] > rope.original_max_position)
@@ -46,7 +46,7 @@ void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
 }
 
 void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
-    std::vector<int32_t> of_whole(whole.T, -1), own;  // -1: of padding
+    std::vector<int32_t> of_whole(whole.T, -1), own;  // -1: padding
     std::vector<float> magnitude_of_whole(whole.T, 0), own_magnitudes;
     for (size_t i = 0; i < whole.documents.size(); i++) {
         const ptrdiff_t begin = ptrdiff_t(whole.doc_offsets[i]), end = ptrdiff_t(whole.doc_offsets[i + 1]);
@@ -67,7 +67,8 @@ void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
     write(memory, first_key, first);
     for (size_t p = 0; p < first.size(); p++) first[p] = std::max(first[p], int32_t(p) - window + 1);
     write(memory, first_key_window, first);
-    if (limits_.graphs) cut.resize(TileCuts::most(whole.T), INT32_MAX);  // a recorded launch has as many blocks for every row
+    if (limits_.graphs)
+        cut.resize(TileCuts::most(whole.T), INT32_MAX);  // a recorded launch needs the same number of blocks for every row
     write(memory, cuts_, cut);
     cuts = {cuts_, cut.size()};
 }

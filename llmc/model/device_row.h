@@ -15,30 +15,30 @@ struct DeviceRow {
     DeviceRow(const ModelConfig &config, const ModelLimits &limits) : config_(config), limits_(limits) {}
 
     size_t T = 0, N = 0;
-    std::vector<size_t> numbers;     // (N) index of each predictor in the whole row's, on the host
-    size_t predictors_of_whole = 0;  // of the whole row
+    std::vector<size_t> numbers;     // (N) index of each predictor among the whole row's predictors, on the host
+    size_t predictors_of_whole = 0;  // number of predictors of the whole row
     std::optional<SequenceSplit> split;
     int32_t *tokens;            // (T)
     int32_t *doc_pos;           // (T) position in the document
     int32_t *documents;         // (T) number of the document in its file, with dropout, noise or experts; below 0: padding
-    float *magnitudes;          // (T) of the noise
-    int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; of generated tokens (sequences)
-    int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
-    TileCuts cuts = {};         // of the whole row
+    float *magnitudes;          // (T) magnitude of each token's noise
+    int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; (sequences) for generated tokens
+    int32_t *first_key_window;  // (sp*T) the same for layers with a sliding window
+    TileCuts cuts = {};         // cuts of the whole row
     int32_t *predictors;        // (N) the positions whose logits predict the targets
     int32_t *targets;           // (N)
-    float *weights;             // (N) dL/dnll, of a reward model dL/dscore
+    float *weights;             // (N) dL/dnll; for a reward model dL/dscore
     float entropy_weight;       // dL/dentropy of each predictor
 
     void plan(Plan &plan, size_t T_max);
-    void load(const Row &row, Memory &memory);  // the row as it is
+    void load(const Row &row, Memory &memory);  // loads a row without padding or division
     // Loads this rank's part of a row that pad_row() has padded. element: bytes of X
     void load_part(const Row &whole, size_t element, Memory &memory);
     // Computes the first visible key of each position of a whole row, without and with the sliding window, and the cuts.
     void load_first_keys(const Row &whole, Memory &memory);
-    // Each token's document, for dropout and noise, and the magnitude of its noise.
+    // Loads each token's document, for dropout and noise, and the magnitude of its noise.
     void load_documents(const Row &whole, bool noise, Memory &memory);
-    // This rank's part of the derivatives.
+    // Loads this rank's part of the derivatives.
     void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);
 
   private:

@@ -1,5 +1,5 @@
-// Generates with a decoder: forward passes that fill a paged cache of keys and values from prompts, or that read it for the newest token of each sequence;
-// then logits, and tokens drawn from them. ../train/generation.h decides which sequences run.
+// Generates with a decoder. Forward passes fill a paged cache of keys and values from prompts, or read it for the newest token of each sequence; then
+// logits are computed and tokens are drawn from them. ../train/generation.h decides which sequences run.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -27,14 +27,16 @@ template <class Dev> class CachedGenerator final : public Generator {
     void finish() override;
     void copy_cache_page(size_t to, size_t from) override;
 
-    // Whether the decoder's row is one of next_logits(). The decoder calls stop() when it loads another one.
+    // True if the decoder's row is one of next_logits(). The decoder calls stop() when it loads another row.
     bool runs() const { return pass_ != none; }
     void stop() { pass_ = none; }
-    // A layer's attention: stores the new keys and values. Returns false for prompts, which see themselves alone, and whose attention is the decoder's.
+    // A layer's attention during generation: stores the new keys and values. Returns false for prompts, which only see themselves, so the decoder
+    // computes their attention.
     bool attention(size_t l, X *out, const AttentionInputs<X> &in);
 
   private:
-    // With ZeRO-3 or divided experts every rank must join each forward pass; ranks that finished generating join with an empty row until all are done.
+    // With ZeRO-3 or divided experts every rank must join each forward pass; ranks that finished generating join with an empty row until all are
+    // done.
     bool all_finished(bool finished) {
         const bool all_join = decoder_.weights_.prefetched.divided() || decoder_.mesh_->experts;
         return !all_join || decoder_.mesh_->all.all(finished);
@@ -42,7 +44,7 @@ template <class Dev> class CachedGenerator final : public Generator {
 
     Decoder<Dev> &decoder_;
     enum { none, prompts, tokens } pass_ = none;
-    size_t sequences_;        // of next_logits()
+    size_t sequences_;        // of the last next_logits()
     std::vector<X *> cache_;  // (L) x (pages * cache_page, 2*KV*D)   the keys and values of all tokens so far
     X *last_;                 // (sequences, C)
     float *logits_;           // (sequences, logits_ld)

@@ -1,13 +1,13 @@
-// The products of activations with the matrices of the layers, and with the adapters that these may have (lora.h):
+// Products of activations with the layers' matrices and with their adapters, if there are any (lora.h):
 //
 //   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC)   A (rank, IC), B (OC, rank)
 //
-// The pointers of a call belong to n tokens of a layer, from token t of the row on. docs/lora.md derives the backward pass.
+// The pointers of a call point at n tokens of a layer, beginning with token t of the row. docs/lora.md derives the backward pass.
 //
-// The products of experts with their matrices are in experts.h, which calls the adapters' part alone: for the rows of an expert the same with its own A and B.
+// The products of experts are in experts.h, which only calls the adapters' part: the same formula for the rows of an expert, with its own A and B.
 //
-// With in_fp8 the products with W are in FP8 (../ops/fp8.h), the products with adapters are not. Activations are rounded a matmul_run of tokens at a time, so
-// that a scale does not depend on the other tokens of a call; W is rounded whole, before each product.
+// With in_fp8 the products with W are in FP8 (../ops/fp8.h), but not the products with adapters. Activations are rounded one matmul_run of tokens at
+// a time, so a scale does not depend on other tokens of a call; W is rounded whole, before each product.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -20,7 +20,7 @@
 #include "../ops/matmul.h"
 #include "lora.h"
 
-// The rows of a product with adapters: n tokens of layer l, from token t of the row on, or n rows of these tokens, sorted by expert.
+// The rows of a product with adapters: n tokens of layer l, beginning with token t of the row, or n rows of these tokens, sorted by expert.
 struct AdapterRows {
     size_t l, t, n;
     const int32_t *starts = nullptr;  // (experts + 1)  of the rank's experts; null: the rows are tokens
@@ -37,11 +37,12 @@ template <class Dev> class LinearLayers {
     void plan(Plan &plan, size_t T, size_t expert_rows, bool trains);
     void plan_fp8(Plan &plan, size_t T, bool trains);
     void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
-    // Computes the gradients of the trained weights, and the input's, which may overwrite the input; dx and dw's pointers may be null. With `accumulate` the
+    // Computes the gradients of the trained weights and of the input. dx may alias x; dx and dw's pointers may be null. With `accumulate` the
     // weights' gradients are added to the gradients of earlier rows.
     void backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
                   size_t t, size_t n, bool accumulate);
-    // The adapters' parts of these: out += ..., dx += ..., and the gradients of A and B, which are added if `add`. backward_low() comes before the others.
+    // The adapters' parts of these functions: out += ..., dx += ..., and the gradients of A and B, which accumulate if `add`. backward_low() must be
+    // called before the other backward functions.
     void adapters_forward(Linear matrix, X *out, const X *x, const AdapterRows &rows);
     void adapters_backward_low(Linear matrix, const X *dout, const AdapterRows &rows);
     void adapters_backward_weight(Linear matrix, const X *dout, const X *x, const AdapterRows &rows, bool add);
@@ -51,16 +52,16 @@ template <class Dev> class LinearLayers {
 
     Adapters<X> adapters;
     Adapters<float> gradients;
-    bool adapters_are_on = true;  // false: the model is the base alone
+    bool adapters_are_on = true;  // false: only the base model
     bool in_fp8 = false;
-    std::optional<uint64_t> dropout_key;  // none: nothing is dropped
+    std::optional<uint64_t> dropout_key;  // empty: no dropout
     const int32_t *documents = nullptr;   // (T) number of the document in its file, with dropout
     const int32_t *positions = nullptr;   // (T) in the document
 
   private:
     DropoutMask mask_of(const LinearModule &module, const AdapterRows &rows) const;
     const X *adapter_input(size_t i, const X *x, const AdapterRows &rows);
-    // Products of tokens with one matrix, or of the rows of experts with each expert's.
+    // Products of tokens with one matrix, or of each expert's rows with the expert's matrix.
     void product(const AdapterRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld = 0, bool add = false);
     void product_weight(const AdapterRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC, bool add,
                         size_t ld = 0);
@@ -77,14 +78,14 @@ template <class Dev> class LinearLayers {
 
     const Dev dev;
     const ModelConfig &config;
-    const std::vector<LinearModule> modules;  // that have adapters
+    const std::vector<LinearModule> modules;  // the modules with adapters
     LinearShape shapes[linear_matrices];
     X *dropped;             // (matmul_run, the widest input)            with dropout: the input of an adapter
-    X *low, *dlow;          // (rows, rank), (.., 3 * rank)              x A^T, and the gradients of all of a matrix
+    X *low, *dlow;          // (rows, rank), (.., 3 * rank)              x A^T; its gradients, for all modules of a matrix
     Fp8Matrix left, right;  // the operands of a product in FP8: tokens, or gradients; and W, or x
 };
 
-// The arrays of adapters hold one run of tokens, or of the experts' rows, however long the row is.
+// The arrays of adapters hold one run of tokens, or of the experts' rows, for any length of the row.
 template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, size_t expert_rows, bool trains) {
     const size_t run = std::min(T, matmul_run(dev)), r = config.lora.rank;
     size_t n = run, widest = 0, most = 0;
@@ -126,7 +127,7 @@ template <class Dev> void LinearLayers<Dev>::base_forward(X *out, const X *x, Li
         matmul_run(dev));
 }
 
-// The gradients of at most a run of tokens. In FP8 `left` has the scale of dout, which both products round, the first one transposed.
+// Computes the gradients for at most one run of tokens. In FP8 `left` has the scale of dout, which both products round; the first also transposes it.
 template <class Dev>
 void LinearLayers<Dev>::base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape,
                                              bool accumulate) {
@@ -168,8 +169,8 @@ void LinearLayers<Dev>::product_input(const AdapterRows &rows, X *dx, const X *d
     grouped_matmul_backward_input(dev, dx, dout, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
 }
 
-// The mask by which the inputs of a module's adapter are dropped, with the scale of the adapter. Without dropout it has the scale alone. Rows of experts are
-// never dropped (check_lora).
+// Returns the dropout mask for the inputs of a module's adapter, with the adapter's scale. Without dropout it only contains the scale. Rows of
+// experts have no dropout (check_lora).
 template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &module, const AdapterRows &rows) const {
     const LoraConfig &lora = config.lora;
     if (!drops()) return {float(lora.scale())};
@@ -185,7 +186,7 @@ template <class Dev> template <class F> void LinearLayers<Dev>::for_adapters(Lin
         if (modules[i].matrix == matrix) f(modules[i], number++, i);
 }
 
-// Computes low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or `dropped`, which has the scale.
+// Computes low = scale * drop(x) A^T (n, rank). Returns the input of A: x itself, or `dropped`, which already includes the scale.
 template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(size_t i, const X *x, const AdapterRows &rows) {
     const size_t r = config.lora.rank, IC = modules[i].IC;
     const DropoutMask mask = mask_of(modules[i], rows);
@@ -204,7 +205,7 @@ template <class Dev> void LinearLayers<Dev>::adapters_forward(Linear matrix, X *
 }
 
 // With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
-// This computes scale * d, or d if drop() has the scale.
+// This function computes scale * d, or d if drop() already includes the scale.
 template <class Dev> void LinearLayers<Dev>::adapters_backward_low(Linear matrix, const X *dout, const AdapterRows &rows) {
     const size_t r = config.lora.rank;
     for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {

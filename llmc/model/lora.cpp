@@ -79,7 +79,7 @@ std::string copy_name(const LinearModule &m, size_t i) {
     return of_experts(m.matrix) ? name.substr(0, name.rfind('.') + 1) + std::to_string(i) + name.substr(name.rfind('.')) : name;
 }
 
-// The names of a module in all layers, and of all experts: "model.layers.3.mlp.experts.5.gate_proj".
+// Returns the names of a module in all layers, and in all experts: "model.layers.3.mlp.experts.5.gate_proj".
 static std::vector<std::string> names_in_layers(const ModelConfig &c, const LinearModule &m) {
     std::vector<std::string> names;
     for (size_t l = 0; l < c.L; l++)
@@ -89,13 +89,13 @@ static std::vector<std::string> names_in_layers(const ModelConfig &c, const Line
 
 static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).rfind('.') + 1); }
 
-// A target is the end of a module's name, as in PEFT; all-linear is all of them, but of a mixture of experts those of attention.
+// A target is the end of a module's name, as in PEFT. all-linear means all modules, but in a mixture of experts only attention's.
 static bool is_target(const ModelConfig &c, const LinearModule &m, const std::string &target) {
     if (target == "all-linear") return c.experts.number == 0 || of_attention(m.matrix);
     return target == m.name || std::string(m.name).ends_with("." + target);
 }
 
-// The shortest names that mean these modules and no others: "q_proj", but of GPT-2, which has two modules c_proj, "attn.c_proj" if it is one of them.
+// Returns the shortest names that select these modules and no others: "q_proj"; "attn.c_proj" for one of GPT-2's two modules c_proj.
 static std::vector<std::string> target_names(const ModelConfig &c, const std::vector<LinearModule> &modules) {
     std::vector<std::string> names;
     for (const LinearModule &m : modules) {
@@ -106,10 +106,10 @@ static std::vector<std::string> target_names(const ModelConfig &c, const std::ve
     return names;
 }
 
-// PEFT takes a text that is no name for a regular expression, of a module with its layer: it matches the whole of model.layers.3.self_attn.q_proj.
+// PEFT treats a text that is not a name as a regular expression for a module with its layer: it must match all of model.layers.3.self_attn.q_proj.
 static bool is_expression(const std::string &target) { return target.find_first_of("\\[](){}*+?|^$") != target.npos; }
 
-// How many of a module's names are meant, and how many there are, for a message; empty if all or none are.
+// Returns the numbers of matched names and of all names of a module, for a message; empty if all or none match.
 static std::string some_names(const LinearModule &m, size_t meant, size_t all) {
     if (meant == 0 || meant == all) return "";
     const char *const of = of_experts(m.matrix) ? "experts" : "layers";
@@ -170,7 +170,7 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
             die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s",
                 target.c_str(), dir.c_str(), names.c_str());
     if (lora.targets.empty()) die("--lora_targets is empty\n  fix: all-linear%s", names.c_str());
-    size_t halves = 0;  // of the experts' gate_up
+    size_t halves = 0;  // number of halves of the experts' gate_up among the targets
     for (const LinearModule &m : adapted_modules(c)) {
         halves += m.matrix == Linear::experts_gate_up;
         if (lora.dropout > 0 && c.experts.number && !of_attention(m.matrix))
@@ -188,7 +188,7 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
 
 static const std::string adapter_config = "/adapter_config.json";
 
-// What changes the computation in a way that we have not, and the value that changes nothing. A field may also be absent or null.
+// Settings that change the computation in a way that we do not support, with the value that has no effect. A field may also be absent or null.
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"ensure_weight_tying", false},
                                                             {"bias", "none"},
@@ -206,8 +206,8 @@ static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"monteclora_config", {}},
                                                             {"velora_config", {}}};
 
-// PEFT names the experts of Qwen2-MoE by transformers' parameters, in which gate and up are one: the rank and alpha of both are their sums. The tensors of the
-// adapter belong to single experts in any case.
+// PEFT names the experts of Qwen2-MoE by transformers' parameters, where gate and up are one matrix: their rank and alpha are the sums of both. The
+// adapter's tensors belong to single experts in any case.
 static constexpr const char *experts_gate_up_name = "mlp.experts.gate_up_proj", *experts_down_name = "mlp.experts.down_proj";
 static bool is_named_parameter(const ModelConfig &c, Linear matrix) {
     return c.family == "qwen2_moe" && std::ranges::count(adapted_modules(c), matrix, &LinearModule::matrix) > 0;
@@ -228,7 +228,7 @@ static std::vector<std::string> read_parameters(const Fields &fields) {
     return out;
 }
 
-// Returns the names of modules that a list of targets means. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
+// Returns the names of the modules in a list of targets. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
 static std::vector<std::string> read_targets(const Fields &fields, const ModelConfig &config) {
     const auto text = [](const json &entry) { return entry.is_string() ? entry.get<std::string>() : entry.dump(); };
     std::set<std::string> names;
@@ -331,7 +331,7 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
     if (lora.embedding) whole.push_back(config.gpt2() ? "wte" : "embed_tokens");
     if (lora.head) whole.push_back("lm_head");
     if (config.reward) whole.push_back("score");
-    // In other mixtures of experts PEFT takes names in the feed-forward for those of the experts' layers, and finds other layers by their weights.
+    // In other mixtures of experts PEFT applies names in the feed-forward to the layers with experts, and finds other layers by their weights.
     const auto modules = adapted_modules(config);
     json parameters;
     std::vector<std::string> names = target_names(config, modules);
@@ -362,14 +362,14 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
 
 CostOf cost::adapters(const ModelConfig &c, Linear matrix) {
-    double in = 0, out = 0, number = 0;  // elements that each row has in, and out of, the adapters of this matrix
+    double in = 0, out = 0, number = 0;  // input and output elements per row of this matrix's adapters
     if (c.lora.rank)
         for (const LinearModule &m : adapted_modules(c))
             if (m.matrix == matrix) in += double(m.IC), out += double(m.OC), number++;
     const size_t E = of_experts(matrix) ? c.experts.number : 1, K = of_experts(matrix) ? c.experts.chosen : 1;
     return [=, r = double(c.lora.rank)](const Work &w, Pass pass, size_t) -> Cost {
         const double rows = double(w.T * K), s = double(w.element);
-        const double held = double(ceil_div(E, w.expert_ranks)), read = std::min(held, rows);  // adapters of each module
+        const double held = double(ceil_div(E, w.expert_ranks)), read = std::min(held, rows);  // adapters per module
         if (pass != Pass::backward)
             return {2 * rows * r * (in + out), s * (rows * (in + 2 * out) + read * r * (in + out) + 2 * rows * r * number)};
         return {2 * rows * r * (3 * in + 2 * out),
@@ -382,9 +382,9 @@ CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w, Pass pass,
                                                                                                         size_t l) {
         Cost cost = product(w, pass, l);
-        const double T = double(w.T), read = double(w.element), round = read + 1;  // a byte is written
-        cost.rounded = (read + round) * (T * IC + IC * OC);                        // read for the scale, then rounded
-        if (pass == Pass::backward) cost.rounded += (read + 2 * round) * T * OC;   // as stored, and transposed
+        const double T = double(w.T), read = double(w.element), round = read + 1;  // rounding writes one byte
+        cost.rounded = (read + round) * (T * IC + IC * OC);                        // read once for the scale, then rounded
+        if (pass == Pass::backward) cost.rounded += (read + 2 * round) * T * OC;   // in memory order, and transposed
         return cost;
     };
     if (c.lora.rank == 0) return product;

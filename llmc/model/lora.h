@@ -1,5 +1,5 @@
-// Adapters of linear layers (LoRA): which modules of a layer may have them, their tensors, their costs, and PEFT's adapter_config.json. docs/lora.md
-// derives the decoder's description of them.
+// Adapters of linear layers (LoRA): the modules that can have adapters, their tensors, their costs, and PEFT's adapter_config.json. docs/lora.md
+// derives the formulas.
 //
 //   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC) frozen     A (rank, IC), B (OC, rank) trained
 #pragma once
@@ -11,39 +11,41 @@
 #include "op_list.h"
 #include "table.h"
 
-// The matrices of a layer that adapters may belong to, as stored in memory. GPT-2's feed-forward has no gate: its gate_up is up alone. In place of gate_up and
-// down, layers with experts (experts.h) have matrices of each expert, and those of a shared one.
+// The matrices of a layer that can have adapters, as stored in memory. GPT-2's feed-forward has no gate: its gate_up is only up. Layers with experts
+// (experts.h) have the matrices of each expert and of a shared expert instead of gate_up and down.
 enum class Linear { qkv, o, gate_up, down, experts_gate_up, experts_down, shared_gate_up, shared_down };
 inline constexpr size_t linear_matrices = 8;
 inline bool of_attention(Linear matrix) { return matrix == Linear::qkv || matrix == Linear::o; }
 inline bool of_experts(Linear matrix) { return matrix == Linear::experts_gate_up || matrix == Linear::experts_down; }
 
-// A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix. If it is of experts, each of them has one.
+// A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix. In a matrix of experts, each expert has this module.
 struct LinearModule {
     const char *name;  // "self_attn.q_proj", "mlp.experts.gate_proj"; layer_name() is its prefix
     Linear matrix;
     size_t first, OC, IC;
 };
-bool has_module(const ModelConfig &config, size_t l, const LinearModule &module);  // whether layer l has it
-size_t copies(const ModelConfig &config, const LinearModule &module);              // in a layer: one, or one an expert
+bool has_module(const ModelConfig &config, size_t l, const LinearModule &module);  // true if layer l has it
+size_t copies(const ModelConfig &config, const LinearModule &module);              // modules per layer: one, or one per expert
 std::string copy_name(const LinearModule &module, size_t i);                       // "mlp.experts.3.gate_proj"
 struct LinearShape {
     size_t IC, OC;
 };
 std::string layer_name(const ModelConfig &config, size_t l);  // "model.layers.3."
 std::vector<LinearModule> linear_modules(const ModelConfig &config);
-// Targets with each regular expression replaced by the names of the modules that it matches.
+// Returns the targets, with each regular expression replaced by the names of the modules that it matches.
 std::vector<std::string> without_expressions(const ModelConfig &config, const std::vector<std::string> &targets);
 LinearShape linear_shape(const ModelConfig &config, Linear matrix);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // the modules named by config.lora.targets
-size_t trained_parameters(const ModelConfig &config);                  // in the adapters and in the modules trained with them
-void check_lora(const ModelConfig &config, const std::string &dir);    // dies if the model in `dir` cannot have such adapters
+size_t trained_parameters(const ModelConfig &config);                // parameters of the adapters and of modules trained in full
+void check_lora(const ModelConfig &config, const std::string &dir);  // dies if the model in `dir` cannot have these adapters
 
-// PEFT's adapter_config.json. Reading refuses, by name, what we cannot compute as PEFT does. `reward` says that the adapter belongs to a reward model.
+// Reads and writes PEFT's adapter_config.json. Reading ends in an error that names the setting if we cannot compute it as PEFT does. `reward`: the
+// adapter belongs to a reward model.
 LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward);
-// Gives a model adapters. If head and embedding are tied and one of them is trained, they become two tensors, as in PEFT.
+// Adds adapters to a model's configuration. If head and embedding are tied and one of them is trained, they become two tensors, as in PEFT.
 void set_lora(ModelConfig &config, const LoraConfig &lora);
-// Adds the modules that are trained in full: embed_tokens (GPT-2: wte) and lm_head, with or without a path before the name. Returns the first other name.
+// Adds the modules that are trained in full: embed_tokens (GPT-2: wte) and lm_head, with or without a path before the name. Returns the first other
+// name.
 std::string read_modules(LoraConfig &lora, const std::vector<std::string> &names);
 void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base);
 
@@ -53,12 +55,12 @@ template <class S> struct LinearWeights {
     S *weight, *bias;  // (OC, IC), (OC) or null
 };
 template <class S> struct Adapter {
-    S *a, *b;  // (rank, IC), (OC, rank)   of experts (E / N, rank, IC), (E / N, OC, rank)   null in layers without the module
+    S *a, *b;  // (rank, IC), (OC, rank)   for experts (E / N, rank, IC), (E / N, OC, rank)   null in layers without the module
 };
 template <class S> using Adapters = std::vector<std::vector<Adapter<S>>>;  // (L)(adapted modules)
 
-// Lists the trained tensors. The table has the units of the base's table; units without a trained tensor are empty. The embedding and the head are set if they
-// are trained, as a reward model's head always is.
+// Lists the trained tensors. The table has the units of the base's table; units without a trained tensor are empty. The embedding and the head are
+// set if they are trained; a reward model's head always is.
 template <class S> Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters, TensorList<S> &t) {
     const size_t r = c.lora.rank;
     const auto modules = adapted_modules(c);
@@ -91,8 +93,8 @@ template <class S> Table lora_table(const ModelConfig &c, const Table &base, Ada
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
 
 namespace cost {
-// The products with the adapters of a matrix. The backward pass computes x A^T once more, and then four small products.
+// The cost of the products with a matrix's adapters. The backward pass recomputes x A^T, and computes four more small products.
 CostOf adapters(const ModelConfig &c, Linear matrix);
-// A product with a layer's matrix and its adapters, or the product alone if there are none. The gradient of a frozen matrix is not computed.
+// The cost of a product with a layer's matrix and its adapters, if there are any. The gradient of a frozen matrix is not computed.
 CostOf linear(const ModelConfig &c, Linear matrix, size_t more = 0);
 }  // namespace cost

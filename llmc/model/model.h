@@ -29,11 +29,11 @@ struct LossSums {
 
 enum class Mode { train, evaluate, generate };
 
-// What is kept in a store (../core/store.h) while no op needs it.
+// The arrays that are offloaded to a store (../core/store.h) between uses.
 struct Offload {
-    bool activations = false;  // what layers keep for the backward pass
+    bool activations = false;  // the activations that layers keep for the backward pass
     bool optimizer = false;    // AdamW's moments
-    bool weights = false;      // the trained ones, or the frozen base if adapters are trained
+    bool weights = false;      // the trained weights, or the frozen base if adapters are trained
     std::string dir = "";      // --offload_dir
     double patience = 600;     // seconds
     size_t piece = offload_piece;
@@ -45,19 +45,19 @@ struct ModelLimits {
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
     size_t tile_tokens = 0;          // Decoder::tile
-    bool muon = false;               // Muon updates the matrices of layers, and AdamW the rest
+    bool muon = false;               // Muon updates the layers' matrices, and AdamW all other tensors
     Moments moments = Moments::f32;  // of the optimizer
-    bool fp8 = false;                // products of the layers' matrices, but not in generation (../ops/fp8.h)
-    bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
+    bool fp8 = false;                // FP8 in products of the layers' matrices, except in generation (../ops/fp8.h)
+    bool bf16_gradients = false;     // storage of gradients between micro-steps (../parallel/zero.h)
     Offload offload;
-    bool graphs = false;        // launches of a layer that repeat are recorded and replayed (../core/graphs.h)
-    float temperature = 1;      // divides the head's logits, so that nll and entropy refer to the sampling distribution
+    bool graphs = false;        // record and replay the launches of a layer (../core/graphs.h)
+    float temperature = 1;      // divides the head's logits, so nll and entropy refer to the sampling distribution
     float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
-    size_t sequences = 0;       // the most documents of a row of next_logits()
-    size_t sequence_pages = 0;  // the most pages of a sequence
-    size_t draws = 0;           // the most tokens of a call of draw()
-    size_t occurred = 0;        // the most tokens of all documents together, with a repetition penalty
+    size_t sequences = 0;       // most documents in a row of next_logits()
+    size_t sequence_pages = 0;  // most pages of a sequence
+    size_t draws = 0;           // most tokens in a call of draw()
+    size_t occurred = 0;        // most tokens of all documents together, with a repetition penalty
     bool concurrent = false;    // runs concurrently with another model, using half of the CPU's threads
     Ranks ranks;
 };
@@ -65,18 +65,18 @@ struct ModelLimits {
 // Describes the documents of a row of next_logits(), and the pages of the cache (attention_decode.h) that hold their keys and values. The caller
 // assigns pages to sequences.
 struct CacheStep {
-    // Whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache.
+    // True: whole sequences from their beginning, which only see themselves. False: the newest token of each sequence, which sees the cache.
     bool prompts;
-    std::vector<int32_t> slots;   // (T) the row of the cache that takes a token's key and value; -1: none, for padding
-    std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; for tokens
-    std::vector<int32_t> length;  // (documents) the tokens of each sequence, the new one included; for tokens
+    std::vector<int32_t> slots;   // (T) the row of the cache for each token's key and value; -1 for padding
+    std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; only for newest tokens
+    std::vector<int32_t> length;  // (documents) the tokens of each sequence, including the new one; only for newest tokens
 };
 
-// Tokens to draw from the logits of each document, as the op does (sample.h).
+// Tokens to draw from the logits of each document (sample.h).
 struct DrawRequest {
     Sampling sampling;
     size_t vocabulary;  // ids that may be drawn
-    bool logps;         // whether log-probabilities are asked for
+    bool logps;         // true if log-probabilities are requested
     std::vector<int32_t> first = {0};
     std::vector<uint64_t> random = {};
     std::vector<int32_t> first_occurred = {0}, occurred = {};
@@ -86,62 +86,64 @@ struct DrawnTokens {
     std::vector<float> logps;
 };
 
-// Two steps as a rehearsal has noted them (prediction.h), and what their ops cost.
+// The events of two rehearsed steps (prediction.h), and the costs of their ops.
 struct RehearsedSteps {
     const OpList &ops;
-    Work layout;  // in which the sizes of a row are still 0
+    Work layout;  // with the sizes of a row still 0
     const Table &trained;
     std::vector<Event> events;
 };
 
-// Continues sequences. This rank alone calls it, but for finish(); during training, after Model::gather_parameters().
+// Continues sequences. Only this rank calls the functions, except finish(). During training, Model::gather_parameters() must be called first.
 class Generator {
   public:
     virtual ~Generator() = default;
-    // Computes the logits of each document's last token. logits() returns them, (documents, V), or draw() draws tokens from them, once.
+    // Computes the logits of each document's last token. Afterwards logits() returns them, (documents, V), or draw() draws tokens from them, once.
     virtual void next_logits(const Row &row, const CacheStep &step) = 0;
     virtual std::vector<float> logits() = 0;
     virtual DrawnTokens draw(const DrawRequest &request) = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;
-    // All ranks of a model in training call it when they have generated. It returns when all have: where weights are divided the others need this rank's.
+    // All ranks of a model in training call it after generation. It returns when all ranks have called it: if weights are divided, the other ranks
+    // still need this rank's part.
     virtual void finish() = 0;
 };
 
 class Model {
   public:
     virtual ~Model() = default;
-    std::shared_ptr<void> device_state;  // the device's state between calls, which other models may share
+    std::shared_ptr<void> device_state;  // state of the device between calls; other models may share it
 
-    virtual Plan &plan() = 0;                                       // allocate() places it; so does a caller that only prints it
-    virtual RehearsedSteps rehearse_steps(size_t micro_steps) = 0;  // of `micro_steps` rows each; the result refers to the model
-    virtual void profile() = 0;                                     // measures the steps from now on; is called before allocate()
-    virtual Trace &trace() = 0;                                     // what watches its ops
-    virtual Generator &generator() = 0;                             // for limits with a cache
+    virtual Plan &plan() = 0;  // placed by allocate(), or by a caller that only prints it
+    virtual RehearsedSteps rehearse_steps(
+        size_t micro_steps) = 0;         // with `micro_steps` rows each; the result refers to the model
+    virtual void profile() = 0;          // measures all following steps; must be called before allocate()
+    virtual Trace &trace() = 0;          // observes the model's ops
+    virtual Generator &generator() = 0;  // requires limits with a cache
     // `mesh` is the mesh of limits.ranks and must outlive the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;                                   // the memory of the arena
-    virtual std::string store_name() const = 0;                     // where offloaded arrays lie; empty if there are none
-    virtual const std::vector<Tensor> &tensors() const = 0;         // the trained tensors: all of them, or adapters
-    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own, if it freezes them; else none
+    virtual std::string store_name() const = 0;                     // the storage of offloaded arrays; empty without offloading
+    virtual const std::vector<Tensor> &tensors() const = 0;         // the trained tensors: all tensors, or adapters
+    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own tensors if they are frozen, else none
 
     // Loads every tensor of the table; each rank reads its own part. The seed initialises the head of a reward model whose file has
     // a language model.
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
     // Loads adapters, which load() has given initial values.
     virtual void load_adapters(const HfWeights &, uint64_t seed) = 0;
-    // From now on adapters drop out inputs and embeddings have noise (limits), as functions of this key; without one, neither.
+    // Sets the key of dropout in adapters and of noise on embeddings (limits), for all following calls. Without a key both are off.
     virtual void randomise(std::optional<uint64_t> key) = 0;
 
     // All ranks make the calls below together. All ranks of a ring pass the same row.
     virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
-    // Rank 0 writes the weights; config and tokenizer are the caller's business. Either all ranks throw the same error, or none throws.
+    // Rank 0 writes the weights; the caller writes config and tokenizer. Either all ranks throw the same error, or none throws.
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
-    // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for
-    // each, so of a row of at_ends() one for each document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may
-    // process different numbers of rows, but with sharded weights, ranks with fewer rows pass empty rows at the end.
+    // Runs the forward pass. Returns a value for each predictor of the row: the nll of its target, or a score in a reward model
+    // (ModelConfig::reward), so one per document for a row of at_ends(). All ranks of a ring get the same values. Adds to the sums that take_sums()
+    // returns. Rings may process different numbers of rows, but with sharded weights, ranks with fewer rows pass empty rows at the end.
     virtual std::vector<double> evaluate(const Row &) = 0;
-    // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
+    // The same with only the base of adapters: the reference model of dpo and grpo. Does not add to the sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;
     // Begins a step. Gradients in bf16 are rounded by random bits that are a function of the key, the micro-step and the parameter's number.
     virtual void zero_gradients(uint64_t key = 0) = 0;
@@ -152,8 +154,8 @@ class Model {
     virtual void backward(std::span<const float> weights, float entropy_weight, bool last) = 0;
     // Does both for the loss weight * sum of nll. As the weight is known beforehand, a language model's head computes its logits only once.
     virtual void accumulate(const Row &, float weight, bool last) = 0;
-    // A forward pass of a mixture of experts that only counts which experts the row's tokens go to, for the derivatives of the auxiliary loss. All rows of a
-    // step with an auxiliary loss are passed, up to the `last` one, before the first backward pass. A step of one micro-step does without.
+    // A forward pass of a mixture of experts that only counts which experts the row's tokens go to, for the derivatives of the auxiliary loss. All
+    // rows of a step with an auxiliary loss are passed, up to the `last` one, before the first backward pass. A step of one micro-step does without.
     virtual void count_routing(const Row &, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite

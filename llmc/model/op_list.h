@@ -1,6 +1,5 @@
-// The ops of a training step: their names, their costs, and from which level of recomputation on the backward pass computes them once
-// more. A model lists the ops of its layers; those around the layers are the same for all models. Recomputation,
-// --profile and MFU follow from this list.
+// The ops of a training step: their names, their costs, and the lowest level of recomputation at which the backward pass recomputes them. A model
+// lists the ops of its layers; the ops around the layers are the same for all models. Recomputation, --profile and MFU follow from this list.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -12,32 +11,33 @@
 #include "../ops/attention_types.h"
 #include "config.h"
 
-enum class Pass : size_t { forward, both, recompute, backward, step };  // both: loss and gradients of the head, which are one op
+enum class Pass : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients, which are one op
 constexpr size_t passes = 5;
 constexpr const char *pass_names[passes] = {"forward", "both", "recompute", "backward", ""};
 
-// What the forward pass keeps for the backward pass, which recomputes the rest. Keeping less saves memory, costs time, and changes no bit.
+// The activations that the forward pass keeps for the backward pass, which recomputes the rest. Keeping less saves memory, costs time, and changes no
+// bit.
 enum class Recompute {
     none,
     cheap,  // norms and the activation are recomputed
     layer,  // all but layer inputs, attention's output and lse
-    never,  // not a level that a run can have: of an op that no level recomputes, and of an array that every level keeps
+    never,  // not a level of a run: marks an op that no level recomputes, or an array that every level keeps
 };
 
-// The sizes of a row, and the properties of the model's layout that costs depend on.
+// The sizes of a row, and the properties of the model's layout that affect costs.
 struct Work {
     size_t T, N;                   // tokens, predictors
     std::vector<double> scores;    // (L) the scores (query, key) that each layer's mask lets through
     size_t element = 4;            // bytes of a weight or an activation
     size_t gradient = 4;           // bytes of a parameter's gradient between micro-steps
     size_t moment = 4;             // bytes of one of the optimizer's moments
-    size_t bucket = 0;             // the parameters of the bucket that an op works on; 0: it works on all
+    size_t bucket = 0;             // parameters of the bucket that an op works on; 0: all parameters
     bool head_in_buckets = false;  // the head's gradient is computed apart from the loss, in several buckets
     Recompute recompute = Recompute::none;
-    size_t parameters = 0, cleared = 0;       // of this rank: updated ones, and ones whose gradients are cleared before a step
+    size_t parameters = 0, cleared = 0;       // of this rank: updated in a step; with gradients that are cleared before a step
     size_t without_v = 0;                     // updated by Muon, with one moment
-    double muon_flops = 0;                    // of the products of Muon's update on this rank
-    size_t expert_ranks = 1, expert_run = 1;  // that divide experts, and the tokens that they exchange at a time
+    double muon_flops = 0;                    // for the products of Muon's update on this rank
+    size_t expert_ranks = 1, expert_run = 1;  // ranks that divide experts; tokens that they exchange at a time
 };
 
 // The number of (query, key) scores of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).
@@ -46,7 +46,7 @@ inline double attention_scores(size_t n, size_t window) {
     return w * (w + 1) / 2 + (double(n) - w) * w;
 }
 
-// Computes the sizes of a row. With `padding` its padding counts as one more document, since the ops compute it; model FLOPs leave it out.
+// Computes the sizes of a row. With `padding` the padding counts as one more document, because the ops compute it; model FLOPs exclude it.
 inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
     std::vector<size_t> ends(row.doc_offsets.begin() + 1, row.doc_offsets.end());
     if (padding) ends.push_back(row.T);
@@ -59,25 +59,25 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
 
 // The cost of an op.
 //
-//   flops: multiplications and additions of matrix products alone: T rows through an (IC, OC) matrix take 2*T*IC*OC forward, twice that
-//   backward, for the gradients of input and weight; attention's are in ../ops/attention_types.h. The head is multiplied in the rows with a target only, that
-//   of a reward model in the last row of each document.
+//   flops: only multiplications and additions of matrix products. T rows and an (IC, OC) matrix take 2*T*IC*OC forward and twice that
+//   backward, for the gradients of input and weight; for attention see ../ops/attention_types.h. The head is only multiplied in rows with a target,
+//   and in a reward model in the last row of each document.
 //
-//   bytes: every input is read once and every output written once, which is the least that any implementation must move. Vectors (norm weights,
-//   biases, rstd, lse, positions) are left out, intermediate arrays (float sums of attention) as well. The head's logits are apart. Gradients of
-//   weights are float and added to: 8 bytes an element. Gradients that are summed over ranks count once. COPY, which goes between
-//   host and device, and FETCH_PARAMS, which waits for parameters of other ranks or of a store, are left at 0.
+//   bytes: every input is read once and every output is written once, the least that any implementation must move. Vectors (norm weights,
+//   biases, rstd, lse, positions) and intermediate arrays (float sums of attention) do not count. The head's logits are a separate member. Gradients
+//   of weights are float and accumulate: 8 bytes per element. Gradients that are summed over ranks count once. COPY, which goes between host and
+//   device, and FETCH_PARAMS, which waits for parameters from other ranks or a store, count as 0.
 struct Cost {
     double flops, bytes;
     double logits = 0;   // bytes of the head's logits: traffic between its products, which does not overlap with them
     double rounded = 0;  // bytes moved by rounding the operands of a layer's matrix to FP8, before the product
-    double grouped = 0;  // of the FLOPs those of experts' products, which have a rate of their own
-    double sent = 0;  // bytes that this rank sends to experts of others and to tokens of others, if all experts have equal loads
+    double grouped = 0;  // the part of the FLOPs in experts' products, which have their own rate
+    double sent = 0;     // bytes that this rank sends to other ranks' experts and tokens, if all experts have equal loads
 };
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
 
 namespace cost {
-// A product of T rows with an (IC, OC) matrix; `more` further elements per token are read or written in the forward pass.
+// A product of T rows with an (IC, OC) matrix. The forward pass reads or writes `more` further elements per token.
 inline CostOf product(size_t IC, size_t OC, size_t more = 0) {
     return [=, IC = double(IC), OC = double(OC), more = double(more)](const Work &w, Pass pass, size_t) -> Cost {
         const double T = double(w.T), s = double(w.element);
@@ -91,7 +91,7 @@ inline CostOf elements(size_t forward, size_t backward) {
         return {0, double(w.element * w.T * (pass == Pass::backward ? backward : forward))};
     };
 }
-// Attention of Q = H*D and K = KV*D elements a token.
+// Attention with Q = H*D and K = KV*D elements per token.
 inline CostOf attention(size_t Q, size_t K) {
     return [Q = double(Q), K = double(K)](const Work &w, Pass pass, size_t l) -> Cost {
         const double T = double(w.T), s = double(w.element);
@@ -99,7 +99,7 @@ inline CostOf attention(size_t Q, size_t K) {
         return {attention_flops * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
     };
 }
-// Products of T rows for each of K experts of E, that a token chooses, with an (IC, OC) matrix of the expert. Few tokens read only some matrices.
+// Products of T tokens with the (IC, OC) matrices of the K experts, among E, that each token chooses. Few tokens read only some of the matrices.
 // frozen: the matrices have no gradients.
 inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
     return [=, IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t) -> Cost {
@@ -112,8 +112,8 @@ inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
         return {.flops = both, .bytes = moved + (frozen ? 0 : 8 * double(held) * matrix), .grouped = both};
     };
 }
-// The rows of C elements that go to other ranks where experts are divided (../parallel/expert_exchange.h): once forward; backward `times`, with `floats` numbers
-// each. Forward the numbers of rows of `counted` experts go, too.
+// The rows of C elements that go to other ranks if experts are divided (../parallel/expert_exchange.h): once forward, and `times` times backward,
+// with `floats` numbers each. Forward also sends the row counts of `counted` experts.
 inline CostOf exchange(const ExpertConfig &e, size_t C, size_t times, size_t counted, size_t floats) {
     return [=, K = e.chosen](const Work &w, Pass pass, size_t) -> Cost {
         const double others = double(w.expert_ranks - 1), rows = double(w.T * K) * others / double(w.expert_ranks);
@@ -135,13 +135,13 @@ inline CostOf sum(std::vector<CostOf> of) {
         return total;
     };
 }
-// Of an op of the feed-forward, which in some layers is a mixture of experts.
+// The cost of an op of the feed-forward, which is a mixture of experts in some layers.
 inline CostOf by_layer(const ModelConfig &c, CostOf dense, CostOf experts) {
     if (c.experts.number == 0) return dense;
     return [sparse = c.experts.layers, dense = std::move(dense), experts = std::move(experts)](
                const Work &w, Pass pass, size_t l) { return sparse[l] ? experts(w, pass, l) : dense(w, pass, l); };
 }
-// A residual sum and the norm of it. Where the sum is kept, recomputation reads it and computes the norm alone.
+// A residual sum and its norm. If the sum is kept, recomputation reads it and only computes the norm.
 inline CostOf residual_norm(size_t C) {
     return [C](const Work &w, Pass pass, size_t) -> Cost {
         const bool alone = pass == Pass::recompute && w.recompute < Recompute::layer;
@@ -157,14 +157,14 @@ constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "h
 
 struct LayerOp {
     const char *name;
-    Recompute from;  // the backward pass computes the op once more at this level and those after it
+    Recompute from;  // the backward pass recomputes the op at this level and all higher ones
     CostOf cost;
 };
 
 struct OpList {
     std::vector<LayerOp> layer;  // in the order of the forward pass, which the backward pass reverses
     size_t attention;            // the number of the op that is attention
-    size_t embeddings = 1;       // tables whose rows are summed to the input of the first layer
+    size_t embeddings = 1;       // number of tables whose rows are added to form the input of the first layer
 
     size_t number(RowOp op) const { return layer.size() + op; }
     size_t size() const { return layer.size() + ROW_OPS; }
@@ -176,11 +176,11 @@ struct OpList {
     }
 
     // Model FLOPs of a row in a training step, the numerator of MFU, as they are commonly counted (Chowdhery et al., "PaLM", 2022,
-    // arXiv:2204.02311, appendix B): 6 for each token and parameter of a matrix that is multiplied, that is 2 forward and 4 backward, and
-    // 12*scores*H*D for each layer's attention. The lookup in the embedding is not counted. The head is, for every token, though rows
-    // without a target are left out here: a property of model and data, so that trainers can be compared. That of a reward model is counted
-    // once for a document. Recomputation and padding do not count. Unlike in PaLM, scores count only if the causal mask,
-    // the documents and the window let them through. A frozen matrix has 2 backward, and adapters include their recomputation.
+    // arXiv:2204.02311, appendix B): 6 for each token and parameter of a matrix that is multiplied (2 forward and 4 backward), and
+    // 12*scores*H*D for each layer's attention. The embedding lookup does not count. The head counts for every token, although rows without a
+    // target are skipped here, so the figure depends on model and data alone and trainers can be compared. A reward model's head counts
+    // once per document. Recomputation and padding do not count. Unlike in PaLM, scores only count if the causal mask, the documents
+    // and the window let them through. A frozen matrix has 2 backward, and adapters include their recomputation.
     double model_flops(const ModelConfig &c, const Row &row) const {
         Work w = work_of(c, row, false);
         if (!c.reward) w.N = w.T;
@@ -197,18 +197,19 @@ struct OpList {
     static bool frozen_head(const ModelConfig &c) { return c.lora.rank > 0 && !c.lora.head && !c.reward; }
     Cost row_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) const {
         const double T = double(w.T), N = double(w.N), C = double(c.C), s = double(w.element), tables = double(embeddings);
-        const double R = c.reward ? 1 : double(c.V);  // rows of the head
+        const double R = c.reward ? 1 : double(c.V);  // the head's rows
         const bool backward = pass == Pass::backward;
         switch (op) {
             case EMBED: return {0, T * C * (backward ? tables * (s + 8) : (tables + 1) * s)};
             case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
             case HEAD: {
-                // Logits are written by a product, read by the classifier, and written and read again as their gradients by the classifier and two products.
+                // Logits are written by a product, read by the classifier, and written and read again as their gradients by the classifier and two
+                // products.
                 const double logits =
                     c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (pass == Pass::forward ? 3 : 8);
                 if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C), logits};
                 const double bucket = double(w.bucket);
-                // The rows of its bucket alone.
+                // Only the rows of its bucket.
                 if (backward && !c.reward) return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket, logits};
                 if (frozen_head(c) || (!backward && w.head_in_buckets))
                     return {4 * N * C * R, s * (N * C + R * C + T * C), logits};

@@ -11,8 +11,8 @@
 
 // Returns the initial values of elements [first, first + n) of a tensor, a function of seed and tensor name alone. The weights of norms are 1,
 // biases are 0, and matrices are drawn from a normal distribution around 0 with this deviation. The head of a reward model has the deviation
-// 1 / (C + 1), as in OpenRLHF, so that rewards begin near 0. In an adapter, A is uniform within +-1 / sqrt(its columns) and B is 0, as in PEFT, so
-// that the adapted model begins as its base.
+// 1 / (C + 1), as in OpenRLHF, so rewards begin near 0. In an adapter, A is uniform within +-1 / sqrt(its columns) and B is 0, as in PEFT, so the
+// adapted model initially equals its base.
 inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n, uint64_t seed, double deviation) {
     const Random random{seed, Purpose::init, stream_of(t.name)};
     if (t.init == Tensor::score) deviation = 1.0 / double(t.count + 1);
@@ -27,7 +27,7 @@ inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n
     return out;
 }
 
-// On all threads, since a model has billions of them.
+// Runs on all threads, because a model has billions of parameters.
 template <class X> std::vector<X> rounded(const std::vector<float> &values) {
     std::vector<X> out(values.size());
 #pragma omp parallel for
@@ -43,7 +43,7 @@ template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_
     return out;
 }
 
-// Reads elements [first, first + n) of a tensor. A reward model may begin as a language model; the file then has no tensor for its head, which gets
+// Reads elements [first, first + n) of a tensor. A reward model may start from a language model; the file then has no tensor for its head, which gets
 // initial values, as adapters do. A transposed tensor is read as a whole, because any part of the transpose needs all of it.
 template <class P>
 void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n, uint64_t seed, P *to, Memory &memory) {
@@ -75,7 +75,7 @@ template <class Dev> void load_parameters(ShardedParameters<Dev> &zero, const Hf
         const auto load_floats = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(t, s.first + first, n, values.data(), host);
-            // Ties go to even here, as on the other ranks and in transformers: from one float below.
+            // Rounds ties to even, as on the other ranks and in transformers, by starting from one float below.
 #pragma omp parallel for
             for (size_t i = 0; i < n; i++)
                 if (float(X(values[i])) != float(Floats<X>::round(values[i]))) values[i] = std::nextafter(values[i], 0.0f);
@@ -104,7 +104,8 @@ void initialise_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks
     zero.gather(ranks);
 }
 
-// Returns the weights of bucket b, in the type of the computation: prefetched ones in `buffer`, which has room for the bucket with its padding.
+// Returns the weights of bucket b, in the type of the computation. Prefetched weights are copied to `buffer`, which has room for the bucket with its
+// padding.
 template <class Dev>
 const typename Dev::X *whole_bucket(ShardedParameters<Dev> &zero, const ShardRanks &ranks, size_t b, float *buffer) {
     using X = typename Dev::X;
@@ -117,8 +118,8 @@ const typename Dev::X *whole_bucket(ShardedParameters<Dev> &zero, const ShardRan
     return all;
 }
 
-// Calls f(tensor, first, at, n) for each part of a tensor of the model in elements [begin, begin + count): its elements [first, first + n) are those from `at`
-// on.
+// Calls f(tensor, first, at, n) for each part of a tensor in the model's elements [begin, begin + count): the tensor's elements [first, first + n)
+// begin at element `at`.
 template <class F> void for_parts(const std::vector<Tensor> &whole, size_t begin, size_t count, F f) {
     for (const Tensor &t : whole) {
         const size_t from = std::max(t.offset, begin), to = std::min(t.offset + t.count, begin + count);
@@ -126,7 +127,7 @@ template <class F> void for_parts(const std::vector<Tensor> &whole, size_t begin
     }
 }
 
-// Copies all weights to a model that no ranks share, in the type of the computation.
+// Copies all weights to a model that is not shared among ranks, in the type of the computation.
 template <class Dev, class F>
 void copy_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks, ShardedParameters<Dev> &to, F buffer) {
     const SliceMemory &memory = ranks.group.memory;
@@ -141,9 +142,9 @@ void copy_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks, Shar
     memory.finish();
 }
 
-// Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and
-// prefetched ones, are gathered into buffer(b), which has room for bucket b with its padding. Experts that ranks divide come there from one rank after the
-// other. If rank 0 fails, all ranks throw its error.
+// Rank 0 writes the model, or its adapters, bucket by bucket, so no second copy of it exists. The float weights of a model that computes in bf16, and
+// prefetched weights, are gathered into buffer(b), which has room for bucket b with its padding. Divided experts arrive there from one rank after
+// another. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype,
                      Memory &memory, F buffer, const WeightFiles &files = model_files) {
@@ -153,7 +154,7 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
     const bool from_halves = zero.lower && export_dtype == "F32";
     zero.ready(ranks, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
-    std::exception_ptr error;  // rank 0 keeps it, since the other ranks go on gathering
+    std::exception_ptr error;  // rank 0 keeps its error while the other ranks continue to gather
     const auto on_rank_0 = [&](auto f) {
         if (mesh.all.rank != 0 || error) return;
         try {
@@ -175,7 +176,7 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
         for_parts(zero.whole, begin, count, [&](const Tensor &t, size_t, size_t at, size_t n) {
             on_rank_0([&] {
                 if (!t.transposed) return writer->write(t.name, values + at, n, memory);
-                HostMemory host;  // buckets hold transposed tensors as a whole, since only embeddings are divided
+                HostMemory host;  // a bucket always contains a transposed tensor as a whole, because only embeddings are divided
                 const auto turned = transposed(read(memory, values + at, t.count), t.shape[0], t.shape[1], 0, t.count);
                 writer->write(t.name, turned.data(), t.count, host);
             });
@@ -213,7 +214,7 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
 
 // Returns the name of the first tensor whose summed gradient is not finite, or an empty name.
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
-    size_t first = zero.sharding.elements;  // of such a tensor
+    size_t first = zero.sharding.elements;  // index of the tensor's first element
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (!std::isfinite(zero.gradients.squared_norm_of(s))) first = std::min(first, s.global);
     for (size_t other : comm.gather(first)) first = std::min(first, other);

@@ -1,4 +1,4 @@
-// The peaks of this device, with which a profile compares its ops (profile.h).
+// Measures the peaks of this device, the reference of a profile (profile.h).
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -19,7 +19,7 @@ template <class F> double least_seconds(Timeline &timeline, F f) {
     return *std::min_element(seconds.begin(), seconds.end());
 }
 
-// Measures the product of (n, n) matrices of random numbers, since a GPU multiplies zeros faster.
+// Measures the product of (n, n) matrices of random numbers, because a GPU multiplies zeros faster.
 template <class Dev> double product_rate(Dev dev, Memory &memory, Timeline &timeline, size_t n) {
     using X = typename Dev::X;
     X *x, *w, *out;

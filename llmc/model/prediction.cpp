@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t gpus_of_host = 8;
 
-// The row of the step, without tokens.
+// The step's row, without tokens.
 Row row_of(const ModelLimits &limits) {
     Row row{};
     row.T = round_up(limits.row_tokens, row_multiple * limits.ranks.sp);
@@ -20,8 +20,8 @@ Row row_of(const ModelLimits &limits) {
     return row;
 }
 
-// What depends on the row: the scores of a layer's attention, and the bytes of keys and values that the ranks of a ring send for
-// them together.
+// The quantities that depend on the row: the scores of a layer's attention, and the bytes of keys and values that the ranks of a ring together send
+// for them.
 class RingWork {
   public:
     RingWork(const ModelConfig &config, const ModelLimits &limits, size_t element)
@@ -48,7 +48,7 @@ class RingWork {
         return (heads.h + 2 * heads.m) * config_.D * sizeof(float) * split_.T * (P - 1);
     }
 
-    // The scores of the rank that has most of them.
+    // The scores of the rank with the most scores.
     double scores(size_t l) const {
         const KeyTravel &keys = travel(l);
         double most = 0, all = 0;
@@ -63,7 +63,7 @@ class RingWork {
 
   private:
     const KeyTravel &travel(size_t l) const { return split_.travel[kind_of(config_, l)]; }
-    size_t pairs(size_t l) const {  // of a rank and another one whose keys it sees
+    size_t pairs(size_t l) const {  // number of pairs of a rank and another rank whose keys it sees
         size_t n = 0;
         for (size_t rank = 0; rank < split_.ranks; rank++)
             for (size_t source = 0; source < split_.ranks; source++) n += rank != source && travel(l).sees(rank, source);
@@ -76,14 +76,14 @@ class RingWork {
     const SequenceSplit split_;
 };
 
-// Bytes a second of a rank in a collective. Every GPU of a host has a link to other hosts, and neighbours that span hosts all
-// carry a share of the host's messages.
+// Bytes per second of a rank in a collective. Every GPU of a host has a link to other hosts, and if neighbours span hosts, each of these links
+// carries a share of the host's messages.
 double rate_of(const Event &message, const GpuRates &rates) {
     if (message.ranks * message.distance <= gpus_of_host) return rates.link;
     return std::min(rates.link, (message.distance == 1 ? double(gpus_of_host) : 1) * rates.network);
 }
 
-// Of neighbours of which each sends the same to each of the others.
+// The same if each neighbour sends equally much to every other one.
 double rate_of_all(size_t ranks, const GpuRates &rates) {
     if (ranks <= gpus_of_host) return rates.link;
     return std::min(rates.link, rates.network * double(ranks - 1) / double(ranks - gpus_of_host));
@@ -95,7 +95,7 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
     return std::min(rates.link, rates.network);
 }
 
-// Goes through the events of two steps, and adds up the second.
+// Simulates the events of two steps, and sums the second step.
 class Simulation {
   public:
     Simulation(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates, size_t micro_steps)
@@ -124,7 +124,7 @@ class Simulation {
         std::string what;
         double left;  // seconds
     };
-    struct Lane {  // transfers, one after the other
+    struct Lane {  // consecutive transfers
         double now = 0;
         std::deque<Transfer> queue;
     };
@@ -137,7 +137,7 @@ class Simulation {
         else wait(e.id);
     }
 
-    // An op takes as long as the slower of its FLOPs and its bytes. The tiles of a row are one op.
+    // An op takes the longer of the times for its FLOPs and its bytes. The tiles of a row are one op.
     void begin_op(const Event &e) {
         end_op();
         if (e.key.op == ops_.number(ZERO_GRAD)) begin_step();
@@ -146,7 +146,7 @@ class Simulation {
         work.bucket = e.amount;
         const bool attention = e.key.op == ops_.attention, backward = Pass(e.key.pass) == Pass::backward;
         const Cost cost = ops_.cost(c_, work, Pass(e.key.pass), e.key.op, e.key.layer);
-        const bool fp8 = fp8_ && cost.rounded > 0;  // whose products have 1.8 to 1.9 times the rate on an H200
+        const bool fp8 = fp8_ && cost.rounded > 0;  // these products have 1.8 to 1.9 times the rate on an H200
         const double rate = attention ? rate_of_attention(e.key.layer, backward) : (fp8 ? 1.85 : 1) * rates_.products;
         const double flops = (cost.flops - cost.grouped) / rate + cost.grouped / rates_.grouped;
         const double rounding = fp8 ? cost.rounded / rates_.memory : 0;
@@ -175,8 +175,8 @@ class Simulation {
         sum = {}, step_begin_ = now_;
     }
 
-    // The ring's messages go before others. What attention waits for is what takes longer than itself; under ulysses nothing is
-    // computed meanwhile, and the first heads of gather are waited for.
+    // The ring's messages have priority. Attention waits for the part of the messages that takes longer than attention itself. Under ulysses no
+    // computation overlaps with them, and gather waits for the first heads.
     void send_keys(size_t l, bool backward, double attention) {
         const size_t bytes = ring_.kv(l, backward) + (backward ? ring_.dkv(l) : 0);
         if (bytes == 0) return;
@@ -188,7 +188,7 @@ class Simulation {
         sum.messages += waits, op_end_ += waits;
     }
 
-    // Nothing is computed while rows go to experts and back.
+    // No computation overlaps with the rows' way to experts and back.
     void send_rows(double bytes) {
         const double seconds = bytes / rate_of_all(r_.expert_parallel, rates_);
         advance(Event::messages, now_);
@@ -196,9 +196,9 @@ class Simulation {
         sum.messages += seconds, op_end_ += seconds;
     }
 
-    // A message sends results of the ops before it. A copy overlaps with the op that starts it, which uses other pieces.
+    // A message sends results of earlier ops. A copy overlaps with the op that starts it, because that op uses other pieces.
     void start(const Event &e) {
-        if (ops_.of_layer(e.key.op)) return;  // of a ring, or numbers of rows for experts
+        if (ops_.of_layer(e.key.op)) return;  // a ring's message, or the experts' row counts
         if (e.lane == Event::messages) end_op();
         advance(e.lane, now_);
         const double bytes = double(e.amount);
@@ -260,7 +260,7 @@ class Simulation {
     const ModelConfig &c_;
     const Ranks &r_;
     const GpuRates &rates_;
-    const size_t document_;  // tokens of each
+    const size_t document_;  // tokens per document
     const bool fp8_;
     const RingWork ring_;
     Work work_;
@@ -278,7 +278,7 @@ Payload predict_messages(Model &model, const ModelConfig &config, const ModelLim
     Payload sent;
     Work work = steps.layout;
     work.T = work.N = ring.local_T(), work.scores.resize(config.L);
-    double rows = 0;  // of experts, by a rank
+    double rows = 0;  // bytes of experts' rows, per rank
     for (size_t l = 0; l < config.L; l++) {
         sent.kv += layers * (ring.kv(l, false) + ring.kv(l, true)), sent.dkv += layers * ring.dkv(l);
         for (const LayerOp &op : steps.ops.layer)
@@ -287,14 +287,15 @@ Payload predict_messages(Model &model, const ModelConfig &config, const ModelLim
     }
     sent.experts = micro_steps * limits.ranks.world * size_t(rows);
     for (const Event &e : steps.events) {
-        if (e.kind == Event::op && e.key.op == steps.ops.number(ZERO_GRAD)) sent.grads = sent.params = 0;  // of the step before
+        if (e.kind == Event::op && e.key.op == steps.ops.number(ZERO_GRAD))
+            sent.grads = sent.params = 0;  // discards the previous step's
         if (e.kind != Event::start || e.lane != Event::messages || steps.ops.of_layer(e.key.op)) continue;
         (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += e.amount * (limits.ranks.world / e.ranks);
     }
     return sent;
 }
 
-// Micro-steps between the first and the last are all alike.
+// All micro-steps between the first and the last have the same cost.
 StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
                          size_t micro_steps) {
     const auto seconds = [&](size_t n) { return Simulation(model, config, limits, rates, n).sum; };

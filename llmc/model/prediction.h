@@ -9,10 +9,10 @@
 #include "../core/gpu.h"
 #include "model.h"
 
-// Returns what all ranks together send in the step, by the tables of ../parallel/ring.h and ../parallel/zero.h.
+// Returns the bytes that all ranks together send in the step, by the tables of ../parallel/ring.h and ../parallel/zero.h.
 Payload predict_messages(Model &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps);
 
-// The seconds of the slowest rank.
+// Predicted seconds of the slowest rank.
 struct StepSeconds {
     double products = 0, attention = 0, other = 0;  // other: ops whose bytes take longer than their FLOPs
     double messages = 0, copies = 0;                // time that ops wait for transfers longer than the overlapping ops

@@ -1,10 +1,10 @@
-// Units whose weights are brought to other arrays before they are read: where they are divided among ranks, as at stage 3 of ZeRO (../parallel/zero.h), and
-// where they are in a store (--offload weights, ../parallel/pieces.h). Each unit has an array for the time in which its weights are read, and layers take
-// two such arrays in turn, so that the next layer's weights arrive while this one computes.
+// Units whose weights are loaded into other arrays before use: weights that are divided among ranks, as at stage 3 of ZeRO (../parallel/zero.h), and
+// weights in a store (--offload weights, ../parallel/pieces.h). Each unit has an array while its weights are in use. Layers alternate between two
+// such arrays, so the next layer's weights arrive while the current layer computes.
 //
-// Weights that are both divided and in a store are brought in two steps: a rank reads its part of a unit from the store into an array of its own, while the
-// unit before it is gathered, and then all gather the parts in the unit's array. Where weights are divided all ranks make the same calls, whether they
-// have a row or not.
+// Weights that are both divided and in a store are loaded in two steps: a rank reads its part of a unit from the store into a separate array, while
+// the previous unit is being gathered, and then all ranks gather the parts in the unit's array. If weights are divided, all ranks make the same
+// calls, with or without a row.
 #pragma once
 #include "../core/arena.h"
 #include "../parallel/sharded_parameters.h"
@@ -14,7 +14,7 @@ template <class Dev> class PrefetchedUnits {
   public:
     using X = typename Dev::X;
 
-    // of: the parameters, with the units of `table`, which outlives this object
+    // of: the parameters, with the units of `table`. `table` must outlive this object.
     PrefetchedUnits(ShardedParameters<Dev> &of, const Table &table, size_t layers);
 
     // The head's number among the fetched units; other units keep their own numbers. A tied embedding is fetched twice in a pass.
@@ -22,8 +22,8 @@ template <class Dev> class PrefetchedUnits {
 
     bool any() const { return zero_.prefetched(); }
     bool divided() const { return zero_.sharding.divided; }
-    bool stored() const { return zero_.pieces.any(); }  // in a store
-    size_t bytes(size_t unit) const;                    // that each rank reads from the store
+    bool stored() const { return zero_.pieces.any(); }  // true if weights are in a store
+    size_t bytes(size_t unit) const;                    // bytes that each rank reads from the store
 
     void plan(Plan &plan);
     // Returns the address of an element of the table, in this unit, while the unit is ready.
@@ -33,10 +33,10 @@ template <class Dev> class PrefetchedUnits {
     }
     X *head_weights() const { return here_[head]; }
 
-    // Begins to bring a unit, in the order in which a pass reads them: the embedding, learned positions, layers from the first to the last, the final norm,
-    // the head; and backward layers from the last to the first.
+    // Starts loading a unit, in the order of use: the embedding, learned positions, layers from the first to the last, the final norm,
+    // the head; in the backward pass layers from the last to the first.
     void fetch(const ShardRanks &ranks, size_t unit, bool backward);
-    // Waits until a unit has been read from the store. Where it is then gathered, Zero::ready() waits for it.
+    // Waits until a unit has been read from the store. If it is then gathered, Zero::ready() waits for that.
     void wait(size_t unit) {
         if (stored() && !divided()) zero_.pieces.wait(unit);
     }
@@ -51,9 +51,9 @@ template <class Dev> class PrefetchedUnits {
     ShardedParameters<Dev> &zero_;
     const Table &table_;
     const size_t layers_;
-    std::vector<size_t> next_;  // (head + 1) the unit that the forward pass reads after it
-    std::vector<X *> here_;     // (head + 1) its weights
-    std::vector<X *> own_;      // (head + 1) this rank's part of them: the same array where they are not divided
+    std::vector<size_t> next_;  // (head + 1) the unit that follows in the forward pass
+    std::vector<X *> here_;     // (head + 1) the unit's weights
+    std::vector<X *> own_;      // (head + 1) this rank's part of them: the same array if they are not divided
     size_t coming_ = none;      // the unit whose local part is being read, to be gathered next
 };
 
@@ -82,7 +82,7 @@ template <class Dev> size_t PrefetchedUnits<Dev>::bytes(size_t unit) const {
 
 template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan) {
     if (!any()) return;
-    // An array for `unit`, and for every `step`th unit after it up to `end`, with room for the largest: a layer with experts and one without differ.
+    // Plans one array for `unit` and every `step`th unit after it up to `end`, with room for the largest (layers with and without experts differ).
     const auto add = [&](size_t unit, const std::string &name, size_t end = 0, size_t step = 1) {
         size_t whole = 0, own = 0;
         for (size_t of = unit; of == unit || of < end; of += step) {

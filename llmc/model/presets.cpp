@@ -13,7 +13,7 @@ struct Preset {
     int bos, eos;
     size_t window = 0;
     double init = 0.02;
-    size_t experts = 0, chosen = 0, expert_F = 0, shared_F = 0;  // of a mixture of experts
+    size_t experts = 0, chosen = 0, expert_F = 0, shared_F = 0;  // for a mixture of experts
     bool normed = false;
 };
 
@@ -67,7 +67,7 @@ std::vector<std::string> preset_names() {
     return names;
 }
 
-// Makes the config.json of a preset, which the same parser reads as any other.
+// Creates the config.json of a preset; the usual parser reads it.
 static json preset_source(const Preset &p) {
     // clang-format off
     if (p.family == std::string("gpt2"))

@@ -14,8 +14,8 @@ struct Peaks {  // per second
     double flops, bytes;
 };
 
-// Measures ops as the time between marks on the device's timeline, and sums it by op and pass. The first step is a warm-up and left out if others
-// follow. An op lasts until the next one begins, so time in which the device waits for the host counts for the op before.
+// Measures each op as the time between two marks on the device's timeline, and sums the times by op and pass. The first step is a warm-up, and does
+// not count if others follow. An op lasts until the next one begins, so time in which the device waits for the host counts for the previous op.
 class Profiler {
   public:
     Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const OpList &ops, const ModelConfig &config,
@@ -23,9 +23,10 @@ class Profiler {
         : timeline_(std::move(timeline)), peaks_(peaks), ops_(ops), config_(config), layout_(layout), sums_(ops.size()) {}
 
     void begin_step();
-    // The next ops belong to this row, of which each of sp ranks computes an equal share.
+    // Called before the ops of a row; each of sp ranks computes an equal share of it.
     void begin_row(const Row &row, size_t sp);
-    // An op of the step begins, for `tokens` tokens of the row; 0: for all. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
+    // Called when an op of the step begins. tokens: of the row; 0 means all. Ops outside a step, in an evaluation, are not recorded. For bucket see
+    // Work.
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0, size_t tokens = 0);
     void end_step();            // waits for the device
     std::string table() const;  // the result as a printed table
@@ -33,7 +34,7 @@ class Profiler {
   private:
     struct Entry {
         Pass pass;
-        size_t op;  // its number in the OpList
+        size_t op;  // index in the OpList
         Cost cost;
     };
     struct Total {
@@ -42,7 +43,7 @@ class Profiler {
     };
     struct Sums {
         size_t steps = 0;
-        double seconds = 0, model_flops = 0;  // seconds: by the host's clock
+        double seconds = 0, model_flops = 0;  // seconds by the host's clock
         std::vector<std::array<Total, passes>> op;
         explicit Sums(size_t ops) : op(ops) {}
     };
@@ -52,7 +53,7 @@ class Profiler {
     Peaks peaks_;
     OpList ops_;
     ModelConfig config_;
-    Work layout_;  // a Work in which the sizes of a row are still 0
+    Work layout_;  // with the sizes of a row still 0
     bool in_step_ = false;
     Work work_{};
     std::vector<Entry> entries_;  // the step's ops

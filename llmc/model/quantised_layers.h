@@ -1,8 +1,8 @@
-// The matrices of a frozen model's layers in 4 or 8 bits (../ops/dequantise.h). They are quantised while they are loaded, one tensor at a time, so that the
-// float model is never in memory as a whole, and stay quantised. Each tensor of the model's files is quantised separately, even where several form one matrix.
+// The matrices of a frozen model's layers in 4 or 8 bits (../ops/dequantise.h). They are quantised during loading, one tensor at a time, so the float
+// model is never in memory as a whole, and stay quantised. Each tensor of the model's files is quantised separately, even if several form one matrix.
 //
-// Before a layer's weights are read, ready() writes them out as X, to an array that all layers share: once for the forward pass, and once for the backward
-// pass with its recomputation. So all products equal a model's with these values.
+// Before a layer's weights are read, ready() dequantises them to X, into an array that all layers share: once for the forward pass, and once for the
+// backward pass with its recomputation. So all products equal those of a model with the dequantised values.
 #pragma once
 #include "../core/arena.h"
 #include "../io/hf.h"
@@ -15,7 +15,7 @@ template <class Dev> class QuantisedLayers {
   public:
     using X = typename Dev::X;
 
-    // base: the table of the frozen model. Without config.weight_bits all its tensors are among the others.
+    // base: the table of the frozen model. Without config.weight_bits no tensor is quantised.
     QuantisedLayers(Dev dev, const ModelConfig &config, const Table &base)
         : matrices(base, [&](const Tensor &t, size_t unit) { return is_quantised(config, t, unit); }),
           others(base, [&](const Tensor &t, size_t unit) { return !is_quantised(config, t, unit); }),
@@ -43,13 +43,13 @@ template <class Dev> class QuantisedLayers {
         plan.transient(&layer_, "weights of a layer", {largest});
     }
 
-    // The address of a tensor by its offset in the base's table, while its layer is ready; null if it is not quantised.
+    // Returns the address of a tensor, given its offset in the base's table, while its layer is ready; null if it is not quantised.
     X *find(size_t unit, size_t offset) const {
         const auto found = matrices.offsets.find(offset);
         return found == matrices.offsets.end() ? nullptr : layer_ + (found->second - matrices.table.units[unit].begin);
     }
 
-    // Points at each tensor's codes. Is called when the arrays have their addresses.
+    // Sets the pointers to each tensor's codes; called when the arrays have their addresses.
     void point() {
         size_t codes = 0, magnitudes = 0, scales = 0;
         for (const Tensor &t : matrices.table.tensors) {
@@ -75,12 +75,12 @@ template <class Dev> class QuantisedLayers {
         }
     }
 
-    size_t weights(size_t unit) const {  // how many of the unit are quantised
+    size_t weights(size_t unit) const {  // number of quantised weights in the unit
         if (!any()) return 0;
         return matrices.table.units[unit].end - matrices.table.units[unit].begin;
     }
 
-    // Writes out the weights of a unit. The layer's that were written out before are gone.
+    // Dequantises the weights of a unit, and overwrites the previous layer's.
     void ready(size_t unit) {
         const Unit &u = matrices.table.units[unit];
         for (size_t i = 0; i < quantised_.size(); i++)
@@ -93,11 +93,11 @@ template <class Dev> class QuantisedLayers {
         return config.weight_bits && unit >= 1 && unit <= config.L && t.of_layer;
     }
     QuantisedSizes sizes_of(const Tensor &t) const { return {bits_, t.shape[0], t.shape[1]}; }
-    static size_t room(size_t codes) { return round_up(codes, 16); }  // for loads of 16 bytes
+    static size_t room(size_t codes) { return round_up(codes, 16); }  // aligns loads of 16 bytes
 
     const Dev dev_;
     const int bits_;
-    uint8_t *codes_, *magnitudes_;  // of all tensors, one after the other
+    uint8_t *codes_, *magnitudes_;  // of all tensors, in order
     float *scales_;
     float *fractions_;                  // (256)
     X *layer_;                          // (the largest layer)

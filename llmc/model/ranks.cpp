@@ -25,7 +25,7 @@ size_t kind_of(const ModelConfig &config, size_t layer) {
 SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element, const Row &row) {
     const AttentionCost cost{c.H, c.KV, c.D, element, ranks.flops, ranks.bandwidth};
     const auto kinds = layer_kinds(c);
-    // With one rank there is no choice. Under ulysses every rank attends to the whole row, which must be in order.
+    // With one rank there is no choice. Under ulysses every rank computes attention on the whole row, which must be in order.
     return ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses
                ? split_sequence(Layout::contiguous, row.doc_offsets, row.T, ranks.sp, kinds, cost)
                : choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost);

@@ -6,16 +6,16 @@
 #include "../parallel/split.h"
 #include "config.h"
 
-// These are numbers alone, so that a plan can be made for ranks that do not run. world = dp * sp, as in mesh.h.
+// Only numbers, so a plan can be made for ranks that do not run. world = dp * sp, as in mesh.h.
 struct Ranks {
     size_t world = 1, rank = 0, sp = 1;
     SpMode sp_mode = SpMode::ring;
     size_t head_stride = 1;  // gather: the number of KV heads at a time
     int zero_stage = 0;
-    size_t zero_group = 0;                  // ranks among which ZeRO divides; 0: all
+    size_t zero_group = 0;                  // number of ranks that ZeRO divides among; 0: all
     size_t expert_parallel = 1;             // ranks that divide the experts
-    size_t bucket_bytes = size_t(1) << 30;  // at stage 2: the gradients of an embedding or head that are computed at a time
-    double flops = 1e14, bandwidth = 5e10;  // for AttentionCost: constants, by which a layout is chosen
+    size_t bucket_bytes = size_t(1) << 30;  // at stage 2: gradients of an embedding or head that are computed at a time
+    double flops = 1e14, bandwidth = 5e10;  // constants for AttentionCost, which the choice of a layout uses
 
     size_t dp() const { return world / sp; }
     size_t group() const { return zero_group ? zero_group : world; }
@@ -23,20 +23,21 @@ struct Ranks {
     size_t communicators() const {
         const size_t of_experts = expert_parallel > 1 ? 1 + (expert_parallel < group()) : 0;
         return world == 1 ? 0 : 1 + (sp > 1) + (group() < world ? 2 : 0) + of_experts;
-    }  // of more than one rank: mesh.h
+    }  // true if communicators of mesh.h have more than one rank
 };
 
-// The kinds of layers that a model has: all that see whole documents, and all with its window.
+// The kinds of layers of a model: layers that see whole documents, and layers with its window.
 std::vector<LayerKind> layer_kinds(const ModelConfig &config);
 size_t kind_of(const ModelConfig &config, size_t layer);  // the index of a layer's kind
 
-// Returns how a ring's ranks share a row, which pad_row() has padded for them. element: bytes of an element of K and V.
+// Returns the division of a row among a ring's ranks; pad_row() has padded the row. element: bytes of an element of K and V.
 SequenceSplit split_row(const ModelConfig &config, const Ranks &ranks, size_t element, const Row &row);
 
-// Returns the samples of the rows that this rank's ring takes, one row in each micro-step. An empty one means that it has none (deal_rows).
+// Returns the samples of the rows of this rank's ring, one row per micro-step. An empty row means that the ring has none in this micro-step
+// (deal_rows).
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,
                                           const std::vector<std::vector<size_t>> &rows);
 
-// Describe, for people, the mesh in one line, and the part of a row that each rank of a ring gets.
+// Return readable descriptions of the mesh, in one line, and of the part of a row on each rank of a ring.
 std::string mesh_line(const Ranks &ranks);
 std::string pieces_table(const SequenceSplit &split);

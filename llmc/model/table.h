@@ -18,10 +18,10 @@ struct Table {
     size_t head = 0;          // the unit of the head; the embedding's if they are tied
 };
 
-// Some of a table's tensors, in the same units and without gaps.
+// A subset of a table's tensors, in the same units and without gaps.
 struct TablePart {
     Table table;
-    std::map<size_t, size_t> offsets;  // of these tensors, by their offsets in the whole table
+    std::map<size_t, size_t> offsets;  // offsets of these tensors here, by their offsets in the whole table
 
     template <class F> TablePart(const Table &whole, F keep) {  // keep(tensor, its unit)
         table.positions = whole.positions, table.head = whole.head;
@@ -46,14 +46,15 @@ struct TablePart {
 // type for weights, float for their gradients.
 template <class S> class TensorList {
   public:
-    using Addresses = std::function<S *(size_t unit, size_t offset)>;  // of element `offset` of the table, which is in this unit
+    using Addresses =
+        std::function<S *(size_t unit, size_t offset)>;  // returns the address of element `offset` of the table, in this unit
 
     TensorList() : addresses_([](size_t, size_t) { return nullptr; }) {}  // before the arrays exist
     explicit TensorList(Addresses addresses) : addresses_(std::move(addresses)) {}
 
     Table table;
     S *embed = nullptr;  // (V, C)
-    S *head = nullptr;   // (V, C); of a reward model (1, C)
+    S *head = nullptr;   // (V, C); in a reward model (1, C)
 
     // Begins a unit; the names of its tensors begin with `prefix`.
     size_t begin_unit(std::string prefix = "", size_t row_elements = 0) {
@@ -61,8 +62,8 @@ template <class S> class TensorList {
         table.units.push_back({offset_, offset_, row_elements});
         return table.units.size() - 1;
     }
-    // Adds a tensor. If it does not exist in this model, its member becomes null. One without a member appends rows to the matrix
-    // before it. For `transposed` see Tensor.
+    // Adds a tensor. If it does not exist in this model, its member becomes null. A tensor without a member appends rows to the previous
+    // matrix. For `transposed` see Tensor.
     void add(bool exists, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init, bool decay,
              bool transposed = false) {
         if (member) *member = exists ? addresses_(table.units.size() - 1, offset_) : nullptr;
@@ -70,14 +71,16 @@ template <class S> class TensorList {
         size_t count = 1;
         for (size_t n : shape) count *= n;
         const size_t unit = table.units.size() - 1;
-        const bool matrix = decay && table.units[unit].row_elements == 0 && unit != table.positions;  // of a layer
+        const bool matrix =
+            decay && table.units[unit].row_elements == 0 && unit != table.positions;  // true for a matrix of a layer
         table.tensors.push_back({prefix_ + name, std::move(shape), init, decay, offset_, count, transposed, matrix,
                                  matrix && init != Tensor::router});
         table.units.back().end = offset_ += count;
     }
-    // The unit's tensors so far, or since the last call, are the experts', as many of each: a range of Unit::experts.
+    // Declares the unit's tensors since the last call, or since its beginning, as the experts', with an equal number for each: a range of
+    // Unit::experts.
     void end_experts() { table.units.back().experts.push_back(offset_); }
-    // Adds the head: the embedding itself if they are tied, one row in a reward model.
+    // Adds the head: the embedding itself if they are tied, or one row in a reward model.
     void add_head(const ModelConfig &c) {
         if (c.tied) {
             head = embed;

@@ -18,8 +18,8 @@ void Trace::inspect_running() {
     running_.reset();
 }
 
-// Clears the arrays whose lives begin after the op before, and up to this one. Some passes leave out ops, so those may be more than this op's; the next
-// tile of a row finds what earlier tiles wrote.
+// Clears the arrays whose lifetimes begin after the previous op and at this op or before. Some passes skip ops, so these may be more than this op's
+// arrays. The next tile of a row still finds the values that earlier tiles wrote.
 void Trace::begin_inspected(const OpKey &now) {
     const std::optional<OpKey> before = running_;
     inspect_running();

@@ -1,6 +1,6 @@
-// What watches the ops of a step: --profile measures them, --debug fills dead arrays with NaN when an op begins and searches its output, the check of a
-// GPU (../app/gpu_check.h) compares it, and a rehearsal (../core/rehearsal.h) notes the op. A decoder reports when each op
-// begins, and when the messages and copies between two ops do.
+// Observes the ops of a step: --profile measures them; --debug fills dead arrays with NaN when an op begins, and searches the op's output for values
+// that are not finite; the GPU check (../app/gpu_check.h) compares the output; a rehearsal (../core/rehearsal.h) records the op. A decoder reports
+// the beginning of each op, and of each message and copy between two ops.
 #pragma once
 #include <functional>
 #include <map>
@@ -13,7 +13,7 @@
 #include "../core/rehearsal.h"
 #include "profile.h"
 
-// The first value that is not finite: the number of ops before it, and a text that names the op, the array and the element.
+// The first value that is not finite: the number of previous ops, and a text that names the op, the array and the element.
 struct Anomaly {
     size_t ops = SIZE_MAX;
     std::string what;
@@ -28,10 +28,10 @@ class Trace {
     const std::map<OpKey, size_t> &times() const { return times_; }
     void watch(Arena &arena, bool poison) { arena_ = &arena, poison_ = poison; }
     void profile(std::unique_ptr<Profiler> profiler) { profiler_ = std::move(profiler); }
-    // Calls f after each op, while every array that a later op reads still has its values. Arrays are zeroed when their life begins, so that an element that
-    // no op writes is 0.
+    // Calls f after each op, while every array that a later op reads still has its values. Arrays are zeroed when their lifetime begins, so an
+    // element that no op writes is 0.
     void inspect(std::function<void(const OpKey &)> f) { inspect_ = std::move(f); }
-    void end_inspection() { inspect_running(), inspect_ = nullptr; }  // after the last op
+    void end_inspection() { inspect_running(), inspect_ = nullptr; }  // called after the last op
     void detect_anomaly() {
         inspect([this](const OpKey &op) { find_anomaly(op); });
     }
@@ -54,7 +54,7 @@ class Trace {
         if (poison_) arena_->poison_dead(time_of(key), std::exchange(poisoned_, time_of(key)));
         if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
     }
-    // A message, a copy, or the writing out of quantised weights, between two ops. `layer` is the unit if it is one of weights or gradients.
+    // Records a message, a copy, or the dequantisation of weights, between two ops. `layer` is the unit, for weights or gradients.
     void pause(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
         if (log_) log_->pause({size_t(pass), ops_.number(op), layer}, bucket);
     }
@@ -63,7 +63,7 @@ class Trace {
         if (profiler_) profiler_->begin(pass, ops_.number(op), layer, bucket);
     }
 
-    size_t tile = 0;  // how many tokens the ops that begin work on; 0: on all of the row
+    size_t tile = 0;  // number of tokens of the following ops; 0: the whole row
 
   private:
     void inspect_running();
@@ -75,11 +75,11 @@ class Trace {
     Arena *arena_ = nullptr;
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false;
-    std::optional<size_t> poisoned_;  // the time of this row's last op; what has been dead since then is NaN already
+    std::optional<size_t> poisoned_;  // time of this row's last op; arrays that were already dead then are NaN
     std::function<void(const OpKey &)> inspect_;
     Touches *log_ = nullptr;
     std::map<OpKey, size_t> times_;
     std::optional<OpKey> running_;  // the op to inspect when the next one begins
-    size_t searched_ = 0;           // the number of ops so far
+    size_t searched_ = 0;           // number of ops so far
     Anomaly anomaly_;
 };

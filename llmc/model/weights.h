@@ -1,15 +1,14 @@
-// The weights of a model and their gradients, wherever they are stored: whole on every rank, divided among ranks
-// (../parallel/zero.h), in a store (--offload), in 4 or 8 bits (quantised_layers.h), frozen under adapters (lora.h). A step uses
-// them by unit, a layer for example:
+// The weights of a model and their gradients, for every kind of storage: whole on every rank, divided among ranks (../parallel/zero.h), in a store
+// (--offload), in 4 or 8 bits (quantised_layers.h), frozen under adapters (lora.h). A step uses them by unit, for example a layer:
 //
-//     fetch(unit)            called early: begins to copy or gather the unit's weights, if they are not where they are read (prefetched_units.h)
+//     fetch(unit)            called early: starts to copy or gather the unit's weights, if they must be loaded before use (prefetched_units.h)
 //     ready(unit)            called before its weights are read: waits for them, and dequantises them
-//     sum_gradients(unit)    called when the backward pass computes its gradients: adds them to the sum so far, and sums it over ranks
+//     sum_gradients(unit)    called when the backward pass computes the unit's gradients: adds them to the sum so far, and sums them over ranks
 //
-// All ranks make these calls in the same order. Where ranks gather weights or sum gradients, ranks without a row also take part.
+// All ranks make these calls in the same order. If ranks gather weights or sum gradients, ranks without a row also take part.
 //
-// With adapters, `trained` and the optimizer have the adapters alone, and the model's own weights are frozen: without gradients
-// or moments.
+// With adapters, `trained` and the optimizer only have the adapters; the model's own weights are frozen, without gradients or
+// moments.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -23,8 +22,8 @@
 #include "quantised_layers.h"
 #include "trace.h"
 
-// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that
-// its gradients never exist at the same time. A model that is not trained is divided at stage 3 only.
+// Makes each unit a bucket of ZeRO. If gradients have buffers, a large embedding or head is divided into several buckets, so its gradients never
+// exist as a whole. A model that is not trained is only divided at stage 3.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
@@ -37,19 +36,19 @@ inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits)
                     r.expert_parallel);
 }
 
-// Frozen weights are not divided, and adapters are too small for that to pay.
+// Frozen weights are not divided, and adapters are too small for division to pay.
 inline ModelLimits undivided(ModelLimits limits, Mode mode) {
     limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2), limits.offload.weights = false;
     return limits;
 }
 
-// The size of the pieces in which a model's own weights are stored; 0: not offloaded. A model that only generates reads all of
-// them for each token.
+// The size of the pieces in which a model's own weights are stored; 0: not offloaded. A model that only generates reads all
+// weights for each token.
 inline size_t weights_piece(const ModelLimits &limits) {
     return limits.offload.weights && limits.mode != Mode::generate ? limits.offload.piece : 0;
 }
 
-// The table of trained tensors: everything, or adapters. With a frozen base and no adapters, only a reward model's head is left.
+// Returns the table of trained tensors: all tensors, or adapters. With a frozen base and no adapters, only a reward model's head is trained.
 inline Table trained_table(const ModelConfig &config, const Table &base) {
     if (!config.freezes()) return base;
     Adapters<float> none;
@@ -61,26 +60,26 @@ template <class Dev> class Weights {
   public:
     using X = typename Dev::X;
 
-    // table: the trainer's. All but the device outlive this object.
+    // table: the trainer's. All arguments except the device must outlive this object.
     Weights(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, Trace &trace);
 
-    const Table table;         // trained tensors: all, or adapters
-    const Table frozen_table;  // the trainer's, if the model is frozen; else empty
+    const Table table;         // trained tensors: all tensors, or adapters
+    const Table frozen_table;  // the trainer's table if the model is frozen; else empty
     const std::vector<Unit> &units = table.units;
-    Zero<Dev> trained;  // in whose order `table` is
+    Zero<Dev> trained;  // its order is that of `table`
     QuantisedLayers<Dev> quantised;
     ShardedParameters<Dev> frozen;    // frozen tensors that are not quantised
-    PrefetchedUnits<Dev> prefetched;  // of the model's own weights
+    PrefetchedUnits<Dev> prefetched;  // the model's own weights
     Optimizer<Dev> optimizer;
-    float *head_buffer = nullptr;  // buffer of the head's gradients, also where the head is tied to the embedding
+    float *head_buffer = nullptr;  // buffer of the head's gradients, also if the head is tied to the embedding
 
     void plan_state(Plan &plan);
     void plan_buffers(Plan &plan);
-    void use(Mesh &mesh, Memory &memory, Store *store);  // after the arrays have their addresses
+    void use(Mesh &mesh, Memory &memory, Store *store);  // called when the arrays have their addresses
 
-    bool base_alone = false;  // the model is its base: modules trained in full replace no unit
+    bool base_alone = false;  // true: only the base model, in which modules trained in full replace no unit
 
-    // Lists that point at weights and gradients.
+    // Lists of tensors that point at weights and gradients.
     TensorList<X> trained_weights();
     TensorList<X> frozen_weights();
     TensorList<float> gradients();
@@ -92,37 +91,37 @@ template <class Dev> class Weights {
         copy_parameters(trained, mesh_->shards, other.trained, [&](size_t b) { return room_for(b); });
     }
 
-    // ---- of a step ----------------------------------------------------------------------------------------------------------------
+    // ---- during a step ------------------------------------------------------------------------------------------------------------
 
     void begin_step(uint64_t key);  // Model::zero_gradients
-    // Returns whether this rank takes part in a forward pass: with a row, and where weights are gathered or experts divided also without one.
+    // Returns true if this rank takes part in a forward pass: with a row; also without a row if weights are gathered or experts are divided.
     bool begin_forward(bool has_row) {
         has_row_ = has_row, reads_ = has_row || limits_.ranks.expert_parallel > 1;
         return reads_ || prefetched.divided();
     }
     void begin_backward(bool has_row, bool has_targets, bool last_micro_step);
     void end_backward();
-    // False: the next gradients of products overwrite. True: they are added.
+    // False: the next gradients of products overwrite. True: they accumulate.
     bool accumulates() const { return accumulates_; }
-    // Whether the head's gradient is computed in several buckets.
+    // True if the head's gradient is computed in several buckets.
     bool head_in_buckets() const {
         const Unit &head = units[table.head];
         const Sharding &s = trained.sharding;
         return head.begin < head.end && s.bucket_of(head.begin) != s.bucket_of(head.end - 1);
     }
-    // Whether layers share the arrays of their weights, so that the next ready() overwrites this layer's.
+    // True if layers share the arrays of their weights, so the next ready() overwrites this layer's weights.
     bool in_shared_arrays() const { return prefetched.any() || quantised.any(); }
 
     void fetch(size_t unit, Pass pass);
     void ready(size_t unit, Pass pass);
-    // `joins`: ranks without a row add, too
+    // `joins`: ranks without a row also add
     template <class F> void sum_gradients(size_t unit, bool complete, F add, bool joins = false) {
         sum(unit, trained.gradients.in_buffers() ? buffers_[unit] : nullptr, complete, add, joins);
     }
     template <class F> void sum_head_gradients(F add);
 
   private:
-    // Whether nothing reads the base's weights of this unit, an embedding or a head that is trained in full.
+    // True if no op reads the base's weights of this unit, because it is an embedding or a head that is trained in full.
     bool replaced(size_t unit) const {
         return config_.freezes() && !base_alone && (unit == 0 || unit == table.head) && units[unit].begin < units[unit].end;
     }
@@ -130,7 +129,7 @@ template <class Dev> class Weights {
     void begin_message(Pass pass, RowOp op, size_t unit, size_t bucket = 0) {
         if (mesh_->all.size > 1 || trained.gradients.in_bf16) trace_.begin_transfer(pass, op, unit, bucket);
     }
-    // Between steps: room for bucket b with its padding.
+    // Between steps: memory for bucket b with its padding.
     float *room_for(size_t b) {
         return trained.gradients.in_buffers() ? *largest_ : trained.gradients.floats + trained.sharding.buckets[b].begin;
     }
@@ -144,12 +143,12 @@ template <class Dev> class Weights {
     Trace &trace_;
     Mesh *mesh_ = nullptr;
     Memory *memory_ = nullptr;
-    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are
+    // From stage 2 of ZeRO on, and for gradients stored in bf16: the buffers in which gradients are computed before they are
     // summed over ranks and stored. A unit's buffer has room for its largest bucket.
     std::vector<float *> buffers_;                                                         // (units)
-    float **largest_;                                                                      // a buffer with room for any bucket
+    float **largest_;                                                                      // the buffer with room for any bucket
     bool has_row_ = false, reads_ = false, last_micro_step_ = false, accumulates_ = true;  // reads_: the layers' weights
-    uint64_t step_key_ = 0;  // of the random bits that round gradients
+    uint64_t step_key_ = 0;  // key of the random bits that round gradients
     size_t micro_step_ = 0;  // the number of backward passes of this step so far
 };
 
@@ -238,11 +237,11 @@ template <class Dev> void Weights<Dev>::save(const std::string &dir, const std::
         config_.lora.rank ? adapter_files : model_files);
 }
 
-// ---- of a step ------------------------------------------------------------------------------------------------------------------------
+// ---- during a step --------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Weights<Dev>::begin_step(uint64_t key) {
     step_key_ = key, micro_step_ = 0;
-    accumulates_ = trained.gradients.in_buffers();  // a buffer begins with the sum so far
+    accumulates_ = trained.gradients.in_buffers();  // a buffer starts with the sum so far
     trained.gradients.clear(*memory_, accumulates_);
 }
 
@@ -275,16 +274,16 @@ template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
     quantised.ready(unit);
 }
 
-// A tied embedding's gradients are rounded twice in a pass, as head and as embedding, and with different bits.
+// A tied embedding's gradients are rounded twice in a pass, as head and as embedding, with different random bits.
 template <class Dev> template <class F> void Weights<Dev>::sum_head_gradients(F add) {
     trained.gradients.rounding_key = rounding_keys().bits(2 * micro_step_);
     sum(table.head, head_buffer, table.head != 0, add);
     trained.gradients.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
 }
 
-// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from
-// stage 2 on in every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank
-// without a row still takes part in the sum, because the ranks that have a row wait for it.
+// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these gradients over ranks: from
+// stage 2 on in every micro-step, otherwise in the last one. `complete`: no other call of this pass adds to them. A rank without a row still
+// takes part in the sum, because the ranks with a row wait for it.
 template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, float *buffer, bool complete, F add, bool joins) {
     const Sharding &s = trained.sharding;
     if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
