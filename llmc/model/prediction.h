@@ -1,7 +1,7 @@
 // Predictions of a training step's messages and time on GPUs that do not run it. The model is rehearsed
 // (../core/rehearsal.h), and each event of its step costs time: an op its FLOPs and bytes (op_list.h) over the GPU's rates, a
 // message or a copy its bytes over a link's. So the prediction follows the decoder's order of early and late work. The bytes of
-// messages equal the ranks' counts; no time was compared with a GPU.
+// messages equal the ranks' counts; docs/memory.md compares the times with a GPU.
 //
 // The step has `micro_steps` rows for each ring. A row is limits.row_tokens long and full of documents of limits.positions
 // tokens, all of them targets. The model needs no memory, but its plan counts.

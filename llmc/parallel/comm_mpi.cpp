@@ -13,7 +13,7 @@ int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
     die("started by mpirun, but built without MPI\n  fix: make deps && make, or start it alone");
 }
 #else
-#define OMPI_SKIP_MPICXX 1  // the C interface alone
+#define OMPI_SKIP_MPICXX 1  // only the C interface
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
@@ -30,7 +30,7 @@ int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
-static constexpr size_t piece_bytes = size_t(1) << 28;  // the largest MPI message, since its count is an int
+static constexpr size_t piece_bytes = size_t(1) << 28;  // the largest MPI message, because its count is an int
 static constexpr Seconds shortest_sleep(5e-6), longest_sleep(2e-3), watchdog_period(0.1), answers_within(5);
 
 static void check_mpi(int code) {
@@ -44,7 +44,7 @@ static void check_mpi(int code) {
 namespace {
 
 // Carries the messages among the watchdogs of all ranks, separately from the communicators' messages. Every MPI call holds the mutex `mpi`, and no
-// call lasts long. So MPI sees one thread at a time, though the watchdog has a thread of its own.
+// call lasts long. So only one thread at a time calls MPI, although the watchdog has its own thread.
 class MpiLine {
   public:
     enum Kind { ask, tell };  // asks for a rank's current call; answers
@@ -83,8 +83,8 @@ class MpiLine {
     MPI_Comm comm_;
 };
 
-// A thread that answers what this rank is doing when another asks, and asks all if this one has waited too long; then the run ends.
-// So the ranks' last calls are known even if one of them never comes back from its own work.
+// A thread that reports this rank's call when another rank asks. If this rank has waited too long, it asks all ranks, and then ends the run.
+// So the ranks' last calls are known even if a rank never returns from its own work.
 class Watchdog {
   public:
     Watchdog(MpiLine &line, int rank, int ranks, double timeout);
@@ -136,7 +136,7 @@ std::string Watchdog::state() {
     return describe_rank(state_, waits_);
 }
 
-// Of several ranks that have waited too long, the lowest reports.
+// If several ranks have waited too long, the lowest one reports.
 void Watchdog::watch() {
     std::vector<std::string> states(static_cast<size_t>(ranks_));  // empty if the rank has not answered
     bool asked = false, lower_asks = false;
@@ -217,7 +217,7 @@ class MpiTransport final : public Transport {
         std::vector<int> expected;          // bytes of each receive
     };
 
-    // Asks again after sleeps that grow with the time waited so far: at most an eighth is added to it, and a waiting rank leaves its core to others.
+    // Polls with sleeps that grow with the waiting time: they add at most an eighth to it, and a waiting rank leaves its core to others.
     template <class F> void wait_until(F test) {
         if (test()) return;
         watchdog_.waits(true);

@@ -66,7 +66,7 @@ static void nccl_check(const char *call, ncclResult_t result, ncclComm_t comm) {
 
 namespace {
 
-// The stream of a rank's communicators, the calls under way on it, and the thread that watches them.
+// The stream of a rank's communicators, the calls in flight on it, and the thread that watches them.
 class NcclQueue {
   public:
     NcclQueue(cudaStream_t compute, double timeout) : compute_(compute), timeout_(timeout), ready_(make_event()) {
@@ -106,7 +106,7 @@ class NcclQueue {
         return call.id;
     }
 
-    // Makes the compute stream wait for a call. A call that is no longer under way has been done.
+    // Makes the compute stream wait for a call. A call that is no longer in flight is done.
     void wait(uint64_t id) {
         std::lock_guard lock(mutex_);
         for (const Call &call : under_way_.calls)
@@ -132,7 +132,7 @@ class NcclQueue {
     }
     void release(const Call &call) { idle_.insert(idle_.end(), {call.begins, call.done}); }
 
-    // Whether the device has reached the event. Errors of earlier kernels also appear here; all later calls would wait in vain.
+    // True if the device has reached the event. Errors of earlier kernels also appear here; all later calls would wait forever.
     static bool reached(cudaEvent_t event) {
         const cudaError_t state = cudaEventQuery(event);
         if (state != cudaErrorNotReady) cuda_check_kernels(state);
@@ -216,7 +216,7 @@ class NcclComm final : public Comm {
         agree(host, [&] {
             if (rank == 0) nccl_check("ncclGetUniqueId", ncclGetUniqueId(&id), nullptr);
         });
-        // As text: nvcc 13.0 does not compile a vector of this struct, which has no name of its own.
+        // As text, because nvcc 13.0 does not compile a vector of this unnamed struct.
         const auto ids = host.gather(std::string(reinterpret_cast<const char *>(&id), sizeof(id)));
         memcpy(&id, ids[0].data(), sizeof(id));
         queue_->add(format("rank %d: ncclCommInitRank", rank),
@@ -224,7 +224,7 @@ class NcclComm final : public Comm {
         queue_->join(comm_);
     }
 
-    // Destroying it is a collective call, unless an exception destroys it.
+    // Destruction is a collective call, unless an exception causes it.
     ~NcclComm() override {
         queue_->leave(comm_);
         bool done = false;

@@ -21,7 +21,7 @@ namespace {
 struct Message {
     const void *data;
     size_t bytes;
-    bool taken = false, copied = false;  // set by the receiver
+    bool taken = false, copied = false;  // the receiver sets these
 };
 
 // The state that all ranks share, guarded by `mutex`.
@@ -47,7 +47,7 @@ struct World {
     }
 };
 
-struct Left : Error {  // a rank throws it because another rank has failed
+struct Left : Error {  // thrown because another rank has failed
     using Error::Error;
 };
 
@@ -139,7 +139,7 @@ class ThreadsTransport final : public Transport {
             try {
                 p.memory->copy(p.recv, message->data, message->bytes);
             } catch (...) {
-                error = std::current_exception();  // is thrown after the sender has been released
+                error = std::current_exception();  // thrown after the sender has been released
             }
             lock.lock();
             p.received = message->copied = true;
@@ -197,7 +197,8 @@ int run_threads(int ranks, const CommOptions &options, const std::function<int(C
         std::unique_lock lock(world.mutex);
         const auto over = [&] { return std::count(world.ended.begin(), world.ended.end(), false) == 0; };
         world.all_ended.wait(lock, [&] { return over() || world.failed; });
-        if (!world.all_ended.wait_for(lock, grace, over)) {  // a thread that is not in a call cannot be stopped alone
+        if (!world.all_ended.wait_for(lock, grace,
+                                      over)) {  // a thread that is not in a call can only be stopped with the process
             fflush(stdout);
             fprintf(stderr, "%s\n", world.why.c_str());
             std::_Exit(1);

@@ -1,7 +1,7 @@
-// Muon's update of the matrices of layers (../ops/muon.h) where ranks have parts of them: "Distributed Muon" of Liu et al. (2025, arXiv:2502.16982). A rank
-// computes the momentum of its part of a bucket, all gather the bucket, and each orthogonalises the matrices of which it updates a part. So shards are
-// AdamW's, every number is computed from the same ones on any number of ranks, and of 7 matrices a layer 8 ranks have about two each. What is
-// gathered is of type X, and in every step (parts - 1) * x * padded elements of layers more than zero.h says.
+// Muon's update of the layers' matrices (../ops/muon.h) with parts on several ranks: "Distributed Muon" of Liu et al. (2025, arXiv:2502.16982). A
+// rank computes the momentum of its part of a bucket, all ranks gather the bucket, and each rank orthogonalises the matrices of which it updates a
+// part. So shards are the same as with AdamW, results do not depend on the number of ranks, and with 7 matrices per layer each of 8 ranks has about
+// two. The gathered momentum is of type X, and adds (parts - 1) * x * padded elements of layers to the bytes per step in zero.h.
 #pragma once
 #include "../ops/muon.h"
 #include "zero.h"
@@ -40,7 +40,7 @@ template <class Dev> class Muon {
     template <class M>
     void update_bucket(Zero<Dev> &zero, const ShardRanks &ranks, AdamW settings, M *m, const Bucket &b,
                        const std::vector<TensorRun> &runs) {
-        const auto for_matrices = [&](auto f) {  // of which this rank has a part
+        const auto for_matrices = [&](auto f) {  // the matrices of which this rank has a part
             for (const TensorRun &r : runs)
                 if (zero.table[r.tensor].of_layer && in(b, r.flat)) f(r, zero.table[r.tensor]);
         };
@@ -63,6 +63,6 @@ template <class Dev> class Muon {
         });
     }
 
-    X *momenta_ = nullptr;  // of a bucket
+    X *momenta_ = nullptr;  // (elements of a bucket)
     OrthogonaliseRoom<X> buffers_ = {};
 };

@@ -1,5 +1,5 @@
 // The optimizer of a rank's shard: its moments and their storage, its update, and its part of a checkpoint. It is AdamW, or Muon (muon.h) for
-// the matrices of layers and AdamW for the rest. Muon has one moment, m.
+// the layers' matrices with AdamW for all other tensors. Muon has one moment, m.
 #pragma once
 #include <optional>
 #include <vector>
@@ -12,8 +12,9 @@
 
 template <class Dev> class Optimizer {
   public:
-    // Plans all persistent arrays of training, including parameters and gradients. If `piece` is not 0, the moments are in a store, in pieces of this many
-    // elements, some of which are in memory while update() runs. With Muon, neither moments nor parameters are offloaded, and moments are not in 8 bits.
+    // Plans all persistent arrays of training, including parameters and gradients. If `piece` is not 0, the moments are in a store, in pieces of
+    // `piece` elements; a few pieces are in memory while update() runs. Muon supports neither offloading of moments or parameters nor moments in 8
+    // bits.
     void plan(Plan &plan, Zero<Dev> &zero, Moments moments = Moments::f32, size_t piece = 0, bool muon = false) {
         const size_t n = zero.sharding.shard_count;
         moments_ = moments;
@@ -32,10 +33,10 @@ template <class Dev> class Optimizer {
 
     void use(Store &store, Memory &memory) { pieces_.use(store, memory); }
 
-    // Updates the parameters of the shard from their summed gradients; the table says which of them decay. Those that other ranks update are
-    // gathered after it: zero.ready() waits for them.
+    // Updates the parameters of the shard from their summed gradients; the table defines weight decay. Afterwards the parameters that other ranks
+    // update are gathered: zero.ready() waits for them.
     void update(Zero<Dev> &zero, const ShardRanks &ranks, const AdamW &adamw) {
-        zero.ready(ranks, 0, zero.sharding.elements);  // the last step's gathers, if no forward pass has waited for them
+        zero.ready(ranks, 0, zero.sharding.elements);  // waits for the previous step's gathers, if no forward pass has
         const auto reach = [&](size_t piece) { zero.pieces.reach(piece), pieces_.reach(piece); };
         for_runs(zero, reach, [&](const UpdateRun &r, auto m, auto v) {
             if (is_muons(r)) return;
@@ -51,7 +52,7 @@ template <class Dev> class Optimizer {
         zero.gather(ranks);
     }
 
-    // This rank's part, for checkpoints.
+    // Returns this rank's part, for checkpoints.
     OptimizerState state(Zero<Dev> &zero, Memory &memory) {
         const Sharding &sharding = zero.sharding;
         OptimizerState state{{}, sharding.elements, sharding.stage ? sharding.parts : sharding.expert_ranks, &memory};
@@ -69,7 +70,7 @@ template <class Dev> class Optimizer {
         for_runs(
             zero, [&](size_t p) { piece = p, zero.pieces.point_at(p), pieces_.point_at(p); },
             [&](const UpdateRun &r, auto m, auto v) {
-                if constexpr (std::is_same_v<decltype(m), Blockwise>) {  // parts end where blocks end
+                if constexpr (std::is_same_v<decltype(m), Blockwise>) {  // parts end at the ends of blocks
                     const size_t head = std::min(r.count, (Blockwise::size - m.skip) % Blockwise::size);
                     add(r, 0, head, m, v), add(r, head, r.count - head, m, v);
                 } else {
@@ -83,12 +84,12 @@ template <class Dev> class Optimizer {
     }
 
   private:
-    struct Moment {               // arrays that are not used are null
-        float *floats = nullptr;  // (shard_count, of v without Muon's elements), or of the piece in memory; so are the next two
+    struct Moment {               // unused arrays are null
+        float *floats = nullptr;  // (shard_count; for v without Muon's elements), or the piece in memory; likewise the next two
         bf16 *rounded = nullptr;
         uint8_t *codes = nullptr;
-        float *scales = nullptr;  // with codes: (blocks) of one run after the other
-        float *others = nullptr;  // with codes: the moments of runs without decay, one after the other
+        float *scales = nullptr;  // with codes: (blocks) of all runs, in order
+        float *others = nullptr;  // with codes: the moments of runs without decay, in order
     } m_, v_;
 
     bool is_muons(const UpdateRun &r) const { return muon_ && r.of_layer; }
@@ -111,13 +112,14 @@ template <class Dev> class Optimizer {
         plan.add(&moment.others, name + ", norms and biases", {others});
     }
 
-    // The run's moment; `block` is the number of its first block.
+    // Returns the run's moment; `block` is the number of its first block.
     Blockwise in_blocks(const Moment &moment, const UpdateRun &r, size_t block, bool negative) const {
         return {moment.codes + (r.shard - pieces_.begin()), moment.scales + block, r.shard % Blockwise::size, r.count, negative};
     }
 
-    // Calls f(run, m, v) for all runs, with the moments as they are stored; Muon's runs have no v. In 8 bits the moments of norms and biases, which do not decay,
-    // are floats. With offloaded moments or parameters, runs end at the ends of pieces, and open(piece) precedes a piece's runs.
+    // Calls f(run, m, v) for all runs, with the moments in their storage type; Muon's runs have no v. With 8 bits the moments of norms and biases,
+    // which do not decay, are floats. With offloaded moments or parameters, runs end at the ends of pieces, and open(piece) is called before a
+    // piece's runs.
     template <class Open, class F> void for_runs(Zero<Dev> &zero, Open open, F f) {
         const ShardPieces &pieces = pieces_.any() ? pieces_ : zero.pieces;
         size_t block = 0, others = 0, without_v = 0;
@@ -141,5 +143,5 @@ template <class Dev> class Optimizer {
 
     std::optional<Muon<Dev>> muon_;
     Moments moments_ = Moments::f32;
-    ShardPieces pieces_;  // of the moments, if offloaded
+    ShardPieces pieces_;  // for offloaded moments
 };

@@ -1,4 +1,4 @@
-// The optimizer's state as checkpoints see it (../train/checkpoint.h): which elements of the model a rank holds, and where.
+// The optimizer's state for checkpoints (../train/checkpoint.h): the elements of the model that a rank holds, and their addresses.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -9,25 +9,25 @@
 #include "../core/floats.h"
 #include "../core/memory.h"
 
-// Parameters are of either dtype; moments are float, bf16 alone, or in blocks of 8 bits. In files all are float.
+// Parameters have either dtype; moments are float, bf16, or blocks of 8 bits. In files all are float.
 using AnyFloats = std::variant<Floats<float>, Floats<bf16>, bf16 *, Blockwise>;
 
-// A part of the optimizer's state that a rank holds. Elements are numbered through all tensors of the model in the order of its parameter table,
-// without padding, so that an element has the same number whatever the number of ranks is.
+// A part of a rank's optimizer state. Elements are numbered through all tensors of the model in the order of its parameter table, without padding, so
+// an element has the same number with any number of ranks.
 struct OptimizerPart {
     size_t global, count;    // elements [global, global + count)
     AnyFloats master, m, v;  // (count), in `memory`; master holds the parameters
-    size_t piece = 0;        // of offloaded arrays
-    bool has_v = true;       // AdamW updates these elements
-    bool written = true;     // by this rank, if it writes a file
+    size_t piece = 0;        // the piece of offloaded arrays
+    bool has_v = true;       // false if Muon updates these elements
+    bool written = true;     // this rank writes the part, if it writes a file
 };
 
 struct OptimizerState {
     std::vector<OptimizerPart> parts;  // of this rank
     size_t count;                      // elements of the model
-    size_t writers;                    // the first `writers` ranks of the world have each element once, and write files
+    size_t writers;                    // the first `writers` ranks of the world together have each element once, and write files
     Memory *memory;
-    // Of arrays in a store (pieces.h) one piece is in `memory` at a time: open() precedes every access to a part, and keep() follows every
+    // Arrays in a store (pieces.h) have one piece in `memory` at a time: call open() before every access to a part, and keep() after every
     // write.
     std::function<void(const OptimizerPart &)> open = [](const OptimizerPart &) {}, keep = open;
 };

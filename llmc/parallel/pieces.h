@@ -1,12 +1,12 @@
-// Arrays of a rank's shard that are kept in a store while no op needs them (--offload): AdamW's moments, the parameters. They are cut into pieces, and each
-// piece of each array has a place in the store. Pieces are read into memory in one of three ways:
+// Arrays of a rank's shard that are in a store between uses (--offload): AdamW's moments, the parameters. They are cut into pieces, and each piece of
+// each array has a place in the store. There are three ways to read pieces into memory:
 //
-//   reach(piece), finish()      for a pass through the shard, as the optimizer's: into three windows in turn. One piece is used, while the next one is
-//                               read and the previous one is written
+//   reach(piece), finish()      for a pass through the shard, such as the optimizer's: into three windows in turn. One piece is in use, while the next
+//                               one is read and the previous one is written
 //   open(piece), keep()         into one window, in any order, to load and to save
-//   bring(unit, to), wait(unit) all pieces of a unit (sharding.h), to an array outside of the windows. That is for the array that was added first
+//   bring(unit, to), wait(unit) all pieces of a unit (sharding.h), into an array outside the windows. Only for the array that was added first
 //
-// After reach() and open() the arrays hold one piece, the elements of the shard from begin() on. A piece that was never offloaded is 0.
+// After reach() and open() the arrays hold one piece: the elements of the shard from begin() on. A piece that was never offloaded is 0.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ constexpr size_t offload_piece = size_t(4) << 20;
 class ShardPieces {
   public:
     ShardPieces() = default;  // nothing is offloaded
-    // Cuts a shard at the borders of units and into pieces of `most` elements, rounded up to whole pages. 0: nothing is offloaded.
+    // Cuts a shard at the borders of units, and into pieces of `most` elements, rounded up to whole pages. 0: nothing is offloaded.
     ShardPieces(const Sharding &sharding, size_t most) {
         if (most == 0) return;
         const std::vector<size_t> &units = sharding.unit_begins;
@@ -64,7 +64,8 @@ class ShardPieces {
     bool any() const { return !pieces_.empty(); }
     size_t begin() const { return begin_; }
 
-    // Calls f(piece, first, n) for the parts of elements [begin, begin + count) of the shard in one piece each, from begin + first on.
+    // Divides elements [begin, begin + count) of the shard at the borders of pieces, and calls f(piece, first, n) for the n elements from begin +
+    // first on.
     template <class F> void in_pieces(size_t begin, size_t count, F f) const {
         if (!any()) return f(0, 0, count);
         auto p = std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](size_t x, const Piece &p) { return x < p.begin; });
@@ -141,7 +142,7 @@ class ShardPieces {
         if (offloaded_.contains(piece)) store_->prefetch(a.places[piece], to, bytes_of(a, piece));
         else memory_->fill(to, 0, bytes_of(a, piece));
     }
-    // These begin to copy a piece of all arrays, and wait for the copies.
+    // Start to copy a piece of all arrays, and wait for the copies.
     void prefetch(size_t piece, size_t window) {
         for (const Array &a : arrays_) prefetch(a, piece, a.windows[window]);
     }
@@ -154,12 +155,12 @@ class ShardPieces {
     }
 
     std::vector<Piece> pieces_;
-    std::vector<size_t> of_unit_;  // (units + 1) the first piece of each
+    std::vector<size_t> of_unit_;  // (units + 1) the first piece of each unit
     size_t largest_ = 0;           // elements of a piece
-    std::deque<Array> arrays_;     // whose members a plan points at
+    std::deque<Array> arrays_;     // a deque, because a plan points at the members
     std::set<size_t> offloaded_;   // pieces
     size_t begin_ = 0;
-    size_t reached_ = 0, prefetched_ = 0;  // of a pass: pieces before these have been reached, and are being read
+    size_t reached_ = 0, prefetched_ = 0;  // in a pass: pieces before these numbers have been reached, or are being read
     size_t open_ = none;
     Store *store_ = nullptr;
     Memory *memory_ = nullptr;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 static const SliceMemory host_memory;
-static constexpr size_t scratch_bytes = size_t(4) << 20;  // the most memory for parts that are summed at a time
+static constexpr size_t scratch_bytes = size_t(4) << 20;  // memory limit for parts that are summed at a time
 
 // Computes out = the sum of parts[0], parts[1], ..., in that order and in the type Sum. out may be one of the parts.
 template <class T, class Sum> static void sum_in_order(T *out, const std::vector<const T *> &parts, size_t n) {
@@ -76,7 +76,7 @@ void PointToPointComm::reduce_parts(Slice data, const std::vector<size_t> &begin
     std::vector<std::byte> scratch(ranks * piece * element);
     memory.finish();
     for (size_t first = 0; first < longest; first += piece) {
-        auto in_piece = [&](size_t r) {  // of rank r's part
+        auto in_piece = [&](size_t r) {  // the piece within rank r's part
             return std::min(piece, begin[r + 1] - std::min(begin[r + 1], begin[r] + first));
         };
         const size_t n = in_piece(own);

@@ -1,6 +1,5 @@
-// A communicator built from point-to-point messages: in each of them a rank sends bytes to one rank while it receives from another. A transport
-// moves the bytes: between threads (comm_threads.cpp) or processes (comm_mpi.cpp). The sums are computed here, so that they do not depend on the
-// transport.
+// A communicator built on point-to-point messages: in each call a rank sends bytes to one rank while it receives from another. A transport moves the
+// bytes, between threads (comm_threads.cpp) or processes (comm_mpi.cpp). Sums are computed here, so they do not depend on the transport.
 #pragma once
 #include "comm.h"
 
@@ -12,12 +11,12 @@ class Transport {
   public:
     virtual ~Transport() = default;
 
-    // Starts to send to rank `to` and to receive from rank `from` of the whole run. A half of 0 bytes does not take place. The id is never 0.
+    // Starts to send to rank `to` and to receive from rank `from`, numbered in the whole run. A half of 0 bytes is skipped. The id is never 0.
     virtual uint64_t post(int tag, const void *send, size_t send_bytes, int to, void *recv, size_t recv_bytes, int from,
                           const SliceMemory &memory) = 0;
     virtual void wait(uint64_t id) = 0;  // returns when both halves are done; throws if another rank has failed
     virtual void withdraw(uint64_t id) noexcept = 0;
-    virtual void enter(const Stamp &stamp) = 0;  // records the call of this rank, which the others report if it hangs
+    virtual void enter(const Stamp &stamp) = 0;  // records this rank's call, which other ranks report if it hangs
 
     int next_tag = 1;  // Comm::part_of
 };
@@ -52,7 +51,7 @@ class PointToPointComm final : public Comm {
     int tag_;
 };
 
-// The texts of a watchdog: the call of one rank, and the error that ends the run.
+// The watchdog's texts: the call of one rank, and the error that ends the run.
 std::string describe_rank(const Stamp &last, bool waits);
-// An empty entry of `ranks` is a rank that has not answered.
+// An empty entry of `ranks` stands for a rank that has not answered.
 std::string hung_message(int rank, double timeout, const std::vector<std::string> &ranks);

@@ -18,7 +18,7 @@ int run_process(Comm &comm, const std::function<int(Comm &)> &f, const std::func
             if (error.ranks < comm.size) throw;
             agreed = error;
         }
-        comm.barrier();  // so that an early rank waits asleep
+        comm.barrier();  // an early rank sleeps here
     } catch (const std::exception &error) {
         end_everywhere(format("rank %d: %s", comm.rank, error.what()));
     }

@@ -1,4 +1,4 @@
-// A communicator that sends nothing, for a rehearsal (../core/rehearsal.h): slices are touched when a call begins, and when it is waited for.
+// A communicator that sends nothing, for a rehearsal (../core/rehearsal.h). It only touches slices when a call begins, and at its wait.
 #pragma once
 #include <cstring>
 #include <map>
@@ -10,9 +10,9 @@
 class RehearsalComm final : public Comm {
   public:
     struct Split {
-        int size, distance;  // of the new communicator, and of its ranks in the world
+        int size, distance;  // size of the new communicator; distance of its ranks in the world
     };
-    // splits: the communicators that a mesh asks for, in its order
+    // splits: the communicators of a mesh, in the order of its calls
     RehearsalComm(Touches &log, int rank, int size, std::vector<Split> splits = {}, int distance = 1)
         : Comm(rank, size), log_(log), splits_(std::move(splits)), distance_(distance) {
         memory.copy = [&log](void *to, const void *from, size_t) { log.touch(std::vector<const void *>{to, from}); };
@@ -39,7 +39,7 @@ class RehearsalComm final : public Comm {
         splits_.erase(splits_.begin());
         return std::make_unique<RehearsalComm>(log_, rank / distance % n, n, std::vector<Split>(), distance);
     }
-    void gather_host(const void *own, size_t bytes, void *all) override {  // all ranks say the same
+    void gather_host(const void *own, size_t bytes, void *all) override {  // all ranks contribute the same bytes
         for (int r = 0; r < size; r++) memcpy(static_cast<char *>(all) + size_t(r) * bytes, own, bytes);
     }
 
@@ -53,7 +53,7 @@ class RehearsalComm final : public Comm {
         f();
         return {this, std::exchange(now_, 0)};
     }
-    // Each rank but one adds `bytes` to the bytes sent by all ranks.
+    // Adds `bytes` for each rank but one to the bytes sent by all ranks.
     void send(size_t bytes, const std::vector<Slice> &slices) {
         if (size == 1) return;
         Message message = {{log_.start_message(size_t(size - 1) * bytes, size_t(size), size_t(distance_))}, {}};
@@ -69,6 +69,6 @@ class RehearsalComm final : public Comm {
     Touches &log_;
     std::vector<Split> splits_;
     const int distance_;
-    std::map<uint64_t, Message> waiting_;  // calls under way
+    std::map<uint64_t, Message> waiting_;  // calls in flight
     uint64_t last_ = 0, now_ = 0;
 };

@@ -32,7 +32,7 @@ static Time in_seconds(double seconds) {
 
 // ---- sockets --------------------------------------------------------------------------------------------------------------------------
 
-// Sleeps until one of the events (POLLIN, POLLOUT) comes, or an error, which the next call on it will tell.
+// Sleeps until one of the events (POLLIN, POLLOUT) occurs, or an error, which the next call on the socket reports.
 static void sleep_until(std::vector<pollfd> fds, Time deadline) {
     const double left = std::chrono::duration<double, std::milli>(deadline - Clock::now()).count();
     poll(fds.data(), fds.size(), int(std::ceil(std::clamp(left, 0.0, 1e6))));
@@ -104,7 +104,7 @@ static AddressList resolve(const Address &at) {
     return {found, &freeaddrinfo};
 }
 
-// Whether an address is one of the machine itself, which no other reaches.
+// True for a loopback address, which no other machine can reach.
 static bool is_loopback(const addrinfo &a) {
     if (a.ai_family == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in *>(a.ai_addr)->sin_addr.s_addr) >> 24 == 127;
     return a.ai_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6 *>(a.ai_addr)->sin6_addr);
@@ -135,7 +135,7 @@ static Address address_of(const Socket &socket, int (*end)(int, sockaddr *, sock
     return {host, port};
 }
 
-static void send_at_once(const Socket &socket) {  // small messages do not wait to become larger ones
+static void send_at_once(const Socket &socket) {  // disables Nagle's algorithm
     const int on = 1;
     setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
@@ -175,7 +175,7 @@ static Socket connect_to(const Address &at, Time deadline, int &error) {
                 getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
                 if (!error && getpeername(s.fd(), reinterpret_cast<sockaddr *>(&peer), &peer_length) != 0) error = ETIMEDOUT;
             }
-            // If no process listens, a connection may connect to itself, when the system gives its own end the port that it calls.
+            // If no process listens, a connection may connect to itself, if the system assigns its own end the same port.
             if (!error && address_of(s, getsockname).text() == address_of(s, getpeername).text()) error = ECONNREFUSED;
             if (error) continue;
             send_at_once(s);
@@ -189,8 +189,8 @@ static Socket connect_to(const Address &at, Time deadline, int &error) {
 
 namespace {
 
-// Rank 0 says hello, the other one proves that it knows the secret, and rank 0 proves the same with its answer. A proof is of random bytes of
-// both sides, so that none can be used again; the secret itself is never sent. All have a fixed size, and no padding.
+// Rank 0 says hello, the other rank proves that it knows the secret, and rank 0's answer proves the same. A proof covers random bytes of both
+// sides, so it cannot be replayed; the secret itself is never sent. All messages have a fixed size, and no padding.
 using Nonce = std::array<uint8_t, 32>;
 struct Hello {
     char magic[8];
@@ -205,7 +205,7 @@ struct Application {
 enum Verdict : uint32_t { welcome, taken, unfit };
 struct Answer {
     Verdict verdict;
-    int32_t world;  // rank 0's
+    int32_t world;  // rank 0's world size
     Digest proof;
 };
 constexpr char magic[9] = "llmcrank";
@@ -273,13 +273,13 @@ class Doorkeeper {
     };
 
     bool all_there() {
-        // A process that has ended may be started again.
+        // A process that has ended may have been restarted.
         for (Socket &s : ranks_)
             if (!is_open(s)) s = Socket();
         return std::count_if(ranks_.begin(), ranks_.end(), [](const Socket &s) { return bool(s); }) == world_ - 1;
     }
 
-    // However many strangers come, there is a place for the next one: the oldest goes.
+    // There is always room for one more stranger: the oldest is dropped.
     void accept_one() {
         Socket s(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         const bool no_place = !s && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
@@ -313,7 +313,7 @@ class Doorkeeper {
     const Socket listener_;
     std::vector<Socket> ranks_;
     std::list<Stranger> strangers_;  // the oldest first
-    int without_secret_ = 0;         // how many sent a proof that was none
+    int without_secret_ = 0;         // number of connections with a wrong proof
 };
 
 std::vector<Socket> gather(const Rendezvous &me, const Address &at, const std::string &secret, double timeout) {

@@ -1,5 +1,6 @@
-// The rendezvous of processes started by hand: rank 0 listens at an address that all know, the others connect, and both sides prove
-// that they know one secret before they exchange anything else. Other connections are closed and disturb no rank; docs/ranks.md says what this protects.
+// The rendezvous of processes started by hand: rank 0 listens at an address that all ranks know, the other ranks connect, and both sides prove that
+// they know one secret before they exchange anything else. Other connections are closed and do not disturb any rank; docs/ranks.md explains the
+// protection.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -12,7 +13,7 @@ struct Rendezvous {
     std::string address;  // HOST:PORT of rank 0; an IPv6 address in brackets
 };
 
-class Socket {  // is open as long as the object lives, never blocks, and is not inherited by child processes
+class Socket {  // open during the object's lifetime, non-blocking, and not inherited by child processes
   public:
     explicit Socket(int fd = -1) : fd_(fd) {}
     Socket(Socket &&other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -33,9 +34,9 @@ class Socket {  // is open as long as the object lives, never blocks, and is not
     int fd_;
 };
 
-bool can_go_on();  // says whether the last call on a socket failed only because it would have had to wait
+bool can_go_on();  // true if the last call on a socket only failed because it would have blocked
 
-// Returns when all ranks have come: to rank 0 the connections to all others, [r] to rank r, and to another rank the connection to rank 0, [0]. A rank
-// looks for rank 0 for at most a minute, and waits `timeout` seconds for the others. Nobody listens any more when it returns.
-// The secret is LLMC_RENDEZVOUS_SECRET of the environment; only an address of this machine alone (127.0.0.1) can do without one.
+// Returns when all ranks have connected: on rank 0 the connections to all other ranks, [r] to rank r; on another rank the connection to rank 0, [0].
+// A rank looks for rank 0 for at most a minute, and waits `timeout` seconds for the others. When the call returns, no rank listens any more.
+// The secret is LLMC_RENDEZVOUS_SECRET in the environment; only a loopback address (127.0.0.1) needs none.
 std::vector<Socket> meet(const Rendezvous &rendezvous, double timeout);

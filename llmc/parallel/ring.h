@@ -1,18 +1,18 @@
-// Attention of one layer over the ranks of a ring: calls the parts of attention.h, and sends keys, values and gradients between them. Every
-// rank holds the rows that SequenceSplit gives it, of q, k, v, out and their gradients. Results equal one rank's. There are three ways:
+// Attention of one layer over the ranks of a ring: calls the parts of attention.h, and sends keys, values and gradients between ranks. Every rank
+// holds its rows by SequenceSplit of q, k, v, out and their gradients. Results equal those of one rank. There are three modes:
 //
 //   ring      KV blocks hop from rank to rank; the next block is in flight while this one is computed with. A piece of a block travels only
 //             to the last rank that needs it. Its gradients follow, each rank on the way adding its own in float, then go to the owner
 //             (Liu, Zaharia, Abbeel, "Ring attention with blockwise transformers", 2023, arXiv:2310.01889).
-//   gather    K and V of head_stride KV heads at a time come from all ranks whose keys this rank sees, while the next heads' are in
-//             flight; their gradients are reduced and scattered in float.
+//   gather    K and V of head_stride KV heads at a time are gathered from all ranks whose keys this rank sees, while those of the next heads are
+//             in flight; their gradients are reduced and scattered in float.
 //   ulysses   an all-to-all gives each rank the whole row for H / ranks heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
-//             arXiv:2309.14509). A KV head is copied to each rank that has query heads of it. The layout must be contiguous.
+//             arXiv:2309.14509). A KV head is copied to each rank that has query heads for it. The layout must be contiguous.
 //
-// Bytes sent by all ranks together for one layer and a row of S tokens, with P ranks, b bytes per element of X, h = H/P query heads of a
-// rank and m KV heads that they use (ulysses). "Dense" means one document as long as the row, without a window.
+// Bytes sent by all ranks together for one layer and a row of S tokens, with P ranks, b bytes per element of X, h = H/P query heads per
+// rank, which use m KV heads (ulysses). "Dense" means one document as long as the row, without a window.
 //
-//             forward, and once more backward                gradients, backward
+//             forward, and again backward                    gradients, backward
 //   ring      2*KV*D*b * R                                   2*KV*D*4 * R
 //   gather    2*KV*D*b * S/P * N                             2*KV*D*4 * S*(P-1)
 //   ulysses   (2h+2m)*D*b * S*(P-1), backward h*4 * S*(P-1)  (h+2m)*D*4 * S*(P-1)
@@ -25,8 +25,8 @@
 //   ring_attention_backward(dev, ring, dqkv, grads, delta, scratch, in, out, dout, lse, buffers)
 //
 //   Arguments are the same as in attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
-//   and v are views of. first_key and cuts are of the whole row.
-//   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev, in.shape) floats.
+//   and v are views of. first_key and cuts describe the whole row.
+//   lse is only for the backward pass (under ulysses it is (h, P*T)). scratch: attention_scratch(dev, in.shape) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
 #pragma once
 #include <numeric>
@@ -39,7 +39,7 @@
 #include "mesh.h"
 #include "split.h"
 
-// What a layer's attention over the ring depends on.
+// The parameters of a layer's attention over the ring.
 struct RingAttention {
     Comm &comm;  // the ring's
     SpMode mode;
@@ -67,8 +67,8 @@ struct RingAttention {
     }
 };
 
-// Buffers that the caller provides, so that they are part of the memory plan. They hold nothing between calls. ring_attention_buffers returns
-// the number of elements that a pass needs.
+// Buffers from the caller, so they are part of the memory plan. They are unused between calls. ring_attention_buffers returns the
+// number of elements that a pass needs.
 template <class X> struct RingBuffers {
     X *values;
     float *floats;
@@ -103,7 +103,7 @@ inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t 
     return {2 * (q + 2 * m) + (backward ? 2 * q : q), backward ? 2 * H * T + 2 * (q + 2 * m) : 0};
 }
 
-// Returns the elements of out32: the result's if parts are merged, else the scratch of attention_forward.
+// Returns the number of elements of out32: the result's size if parts are merged, else the scratch of attention_forward.
 template <class Dev> size_t ring_attention_floats(Dev dev, SpMode mode, size_t ranks, const AttentionShape &shape) {
     const bool merges = ranks > 1 && mode != SpMode::ulysses;
     return merges ? shape.T * shape.H * shape.D : attention_floats(dev, shape);
@@ -111,7 +111,7 @@ template <class Dev> size_t ring_attention_floats(Dev dev, SpMode mode, size_t r
 
 namespace ring {
 
-// The row of a rank that has all of it.
+// The pieces of a rank that has the whole row.
 inline Pieces whole_row(const RingAttention &a) {
     if (a.ranks() > 1 && a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
     return {{{0, a.split.T, 0}}, 1};
@@ -119,7 +119,7 @@ inline Pieces whole_row(const RingAttention &a) {
 
 // ---- ring
 
-// Calls f(hop, in, pieces) with the rank's own keys (hop 0) and with each block that arrives in their place, while the next one is on its way.
+// Calls f(hop, in, pieces) with the rank's own keys (hop 0), and then with each block that arrives, while the next block is in flight.
 template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const AttentionInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
     const Heads<const X> k = in.k, v = in.v;
@@ -158,8 +158,8 @@ void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, c
     });
 }
 
-// dk and dv of the KV blocks that visit this rank. The sum so far of a block arrives from the rank behind while this rank computes its own
-// part, which is added. The rows that travel on take their sums with them; the sums of the other rows go to the rank that owns the block.
+// dk and dv of the KV blocks that visit this rank. A block's sum so far arrives from the rank behind while this rank computes its own part, and then
+// the two are added. Rows that travel on take their sums along; the sums of the other rows go to the rank that owns the block.
 template <class Dev> class VisitingGradients {
   public:
     VisitingGradients(Dev dev, RingAttention &a, float *floats, size_t width)
@@ -174,7 +174,7 @@ template <class Dev> class VisitingGradients {
         clear_floats(dev_, dv(hop), n);
     }
 
-    // Sends the sums of the block on, or home. This rank's part of them is computed.
+    // Sends the sums of the block on, or home. This rank's part has been computed.
     void pass_on(size_t hop) {
         const size_t source = a_.behind(hop), next = a_.behind(hop + 1);
         const size_t rows = a_.travel.rows(source, hop), on = a_.travel.rows(source, hop + 1);
@@ -212,7 +212,7 @@ template <class Dev> class VisitingGradients {
     Dev dev_;
     RingAttention &a_;
     size_t width_, size_;
-    float *floats_;  // dk, dv of this hop | of the hop before, being sent | arriving | arriving home
+    float *floats_;  // dk, dv: of this hop | of the previous hop, being sent | arriving | arriving home
     std::vector<Request> under_way_;
 };
 
@@ -235,8 +235,8 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, flo
 
 // ---- gather
 
-// Calls f(first KV head, blocks) for each group of g KV heads. blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank whose keys this
-// rank sees. Meanwhile the next group's are in flight.
+// Calls f(first KV head, blocks) for each group of g KV heads. blocks (ranks, T, 2*g*D) holds rows of [k | v] from every rank whose keys this
+// rank sees. Meanwhile the next group's rows are in flight.
 template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const AttentionInputs<X> &in, F f) {
     const size_t T = in.shape.T, D = in.shape.D, g = a.head_stride, groups = in.shape.KV / g, block = T * 2 * g * D;
     const auto start = [&](size_t group) {
@@ -263,7 +263,7 @@ template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a
 // The shape of the attention of g KV heads and of the query heads that use them.
 inline AttentionShape group_shape(const AttentionShape &all, size_t g) { return {all.T, all.group() * g, g, all.D, all.scale}; }
 
-// The attention of g KV heads, from kv0 on, and of the query heads that use them, to the block [k | v] that a rank sent.
+// Attention of the query heads of g KV heads, from kv0 on, to a rank's block [k | v].
 template <class X> AttentionInputs<X> group_inputs(const AttentionInputs<X> &in, const X *block, size_t kv0, size_t g) {
     const AttentionShape &all = in.shape;
     const size_t width = g * all.D;
@@ -275,7 +275,7 @@ template <class X> AttentionInputs<X> group_inputs(const AttentionInputs<X> &in,
             group_shape(all, g)};
 }
 
-// Computes each group of g KV heads and their query heads as an attention of its own, whose arrays are copied from and to the layer's.
+// Computes each group of g KV heads and their query heads as a separate attention, with arrays that are copied from and to the layer's.
 template <class Dev, class X = typename Dev::X>
 void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                     RingBuffers<X> buffers) {
@@ -303,7 +303,7 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
     const size_t T = shape.T, h = shape.H, D = shape.D, block = T * 2 * g * D, row = (H + 2 * KV) * D;
     X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
     float *gradients = buffers.floats;                                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
-    float *l_dk = gradients + a.ranks() * block, *l_dv = l_dk + block / 2;  // summed over ranks, of this rank's rows
+    float *l_dk = gradients + a.ranks() * block, *l_dv = l_dk + block / 2;  // this rank's rows, summed over ranks
     const AttentionGrads l_grads{dq32, l_dk, l_dv};
     each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
         const size_t h0 = kv0 * shape.group();
@@ -330,7 +330,7 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
 
 // ---- ulysses
 
-// recv (ranks * T, (h+2m)*D): rows of [q | k | v] of the whole row, this rank's heads.
+// recv (ranks * T, (h+2m)*D) = rows of [q | k | v] of the whole row, for this rank's heads.
 template <class Dev, class X>
 void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const AttentionInputs<X> &in, const UlyssesHeads &heads) {
     const size_t T = in.shape.T, D = in.shape.D, row = (heads.h + 2 * heads.m) * D;
@@ -346,7 +346,7 @@ void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const AttentionIn
     a.all_to_all(&Payload::kv, Slice(send, a.ranks() * T * row), Slice(recv, a.ranks() * T * row));
 }
 
-// This rank's attention: its heads of the whole row, of which `qkv` has rows of [q | k | v].
+// Returns this rank's attention: its heads on the whole row; `qkv` has rows of [q | k | v].
 template <class X>
 AttentionInputs<X> ulysses_inputs(const RingAttention &a, const X *qkv, const AttentionInputs<X> &in, const UlyssesHeads &heads) {
     const size_t D = in.shape.D, row = (heads.h + 2 * heads.m) * D;
@@ -369,7 +369,7 @@ void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse
     heads_of_all(dev, a, own, send, in, heads);
     const AttentionInputs<X> l_in = ulysses_inputs<X>(a, own, in, heads);
     attention_forward(dev, l_out, out32, lse, l_in, all);
-    X *came = send;  // (ranks, T, h, D): of this rank's rows, every rank's heads
+    X *came = send;  // (ranks, T, h, D): every rank's heads for this rank's rows
     a.all_to_all(&Payload::kv, Slice(l_out, all_T * h * D), Slice(came, all_T * h * D));
     for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, out + r * h * D, H * D, came + r * T * h * D, h * D, T, h * D);
 }
@@ -397,7 +397,7 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, 
     attention_backward_part(dev, AttentionGrads{l_dq, l_dk, l_dv}, scratch, ulysses_inputs<X>(a, own, in, heads), l_delta, lse,
                             l_dout, all, all);
 
-    // Home: rows of rank r are contiguous, so nothing needs packing. A KV head's gradients come from each rank that had a copy of it.
+    // The way home: rows of rank r are contiguous, so no packing is needed. A KV head's gradients come from each rank that had a copy of it.
     const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {
         a.all_to_all(&Payload::dkv, Slice(part, all_T * n * D), Slice(came, all_T * n * D));
         for (size_t r = 0; r < a.ranks(); r++)

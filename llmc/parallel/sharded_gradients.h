@@ -5,12 +5,12 @@
 //
 //     start(ranks, memory, b, buffer)         loads the sum so far into the buffer
 //     (adds to the buffer, or to `floats` if gradients are not in buffers)
-//     reduce(ranks, b, buffer, last)          starts the sum over ranks. `last`: nothing more is added to the bucket in this step
+//     reduce(ranks, b, buffer, last)          starts the sum over ranks. `last`: no more gradients are added to the bucket in this step
 //
-// or for n consecutive buckets together, with their number behind these arguments and a buffer in which they follow each other as in the flat arrays;
-// and finish(ranks) at its end. After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its
-// sum may still be under way: on GPUs it overlaps with the backward pass. So two buffers alternate. A bucket in a buffer may be started
-// and reduced several times in a pass, as a tied embedding is: first as head, then as embedding. The communicators must outlive this object.
+// The calls also take n consecutive buckets, with their number as an additional argument and a buffer in which the buckets are contiguous, as in the
+// flat arrays. finish(ranks) ends the pass. After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because
+// its sum may still be in flight: on GPUs it overlaps with the backward pass. So two buffers alternate. A bucket in a buffer may be started and
+// reduced several times in a pass; a tied embedding is, first as head and then as embedding. The communicators must outlive this object.
 #pragma once
 #include <cmath>
 #include <utility>
@@ -29,11 +29,11 @@ template <class Dev> struct ShardedGradients {
     Dev dev;
     const Sharding &sharding;
     const std::vector<Tensor> &table;  // with the offsets of the flat arrays
-    const bool own_part_only;          // from stage 2 on: a rank stores the sums of its own part alone
+    const bool own_part_only;          // from stage 2 on: a rank only stores the sums of its own part
     const bool in_bf16;                // gradients are stored in bf16, rounded stochastically
     float *floats = nullptr;           // (count); own part only: (shard_count)
-    bf16 *rounded = nullptr;           // the same in bf16, in place of `floats`
-    uint64_t rounding_key = 0;         // of the random bits that round gradients. Each pass has its own
+    bf16 *rounded = nullptr;           // the same in bf16, instead of `floats`
+    uint64_t rounding_key = 0;         // key of the random bits that round gradients; each pass has its own
     double *norm_scratch = nullptr;    // a sum, and squared_norm_scratch
     size_t sent = 0;                   // bytes
 
@@ -55,7 +55,7 @@ template <class Dev> struct ShardedGradients {
         plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest_part)});
     }
 
-    // Clears all gradients, or those alone that the first pass does not overwrite: it overwrites products that are not in buffers.
+    // Clears all gradients, or only those that the first pass does not overwrite: it overwrites products that are not in buffers.
     void clear(Memory &memory, bool products) {
         if (in_bf16) return memory.fill(rounded, 0, stored() * sizeof(bf16));
         size_t begin = 0;
@@ -65,7 +65,7 @@ template <class Dev> struct ShardedGradients {
         clear_up_to(stored());
     }
 
-    // buffer: (parts * part). The sum over ranks includes the sum so far once: each rank begins with its stored part, and other ranks' parts are 0.
+    // buffer: (parts * part). The sum over ranks includes the sum so far once: each rank starts with its stored part, and other ranks' parts are 0.
     void start(const ShardRanks &ranks, Memory &memory, size_t first, float *buffer, size_t n = 1) {
         if (!in_buffers()) return;
         for (const Sum &s : sums_)
@@ -84,8 +84,9 @@ template <class Dev> struct ShardedGradients {
         }
     }
 
-    // From stage 2 on each pass is summed over ranks, else the last one. From stage 1 on each rank gets the sum of its own part alone. Before the sum
-    // gradients in bf16 are a rank's own, rounded by random bits of its own.     buffer: padding 0
+    // From stage 2 on each pass is summed over ranks, before only the last pass. From stage 1 on each rank only gets the sum of its own part.
+    // Gradients in
+    // bf16 belong to one rank before the sum, and are rounded by that rank's random bits.     buffer: padding 0
     void reduce(const ShardRanks &ranks, size_t first, float *buffer, bool last, size_t n = 1) {
         if (own_part_only || last) finish(ranks);
         for (size_t b = first; b < first + n; b++) {
@@ -95,8 +96,8 @@ template <class Dev> struct ShardedGradients {
         }
     }
 
-    // Waits for the last sums, and rounds them if they are still floats. A pass with buffers ends with it, because the next pass uses the last bucket's
-    // buffer for other arrays.
+    // Waits for the last sums, and rounds them if they are still floats. A pass with buffers must end with this call, because the next pass uses the
+    // last bucket's buffer for other arrays.
     void finish(const ShardRanks &ranks) {
         for (Sum &s : sums_) {
             const Bucket &bucket = sharding.buckets[s.bucket];
@@ -108,8 +109,8 @@ template <class Dev> struct ShardedGradients {
         sums_.clear();
     }
 
-    // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
-    // worlds differ only by float64's rounding.
+    // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so
+    // worlds only differ by float64's rounding.
     double norm(const ShardRanks &ranks, Memory &memory) {
         finish(ranks);
         const auto sum_of = [&](auto counts) {
@@ -120,7 +121,7 @@ template <class Dev> struct ShardedGradients {
             return read(memory, norm_scratch, 1)[0];
         };
         if (sharding.stage > 0) return std::sqrt(ranks.group.sum(sum_of([](const Bucket &) { return true; })));
-        double sum = sum_of([](const Bucket &b) { return !b.experts; });  // which every rank has
+        double sum = sum_of([](const Bucket &b) { return !b.experts; });  // every rank has these
         if (ranks.experts) sum += ranks.experts->sum(sum_of([](const Bucket &b) { return b.experts; }));
         return std::sqrt(sum);
     }
@@ -135,7 +136,9 @@ template <class Dev> struct ShardedGradients {
 
   private:
     size_t stored() const { return own_part_only ? sharding.shard_count : sharding.count; }
-    size_t offset(const ShardRun &s) const { return own_part_only ? s.shard : s.flat; }  // of a run in the stored gradients
+    size_t offset(const ShardRun &s) const {
+        return own_part_only ? s.shard : s.flat;
+    }  // offset of a run in the stored gradients
     float *in_buffer(float *buffer, size_t first, size_t b) const {
         return buffer + (sharding.buckets[b].begin - sharding.buckets[first].begin);
     }
@@ -153,7 +156,7 @@ template <class Dev> struct ShardedGradients {
     void round(const ShardRun &run, const float *from, uint64_t key, uint32_t rank) {
         round_gradients(dev, rounded + offset(run), from, run.count, Random{key, Purpose::gradients, rank}, run.global);
     }
-    // Each rank sends the others' parts of the slice, and then the sum of its own part to all.
+    // Each rank sends the other ranks their parts of the slice, and then the sum of its own part to all.
     void all_reduce(Request &request, Comm &comm, Slice slice) {
         const size_t size = size_t(comm.size), rank = size_t(comm.rank);
         const size_t own = slice.count * (rank + 1) / size - slice.count * rank / size;
@@ -168,5 +171,5 @@ template <class Dev> struct ShardedGradients {
         uint64_t key = 0;  // rounding_key
         Request request = {}, of_replicas = {};
     };
-    std::vector<Sum> sums_;  // of the last buckets, which may still be under way
+    std::vector<Sum> sums_;  // sums of the last buckets, which may still be in flight
 };

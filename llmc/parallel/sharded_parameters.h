@@ -1,5 +1,5 @@
-// The parameters of a rank: all of them, or only its shard if they are divided (zero.h); in memory, or in a store (pieces.h). Where a
-// rank does not have all of them in memory they are fetched into other arrays before they are read (../model/prefetched_units.h).
+// The parameters of a rank: all of them, or only its shard if they are divided (zero.h); in memory, or in a store (pieces.h). Parameters that a rank
+// does not have in memory are fetched into other arrays before use (../model/prefetched_units.h).
 #pragma once
 #include <functional>
 #include <string>
@@ -19,10 +19,10 @@ template <class Dev> struct ShardedParameters {
     const Sharding sharding;
     ShardPieces pieces;               // of `params` and `lower`, if offloaded
     const std::vector<Tensor> whole;  // the table of the model
-    const std::vector<Tensor> table;  // of the tensors that the rank has or shares, with the offsets of the flat arrays
-    X *params = nullptr;              // (count), whose padding stays 0; divided: (shard_count)
-    int16_t *lower = nullptr;  // (shard_count) the low 16 bits of the float weights; null in f32, and if they are not trained
-    Payload sent;              // bytes sent; only its member params is used
+    const std::vector<Tensor> table;  // the tensors that the rank has or shares, with the offsets of the flat arrays
+    X *params = nullptr;              // (count), with padding that stays 0; divided: (shard_count)
+    int16_t *lower = nullptr;         // (shard_count) the low 16 bits of the float weights; null in f32 and for frozen weights
+    Payload sent;                     // bytes sent; only its member params is used
 
     // table: offsets without padding     piece: elements per piece of offloaded parameters; 0: not offloaded
     ShardedParameters(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, size_t piece = 0)
@@ -42,8 +42,8 @@ template <class Dev> struct ShardedParameters {
         pieces.plan_windows(plan, false);
     }
 
-    // Divided: starts to gather parameters [begin, end) of the table, which are a unit, to `to` (padded_count(begin, end)). Until ready() neither `to` nor
-    // this rank's part of them may be touched, which is at `own` if it has come from a store, and else in `params`.
+    // For divided parameters: starts to gather a unit, parameters [begin, end) of the table, to `to` (padded_count(begin, end)). Until ready()
+    // neither `to` nor this rank's part may be touched. That part is at `own` if it was read from a store, and otherwise in `params`.
     void fetch(const ShardRanks &ranks, size_t begin, size_t end, X *to, X *own = nullptr) {
         gathers_.resize(sharding.buckets.size());
         const size_t first = sharding.bucket_of(begin), shard = sharding.buckets[first].shard;
@@ -61,8 +61,8 @@ template <class Dev> struct ShardedParameters {
             ranks.of(sharding.buckets[b].experts).wait(std::move(gathers_[b]));
     }
 
-    // Starts to gather the parameters of all shards, which have just been updated or loaded, on all ranks, bucket by bucket: on GPUs while the next
-    // forward pass begins. ready() waits for them.
+    // Starts to gather the parameters of all shards on all ranks, bucket by bucket, after they have been updated or loaded. On GPUs the gathers
+    // overlap with the beginning of the next forward pass. ready() waits for them.
     void gather(const ShardRanks &ranks) {
         if (sharding.parts == 1 || sharding.divided) return;
         gathers_.resize(sharding.buckets.size());
@@ -73,12 +73,12 @@ template <class Dev> struct ShardedParameters {
         }
     }
 
-    // The addresses of a run's parameters and gradients. With offloaded parameters, the run is in the current piece.
+    // Returns the addresses of a run's parameters and gradients. With offloaded parameters, the run is in the current piece.
     Floats<X> params_at(const ShardRun &s) {
         const size_t at = s.shard - pieces.begin();
         return {params + (prefetched() ? at : s.flat), lower ? lower + at : nullptr};
     }
-    // Calls f(run) for the runs of tensors that this rank has, for f to set their parameters.
+    // Calls f(run) for each run of tensors on this rank; f sets its parameters.
     template <class F> void set_runs(F f) {
         for (const TensorRun &r : sharding.tensor_runs(table))
             pieces.in_pieces(r.shard, r.count, [&](size_t piece, size_t first, size_t n) {
@@ -87,7 +87,7 @@ template <class Dev> struct ShardedParameters {
                 pieces.keep();
             });
     }
-    // Calls f(parameters, first, n) for elements [first, first + n) of this rank's part of bucket b, until they are all of it, padding included.
+    // Calls f(parameters, first, n) for consecutive elements [first, first + n) of this rank's part of bucket b, including padding.
     template <class F> void read_part(size_t b, F f) {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.own * bucket.part;
@@ -105,5 +105,5 @@ template <class Dev> struct ShardedParameters {
         comm.start(gathers_[b], [&] { comm.all_gather({own, bucket.part}, {all, bucket.padded()}); });
     }
 
-    std::vector<Request> gathers_;  // (buckets) the gathers of parameters that may be under way
+    std::vector<Request> gathers_;  // (buckets) gathers that may be in flight
 };

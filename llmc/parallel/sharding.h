@@ -1,80 +1,81 @@
-// How the flat arrays of parameters, gradients and optimizer state are divided among ranks: into buckets, which are summed and gathered one by one,
-// and each bucket into one part per rank. The parts that a rank updates are its shard. Parts are of equal size; padding at the end of a bucket
-// fills up the last one. Additional padding before a unit aligns its matrices like arrays, also in bf16.
+// The division of the flat arrays of parameters, gradients and optimizer state among ranks: into buckets, which are summed and gathered one by one,
+// and of each bucket into one part per rank. The parts that a rank updates are its shard. Parts have equal sizes; padding at the end of a bucket
+// fills up the last part. Additional padding before a unit aligns its matrices like arrays, also in bf16.
 #pragma once
 #include <vector>
 
 #include "../core/device.h"
 #include "../io/tensor.h"
 
-// Whole tensors whose gradients are finished, and therefore summed, together: a layer, for example. A unit consists of elements [begin, end)
-// of the table. It is one bucket, however large, unless its gradients can be computed row by row, as an embedding's can: then it may be several buckets.
+// Whole tensors whose gradients are finished, and therefore summed, together: for example a layer. A unit consists of elements [begin, end) of the
+// table. It is one bucket of any size, unless its gradients can be computed row by row, as an embedding's can: then it may be several buckets.
 struct Unit {
     size_t begin, end, row_elements = 0;  // row_elements: size of a row; 0: the unit is never divided
-    // Ranges at its beginning, by their ends, that hold something of each expert, in the order of the experts. Under expert parallelism each is a bucket, of which
-    // a rank has the elements of its experts alone.
+    // The ends of ranges at the unit's beginning that contain a tensor of each expert, in the order of the experts. Under expert parallelism each
+    // range is a bucket, of which a rank only has the elements of its experts.
     std::vector<size_t> experts = {};
 };
 
 struct Bucket {
-    size_t global = 0;          // number of its first element, counted without padding, which is the same for every world
+    size_t global = 0;          // number of its first element, counted without padding, so it is the same in every world
     size_t begin = 0;           // the same element in the flat arrays
     size_t count = 0;           // elements, without padding
-    size_t part = 0;            // elements of a rank's part, padding included
+    size_t part = 0;            // elements of a rank's part, including padding
     size_t shard = 0;           // offset of a rank's part in the arrays of its shard
-    size_t parts = 1, own = 0;  // how many parts it has, and the number of this rank's
-    bool experts = false;       // under expert parallelism: it is a range's share of this rank's experts
-    size_t range = 0;           // number of the first element of the range; of other buckets `global`
+    size_t parts = 1, own = 0;  // number of parts; index of this rank's part
+    bool experts = false;       // under expert parallelism: this rank's experts in a range
+    size_t range = 0;           // number of the range's first element; for other buckets `global`
 
     size_t padded() const { return parts * part; }
 };
 
 // A run of this rank's parameters that is contiguous in every array that holds them: the table, the flat arrays and the shard. It
-// never includes padding, so that an op can process it in one call.
+// never includes padding, so an op can process it in one call.
 struct ShardRun {
-    size_t global, flat, shard, count;  // positions of its first element, as in Bucket; elements
+    size_t global, flat, shard, count;  // positions of its first element, as in Bucket; number of elements
 };
 
 struct UpdateRun : ShardRun {
-    bool decay, of_layer;  // as Tensor has them
-    bool experts;          // as Bucket has it
+    bool decay, of_layer;  // see Tensor
+    bool experts;          // see Bucket
 };
 
 struct TensorRun : ShardRun {
     size_t tensor, first;  // number of the tensor in the table, and the run's first element, counted within the tensor
 };
 
-// Says which rank updates which elements. At stage 0, and with a single rank, there is one part, which every rank has.
+// Defines the elements that each rank updates. At stage 0, and with a single rank, there is one part, which every rank has.
 //
-// Under expert parallelism the ranks are rows of expert_ranks neighbours, each with its share of the experts. Ranks of the same column, which have the
-// same experts, divide their buckets into parts. So from stage 1 on a rank updates the same number of elements as without it.
+// Under expert parallelism expert_ranks neighbouring ranks divide the experts. The ranks that hold the same experts divide the buckets of these
+// experts into parts. So from stage 1 on a rank updates the same number of elements as without expert parallelism.
 struct Sharding {
     static constexpr size_t unit_aligned = array_alignment / 2;  // in the flat arrays, units begin at a multiple of this
 
     const int stage;
-    const size_t parts, own;                // of buckets without experts
-    const size_t expert_ranks, expert_own;  // of expert parallelism: the size of a row, and this rank's number in it
-    const size_t aligned;  // the size of a part is a multiple of this: 16 bytes of bf16, or a block of moments in 8 bits
-    const bool divided;  // a rank has only its parts of the parameters, and a unit's parameters are gathered before they are read
+    const size_t parts, own;  // for buckets without experts
+    const size_t expert_ranks,
+        expert_own;        // expert parallelism: the ranks that divide the experts, and this rank's number among them
+    const size_t aligned;  // part sizes are multiples of this: 16 bytes of bf16, or a block of 8-bit moments
+    const bool divided;    // a rank only has its parts of the parameters; a unit's parameters are gathered before use
     std::vector<Bucket> buckets;
     size_t elements = 0;              // of the table
-    size_t count = 0;                 // elements of the flat arrays, padding included
-    size_t shard_count = 0;           // elements of a shard, padding included
-    size_t largest = 0;               // elements of the largest bucket, padding included
-    size_t largest_part = 0;          // of a bucket
-    std::vector<size_t> unit_begins;  // (units + 1) where the units begin in a shard, and its end
+    size_t count = 0;                 // elements of the flat arrays, including padding
+    size_t shard_count = 0;           // elements of a shard, including padding
+    size_t largest = 0;               // elements of the largest bucket, including padding
+    size_t largest_part = 0;          // elements of the largest part of a bucket
+    std::vector<size_t> unit_begins;  // (units + 1) first element of each unit in a shard, then the shard's end
 
-    // The units follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
-    // are a multiple of multiple() if those are more. `away`: the parameters are in a store (pieces.h), and are then also divided at stages 1 and 2.
+    // Units are contiguous from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, but at least the fewest rows that are a
+    // multiple of multiple(). `away`: the parameters are in a store (pieces.h), and are then also divided at stages 1 and 2.
     Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned = 8,
              bool away = false, size_t expert_ranks = 1);
 
-    size_t multiple() const { return parts * aligned; }  // every part of a bucket is a multiple of this from the bucket's begin
-    size_t bucket_of(size_t global) const;               // the number of the bucket that has this element, or its range
-    size_t flat(size_t global) const;  // the position of this element in the flat arrays; of a range's first one, its bucket's
-    size_t padded_count(size_t begin, size_t end) const;          // elements of the buckets of [begin, end), padding included
+    size_t multiple() const { return parts * aligned; }  // the offset of a part within its bucket is a multiple of this
+    size_t bucket_of(size_t global) const;               // index of the bucket that contains this element, or its range
+    size_t flat(size_t global) const;  // position of this element in the flat arrays; for a range's first element, its bucket's
+    size_t padded_count(size_t begin, size_t end) const;          // elements of the buckets of [begin, end), including padding
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // the tensors that a rank has, with offsets in the flat arrays
-    // Of bucket b, padding included: this rank's part, and all parts, which have no place in a shard.
+    // This rank's part of bucket b, and all parts (which have no position in a shard), including padding.
     ShardRun own_part(size_t b) const {
         const Bucket &bucket = buckets[b];
         const size_t first = bucket.own * bucket.part;
@@ -84,7 +85,7 @@ struct Sharding {
         const Bucket &bucket = buckets[b];
         return {bucket.global, bucket.begin, bucket.shard, bucket.padded()};
     }
-    std::vector<ShardRun> shard_runs() const;  // one run per bucket of which this rank has elements
+    std::vector<ShardRun> shard_runs() const;  // one run per bucket with elements of this rank
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
-    std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;  // divided where the update is another one
+    std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;  // divided where the update changes
 };

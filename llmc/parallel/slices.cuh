@@ -1,5 +1,5 @@
-// Slices in device memory, for communicators that move bytes by calls of the host, among ranks that are threads and share a device. Such
-// communicators wait for the rank's stream, and are done when they return. Ranks with a GPU each use comm_nccl.h.
+// Slices in device memory for ranks that are threads and share a device. Their communicators copy with calls on the host: they wait for the rank's
+// stream, and are done when they return. Ranks with one GPU each use comm_nccl.h.
 #pragma once
 #include "../core/memory.cuh"
 #include "comm.h"

@@ -161,8 +161,8 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
     double slowest = 0;
     for (size_t rank = 0; rank < ranks; rank++) {
         double seconds = 0;
-        // Step h computes with the block that has made h hops. Meanwhile the next block arrives, and the gradients of the block
-        // before, which has the number of arrived rows, go to the next rank or to their owner.
+        // Step h computes with the block that has made h hops. Meanwhile the next block arrives, and the gradients of the previous
+        // block, with as many rows as arrived, go to the next rank or to their owner.
         const auto source = [&](size_t h) { return (rank + ranks - h) % ranks; };
         const auto rows = [&](size_t h) { return h >= 1 && h <= travel.max_hops() ? double(travel.rows(source(h), h)) : 0.0; };
         for (size_t h = 0; h <= travel.max_hops() + 1; h++) {

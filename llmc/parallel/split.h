@@ -1,12 +1,12 @@
-// Divides a packed row among the ranks of a ring, by pure functions of the row's document offsets, so that every rank computes the same.
+// Divides a packed row among the ranks of a ring, by pure functions of the row's document offsets, so every rank computes the same division.
 //
 // The row is cut into 8 equal pieces per rank, and each rank gets 8 of them. All ranks thus have the same number of tokens, which balances
-// everything but attention. The work of attention is its number of (query, key) scores, which depends on document borders and windows.
-// There are three ways to deal the pieces, of which the one with the smallest estimated time is taken:
+// all work except attention. The work of attention is its number of (query, key) scores, which depends on document borders and windows.
+// There are three ways to deal the pieces; the one with the smallest estimated time is used:
 //
 //   contiguous      rank r has pieces 8r .. 8r+7: sends the fewest bytes, and is balanced if documents are short
 //   zigzag          of 2*sp groups of 4 pieces, rank r has numbers r and 2*sp-1-r: is balanced for one long document
-//   longest_first   the piece with most work goes to the rank with least so far, among equal ranks to one that holds a neighbouring piece
+//   longest_first   the piece with the most work goes to the rank with the least work so far; ties go to a rank that holds a neighbouring piece
 //                   (Graham, "Bounds on multiprocessing timing anomalies", 1969, with equal counts)
 #pragma once
 #include <array>
@@ -20,7 +20,7 @@
 
 constexpr size_t pieces_per_rank = 8;
 
-enum class SpMode { ring, gather, ulysses };  // how keys and values travel between ranks (ring.h)
+enum class SpMode { ring, gather, ulysses };  // the exchange of keys and values between ranks (ring.h)
 
 // Dies, with the same message on each rank, if the numbers of heads do not suit the mode.
 void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride);
@@ -32,10 +32,10 @@ struct LayerKind {
 };
 
 // The cost of a model's attention, and the speed of a rank. The rates are constants of a device and a kind of communicator. They are never
-// measured, so that runs stay reproducible.
+// measured, to keep runs reproducible.
 struct AttentionCost {
     size_t H, KV, D, element;  // element: bytes of an element of K and V
-    double flops, bandwidth;   // per second: of one rank; bytes of one link in each direction. Both may be infinite
+    double flops, bandwidth;   // per second, of one rank; bytes per second of a link, in each direction. Both may be infinite
 
     double forward(double scores) const { return scores * attention_flops * double(H * D) / flops; }
     double backward(double scores) const { return scores * attention_backward_flops * double(H * D) / flops; }
@@ -47,21 +47,22 @@ struct AttentionCost {
 // piece i sees, summed over these queries.
 std::vector<uint64_t> scores_of_pieces(std::span<const size_t> doc_offsets, size_t T, size_t size, size_t window);
 
-// How K and V of one kind of layer travel. The KV block of rank s hops to s+1, s+2, ... (mod ranks). A piece of it travels only to the last
-// rank that needs it. The rows of a block are sorted by falling number of hops, so that the rows that make hop h are its first ones.
+// The travel of K and V for one kind of layer. The KV block of rank s hops to s+1, s+2, ... (mod ranks). A piece of it only travels to the last rank
+// that needs it. The rows of a block are sorted by decreasing number of hops, so the rows that make hop h are the first ones.
 class KeyTravel {
   public:
     struct Stop {
         Piece piece;    // its positions, and its local row on the rank that owns it
         size_t packed;  // its first row in the block
-        size_t hops;    // the number of hops that it makes; 0: only its owner needs it
+        size_t hops;    // number of hops; 0: only its owner needs it
     };
 
     KeyTravel(std::span<const uint64_t> scores, std::span<const size_t> owner, size_t ranks, size_t size);
 
-    size_t max_hops() const { return max_hops_; }  // the most hops that any block makes
-    size_t rows(size_t source, size_t hop) const;  // the rows of a source's block that make hop number `hop`, counted from 1
-    Pieces keys(size_t source, size_t hop) const;  // the same rows as pieces of the block
+    size_t max_hops() const { return max_hops_; }  // the most hops of any block
+    size_t rows(size_t source,
+                size_t hop) const;  // number of rows of a source's block that make hop number `hop`, counted from 1
+    Pieces keys(size_t source, size_t hop) const;  // these rows as pieces of the block
     bool sees(size_t rank, size_t source) const { return scores_[rank * blocks_.size() + source] > 0; }
     size_t last_hop(size_t rank) const;  // whose keys the rank sees
     uint64_t scores(size_t rank, size_t source) const { return scores_[rank * blocks_.size() + source]; }
@@ -97,7 +98,7 @@ struct SequenceSplit {
 SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
                              std::span<const LayerKind> kinds, const AttentionCost &cost);
 
-// Returns the layout with the smallest `seconds`, and the first of equal ones. Ulysses (ring.h) always takes contiguous.
+// Returns the layout with the smallest `seconds`; the first one wins ties. Ulysses (ring.h) always uses contiguous.
 SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,
                            const AttentionCost &cost);
 
@@ -105,10 +106,10 @@ SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t
 double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCost &cost);
 
 // Deals rows to dp groups: result[group][micro-step] is an index into `costs`, or no_row. A micro-step ends for all groups at the same time,
-// so rows of similar cost share one: rows are sorted by falling cost, each micro-step takes the next `groups` of them, and the longest goes
+// so rows of similar cost share one: rows are sorted by decreasing cost, each micro-step takes the next `groups` rows, and the longest goes
 // to the group with the least work so far. Every group has the same number of micro-steps and takes part in each, even without a row.
 constexpr size_t no_row = size_t(-1);
 std::vector<std::vector<size_t>> deal_rows(std::span<const double> costs, size_t groups);
 
-// Returns the floating-point operations of a row, forward and backward, for deal_rows: attention's by its scores, the rest by tokens.
+// Returns the floating-point operations of a row, forward and backward, for deal_rows: attention's from its scores, all others from tokens.
 double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size_t D, double flops_per_token);

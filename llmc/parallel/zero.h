@@ -1,6 +1,6 @@
-// ZeRO, stages 0 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054): ranks that see different data train one model. Gradients are
-// summed over them, never averaged: every loss is divided by the targets of all ranks. From stage 1 on each rank updates a part of the
-// parameters, and keeps only that part's optimizer state. At stage 3 it also keeps only its own parameters: a unit's are gathered before they are read.
+// ZeRO, stages 0 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054): ranks with different data train one model. Gradients are summed over ranks, never
+// averaged: every loss is divided by the targets of all ranks. From stage 1 on each rank updates a part of the parameters, and keeps only that part's
+// optimizer state. At stage 3 it also keeps only its own part of the parameters: a unit's parameters are gathered before they are read.
 //
 //   stage   bytes of a parameter on each of W ranks                     sent in a step, by all ranks together
 //           params   gradients        m, v, lower halves
@@ -10,19 +10,19 @@
 //   3       x / W    as stage 2       o / W      every micro-step       (W - 1) * micro-steps * (4 * padded elements + x * gathered ones)
 //           + prefetched units
 //
-//   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
-//   prefetched units: gathered, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
+//   x: bytes of X     o: 10, or 8 in f32 without lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
+//   prefetched units: gathered, two layers at a time. Each unit is gathered once for the forward pass, and all layers but the last two again for the
 //   backward pass; an embedding that is also the head is gathered twice (../model/prefetched_units.h).
 //
 // Parameters may be offloaded to a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.
 //
-// With groups of ranks (mesh.h) there is one shard per rank of a group, W is their number, and every group sends the bytes of the table, except at
-// stage 0. In the last micro-step ranks that have the same part in the R groups also sum its gradients: (R - 1) * 2 * 4 * padded elements more, by all
-// together.
+// With groups of ranks (mesh.h) there is one shard per rank of a group, W is the size of a group, and every group sends the bytes of the table,
+// except at stage 0. In the last micro-step the ranks with the same part in the R groups also sum its gradients: all ranks together send
+// (R - 1) * 2 * 4 * padded elements more.
 //
-// Gradients may be stored in bf16 (../ops/gradients.h), in 2 bytes in place of 4 and with buffers at every stage. What is computed and sent are floats: a
-// buffer begins with the sum so far, a pass adds to it, ranks sum it where they would in float, and the sum is rounded stochastically. So a gradient is
-// rounded once a micro-step, and twice if its embedding is tied, on any number of ranks.
+// Gradients may be stored in bf16 (../ops/gradients.h), in 2 bytes instead of 4 and with buffers at every stage. They are still computed and sent as
+// floats: a buffer starts with the sum so far, a pass adds to it, ranks sum it as usual, and the sum is rounded stochastically. So a gradient is
+// rounded once per micro-step, or twice in a tied embedding, on any number of ranks.
 #pragma once
 #include "sharded_gradients.h"
 #include "sharded_parameters.h"
