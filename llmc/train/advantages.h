@@ -1,27 +1,27 @@
-// Advantages: how much better an answer, or a token of it, is than the policy's average.
+// Advantages: the improvement of an answer, or of one of its tokens, over the policy's average.
 //
 //   R_i   reward of rollout i, one of n of its group (the same prompt)      mean, s   over the group; s is the unbiased deviation
 //   q_t   -kl_coef k(log p_t - log p_ref,t), if the KL divergence is part of the reward; k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, within +-10
 //   G_t   the return: sum over u >= t of gamma^(u-t) q_u, to whose last q the shaped reward is added
 //
-//   V_t   the critic's value of what precedes token t (gae); 0 behind the last token
-//   A_t   q_t + gamma V_(t+1) - V_t + gamma gae_lambda A_(t+1), an exponential average of the advantages that 1, 2, ... more tokens show
+//   V_t   the critic's value of the text before token t (gae); 0 after the last token
+//   A_t   q_t + gamma V_(t+1) - V_t + gamma gae_lambda A_(t+1), an exponential average of the advantage estimates from 1, 2, ... tokens
 //
 //   estimator            shaped reward                       advantage            source
 //   gae                  R_i                                 A, whitened          Schulman et al., "High-dimensional continuous control using
 //                                                                                 generalized advantage estimation", 2016, arXiv:1506.02438
 //   reinforce            R_i                                 G, whitened          Hu et al., "REINFORCE++", 2025, arXiv:2501.03262
-//   reinforce_baseline   R_i - mean                          G, whitened          the same, with a baseline
+//   reinforce_baseline   R_i - mean                          G, whitened          the same with a baseline
 //   rloo                 R_i - mean of the others            G                    Ahmadian et al., "Back to basics", 2024, arXiv:2402.14740
 //   group_norm           (R_i - mean) / (s + 1e-9)           G                    Shao et al., "DeepSeekMath" (GRPO), 2024, arXiv:2402.03300
 //   dr_grpo              R_i - mean                          G                    Liu et al., "Understanding R1-Zero-like training", 2025,
 //                                                                                 arXiv:2503.20783
 //
-// A rollout whose reward is NaN has none, because no judge scored it. It is no part of its group or of the whitened tokens, and its advantages are 0.
+// A reward of NaN means that no judge scored the rollout. It is excluded from its group and from the whitened tokens, and its advantages are 0.
 //
-// The shaped reward is clipped to reward_clip before anything is added to it. Whitening subtracts the mean over all tokens of the batch and divides by
-// their deviation (biased; only the mean is subtracted with no_std_norm). Groups have gamma 1, and if all rewards of a group are equal, their shaped
-// rewards are exactly 0. All sums are over the whole batch, in double, in the order of the rollouts.
+// The shaped reward is clipped to reward_clip before it is added to a q. Whitening subtracts the mean over all tokens of the batch and divides by
+// their deviation (biased; with no_std_norm only the mean is subtracted). Estimators with groups have gamma 1; if all rewards of a group are equal,
+// their shaped rewards are exactly 0. All sums are over the whole batch, in double, in the order of the rollouts.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -36,30 +36,30 @@ struct AdvantageOptions {
     double gamma = 1, gae_lambda = 1;
     bool no_std_norm = false;
     std::array<double, 2> reward_clip = {-10, 10};
-    double kl_coef = 0;  // of a KL divergence in the reward
+    double kl_coef = 0;  // weight of the KL divergence in the reward
     std::string kl = "k1";
 };
 
 struct ScoredRollout {
     int64_t group;
     double reward;                                 // NaN: none
-    std::span<const double> logp, reference_logp;  // of the answer's tokens; the reference's may be empty if kl_coef is 0
+    std::span<const double> logp, reference_logp;  // log p of the answer's tokens; the reference's may be empty if kl_coef is 0
     std::span<const double> values = {};           // the critic's, of each token; only for gae
 };
 
-// For each token of each rollout.
+// Results for each token of each rollout.
 struct Estimated {
     std::vector<std::vector<double>> advantages;
-    std::vector<std::vector<double>> returns;  // G, for gae A + V: before whitening, the critic's targets
+    std::vector<std::vector<double>> returns;  // G; for gae A + V before whitening, which are the critic's targets
 };
 
-std::string estimator_names();                 // those without a critic: "reinforce, reinforce_baseline, ..."
-void check_options(const AdvantageOptions &);  // dies if a name is unknown or a number has no meaning
+std::string estimator_names();                 // estimators without a critic: "reinforce, reinforce_baseline, ..."
+void check_options(const AdvantageOptions &);  // dies if a name is unknown or a number is out of range
 
-// Dies if a group of one rollout has no baseline.
+// Dies if the baseline needs other rollouts and a group has only one.
 Estimated advantages(const AdvantageOptions &options, std::span<const ScoredRollout> batch);
 
-// An estimate, from one sample, of the KL divergence of the policy from the reference; d = log p - log p_ref. And its derivative with respect to d.
+// A one-sample estimate of the KL divergence of the policy from the reference, d = log p - log p_ref, and its derivative with respect to d.
 struct KlEstimate {
     double value, slope;
 };

@@ -1,8 +1,8 @@
-// A batch of rollouts: an iteration of reinforcement learning makes it, prepares it, and takes its steps on it.
+// A batch of rollouts. An iteration of reinforcement learning samples it, prepares it, and takes its steps on it:
 //
-//   RolloutSource::next()   rollouts with their rewards (rollout_source.h); or a file has them (--rollouts)
-//   Policy::prepare()       log-probabilities by the reference and by the policy now, the critic's values, and from all of them advantages
-//   steps                   read it, and change only the policy and the critic
+//   RolloutSource::next()   samples rollouts and their rewards (rollout_source.h); with --rollouts they come from a file
+//   Policy::prepare()       adds log-probabilities by the reference and the current policy, the critic's values, and the advantages
+//   steps                   read the batch, and only change the policy and the critic
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -13,15 +13,15 @@ struct Batch {
     using OfTokens = std::vector<std::vector<double>>;
 
     Rollouts rollouts;
-    size_t begin = 0;                                               // prompts drawn before the last draw
-    int64_t written_at = 0;                                         // updates of the policy before its weights wrote the answers
-    nlohmann::ordered_json log = nlohmann::ordered_json::object();  // for the line of its first step
+    size_t begin = 0;                                               // number of prompts drawn before this batch
+    int64_t written_at = 0;                                         // policy updates of the weights that wrote the answers
+    nlohmann::ordered_json log = nlohmann::ordered_json::object();  // for the log line of its first step
 
     std::vector<double> rewards = {};  // shaped
     OfTokens advantages = {};
-    OfTokens old_logps = {};        // by the policy before the first step; empty without --is_correction
+    OfTokens old_logps = {};        // by the policy before the first step on the batch; empty without --is_correction
     OfTokens reference_logps = {};  // empty without a reference
-    OfTokens values = {};           // by the critic before it learnt from any of these rollouts; empty unless ppo
+    OfTokens values = {};           // by the critic before the first step on the batch; empty unless ppo
     OfTokens returns = {};          // the critic's targets
 
     const std::vector<double> &old_logp(size_t i) const { return old_logps.empty() ? rollouts[i].logp : old_logps[i]; }

@@ -1,4 +1,4 @@
-// For --sample_every: prints how the model that is being trained continues --prompt.
+// For --sample_every: prints the trained model's continuation of --prompt.
 #pragma once
 #include <optional>
 
@@ -11,7 +11,7 @@ class Continuation {
     // All ranks make all calls together. The constructor reads the prompt. It dies if the model has no tokenizer, or too few positions.
     explicit Continuation(const Run &run);
 
-    void use(ModelLimits &limits) const;                // makes room for the continuation
+    void use(ModelLimits &limits) const;                // adds room for the continuation
     std::string text(Model &model, size_t step) const;  // the continuation: a function of the weights, --seed and the step
 
   private:

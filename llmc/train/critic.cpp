@@ -17,7 +17,7 @@ ModelSpec critic_spec(const Run &run) {
     const std::string &dir = run.options.critic_model;
     ModelSpec out = spec_beside(run, dir, "--critic_model");
     out.config.lora = {}, out.config.weight_bits = 0;  // all weights of a critic are trained
-    out.config.experts.aux_loss_coef = 0;              // and its experts are not kept in balance
+    out.config.experts.aux_loss_coef = 0;              // a critic has no auxiliary loss for its experts
     agree(run.comm, [&] {
         if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
             die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
@@ -34,7 +34,7 @@ Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_
             die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: a smaller --max_new_tokens, or another --critic_model",
                 longest, spec_.config.positions_name(), spec_.dir.c_str(), spec_.config.max_positions);
     });
-    ModelSpec with_policy = spec_;  // activations must leave room for the policy
+    ModelSpec with_policy = spec_;  // activations must leave memory for the policy
     with_policy.co_residents = {{"the policy", run.model.config, Mode::train}};
     model_ = open_model(run, with_policy, co_resident_limits(limits));
 }
@@ -59,7 +59,7 @@ std::vector<float> Critic::add(const Row &row) {
             sums += value_loss(run_.options.value_clip, tokens, tokens_, std::span(d_values).subspan(first, count));
         first += count;
     }
-    if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same
+    if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same sums
     return {d_values.begin(), d_values.end()};
 }
 

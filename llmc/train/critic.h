@@ -1,6 +1,6 @@
-// The critic of ppo: a second model in memory, which learns the expected return at each token of an answer when all tokens before it
-// is known. It is a reward model whose head reads every predictor of a row instead of the end of each document, has an optimizer of its own, and is trained
-// on the same rows and by the same ranks as the policy. All of its weights are trained, also where the policy has adapters.
+// The critic of ppo: a second model in memory, which learns the expected return at each token of an answer, given all tokens before it. It is a
+// reward model whose head reads every predictor of a row instead of the end of each document. It has its own optimizer, and is trained on the same
+// rows and by the same ranks as the policy. All of its weights are trained, even if the policy has adapters.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,21 +14,21 @@ ModelSpec critic_spec(const Run &run);
 
 class Critic {
   public:
-    // Opens the model, for rows that suit `limits` with documents of up to `longest` tokens. All ranks make all calls together.
+    // Opens the model, for rows within `limits` and documents of up to `longest` tokens. All ranks make all calls together.
     Critic(const Run &run, const ModelLimits &limits, size_t longest);
 
     std::vector<std::vector<double>> values(const Samples &rollouts);  // [i] = the values of the tokens of rollout i
 
-    // Begins a step or an evaluation on a number of tokens of a batch, which must outlive it.
+    // Begins a step or an evaluation with this number of tokens of a batch. The batch must outlive it.
     void begin(const Batch &batch, double tokens);
     void zero_gradients(uint64_t key) { model_->zero_gradients(key); }
     void evaluate(const Row &row);
-    void accumulate(const Row &row, bool last);  // forward, loss and backward
-    double gradient_norm();                      // after the last row
-    void update(AdamW adamw, double rate);       // rate: the share of --critic_learning_rate that the schedule has reached
+    void accumulate(const Row &row, bool last);              // forward, loss and backward
+    double gradient_norm();                                  // called after the last row
+    void update(AdamW adamw, double rate);                   // rate: the schedule's current share of --critic_learning_rate
     nlohmann::ordered_json take(const std::string &prefix);  // metrics over all rows and ranks since begin()
 
-    // They read and write the directory `critic` in dir: the model; in a checkpoint also its optimizer.
+    // Read and write the directory `critic` in dir: the model, and in a checkpoint also its optimizer.
     void save(const std::string &dir, const std::string &export_dtype);
     void save_optimizer(const std::string &dir);
     void verify_optimizer(const std::string &dir);

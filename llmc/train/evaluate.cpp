@@ -3,7 +3,7 @@
 #include <chrono>
 
 void share(Comm &comm, std::vector<double> &values) {
-    constexpr size_t part = 4096;  // every rank gathers this many from every other at a time
+    constexpr size_t part = 4096;  // number of values that every rank gathers from every other at a time
     for (size_t first = 0; first < values.size(); first += part) {
         const auto begin = values.begin() + ptrdiff_t(first),
                    end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
@@ -22,7 +22,7 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
     return config.reward ? model.evaluate(at_ends(row)) : document_sums(row, model.evaluate(row));
 }
 
-// Calls f with each row that this rank's ring takes of these samples, and tells how far it has come.
+// Calls f with each of this ring's rows of these samples, and reports progress.
 template <class F>
 static void for_rows_of(const Run &run, const ModelSpec &spec, const Samples &data, std::span<const size_t> samples, F f) {
     auto told = std::chrono::steady_clock::now();

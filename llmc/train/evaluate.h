@@ -1,4 +1,4 @@
-// The values of documents, by a model that is not trained now.
+// Values of documents by a model, outside of training steps.
 #pragma once
 #include <span>
 #include <vector>
@@ -8,19 +8,20 @@
 // Returns the sum of each document's values, given one per predictor of the row.
 std::vector<double> document_sums(const Row &row, std::span<const double> values);
 
-// Evaluates a row. Returns a value for each of its documents: the sum of its targets' nll, or its score by a reward model.
+// Evaluates a row. Returns a value for each of its documents: the sum of its targets' nll, or its score in a reward model.
 std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, const Row &row);
 
 // Evaluates the documents of these samples. Returns [i] = the value of document i, the same on all ranks. Adds to take_sums().
 std::vector<double> document_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
                                     std::span<const size_t> samples);
 
-// Returns [i] = the nll of each target of document i, by a language model or by the base of its adapters, or its value by a critic, the same on all ranks.
+// Returns [i] = the nll of each target of document i, by a language model or the base of its adapters, or each target's value by a critic; the same
+// on all ranks.
 std::vector<std::vector<double>> target_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
                                                std::span<const size_t> samples, bool base = false);
 
-// Calls f(row, i, count) for each of the `count` rows that this rank's ring takes of a step. All rings take equally many, some of them an empty row,
-// because at stage 3 of ZeRO a pass of the model needs all ranks.
+// Calls f(row, i, count) for each of this ring's `count` rows of a step. All rings have the same number of rows, some of them empty, because at stage
+// 3 of ZeRO a pass of the model needs all ranks.
 template <class F>
 void for_own_rows(const ModelSpec &spec, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
     const auto own = own_rows(spec.config, spec.ranks, data, rows);

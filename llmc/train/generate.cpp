@@ -31,11 +31,11 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
 std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     const Options &o = run.options;
     std::vector<std::string> extra;
-    if (o.prompts.empty()) extra.push_back("--prompt=" + o.prompt);  // one word: a prompt may begin with a dash
+    if (o.prompts.empty()) extra.push_back("--prompt=" + o.prompt);  // as one argument, because a prompt may begin with a dash
     if (!run.chat.chat_template.empty()) extra.push_back("--tokenizer_chat_template=" + run.chat.chat_template);
     const std::string prepared = prepared_file(run, GENERATE, "prompts", o.prompts, extra);
     auto data = open_data(run, prepared);
-    if (o.prompts.empty() && run.is_main_rank()) std::filesystem::remove(prepared);  // it will not be needed again
+    if (o.prompts.empty() && run.is_main_rank()) std::filesystem::remove(prepared);  // no longer needed
     return data;
 }
 
@@ -45,7 +45,7 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
     size_t longest = 0, most = spec.config.max_positions, end = spec.config.growing_positions();
     for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
     agree(run.comm, [&] {
-        if (longest + settings.max_new_tokens > end)  // rotary positions have no end, but learned ones do
+        if (longest + settings.max_new_tokens > end)  // learned positions are limited, rotary ones are not
             die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but %s of %s is %zu%s\n  fix: a smaller --max_new_tokens, or a shorter prompt",
                 longest, settings.max_new_tokens, spec.config.growing_positions_name(), spec.dir.c_str(), end,
                 spec.config.gpt2() ? "" : ", beyond which its rotation changes");
@@ -113,10 +113,10 @@ int generate(Run &run) {
     return 0;
 }
 
-// Returns the share of samples whose answer greedy decoding reproduces token by token; for a pair either answer counts. The answer of a document is
-// its targets, and the prompt the tokens before them. The first few are printed.
+// Returns the share of samples whose answer greedy decoding reproduces token by token; for a pair either answer counts. The targets of a document are
+// its answer, and the tokens before them its prompt. The first few answers are printed.
 double exact_match(const Run &run, const std::string &model_dir, const Samples &data, size_t show) {
-    std::vector<Ids> prompts, answers;  // of samples; of documents
+    std::vector<Ids> prompts, answers;  // one per sample; one per document
     size_t longest = 1;
     for (size_t i = 0; i < data.documents(); i++) {
         const auto [ids, mask] = data.document(i);
@@ -148,7 +148,7 @@ double exact_match(const Run &run, const std::string &model_dir, const Samples &
     return double(right) / double(prompts.size());
 }
 
-// ---- while training -------------------------------------------------------------------------------------------------------------------
+// ---- during training ------------------------------------------------------------------------------------------------------------------
 
 Continuation::Continuation(const Run &run) : run_(run) {
     const Options &o = run.options;
@@ -156,10 +156,10 @@ Continuation::Continuation(const Run &run) : run_(run) {
     const std::string model = run.model.dir.empty() ? "a --preset" : run.model.dir;
     agree(run.comm, [&] {
         if (run.model.tokenizer_hash.empty())
-            die("--sample_every shows text, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or leave --sample_every out",
+            die("--sample_every prints text, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or leave --sample_every out",
                 model.c_str());
         if (o.prompt.empty() && c.bos < 0 && c.eos.empty())
-            die("config.json of %s has neither bos_token_id nor eos_token_id, with which a text could begin\n  fix: --prompt TEXT",
+            die("config.json of %s has neither bos_token_id nor eos_token_id to begin a text with\n  fix: --prompt TEXT",
                 model.c_str());
         tokenizer_.emplace(run.model.tokenizer_dir + "/tokenizer.json");
     });

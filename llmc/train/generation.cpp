@@ -10,7 +10,7 @@
 
 namespace {
 
-// The pages of the cache. A page that several sequences share goes back when the last of them releases it.
+// The pages of the cache. A shared page is freed when its last sequence releases it.
 class Pages {
   public:
     explicit Pages(size_t count) : users_(count) {
@@ -37,7 +37,7 @@ class Pages {
 
 struct Sequence {
     size_t prompt, sample;
-    std::vector<int32_t> tokens;  // of the prompt, then those generated
+    std::vector<int32_t> tokens;  // the prompt's tokens, then generated ones
     std::vector<int32_t> pages;
     std::vector<double> logp;  // of the generated tokens
 };
@@ -47,13 +47,13 @@ struct Drawn {
     double logp;
 };
 
-// What waits to be computed: a prompt whose samples `next`, ..., samples - 1 have not begun, or a sequence that was preempted.
+// An entry of the queue: a prompt whose samples `next`, ..., samples - 1 have not begun, or a preempted sequence.
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
     std::vector<double> logp = {};    // of the generated tokens
-    std::vector<int32_t> pages = {};  // of its tokens, once they are computed
-    std::deque<Drawn> drawn = {};     // then also the next token of sample `next`, ..., samples - 1
+    std::vector<int32_t> pages = {};  // pages of its tokens, once they have been computed
+    std::deque<Drawn> drawn = {};     // then also the next token of samples `next`, ..., samples - 1
 };
 
 class Engine {
@@ -79,10 +79,10 @@ class Engine {
     static size_t pages_for(size_t tokens) { return ceil_div(tokens, cache_page); }
     size_t capacity() const { return limits_.sequences - running_.size(); }
 
-    // Computes prompts from the head of the queue, as far as they fit into a row and have free pages.
+    // Computes prompts from the head of the queue, as far as they fit into a row and there are free pages.
     void compute_prompts() {
         if (waiting_.empty()) return;
-        if (running_.empty() && waiting_.front().drawn.empty())  // the first in the queue may have all pages
+        if (running_.empty() && waiting_.front().drawn.empty())  // the first in the queue may use all pages
             for (Waiting &w : waiting_) pages_.release(w.pages), w.drawn.clear();
         std::vector<Waiting *> row;
         std::vector<std::vector<int32_t>> documents;
@@ -119,7 +119,7 @@ class Engine {
         return int32_t(size_t(pages[position / cache_page]) * cache_page + position % cache_page);
     }
 
-    // Begins sequences of the prompts that have been computed, while there is room. The last sample takes the prompt's own pages.
+    // Begins sequences from computed prompts, while there is room. The last sample takes over the prompt's pages.
     void begin_sequences() {
         while (!waiting_.empty() && !waiting_.front().drawn.empty() && capacity() > 0) {
             Waiting &w = waiting_.front();
@@ -127,7 +127,7 @@ class Engine {
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
             const Drawn drawn = w.drawn.front();
             w.drawn.pop_front();
-            // Without room for a copy the prompt is computed once more for the next sample.
+            // Without room for a copy the prompt is recomputed for the next sample.
             if (last || (partial && pages_.free() == 0)) {
                 s.pages = std::move(w.pages);
                 w.pages.clear(), w.drawn.clear();
@@ -146,7 +146,7 @@ class Engine {
 
     DrawRequest no_draws() const { return {settings_.sampling, settings_.vocabulary, settings_.logps}; }
 
-    // Asks for the next token of a sample with `tokens` tokens, its prompt included.
+    // Requests the next token of a sample with `tokens` tokens, including its prompt.
     void add_draw(DrawRequest &request, size_t prompt, size_t sample, size_t tokens) const {
         const Prompt &p = prompts_[prompt];
         const uint32_t stream = uint32_t(p.number * settings_.samples + sample);
@@ -169,7 +169,7 @@ class Engine {
         return out;
     }
 
-    // Appends a token. Returns whether this ends the sequence; its pages are then free again.
+    // Appends a token. Returns true if it ends the sequence, whose pages are then free.
     bool add(Sequence &s, Drawn drawn) {
         const int32_t token = drawn.token;
         s.tokens.push_back(token);
@@ -186,7 +186,7 @@ class Engine {
         return true;
     }
 
-    // The sequence that was admitted last waits again, with all its tokens.
+    // Moves the sequence that was admitted last back to the queue, with all its tokens.
     void preempt() {
         Sequence &s = running_.back();
         pages_.release(s.pages);
@@ -243,7 +243,7 @@ class Engine {
     const GenerationSettings &settings_;
     Pages pages_;
     std::deque<Waiting> waiting_;
-    std::vector<Sequence> running_;  // in the order in which they were admitted
+    std::vector<Sequence> running_;  // in the order of admission
     std::vector<Completion> completions_;
     size_t finished_ = 0, tokens_ = 0;
 };
@@ -290,7 +290,7 @@ std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>
     return own;
 }
 
-// Values to and from bytes.
+// Conversions between values and bytes.
 template <class T> static void append(std::string &bytes, const T *values, size_t n) {
     bytes.append(reinterpret_cast<const char *>(values), n * sizeof(T));
 }

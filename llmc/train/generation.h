@@ -1,12 +1,12 @@
-// The generation engine: continues many prompts with one model. Decoding computes one token of every running sequence in one pass, because a pass
-// reads all weights, however many sequences share it. A sequence that ends makes room for the next prompt at once (continuous batching; Yu et al.,
-// "Orca", 2022), and keys and values are stored in pages (attention_decode.h), so that no sequence reserves room for its longest end.
+// The generation engine: continues many prompts with one model. A decoding pass computes one token of every running sequence, because a pass reads
+// all weights for any number of sequences. When a sequence ends, the next prompt takes its place at once (continuous batching; Yu et al., "Orca",
+// 2022). Keys and values are stored in pages (attention_decode.h), so no sequence reserves memory for its longest possible answer.
 //
-// A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial one. If the cache is full, the sequence that was
-// admitted last gives its pages back, and is computed anew from its tokens later (preemption).
+// A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial page. If the cache is full, the sequence that
+// was admitted last frees its pages, and is recomputed from its tokens later (preemption).
 //
-// Random numbers are keyed by (seed, prompt, sample, position). So an answer depends neither on the other prompts, nor on the number of sequences that run
-// together, nor on the cache, but for the rounding of products of other sizes.
+// Random numbers are keyed by (seed, prompt, sample, position). So, apart from the rounding of products of other sizes, an answer does not depend on
+// other prompts, on the number of sequences that run together, or on the cache.
 #pragma once
 #include <deque>
 #include <functional>
@@ -19,14 +19,15 @@
 
 struct Prompt {
     std::vector<int32_t> tokens;  // at least one
-    uint32_t number;              // the key of its random numbers
+    uint32_t number;              // key of its random numbers
 };
 
 struct Completion {
-    std::vector<int32_t> tokens;    // with the token that ended it
-    bool ended = false;             // by an end-of-sequence token or a stop string; else max_new_tokens was reached
-    bool stopped = false;           // by a stop string
-    std::vector<double> logp = {};  // GenerationSettings::logps: of each token, in nats, among all tokens at the temperature
+    std::vector<int32_t> tokens;  // with the token that ended it
+    bool ended = false;           // true: an end-of-sequence token or a stop string; false: max_new_tokens was reached
+    bool stopped = false;         // true: a stop string
+    std::vector<double> logp =
+        {};  // with GenerationSettings::logps: log p of each token among all tokens at the temperature, in nats
 
     std::span<const int32_t> answer() const {  // without the end-of-sequence token
         return std::span(tokens).first(tokens.size() - (ended && !stopped));
@@ -37,36 +38,36 @@ struct GenerationSettings {
     size_t max_new_tokens;
     Sampling sampling;
     uint64_t seed;
-    size_t samples = 1;        // of each prompt
-    size_t vocabulary;         // ids that may be sampled: some models have more rows than their tokenizer has tokens
+    size_t samples = 1;        // per prompt
+    size_t vocabulary;         // ids that may be sampled: some models have more rows than tokens
     std::vector<int32_t> eos;  // tokens that end a sequence
-    StopStrings stop = {};     // texts that end it
-    bool logps = false;        // whether log-probabilities are kept
+    StopStrings stop = {};     // texts that end a sequence
+    bool logps = false;        // true: keep log-probabilities
 };
 
-// The sizes that generation needs of a model. `pages` begins as what all sequences that run together need at most, and may be made less, but no less
-// than `sequence_pages`.
+// The sizes of a model for generation. `pages` is initially the maximum need of all concurrent sequences, and may be reduced down to
+// `sequence_pages`.
 struct GenerationLimits {
-    size_t sequences, sequence_pages, pages;        // sequences that run together; pages of the longest, and of the cache
-    size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, and of all prompts
-    size_t draws, occurred;                         // ModelLimits
+    size_t sequences, sequence_pages, pages;        // concurrent sequences; pages of the longest sequence; pages of the cache
+    size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, of all prompts
+    size_t draws, occurred;                         // see ModelLimits
 
     GenerationLimits() = default;
     GenerationLimits(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t most_sequences);
-    size_t row_tokens() const;  // of the longest row: prompts, or a sequence that is computed again
+    size_t row_tokens() const;  // tokens of the longest row: prompts, or a recomputed sequence
     void use(ModelLimits &limits) const;
 };
 
-// Continues the prompts. Returns the completions of prompt 0, of prompt 1, ..., each `samples` in number. `progress` is told of each that is finished, and
-// how many tokens were generated so far. The generator belongs to a model with these limits.
+// Continues the prompts. Returns `samples` completions of prompt 0, of prompt 1, .... `progress` is called for each finished completion, with the
+// number of tokens generated so far. The generator belongs to a model with these limits.
 std::vector<Completion> generate(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);
 
-// The text of an answer: up to a stop string, and without the special token that ended it.
+// Returns the text of an answer up to a stop string, without the special token that ended it.
 std::string text_of(const Completion &completion, const Tokenizer &tokenizer, const StopStrings &stop);
 
-// Where ranks continue prompts together: this rank's prompts, dealt round-robin, each numbered by its place from `first` on;
-// and then the completions of all, which every rank gets, of prompt 0, of prompt 1, ...
+// For ranks that continue prompts together: returns this rank's prompts, dealt round-robin and numbered from `first` on; and afterwards the
+// completions of all ranks, on every rank, of prompt 0, of prompt 1, ...
 std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first = 0);
 std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples);

@@ -15,7 +15,8 @@ static void drop_lines_beyond(const std::string &path, size_t step) {
     std::string kept, line;
     while (std::getline(file, line)) {
         const auto json = nlohmann::json::parse(line, nullptr, false);
-        if (!json.is_object() || json.contains("summary")) continue;  // cut off by a crash; of a run that now goes on
+        if (!json.is_object() || json.contains("summary"))
+            continue;  // a partial line of a crash; the summary of a run that now continues
         const auto at = json.find("step");
         if (at != json.end() && (!at->is_number() || at->get<double>() > double(step))) continue;
         kept += line + "\n";
@@ -35,14 +36,14 @@ Logger::~Logger() {
 }
 
 void Logger::write(const nlohmann::ordered_json &line) {
-    const auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a sample may break off within a character
+    const auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a sample may end within a character
     const std::string text = line.dump(-1, ' ', false, replace) + "\n";
     if (fwrite(text.data(), 1, text.size(), file_) != text.size() || fflush(file_) != 0)
         die("cannot write the log %s: %s\n  fix: free space, or --log FILE elsewhere", path_.c_str(), strerror(errno));
 }
 
 void Logger::sync() {
-    if (fsync(fileno(file_)) != 0 && errno != EINVAL)  // EINVAL: a pipe or a terminal, which nothing is kept in
+    if (fsync(fileno(file_)) != 0 && errno != EINVAL)  // EINVAL: a pipe or a terminal, which cannot be synced
         die("cannot sync the log %s: %s\n  fix: free space, or --log FILE elsewhere", path_.c_str(), strerror(errno));
 }
 

@@ -35,7 +35,7 @@ static bool is_first_of_host(const Run &run) {
 
 void find_model(const Run &run, std::string &name) {
     if (run.comm.all(!is_hub_name(name))) return;
-    const std::string asked = name;  // one rank downloads, the others then find the model in the cache
+    const std::string asked = name;  // one rank downloads the model, and the other ranks then find it in the cache
     while_others_wait(run, is_first_of_host(run), [&] { return model_directory(asked, !run.options.plan); });
     agree(run.comm, [&] { name = model_directory(asked, !run.options.plan); });
     run.say("note: %s is %s", asked.c_str(), name.c_str());
@@ -50,7 +50,7 @@ void expect_own_family(const Run &run, const ModelConfig &config, const std::str
 
 size_t weight_bits(const Options &o) { return o.load_in == "4bit" ? 4 : o.load_in == "8bit" ? 8 : 0; }
 
-// A head in the file that differs from the embedding means untied weights, even if config.json says tied, as in transformers 5.
+// A head in the file that differs from the embedding means untied weights, even if config.json has tied weights, as in transformers 5.
 static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
     if (!config.tied || (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index))) return;
     const HfWeights weights(dir);
@@ -118,7 +118,7 @@ std::string tokenizer_with_tokens(const Run &run, const std::string &dir) {
     return out;
 }
 
-// The ranks that divide the experts of a model: all models of a run are divided in the same way, but for those that have no experts.
+// Returns the number of ranks that divide the experts of a model: the same for all models of a run with experts.
 static size_t expert_ranks(const Options &o, const ModelConfig &config, size_t world) {
     const size_t n = o.expert_parallel, experts = config.experts.number;
     if (n == 1 || experts == 0) return 1;
@@ -145,7 +145,7 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : config.KV;
     r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
     r.expert_parallel = expert_ranks(o, config, world);
-    // Constants, so that runs stay reproducible: measured rates would choose other layouts, which sum in another order.
+    // Constants keep runs reproducible: measured rates would choose other layouts, which sum in another order.
     const bool gpu = o.device == "cuda";
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
     if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
@@ -167,7 +167,7 @@ ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) 
         if (out.config.V != trained.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !trained.tokenizer_hash.empty() && out.tokenizer_hash != trained.tokenizer_hash)
             refuse("tokenizer");
-        // The numbers of heads may differ.
+        // The models may have different numbers of heads.
         out.ranks = ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);
     });
     return out;

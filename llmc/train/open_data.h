@@ -1,4 +1,4 @@
-// Opens the files that a run reads samples from. All ranks call these functions together, and an error of one is an error of all.
+// Opens the files that a run reads samples from. All ranks call these functions together, and an error on one rank is an error on all.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,17 +7,17 @@
 #include "../data/tokens.h"
 #include "run.h"
 
-// Returns a prepared file for `path`, which the user gave as --FLAG (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
+// Returns a prepared file for `path`, the value of --FLAG (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
 std::string prepared_file(const Run &run, Task task, const std::string &flag, const std::string &path,
                           const std::vector<std::string> &extra);
-// Dies if a file is not the same for all ranks, or if only some have it. One rank of each process reads the files, whole.
+// Dies if a file is not the same for all ranks, or if only some ranks have it. One rank of each process reads the whole files.
 void expect_same_files(const Run &run, const std::vector<std::string> &paths);
-// Dies unless all ranks have seen the same. `own` is what this rank has seen of the file, the same for the same contents.
+// Dies unless `own` is the same on all ranks. `own` summarises this rank's view of the file.
 void expect_same(const Run &run, const std::string &path, const std::string &own);
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 // Opens the task's training data, or rollouts.
 std::unique_ptr<Samples> open_samples(const Run &run, const std::string &path);
 
-// Dies if a document has more tokens than the model has positions. It concerns the calling rank alone.
+// Dies if a document has more tokens than the model has positions. Local to the calling rank.
 void expect_positions(const Run &run, const ModelSpec &model, const Samples &data);

@@ -103,7 +103,7 @@ size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
 size_t most_tokens(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits limits, size_t memory,
                    size_t limit) {
     const size_t unit = row_multiple * limits.ranks.sp;
-    size_t low = 0, high = ceil_div(limit, unit) + 1;  // in units: low fits, high does not
+    size_t low = 0, high = ceil_div(limit, unit) + 1;  // in units; low fits, high does not
     while (low + 1 < high) {
         const size_t middle = (low + high) / 2;
         limits.row_tokens = limits.positions = middle * unit;
@@ -135,7 +135,7 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits) {
     return run.comm.all(bytes <= memory);
 }
 
-// Dies because the plan is larger than the memory, and says what to change, and by how much.
+// Dies because the plan is larger than the memory. The message names the flags to change, with values that fit.
 [[noreturn]] static void does_not_fit(const Run &run, const ModelSpec &model, const ModelLimits &limits, Model &planned,
                                       size_t memory) {
     const std::string cause =
@@ -181,7 +181,7 @@ void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &o
     const ModelConfig &c = model.config;
     std::vector<std::string> names;
     for (const Tensor &t : c.freezes() ? opened.frozen_tensors() : opened.tensors()) names.push_back(t.name);
-    if (c.tied || c.reward) names.push_back(head_name);  // is the embedding, or not used by a reward model
+    if (c.tied || c.reward) names.push_back(head_name);  // the head is the embedding, or a reward model does not use it
     weights.expect_only(names);
     if (weights.has_vision())
         run.say("note: the vision tower in %s is left out, and the text model alone is trained and saved", model.dir.c_str());
@@ -194,7 +194,7 @@ void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &o
 }
 
 void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &adapter) {
-    std::vector<std::string> names = {embedding_name(model.config), head_name};  // frozen ones equal the model's
+    std::vector<std::string> names = {embedding_name(model.config), head_name};  // if frozen, these equal the model's
     for (const Tensor &t : opened.tensors()) {
         names.push_back(t.name);
         if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(model, adapter, t.name, t.shape);
@@ -240,7 +240,7 @@ std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelL
     std::unique_ptr<Model> opened;
     agree(run.comm, [&] {
         if (!trained && model.config.lora.rank)
-            die("%s has no weights, and adapters of random weights learn nothing\n  fix: the directory of a trained model",
+            die("%s has no weights, and adapters on random weights learn nothing\n  fix: the directory of a trained model",
                 model.dir.c_str());
         if (!trained && limits.mode != Mode::train)
             die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",

@@ -12,10 +12,10 @@ inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
 
 // ---- limits
 
-// Returns the limits that flags set, for all models of a run. Sizes are the caller's business.
+// Returns the limits from flags, for all models of a run. The caller sets the sizes.
 ModelLimits flag_limits(const Options &o);
-void set_offload(ModelLimits &limits, const Names &offload);   // as --offload
-size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that this data can fill
+void set_offload(ModelLimits &limits, const Names &offload);   // from --offload
+size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that the data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
 // Returns the limits of a second model in memory, without a generation cache. A model that generates has no ranks.
 ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
@@ -24,10 +24,10 @@ ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
 
 // Returns the bytes available to the plans of this machine's ranks: the free memory without the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
-// Returns the bytes that a rank may take: the least of any rank, before one of them takes any. All ranks call it.
+// Returns the bytes that a rank may take: the minimum over ranks, before any rank allocates. All ranks call it.
 size_t available_memory(const Run &run);
 
-// Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
+// Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or the last level if none fits.
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits &limits,
                                   size_t memory);
 // Returns one of model.co_residents, whose plan is placed.
@@ -36,17 +36,17 @@ std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &
 size_t rank_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
 size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
 
-size_t documents_of_sample(const Run &run);  // 2 of a pair
-// Returns the most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank, or 0 if not even the
-// shortest row fits. The ranks of a ring share the row.
+size_t documents_of_sample(const Run &run);  // 2 for pairs
+// Returns the largest number of tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes per rank, or 0 if not even
+// the shortest row fits. The ranks of a ring share the row.
 size_t most_tokens(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits limits, size_t memory,
                    size_t limit);
-// Returns the same as a value of --max_len, where a row has room for one sample.
+// Returns the same as a value of --max_len, for rows with room for one sample.
 size_t longest_sample(const Run &run, const ModelSpec &model, const std::string &recompute, const ModelLimits &limits,
                       size_t memory, size_t limit);
-// Returns the smallest ring, of more ranks than now, with which the plan fits, or 0 if there is none.
+// Returns the smallest larger ring whose plan fits, or 0 if there is none.
 size_t larger_ring(const Run &run, const ModelSpec &model, ModelLimits limits, size_t memory);
-// Returns whether the plan fits into the memory that a rank may take. All ranks call it.
+// Returns true if the plan fits into the memory that a rank may take. All ranks call it.
 bool fits(const Run &run, const ModelSpec &model, ModelLimits limits);
 
 // ---- weights
@@ -56,7 +56,7 @@ std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelL
 
 class HfWeights weights_of(const ModelSpec &model);  // the directory's, with the rows and the head that the configuration adds
 
-// Die if the model would compute something else than the directory's unread tensors say, or if the adapter belongs to another model.
+// Die if unread tensors of the directory show that the model would compute something else, or if the adapter belongs to another model.
 void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &opened, const HfWeights &weights);
 void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfWeights &adapter);
 void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, const std::string &name,

@@ -47,7 +47,7 @@ Options default_options(Task task) {
         o.max_epochs = 8;
         o.learning_rate = 2e-3;
         o.output_dir = "out/demo";
-        o.ring_attn_size = 0;  // 2 where the number of ranks is even
+        o.ring_attn_size = 0;  // 0 means 2 if the number of ranks is even
     }
     return o;
 }

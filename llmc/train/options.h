@@ -25,18 +25,18 @@ constexpr unsigned RL = GRPO | PPO;   // tasks that learn from rewards of answer
 constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | RL;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
 constexpr unsigned PREPARE = 1u << 31;  // not a task: the flag is passed on to data/prepare.py
-constexpr unsigned COMMON = 1u << 30;   // not a task: the flag is in --help, not in `--help all` alone
+constexpr unsigned COMMON = 1u << 30;   // not a task: the flag is in --help and not only in `--help all`
 
 const char *task_name(Task);  // "sft"
 
 using Betas = std::array<double, 2>;
 using Names = std::vector<std::string>;
 using Numbers = std::vector<double>;
-struct Texts : std::vector<std::string> {  // any: with commas, too
+struct Texts : std::vector<std::string> {  // any texts, which may contain commas
     using vector::vector;
 };
 
-// A number of optimizer steps, or, below 1, a share of all steps of the run, as transformers has it. What -1 means, the flag says.
+// A number of optimizer steps, or, below 1, a share of all steps of the run, as in transformers. Each flag defines the meaning of -1.
 struct Steps {
     double value;
     Steps(double v = 0) : value(v) {}
@@ -45,7 +45,7 @@ struct Steps {
 };
 void to_json(nlohmann::ordered_json &, const Steps &);  // 50, not 50.0
 
-struct StartedByHand {  // by --rank R/N; 0 processes without it
+struct StartedByHand {  // from --rank R/N; 0 processes without it
     int64_t rank = 0, processes = 0;
 };
 
@@ -57,5 +57,5 @@ struct Options {
 StartedByHand started_by_hand(const Options &);
 Options default_options(Task);                                  // a task's defaults, before any flag is read
 nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back
-std::string to_text(const nlohmann::ordered_json &value);       // a flag's value as one would write it on the command line
+std::string to_text(const nlohmann::ordered_json &value);       // a flag's value as on the command line
 std::vector<std::string> prepare_flags(const Options &, Task);  // {"--input_key", "question", ...} for data/prepare.py

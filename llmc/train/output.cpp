@@ -23,18 +23,18 @@ using nlohmann::json;
 static const char *const list_name = "run_files.json";
 static const char *const temporary_suffix = ".tmp";
 
-static const char *const event_files = "events.out.tfevents.*";  // of TensorBoard, in a directory for each run
+static const char *const event_files = "events.out.tfevents.*";  // TensorBoard's files, in a directory for each run
 
 static bool matches(const std::string &name, std::initializer_list<const char *> patterns) {
     return std::any_of(patterns.begin(), patterns.end(), [&](const char *p) { return fnmatch(p, name.c_str(), 0) == 0; });
 }
 
-// Files with which a directory is a model, an adapter or a checkpoint, and without which it is none.
+// The files that make a directory a model, an adapter or a checkpoint.
 static bool makes_whole(const std::string &name) {
     return matches(name, {"config.json", "adapter_config.json", "trainer_state.json", "evaluation.json"});
 }
 
-// The names that runs give to files in directories.
+// The file names that runs use in directories.
 static bool is_written_by_runs(std::string name) {
     if (name.ends_with(temporary_suffix)) name.resize(name.size() - strlen(temporary_suffix));
     return is_model_file(name) || matches(name, {"trainer_state.json", "optimizer.json", "optimizer-[0-9]*-of-[0-9]*.safetensors",
@@ -61,10 +61,10 @@ static std::vector<fs::path> written_in(const std::string &dir) {
     return files;
 }
 
-// Removes what runs wrote into a directory; and the directory, unless there is more in it.
+// Removes the files of runs from a directory, and the directory itself if it is then empty.
 static void remove_written(const std::string &dir) {
     std::error_code error;
-    if (fs::is_symlink(dir, error)) {  // to where the user has moved it
+    if (fs::is_symlink(dir, error)) {  // the user has moved it and left a link
         fs::remove(dir);
         return;
     }
@@ -76,10 +76,10 @@ static void remove_written(const std::string &dir) {
     std::vector<fs::path> directories = {dir};
     for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
         if (fs::is_directory(it->symlink_status())) directories.push_back(it->path());
-    for (size_t i = directories.size(); i-- > 0;) fs::remove(directories[i], error);  // empty ones only
+    for (size_t i = directories.size(); i-- > 0;) fs::remove(directories[i], error);  // only removes empty ones
 }
 
-// Moves the user's files in a directory that runs write.
+// Moves the user's files out of a directory that a run will replace.
 static void move_rest(const std::string &from, const std::string &to) {
     std::error_code error;
     if (!fs::exists(to)) fs::rename(from, to, error);
@@ -105,13 +105,13 @@ void remove_directory(const std::string &path) {
     remove_leftover(path);
 }
 
-// Gives `from` the name `to`. If `to` exists, both are exchanged, so that a complete directory has the name at every moment.
+// Renames `from` to `to`. If `to` exists, the two are exchanged, so a complete directory has the name at every moment.
 static void rename_directory(const std::string &from, const std::string &to) {
     try {
         if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
             remove_written(from);
             move_rest(from, to);
-        } else {  // nothing there yet, or a file system that cannot exchange
+        } else {  // `to` does not exist, or the file system cannot exchange
             remove_written(to);
             move_rest(to, from);
             fs::rename(from, to);
@@ -128,7 +128,7 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
     const auto remove = [&] {
         try {
             remove_written(temporary);
-        } catch (const std::exception &) {  // on the way out with another error
+        } catch (const std::exception &) {  // another error is already being thrown
         }
     };
     try {
@@ -152,13 +152,13 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
 
 // ---- the list -------------------------------------------------------------------------------------------------------------------------
 
-// Makes the directory, which may be a link to one.
+// Creates the directory, unless it exists or is a link to a directory.
 static const std::string &made(const std::string &path) {
     std::error_code error;
     if (fs::exists(path, error) && !fs::is_directory(path, error))
         die("--output_dir %s is a file\n  fix: a directory, which may be new", path.c_str());
     if (fs::is_symlink(path, error) && !fs::exists(path, error))
-        die("--output_dir %s is a link to %s, where nothing is\n  fix: make that directory, or another --output_dir",
+        die("--output_dir %s is a link to %s, which does not exist\n  fix: create that directory, or another --output_dir",
             path.c_str(), fs::read_symlink(path, error).c_str());
     fs::create_directories(path, error);
     if (error && !fs::is_directory(path))
@@ -171,7 +171,8 @@ OutputDirectory::OutputDirectory(const std::string &path) : path_(made(path)), l
     std::vector<std::string> found;
     std::error_code error;
     for (const auto &entry : fs::directory_iterator(path_, error))
-        if (const std::string name = shown(entry.path(), entry.symlink_status());  // not what systems put into directories
+        if (const std::string name =
+                shown(entry.path(), entry.symlink_status());  // skips files that systems put into directories
             !matches(name, {"lost+found/", ".nfs*", ".DS_Store", "run_files.json.tmp"}))
             found.push_back(name);
     if (error)
@@ -203,7 +204,7 @@ void OutputDirectory::read_list() {
     }
 }
 
-// Lists the files of a run of an earlier version, which kept no list.
+// Lists the files of a run of an earlier version, which did not keep a list.
 void OutputDirectory::adopt_earlier_run() {
     std::string first, line, last;
     for (std::ifstream log(path_of("log.jsonl")); std::getline(log, line); last = line)
@@ -214,7 +215,7 @@ void OutputDirectory::adopt_earlier_run() {
     };
     const bool logged = has_field(first, "options"), finished = logged && has_field(last, "summary");
     if (!logged && latest_checkpoint(path_).empty()) return;
-    std::set<std::string> shards;  // of the finished model
+    std::set<std::string> shards;  // shards of the finished model
     if (const std::string index = path_of(model_files.index); finished && fs::exists(index)) {
         const json listing = read_json(index);
         for (const auto &[tensor, file] : listing.at("weight_map").items()) shards.insert(file);
@@ -237,7 +238,7 @@ void OutputDirectory::write_list() const { write_json(path_of(list_name), {{"wri
 
 static std::string without_slash(const std::string &name) { return name.ends_with("/") ? name.substr(0, name.size() - 1) : name; }
 
-// What a run that was killed has begun to save, and nobody can use.
+// Unfinished saves of a killed run.
 static bool is_unfinished(const std::string &name) {
     return without_slash(name) == model_name || without_slash(name) == trial_name;
 }
@@ -293,7 +294,7 @@ void OutputDirectory::claim(const std::vector<std::string> &names) {
     if (names_.size() > before) write_list();
 }
 
-// A name whose directory still holds files of the user stays listed, so that a run may write there again.
+// A name whose directory still holds files of the user stays listed, so a run may write there again.
 void OutputDirectory::forget(const std::string &name) {
     for (const std::string &file : {without_slash(name), without_slash(name) + temporary_suffix})
         if (fs::exists(fs::symlink_status(path_of(file)))) return;
@@ -404,7 +405,7 @@ std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run) {
     std::vector<std::pair<const char *, std::string>> all = {{"model", run.model.dir},   {"adapter", o.adapter},
                                                              {"ref_model", o.ref_model}, {"critic_model", o.critic_model},
                                                              {"rollouts", o.rollouts},   {"prompts", o.prompts}};
-    const auto add = [&](const char *flag, const std::string &names) {  // a mixture: its sources, with commas between
+    const auto add = [&](const char *flag, const std::string &names) {  // a mixture has several sources, separated by commas
         std::istringstream list(names);
         for (std::string name; std::getline(list, name, ',');) all.emplace_back(flag, name);
     };
@@ -420,7 +421,7 @@ std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run) {
 void check_results(const Run &run) {
     const Options &o = run.options;
     const bool appends = run.task == EVAL || o.resume != "never";
-    // What a result begins with; empty: nothing in it is replaced.
+    // The first bytes of a result file that a run wrote; empty if this run appends to the file.
     const std::tuple<const char *, std::string, const char *> results[] = {{"scores", o.scores, "{\"document\":"},
                                                                            {"timeline", o.timeline, "{\n  \"displayTimeUnit\":"},
                                                                            {"log", o.log, appends ? "" : "{\"task\":"}};

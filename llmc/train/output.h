@@ -1,12 +1,12 @@
-// The directory that a run writes to, in which there may be files of the user. Only files that a run wrote are replaced or removed there.
+// The output directory of a run. It may also contain files of the user: only files that a run wrote are replaced or removed there.
 //
-// OUTPUT_DIR/run_files.json   {"written": ["config.json", ..., "step_7/", ...]}: files by their names, and directories, in which those files are of
-//                             runs that have a name which runs give. A name is listed before it is written. Nothing that is called "X.tmp"
-//                             outlives a run that listed X.
-// OUTPUT_DIR/latest           the newest checkpoint, for people and scripts
+// OUTPUT_DIR/run_files.json   {"written": ["config.json", ..., "step_7/", ...]}: names of files, and of directories; in a listed directory the
+//                             files with names that runs use belong to runs. A name is listed before it is written. No "X.tmp" outlives a run
+//                             that listed X.
+// OUTPUT_DIR/latest           the newest checkpoint, for users and scripts
 //
-// A saved model is written into a directory of its own, whose files then move to OUTPUT_DIR: config.json or adapter_config.json is the first to go and
-// the last to come, so that a directory that has it has the whole model.
+// A saved model is written into a separate directory, and its files then move to OUTPUT_DIR. config.json or adapter_config.json is removed first and
+// moved last, so a directory that has it contains the whole model.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -19,41 +19,42 @@
 struct Comm;
 struct Run;
 
-// Writes a temporary directory, to which rank 0 then gives its name. All ranks call fill(dir), which may call comm and must end in an error on
-// all ranks (agree) or on none. After an error nothing remains on the disk. A directory that had the name loses what runs wrote into it; other files stay.
+// Writes a temporary directory; rank 0 then renames it. All ranks call fill(dir), which may call comm and must end in an error on all ranks (agree)
+// or on none. After an error nothing remains on the disk. In an existing directory of this name, the files of runs are removed and other files are
+// kept.
 void write_directory(Comm &comm, const std::string &path, const std::function<void(const std::string &)> &fill);
 
-// Removes what runs wrote into a directory; and the directory, unless there is more in it. It is renamed first, so that a crash leaves no half of it under
-// its name.
+// Removes the files of runs from a directory, and the directory itself if it is then empty. It is renamed first, so a crash leaves no partial
+// directory under its name.
 void remove_directory(const std::string &path);
 
-inline constexpr const char *model_name = "new_model";  // a model that is not yet published
+inline constexpr const char *model_name = "new_model";  // a model before it is published
 
 class OutputDirectory {
   public:
-    // Makes the directory and locks it. Dies unless it is new or empty or holds a run.
+    // Creates and locks the directory. Dies unless it is new or empty or holds a run.
     explicit OutputDirectory(const std::string &path);
-    ~OutputDirectory();  // a run that has left nothing leaves no list
+    ~OutputDirectory();  // removes the list if the run has left no files
     OutputDirectory(const OutputDirectory &) = delete;
 
-    bool holds_run() const;  // more than the unfinished save of a killed run
-    // Dies if `path` is the output directory, or a part of the run there.
+    bool holds_run() const;  // true for more than the unfinished save of a killed run
+    // Dies if `path` is the output directory, or a part of its run.
     void refuse_input(const char *flag, const std::string &path) const;
 
-    // Names of files, and of directories with a slash behind. Both die if the user has something of such a name there.
+    // Names of files, and of directories with a trailing slash. Both functions die if the user has a file of such a name there.
     void expect_free(const std::vector<std::string> &names) const;
-    void claim(const std::vector<std::string> &names);  // lists them
+    void claim(const std::vector<std::string> &names);  // adds the names to the list
 
-    void remove(const std::string &name);     // what runs wrote under a name that may be listed
-    void clear(const std::string &but = "");  // everything that runs wrote, `but` excepted
-    void remove_leftovers();                  // of runs that were killed
+    void remove(const std::string &name);     // removes the files of runs under this name, if it is listed
+    void clear(const std::string &but = "");  // removes all files of runs, except `but`
+    void remove_leftovers();                  // removes leftovers of killed runs
     void publish_model();                     // moves the files of new_model/ here, replacing an earlier model's
-    std::vector<std::string> model_in(const std::string &directory) const;  // the names of such files
+    std::vector<std::string> model_in(const std::string &directory) const;  // names of a model's files
 
     void set_latest(size_t step);
     void prune_checkpoints(size_t max_num);                                                  // removes the oldest
     std::vector<std::string> checkpoints_beyond(size_t step, size_t last = SIZE_MAX) const;  // of any origin
-    // Removes checkpoints of later steps, which a resumed run writes anew; `latest` becomes `step`.
+    // Removes checkpoints of later steps, which a resumed run will write again; `latest` becomes `step`.
     void remove_checkpoints_beyond(size_t step);
 
   private:
@@ -70,4 +71,4 @@ class OutputDirectory {
 };
 
 std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run);  // flags and paths of the run's inputs
-void check_results(const Run &run);  // dies if a file that a flag names would replace an input, or a file that no run wrote
+void check_results(const Run &run);  // dies if a result file named by a flag would replace an input, or a file that no run wrote

@@ -66,7 +66,7 @@ void Pairs::open(const ModelLimits &limits, const Samples &data, size_t pairs, c
     if (eval_data) reference_->use(*eval_data, eval_data->size());
 }
 
-// The rewards of a reward model, or the log-probabilities of a language model, become a loss.
+// Computes the loss from the rewards of a reward model, or from the log-probabilities of a language model.
 PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
     if (preference_) return (*preference_)(p, size_);
     const Options &o = run_.options;
@@ -101,7 +101,7 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values, st
         const double u = scale * (p.chosen - p.reference_chosen), v = scale * (p.rejected - p.reference_rejected);
         totals += {1, loss.loss, u, v, u * u + v * v, double(u > v), p.chosen, p.rejected};
     }
-    if (run_.mesh->sp_rank == 0) totals_ += totals;  // the ranks of a ring have the same
+    if (run_.mesh->sp_rank == 0) totals_ += totals;  // the ranks of a ring have the same totals
     return weights;
 }
 

@@ -1,8 +1,8 @@
 // The tasks dpo and rm: computes the loss of a step, its derivatives and the log's figures from the values of a pair's documents.
 //
-// Both are one algorithm. A row holds whole pairs. The model's forward pass gives one value for each document: the sum of its answer's nll,
-// or its reward. From both values of a pair the host computes its share of the loss and the derivatives of the loss with respect to both,
-// from which the backward pass starts. No result depends on how the pairs of a step are dealt to rows and ranks.
+// Both tasks use the same algorithm. A row holds whole pairs. The model's forward pass gives one value for each document: the sum of its answer's
+// nll, or its reward. From the two values of a pair the host computes its share of the loss and the derivatives with respect to both values, where
+// the backward pass starts. No result depends on the division of a step's pairs among rows and ranks.
 #pragma once
 #include <memory>
 #include <optional>
@@ -11,17 +11,18 @@
 #include "preference.h"
 #include "reference.h"
 
-// Sums over pairs. The reward of an answer is, in dpo, beta (log p - log p of the reference).
+// Sums over pairs. In dpo the reward of an answer is beta (log p - log p of the reference).
 struct PairTotals {
     double pairs = 0, loss = 0;  // loss: the sum of the pairs' shares
     double chosen_reward = 0, rejected_reward = 0, squared_rewards = 0;
-    double right = 0;  // pairs whose chosen answer has the larger reward
+    double right = 0;  // number of pairs in which the chosen answer has the larger reward
     double chosen_logp = 0, rejected_logp = 0;
 
     PairTotals &operator+=(const PairTotals &o);
     double reward_mean() const { return (chosen_reward + rejected_reward) / (2 * pairs); }
-    double reward_std() const;                                                              // over all answers, unbiased
-    void add_to(nlohmann::ordered_json &line, Task task, const std::string &prefix) const;  // adds means of all but the loss
+    double reward_std() const;  // over all answers, unbiased
+    void add_to(nlohmann::ordered_json &line, Task task,
+                const std::string &prefix) const;  // adds the means of all figures except the loss
 };
 
 StepSize step_size(const Samples &data, std::span<const size_t> samples);

@@ -1,10 +1,10 @@
-// The tasks grpo and ppo: a policy learns from answers of its own and their rewards; with ppo, together with a critic (critic.h). An iteration:
+// The tasks grpo and ppo: a policy learns from its own answers and their rewards; with ppo, together with a critic (critic.h). An iteration:
 //
-//   draw()       a batch of rollouts is sampled (rollout_source.h) and prepared: the reference and the critic, if there are any, evaluate it, and
-//                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, which open() prepares
-//   begin(), accumulate(), take()    one or several optimizer steps: a forward pass gives the log-probability of each token now, from which the host
-//                computes the token's share of the loss and the derivative that the backward pass starts from (policy_loss.h); then the
-//                critic does the same with its own loss, and update() updates it
+//   draw()       samples a batch of rollouts (rollout_source.h) and prepares it: the reference and the critic, if there are any, evaluate it, and
+//                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, and open() prepares it
+//   begin(), accumulate(), take()    run one or several optimizer steps: a forward pass gives the current log-probability of each token. From it the
+//                host computes the token's share of the loss and its derivative, where the backward pass starts (policy_loss.h). The critic does
+//                the same with its own loss, and update() updates it
 #pragma once
 #include "critic.h"
 #include "policy_options.h"
@@ -46,20 +46,20 @@ class Policy final : public Objective {
     Measured take_sums(Model &model, const Batch &batch, const std::string &prefix);
     AnswerMeans means(const Batch &batch, std::span<const size_t> samples) const;
     nlohmann::ordered_json answer_metrics(const std::string &prefix) const;
-    size_t targets_in(const Batch &batch, std::span<const size_t> samples) const;               // without masked answers
-    bool masked(const Rollout &r) const { return run_.options.mask_truncated && r.truncated; }  // it teaches the policy nothing
+    size_t targets_in(const Batch &batch, std::span<const size_t> samples) const;               // excludes masked answers
+    bool masked(const Rollout &r) const { return run_.options.mask_truncated && r.truncated; }  // true: excluded from the loss
 
     const Run &run_;
     PolicyOptions options_;
-    double next_kl_coef_;                  // of the next batch
+    double next_kl_coef_;                  // for the next batch
     std::optional<RolloutSource> source_;  // none with --rollouts
     std::optional<ModelSpec> reference_spec_;
-    std::unique_ptr<Model> reference_;  // null if it is not needed, or no longer
+    std::unique_ptr<Model> reference_;  // null if it is not or no longer needed
     std::unique_ptr<Critic> critic_;    // null unless ppo
-    Batch batch_;                       // is trained on
+    Batch batch_;                       // the batch being trained on
     std::optional<Batch> eval_batch_;   // --rollouts with --eval_data
-    int64_t updates_ = 0;               // of this run of the program
-    PolicyStep size_{};                 // of the step or evaluation that goes on, as are:
+    int64_t updates_ = 0;               // in this run of the program
+    PolicyStep size_{};                 // of the current step or evaluation, like the following members:
     AnswerMeans means_;
     PolicySums sums_;  // over this rank's rollouts
 };

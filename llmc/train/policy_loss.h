@@ -1,32 +1,33 @@
-// Policy losses: functions of the log-probabilities of one answer's tokens, and their derivatives, which become the weights of these tokens in the
-// backward pass. Advantages are constants.
+// Policy losses: functions of the log-probabilities of one answer's tokens, and their derivatives, which become the tokens' weights in the backward
+// pass. Advantages are constants.
 //
-//   r_t    exp(log p_t - log p_old,t): how much more likely the token is now than when it was sampled; its logarithm is kept within +-20
+//   r_t    exp(log p_t - log p_old,t): the ratio of the token's current probability to the one at sampling; its logarithm is clamped to +-20
 //   A_t    the token's advantage             [a, b]   1 - clip_low to 1 + clip_high
 //
-//   ppo     -min(r A, clip(r, a, b) A); with dual_clip c > 1, where A < 0, at most -c A
+//   ppo     -min(r A, clip(r, a, b) A); with dual_clip c > 1 and A < 0, at most -c A
 //                                                   Schulman et al., 2017, arXiv:1707.06347; Ye et al. (dual clip), 2019, arXiv:1912.09729;
 //                                                   clip_high above clip_low: Yu et al., "DAPO", 2025, arXiv:2503.14476
-//   gspo    the same, with the geometric mean of the answer's ratios in place of r_t      Zheng et al., 2025, arXiv:2507.18071
-//   cispo   -min(r, clip_high) A log p, where the factor in front of log p is a constant  MiniMax-M1, 2025, arXiv:2506.13585
+//   gspo    the same, with the geometric mean of the answer's ratios instead of r_t       Zheng et al., 2025, arXiv:2507.18071
+//   cispo   -min(r, clip_high) A log p, where the factor before log p is a constant       MiniMax-M1, 2025, arXiv:2506.13585
 //
 // The loss of a step is one of
-//   token_mean      the sum over all tokens, by their number N
+//   token_mean      the sum over all tokens, divided by their number N
 //   sequence_mean   the mean over all answers of the mean over their tokens
-//   constant        the sum over all tokens, by the number of answers times the longest that was allowed (Dr. GRPO)
+//   constant        the sum over all tokens, divided by the number of answers times the longest allowed answer (Dr. GRPO)
 // plus kl_coef times the mean over all tokens of k2 or k3 (advantages.h) of log p - log p_ref.
 //
-// Answers may have been sampled by older weights than the weights of the first step on them. Then p_old is computed by the latter, so that the
-// ratio only bounds the change by the steps (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a token's term is
-// multiplied by a constant that makes up for the other weights. With w_t = exp(log p_old,t - log p_smp,t), p_smp by the weights that sampled, it is for
+// Answers may have been sampled by older weights than those of the first step on them. Then p_old is computed by the latter, so the ratio only bounds
+// the change by the steps (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a constant weight on a
+// token's term corrects for the older weights. With w_t = exp(log p_old,t - log p_smp,t), where p_smp is by the weights that sampled, the constant is
+// for
 //   tis             w_t clamped to [c, d]                                Yao et al., "Your efficient RL framework secretly brings you off-policy RL
 //                                                                        training", 2025; Espeholt et al. (IMPALA), 2018, arXiv:1802.01561
-//   icepop          w_t, but 0 outside of [c, d]                         Ling Team, 2025, arXiv:2510.18855
-//   seq-mask-tis    w_t, but 0 if the geometric mean of the answer's lies outside of [c, d]             as in OpenRLHF
-// What the sum is divided by stays as it is.
+//   icepop          w_t, but 0 outside [c, d]                            Ling Team, 2025, arXiv:2510.18855
+//   seq-mask-tis    w_t, but 0 if the geometric mean over the answer is outside [c, d]                  as in OpenRLHF
+// The denominators of the loss do not change.
 //
-// A critic learns the returns G (advantages.h). With V its value of a token now and V_old that when the token was sampled, its loss is
-//   value           half the mean over all tokens of max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2), or of (V - G)^2 where c is 0
+// A critic learns the returns G (advantages.h). With its current value V of a token, and its value V_old when the token was sampled, its loss is
+//   value           half the mean over all tokens of max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2), or of (V - G)^2 if c is 0
 //                                                   Schulman et al., 2017, as in the code of its experiments
 #pragma once
 #include <span>
@@ -42,15 +43,15 @@ struct PolicyLossOptions {
     double correction_low = 0.5, correction_high = 5;
 };
 
-void check_options(const PolicyLossOptions &);  // dies if a name is unknown or a number has no meaning
+void check_options(const PolicyLossOptions &);  // dies if a name is unknown or a number is out of range
 
-// An answer: (tokens) each.
+// The tokens of an answer: (tokens) each.
 struct PolicyTokens {
     std::span<const double> logp, logp_old, reference_logp, advantages;  // the reference's may be empty
-    std::span<const double> logp_sampled = {};                           // of p_smp, for a correction
+    std::span<const double> logp_sampled = {};                           // by the weights that sampled, for a correction
 };
 
-// The numbers by which the losses of a step are divided.
+// The denominators of a step's losses.
 struct PolicyStep {
     double tokens, sequences, longest;
 };
@@ -58,15 +59,15 @@ struct PolicyStep {
 // An answer's contribution to the loss, and sums over its tokens.
 struct PolicySums {
     double policy_loss = 0, kl_loss = 0;  // shares of the step's loss
-    double tokens = 0, clipped = 0;       // clipped: tokens whose clipped objective is the smaller one
-    double moved = 0, kl = 0;             // of log p_old - log p; of k3 of the reference, 0 without one
-    // Sums of log p_smp - log p_old and of the correction's weights, and the tokens whose weight was clamped or set to 0.
+    double tokens = 0, clipped = 0;       // clipped: number of tokens whose clipped objective is the smaller one
+    double moved = 0, kl = 0;             // sums of log p_old - log p; of k3 for the reference, 0 without one
+    // Sums of log p_smp - log p_old and of the correction's weights, and the number of tokens whose weight was clamped or set to 0.
     double stale = 0, weights = 0, cut = 0;
 
     PolicySums &operator+=(const PolicySums &o);
 };
 
-// d_logp (tokens) takes the derivatives of the answer's share of the loss.
+// d_logp (tokens) = the derivatives of the answer's share of the loss.
 PolicySums policy_loss(const PolicyLossOptions &options, const PolicyTokens &answer, const PolicyStep &step,
                        std::span<double> d_logp);
 
@@ -77,13 +78,13 @@ struct ValueTokens {
 
 struct ValueSums {
     double value_loss = 0;           // share of the step's loss
-    double tokens = 0, clipped = 0;  // clipped: tokens whose value has moved too far to learn more
-    double values = 0;               // sums over the tokens: of V, G, G^2, G - V and its square
+    double tokens = 0, clipped = 0;  // clipped: number of tokens whose value has moved too far to learn more
+    double values = 0;               // sums over the tokens: of V, G, G^2, G - V, (G - V)^2
     double returns = 0, returns2 = 0, errors = 0, errors2 = 0;
 
     ValueSums &operator+=(const ValueSums &o);
     double explained_variance() const;  // 1 - var(G - V) / var(G); NAN if all returns are equal
 };
 
-// d_values (tokens) takes the derivatives. step_tokens: N; clip: c.
+// d_values (tokens) = the derivatives. step_tokens: N; clip: c.
 ValueSums value_loss(double clip, const ValueTokens &answer, double step_tokens, std::span<double> d_values);

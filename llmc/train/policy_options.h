@@ -1,4 +1,4 @@
-// What the flags of grpo and ppo say to the functions that compute rewards, advantages and losses.
+// Converts the flags of grpo and ppo to the options of rewards, advantages and losses.
 #pragma once
 #include "advantages.h"
 #include "options.h"
@@ -12,4 +12,5 @@ struct PolicyOptions {
 };
 
 inline double kl_horizon(const Options &o) { return o.kl_target.size() > 1 ? o.kl_target[1] : 10000; }  // answers
-PolicyOptions policy_options(const Options &o, Task task);  // dies if a value has no meaning, or two contradict each other
+PolicyOptions policy_options(const Options &o,
+                             Task task);  // dies if a value is out of range, or two values contradict each other

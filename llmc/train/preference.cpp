@@ -7,7 +7,7 @@
 
 namespace preference {
 
-// A number and its derivatives with respect to c and r, so that a loss is written only once, as its formula.
+// A number with its derivatives with respect to c and r, so each loss is written only as its formula.
 struct Dual {
     double value, c = 0, r = 0;
     Dual(double value, double c = 0, double r = 0) : value(value), c(c), r(r) {}
@@ -29,15 +29,15 @@ Dual exp(Dual x) { return x.map(std::exp(x.value), std::exp(x.value)); }
 Dual square(Dual x) { return x * x; }
 Dual positive(Dual x) { return x.value > 0 ? x : Dual(0); }
 
-// a - log(1 - exp(a)) of a mean log-probability, which is below 0; a mean of exactly 0 is replaced by a number just below.
+// Returns a - log(1 - exp(a)) for a mean log-probability, which is below 0; a mean of exactly 0 is replaced by a number just below.
 Dual odds(Dual a) {
     const double x = std::min(a.value, -1e-12);
     return a.map(x - std::log(-std::expm1(x)), -1 / std::expm1(x));
 }
 
-// What the formulas are written with, in the names of preference.h.
+// The variables of the formulas, named as in preference.h.
 struct Terms {
-    double beta, e, gamma, n, m;  // n, m: 1 over the tokens of the chosen, of the rejected answer
+    double beta, e, gamma, n, m;  // n, m: 1 / (tokens of the chosen answer), 1 / (tokens of the rejected answer)
     Dual c, r, u, v, x;
     Terms(const PairLossOptions &o, const PairSums &p)
         : beta(o.beta),
@@ -59,7 +59,7 @@ using namespace preference;
 
 struct PreferenceFormula {
     const char *name;
-    bool reference;  // it needs a reference model
+    bool reference;  // true if it needs a reference model
     Dual (*loss)(const Terms &);
 };
 
@@ -107,7 +107,7 @@ void check_options(const PreferenceFormula &f, const PairLossOptions &o) {
     };
     must(std::isfinite(o.beta) && o.beta > 0, "beta", o.beta, "above 0");
     must(o.label_smoothing >= 0 && o.label_smoothing < 0.5, "label_smoothing", o.label_smoothing, "at least 0 and less than 0.5");
-    const PairSums any{-1, -1, -1, -1, 1, 1};  // exo_pair has the logarithm of label_smoothing
+    const PairSums any{-1, -1, -1, -1, 1, 1};  // exo_pair takes the logarithm of label_smoothing
     must(std::isfinite(f.loss({o, any}).value), "label_smoothing", o.label_smoothing, "above 0");
 }
 

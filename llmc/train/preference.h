@@ -1,13 +1,13 @@
-// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. The backward pass needs only dL/dc and
-// dL/dr of a pair: they become the weights of its answers' tokens.
+// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. The backward pass only needs dL/dc and
+// dL/dr of a pair, which become the weights of its answers' tokens.
 //
 //   c, r    log p(chosen | prompt), log p(rejected | prompt): sums over the answers' tokens; c0, r0 the same of the reference model
 //   u, v    c - c0, r - r0           x = beta (u - v)           s(x) = 1 / (1 + exp(-x))
-//   n, m    tokens of the chosen, of the rejected answer        e = label_smoothing
+//   n, m    numbers of tokens of the chosen and rejected answer e = label_smoothing
 //
 //   sigmoid       -(1-e) log s(x) - e log s(-x)                 Rafailov et al., "Direct preference optimization", 2023, arXiv:2305.18290;
 //                                                               with e > 0 conservative (cDPO)
-//   sigmoid_norm  the same of x = beta (u/n - v/m)              TRL
+//   sigmoid_norm  the same for x = beta (u/n - v/m)             TRL
 //   robust        (-(1-e) log s(x) + e log s(-x)) / (1-2e)      Chowdhury et al., "Provably robust DPO", 2024, arXiv:2403.00409
 //   hinge         max(0, 1 - x)                                 Zhao et al., "SLiC-HF", 2023, arXiv:2305.10425
 //   ipo_sum       (u - v - 1/(2 beta))^2                        Azar et al., "A general theoretical paradigm", 2023, arXiv:2310.12036; as OpenRLHF
@@ -24,7 +24,7 @@
 //   orpo          -c/n - beta log s(odds(c/n) - odds(r/m)), odds(a) = a - log(1 - exp(a))      Hong et al., "ORPO", 2024, arXiv:2403.07691;
 //                                                               without a reference; beta is the paper's lambda
 //
-// TRL's types aot and aot_unpaired sort the pairs of a micro-batch, so that their value depends on how a step is split. They are refused.
+// TRL's types aot and aot_unpaired sort the pairs of a micro-batch, so their value depends on the split of a step. They are not supported.
 #pragma once
 #include <string>
 #include <utility>
@@ -35,7 +35,7 @@ struct PairLossOptions {
 };
 
 struct PairSums {
-    double chosen, rejected, reference_chosen, reference_rejected;  // log-probabilities, nats; the reference's 0 if there is none
+    double chosen, rejected, reference_chosen, reference_rejected;  // log-probabilities, nats; 0 without a reference
     double chosen_tokens, rejected_tokens;                          // of the answers, at least 1
 };
 
@@ -51,17 +51,17 @@ bool needs_reference(const PreferenceFormula &);
 void check_options(const PreferenceFormula &, const PairLossOptions &);  // dies if the formula has no value for these options
 PairLoss pair_loss(const PreferenceFormula &, const PairLossOptions &options, const PairSums &pair);
 
-// The numbers by which the losses of a step are divided.
+// The denominators of a step's losses.
 struct StepSize {
     double pairs, chosen_tokens;
 };
 
-// The loss of a step: the mean over its pairs of some of the losses above, each with a weight, and of two that depend on the chosen answers alone:
-//   sft    the mean over all chosen tokens of the step of their nll, as TRL                 a type among the others
+// The loss of a step: the mean over its pairs of a weighted sum of the losses above, and two losses that only depend on the chosen answers:
+//   sft    the mean nll over all chosen tokens of the step, as in TRL                       selected like the other types
 //   nll    the mean over the pairs of -c/n, as OpenRLHF's nll_loss_coef (Llama 3.1, 2024, arXiv:2407.21783, section 4.1.4)
 class PreferenceLoss {
   public:
-    // There is one weight per type, or none, which means 1 each. Dies if a type is unknown or an option has an illegal value.
+    // There is one weight per type, or none, which means 1 each. Dies if a type is unknown or an option is out of range.
     PreferenceLoss(const std::vector<std::string> &types, const std::vector<double> &weights, const PairLossOptions &options,
                    double nll);
 
@@ -75,5 +75,6 @@ class PreferenceLoss {
 };
 
 // Reward models: -log s(c - r - margin) + center (c + r)^2, where c and r are the rewards of the answers.
-//   Ouyang et al., 2022, arXiv:2203.02155; margin: Touvron et al., "Llama 2", 2023, arXiv:2307.09288; center: Eisenstein et al., 2023, arXiv:2312.09244
+//   Ouyang et al., 2022, arXiv:2203.02155; margin: Touvron et al., "Llama 2", 2023, arXiv:2307.09288; center: Eisenstein et al., 2023,
+//   arXiv:2312.09244
 PairLoss reward_loss(double chosen, double rejected, double margin, double center);

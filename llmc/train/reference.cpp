@@ -56,12 +56,12 @@ std::vector<double> Reference::logps(const Samples &data, const Row &row) {
 
 // ---- --ref_mode precompute ----------------------------------------------------------------------------------------------------------
 
-// Returns everything that the numbers depend on, as text. max_len and the template have already shaped the data.
+// Returns all inputs of the numbers as text, for the hash. max_len and the template have already shaped the data.
 std::string Reference::side_file(const Samples &data, size_t pairs) const {
     std::set<std::string> files = {spec_.dir + "/config.json"};
     for (const auto &entry : fs::directory_iterator(spec_.dir))
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
-    if (spec_.config.lora.rank)  // of --adapter
+    if (spec_.config.lora.rank)  // from --adapter
         for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(spec_.adapter + name);
     std::string key = format("reference 3 %s%s %zu %s", run_.options.dtype.c_str(), run_.options.load_in.c_str(), pairs,
                              data.fingerprint().c_str());
@@ -80,7 +80,7 @@ static void write_side_file(const std::string &path, const std::vector<double> &
     writer.finish();
 }
 
-// Returns nothing if there is no such file, or if it is damaged; it is then written again.
+// Returns nothing if the file does not exist or is damaged; it is then written again.
 static std::vector<float> read_side_file(const std::string &path, size_t pairs) {
     if (!fs::exists(path)) return {};
     try {
@@ -107,7 +107,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
     });
     known = run_.comm.max(known) > 0;
     if (known) {
-        share(run_.comm, values);  // sends the values that rank 0 has read to all
+        share(run_.comm, values);  // sends rank 0's values to all ranks
         run_.say("reference: %zu pairs, read from %s", pairs, path.c_str());
         return values;
     }
@@ -116,7 +116,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
         const auto model = open_reference(run_, spec_, limits_);
         values = document_values(run_, spec_, *model, data, first_samples(pairs));
     }
-    for (double &value : values) value = -double(float(value));  // the file stores floats, so this run uses floats, too
+    for (double &value : values) value = -double(float(value));  // the file stores floats, so this run also uses floats
     agree(run_.comm, [&] {
         for (size_t i = 0; i < 2 * pairs; i++)
             if (!std::isfinite(values[i]))

@@ -1,22 +1,22 @@
-// The frozen reference model of dpo, which gives log p of every document's answer.
+// The frozen reference model of dpo, which computes log p of every document's answer.
 //
-//   --ref_mode precompute   runs one forward sweep before training and then frees the model. Two floats for each pair stay in memory and in a cache
-//                           file, named by a hash of the data, the model and the dtype, which the next run reads
+//   --ref_mode precompute   runs one forward sweep before training and then frees the model. Two floats for each pair stay in memory, and in a cache
+//                           file for later runs, named by a hash of the data, the model and the dtype
 //   --ref_mode resident     keeps a second model in memory and evaluates it row by row; the same rows give the same bits
 //
-// If adapters are trained from the beginning, the reference is the trained model without them, and there is neither a sweep nor a second model.
+// If new adapters are trained, the reference is the trained model without them, and neither a sweep nor a second model is needed.
 #pragma once
 #include <map>
 #include <memory>
 
 #include "run.h"
 
-// Says that the reference is the base of the adapters: Model::evaluate_base.
+// True if the reference is the base of the adapters: Model::evaluate_base.
 bool reference_is_base(const Run &run);
 
 ModelSpec reference_spec(const Run &run);  // the language model of --ref_model, by default --model
 
-// Opens the reference, to be evaluated on rows that suit `limits`.
+// Opens the reference for rows within `limits`.
 std::unique_ptr<Model> open_reference(const Run &run, const ModelSpec &reference, const ModelLimits &limits);
 
 class Reference {

@@ -19,8 +19,8 @@ Reporter::Reporter(const std::string &where, const std::string &log, const std::
         die("cannot start %s: %s\n  fix: close other programs, which hold memory, processes or open files", python.c_str(),
             strerror(errno));
     if (process_ > 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGTERM);  // ends it in good order even where the run is killed
-    setpgid(0, 0);                     // Ctrl-C is for the run, which may save first
+    prctl(PR_SET_PDEATHSIG, SIGTERM);  // ends it cleanly even if the run is killed
+    setpgid(0, 0);                     // Ctrl-C only goes to the run, which may save first
     dup2(STDERR_FILENO, STDOUT_FILENO);
     execlp(python.c_str(), python.c_str(), program.c_str(), log.c_str(), flag.c_str(), to.c_str(), "--follow", nullptr);
     _exit(127);

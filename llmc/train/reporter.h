@@ -1,4 +1,4 @@
-// Hands the log of a run on as it grows: scripts/report.py in a process of its own.
+// Sends the growing log of a run to a tracker, with scripts/report.py in a separate process.
 #pragma once
 #include <sys/types.h>
 
@@ -6,13 +6,13 @@
 
 class Reporter {
   public:
-    // where: tensorboard, wandb or trackio; to: a directory for TensorBoard, else the name of a project. The log has its first line. If that process cannot
-    // do its work, such as for want of the Python package, it says so, and the run goes on: the log has everything.
+    // where: tensorboard, wandb or trackio; to: a directory for TensorBoard, else the name of a project. The log must have its first line. If the
+    // process fails, for example because the Python package is missing, it prints the reason, and the run continues: the log has all data.
     Reporter(const std::string &where, const std::string &log, const std::string &to);
     Reporter(const Reporter &) = delete;
-    ~Reporter();  // a log without a summary will not grow
+    ~Reporter();  // if the log has no summary, it will not grow any more
 
-    // Waits until all is handed on. The log has its summary. Returns whether nothing went wrong; the process has said what.
+    // Waits until the whole log has been sent. The log must have its summary. Returns false after a failure, which the process has reported.
     bool finish();
 
   private:

@@ -37,11 +37,11 @@ class ExactMatch final : public Reward {
     }
 
   private:
-    const Tokenizer *tokenizer_;  // there is one where there are stop strings
+    const Tokenizer *tokenizer_;  // not null if there are stop strings
     StopStrings stop_;
 };
 
-// A function or a server. Each rank has its share of the answers judged.
+// A function or a server. Each rank scores its share of the answers.
 class OfTexts final : public Reward {
   public:
     OfTexts(const Run &run, const std::string &name, const Tokenizer &tokenizer)
@@ -110,7 +110,7 @@ class ByModel final : public Reward {
             die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
                 dir.c_str(), c.V, run.model.dir.c_str(), run.model.config.V);
         }
-        spec_.ranks = ranks_of(run, c, run.model.ranks.world, run.model.ranks.sp);  // its numbers of heads may differ
+        spec_.ranks = ranks_of(run, c, run.model.ranks.world, run.model.ranks.sp);  // it may have other numbers of heads
     }
 
     std::optional<ModelConfig> resident() const override { return spec_.config; }
@@ -150,7 +150,7 @@ class ByModel final : public Reward {
     }
 
   private:
-    // Every rank encodes all, so that none waits for another.
+    // Every rank encodes all answers, so no rank waits for another.
     std::vector<std::vector<int32_t>> encoded_anew(const std::vector<std::vector<int32_t>> &all) {
         json texts = json::array();
         for (const auto &tokens : all) texts.push_back(tokenizer_->decode(tokens, false));
@@ -161,7 +161,7 @@ class ByModel final : public Reward {
     ModelSpec spec_;
     const Tokenizer *tokenizer_;
     double mean_ = 0, std_ = 1;
-    std::unique_ptr<Worker> encoder_;  // null: the policy's tokens are the model's, too
+    std::unique_ptr<Worker> encoder_;  // null if the model uses the policy's tokens
     ModelLimits limits_;
     std::unique_ptr<Model> model_;
 };

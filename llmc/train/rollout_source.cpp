@@ -40,7 +40,7 @@ std::vector<CoResidentModel> RolloutSource::co_residents() const {
 
 size_t RolloutSource::updates(size_t prompts) const { return o_.max_epochs * ceil_div(prompts * o_.n, o_.train_batch_size); }
 
-// The response is the right answer, without the tokens that end a turn.
+// Returns the response, the right answer, without the tokens that end a turn.
 Questions RolloutSource::read_questions(const Samples &prompts, std::span<const size_t> samples) const {
     Questions out;
     const auto is_end = [&](int32_t id) { return std::ranges::find(generation_.eos, id) != generation_.eos.end(); };
@@ -56,7 +56,7 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
 }
 
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
-    generation_.eos = run_.model.config.eos;  // with the end of turn of the prompts' template
+    generation_.eos = run_.model.config.eos;  // includes the end of turn of the prompts' template
     const Questions asked = read_questions(prompts, first_samples(prompts.size()));
     const bool compares = std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
     for (size_t i = 0; i < asked.prompts.size(); i++) {
@@ -75,7 +75,7 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     }
     generation_limits_ = GenerationLimits(known_, generation_, o_.max_sequences);
     const bool evaluates = !o_.eval_data.empty() || o_.eval_fraction > 0;
-    if (!o_.async_steps || evaluates) generation_limits_.use(limits);  // the policy answers itself
+    if (!o_.async_steps || evaluates) generation_limits_.use(limits);  // the policy generates the answers
     limits.row_tokens = std::max(limits.row_tokens, round_up(o_.row_tokens, row_multiple));
     limits.positions = std::max(limits.positions, generation_limits_.longest);
 }
@@ -92,7 +92,7 @@ void RolloutSource::open(const ModelLimits &limits) {
 
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
 
-// `first` is the number of the first prompt: the key of its random numbers.
+// `first` is the number of the first prompt, the key of its random numbers.
 std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &asked, size_t first,
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
@@ -113,7 +113,7 @@ RolloutSource::PendingBatch RolloutSource::ask(const Step &drawn) const {
     return out;
 }
 
-// Returns the answers to all prompts. The policy is null if the writer answers them.
+// Returns the answers to all prompts. The policy is null if the writer has answered them.
 std::vector<Completion> RolloutSource::await(Model *policy, PendingBatch &asked) const {
     if (policy) return answer(*policy, asked.questions, asked.begin, generation_);
     std::vector<Completion> own;
@@ -123,7 +123,7 @@ std::vector<Completion> RolloutSource::await(Model *policy, PendingBatch &asked)
 
 // ---- rewards ------------------------------------------------------------------------------------------------------------------------
 
-// Of the answers that have one; no_reward if none has.
+// Returns the mean reward of the answers with a reward; no_reward if there are none.
 static double mean_of(std::span<const double> rewards) {
     double sum = 0, n = 0;
     for (double r : rewards)
@@ -145,7 +145,7 @@ RolloutSource::Rewards RolloutSource::judge(const Questions &asked, std::span<co
     return out;
 }
 
-// For the log, where several rewards make one.
+// Names of the separate rewards in the log, if there are several.
 ordered_json RolloutSource::means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const {
     ordered_json out = ordered_json::object();
     for (size_t r = 0; parts.size() > 1 && r < parts.size(); r++) out[prefix + o_.reward[r]] = mean_of(parts[r]);

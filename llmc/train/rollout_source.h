@@ -1,8 +1,8 @@
-// Where the rollouts of an iteration come from: prompts are drawn, the engine (generation.h) answers each n times and keeps the log-probability
-// of every token, and answers get rewards (reward.h).
+// The source of an iteration's rollouts: draws prompts, generates n answers to each with the log-probability of every token (generation.h), and
+// scores the answers (reward.h).
 //
-// With --async_steps 1 a copy of the policy, the writer, answers the prompts of the next iteration meanwhile, on a thread that never communicates:
-// ranks share its answers in the next call of next() or finish_writing().
+// With --async_steps 1 a copy of the policy, the writer, meanwhile answers the next iteration's prompts, on a thread that never communicates. Ranks
+// exchange its answers in the next call of next() or finish_writing().
 #pragma once
 #include <future>
 
@@ -18,30 +18,30 @@ class RolloutSource {
     explicit RolloutSource(const Run &run);
 
     std::vector<CoResidentModel> co_residents() const;             // reward models and the writer
-    size_t updates(size_t prompts) const;                          // of the policy, from the answers to this number of prompts
-    void reserve(const Samples &prompts, ModelLimits &limits);     // makes room in the policy for answers to these prompts
+    size_t updates(size_t prompts) const;                          // policy updates from the answers to this number of prompts
+    void reserve(const Samples &prompts, ModelLimits &limits);     // reserves memory in the policy for answers to these prompts
     void open(const ModelLimits &limits);                          // opens these models, after reserve()
     size_t longest() const { return generation_limits_.longest; }  // tokens of the longest prompt with its answer
 
-    // Returns the answers to the next prompts. updates: of the policy so far; left: updates that remain in the run.
+    // Returns the answers to the next prompts. updates: policy updates so far; left: remaining updates of the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
-    // Measures the reward of greedy answers.
+    // Measures the mean reward of greedy answers.
     Measured evaluate(Model &policy, const Samples &prompts, std::span<const size_t> samples) const;
 
-    // A checkpoint keeps the answers that the writer has begun. It keeps no weights of the writer: their answers are finished instead.
+    // A checkpoint contains the answers that the writer has begun. It does not contain the writer's weights: the answers are finished first.
     void finish_writing();
     void save(const std::string &dir, int64_t updates, nlohmann::json &state) const;  // on one rank, after finish_writing()
     void load(const std::string &dir, const nlohmann::json &state);                   // before any update
 
   private:
-    // The weighted rewards of answers, and the rewards of each of --reward.
+    // The weighted rewards of answers, and the separate rewards of each judge.
     struct Rewards {
         std::vector<double> rewards;
         std::vector<std::vector<double>> parts;
     };
-    // Prompts, and the future answers of this rank if the writer answers them.
+    // Prompts, and the future of this rank's answers if the writer answers them.
     struct PendingBatch {
-        size_t begin;  // prompts that were drawn before
+        size_t begin;  // number of prompts drawn before
         Questions questions;
         std::future<std::vector<Completion>> completions = {};
     };
@@ -61,12 +61,12 @@ class RolloutSource {
     const Options &o_;
     std::optional<Tokenizer> tokenizer_;
     GenerationSettings generation_;
-    std::vector<std::unique_ptr<Reward>> rewards_;  // of --reward
-    std::vector<Prompt> known_;                     // the prompts that there must be room for
+    std::vector<std::unique_ptr<Reward>> rewards_;  // the judges of --reward
+    std::vector<Prompt> known_;                     // the prompts that need memory
     GenerationLimits generation_limits_{};
     std::unique_ptr<Model> writer_;          // --async_steps
-    DataLoader *prompts_ = nullptr;          // that the writer answers
-    int64_t writer_at_ = 0;                  // updates of the policy before the writer took its weights
+    DataLoader *prompts_ = nullptr;          // the prompts for the writer
+    int64_t writer_at_ = 0;                  // policy updates of the writer's weights
     std::optional<PendingBatch> under_way_;  // the writer's task
-    std::optional<Batch> next_;              // or has answered
+    std::optional<Batch> next_;              // the batch that the writer has finished
 };

@@ -1,7 +1,7 @@
-// Rollouts: answers sampled by a policy, with the data needed to learn from them. They are the samples of a step of reinforcement learning,
-// each a document whose targets are the tokens of its answer.
+// Rollouts: answers sampled by a policy, with the data needed to learn from them. They are the samples of a reinforcement learning step; each is a
+// document whose targets are the tokens of its answer.
 //
-// In a file, one JSON object a line:
+// A file has one JSON object per line:
 //   prompt_ids, completion_ids   token ids; a completion has at least one
 //   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature
 //   reward                       a number, or null if no judge scored the answer
@@ -26,13 +26,13 @@ struct Rollout {
     bool truncated;
 };
 
-// Writes a file that the first constructor of Rollouts reads. A crash leaves all of it or nothing.
+// Writes a file for the first constructor of Rollouts. After a crash the file is complete or does not exist.
 void write_rollouts(const std::string &path, const std::vector<Rollout> &rollouts);
 
-// Copies share the rollouts, which never change.
+// Copies share the rollouts, which are immutable.
 class Rollouts final : public Samples {
   public:
-    Rollouts() = default;  // none
+    Rollouts() = default;  // no rollouts
     // Reads a file. Dies at the first line that a model of `vocab` tokens cannot learn from.
     Rollouts(const std::string &path, size_t vocab);
     // Takes rollouts sampled for the prompts of a file, which must outlive this object.

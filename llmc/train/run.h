@@ -10,18 +10,18 @@
 #include "../parallel/comm.h"
 #include "options.h"
 
-// Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
+// Creates models for the device and dtype of the options, with planned but not yet allocated memory.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
 struct Device {
     ModelFactory make_model;
-    // Returns the memory of the run's models. Its name and size are known without a model; a plan for another device does not call it.
+    // Returns the memory of the run's models. Its name and size are known without a model. A plan for another device does not call this function.
     std::function<std::unique_ptr<Memory>()> make_memory;
 };
 
-// A model that is in memory beside the trained one.
+// A model that is in memory together with the trained one.
 struct CoResidentModel {
-    const char *what;  // for people
+    const char *what;  // its name for messages
     ModelConfig config;
     Mode mode;
 };
@@ -47,12 +47,12 @@ struct Run {
     size_t sharing;  // number of ranks that share the device's memory, including this one
     Device device;
     ModelSpec model = {};   // the task's model, on all ranks of the run
-    ChatFormat chat = {};   // of the training data
+    ChatFormat chat = {};   // chat format of the training data
     size_t in_process = 1;  // number of ranks that are threads of this process, including this one
     std::shared_ptr<Mesh> mesh = nullptr;
 
-    bool is_main_rank() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
-    __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
+    bool is_main_rank() const { return comm.rank == 0; }  // true on one rank, which prints and writes the files
+    __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // prints a line on standard output
 };
 
 template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {

@@ -1,4 +1,4 @@
-// What a training run says of itself: its log (logger.h), the places that --report_to hands the log to, and lines for people.
+// The output of a training run: its log (logger.h), the trackers of --report_to, and readable lines.
 #pragma once
 #include <chrono>
 #include <list>
@@ -9,7 +9,7 @@
 #include "trainer_state.h"
 #include "training.h"
 
-// A rank's figures of a step. Seconds are measured by the host's clock; on a GPU the time of queued work counts where the host waits for it.
+// A rank's figures for a step. Seconds are by the host's clock; on a GPU the time of queued work counts where the host waits for it.
 struct StepReport {
     double seconds, comm_seconds, update_seconds;
     Payload sent;
@@ -22,7 +22,7 @@ class StepMeter {
     StepMeter(const Mesh &mesh, Model &model);
     void begin_update();
     void end_update();
-    StepReport report();  // is called once, when the step has ended
+    StepReport report();  // called once, when the step has ended
 
   private:
     const Mesh &mesh_;
@@ -34,22 +34,22 @@ class StepMeter {
     StepReport report_{};
 };
 
-// Every rank has one; the main rank alone writes.
+// Every rank has one; only the main rank writes.
 class RunLog {
   public:
     RunLog(const Run &run, const Training &training);
 
-    // Opens the log. A resumed run goes on with the log that it finds, without the lines beyond `step`. Any other run begins a new log, whose first
-    // line describes the run.
+    // Opens the log. A resumed run continues the existing log, without the lines beyond `step`. Any other run begins a new log, and its first line
+    // describes the run.
     void open(size_t step);
     void say_split(const Step &step) const;  // prints how the ranks of a ring share the first row of a step
-    // Returns the line of a step, which `state` includes. All ranks call it together.
+    // Returns the log line of a step; `state` already includes the step. All ranks call it together.
     nlohmann::ordered_json step_line(const TrainerState &state, const Step &step, const Measured &measured, double norm,
                                      double lr, const StepReport &report) const;
     void write(const nlohmann::ordered_json &line);
-    void show_step(const nlohmann::ordered_json &line);                     // for people
+    void show_step(const nlohmann::ordered_json &line);                     // prints it in readable form
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...);  // prints a line that is not part of the log
-    void sync();                                                            // written lines survive a power cut
+    void sync();                                                            // syncs written lines to the disk
     // Writes the last line, waits until trackers have the log, and prints the run's summary.
     void finish(const TrainerState &state, const Best &best, const std::string &best_path);
 
@@ -63,5 +63,5 @@ class RunLog {
     const Training &training_;
     const double peak_;               // FLOP/s of the device; 0: not known
     std::unique_ptr<Logger> logger_;  // on the main rank
-    std::list<Reporter> reporters_;   // of its log
+    std::list<Reporter> reporters_;   // trackers of the log
 };

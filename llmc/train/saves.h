@@ -1,4 +1,4 @@
-// What a training run saves in its output directory (output.h): a trial before its first step, checkpoints, the best model and the last one.
+// Saves of a training run in its output directory (output.h): a trial before its first step, checkpoints, the best model and the last model.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,16 +11,16 @@ class Saves {
   public:
     Saves(const Run &run, Training &training);
 
-    // Reads the checkpoint that the run goes on from, and returns `state` with its progress.
+    // Reads the checkpoint that the run resumes from, and returns `state` with its progress.
     TrainerState resume(const TrainerState &state);
-    // Makes the output directory ready for the steps after `step`. Everything that the run will save is written once and read back, so that a long
+    // Prepares the output directory for the steps after `step`. All kinds of files that the run will save are written once and read back, so a long
     // run does not fail at its first save. Only then does --overwrite remove the earlier run.
     void begin(size_t step);
     void save_checkpoint(TrainerState state, RunLog &log);
-    bool keep_best(size_t step, double loss);  // saves the model unless an earlier one is as good
+    bool keep_best(size_t step, double loss);  // saves the model unless an earlier model has an equal or smaller loss
     void finish();                             // writes the model into the output directory itself
 
-    size_t every() const { return every_; }  // steps between checkpoints; 0: there are none
+    size_t every() const { return every_; }  // steps between checkpoints; 0: no checkpoints
     const Best &best() const { return best_; }
     std::string best_path() const;
 
@@ -35,7 +35,7 @@ class Saves {
     const Run &run_;
     const Options &o_;
     Training &training_;
-    OutputDirectory *const output_;  // null but on the main rank
+    OutputDirectory *const output_;  // null except on the main rank
     const size_t every_;
     std::string export_dtype_;
     Best best_;

@@ -10,13 +10,13 @@
 struct Schedule {
     std::string type;  // "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_min_lr" | "warmup_stable_decay"
     double learning_rate;  // the peak
-    size_t warmup;         // steps in which the rate rises linearly from 0; "constant" has none
+    size_t warmup;         // steps of the linear warm-up from 0; "constant" has none
     double min_lr_ratio;   // cosine_with_min_lr, warmup_stable_decay: the last rate, as a share of the peak
     size_t steps;          // the number of steps of the whole training
-    double decay_ratio;    // warmup_stable_decay: share of all steps, the last ones, in which the rate falls
+    double decay_ratio;    // warmup_stable_decay: share of all steps, at the end, in which the rate decays
 };
 
-// The rate stays at its peak and falls at the end, so that a run can be made longer from a checkpoint before its fall (Hu et al., "MiniCPM", 2024,
+// The rate stays at its peak and decays at the end, so a run can be extended from a checkpoint before the decay (Hu et al., "MiniCPM", 2024,
 // arXiv:2404.06395). Returns a share of the peak.
 inline double warmup_stable_decay(const Schedule &schedule, size_t step) {
     const size_t decay = size_t(std::ceil(double(schedule.steps) * schedule.decay_ratio));
@@ -28,7 +28,7 @@ inline double warmup_stable_decay(const Schedule &schedule, size_t step) {
     return share * (1 - schedule.min_lr_ratio) + schedule.min_lr_ratio;
 }
 
-// The rate of the update number `step`, counted from 0: with a warmup the first update has rate 0, as in transformers.
+// Returns the rate of update number `step`, counted from 0: with a warm-up the first update has rate 0, as in transformers.
 inline double learning_rate_at(const Schedule &schedule, size_t step) {
     const size_t warmup = schedule.warmup;
     if (schedule.type == "constant") return schedule.learning_rate;

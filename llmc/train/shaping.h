@@ -1,7 +1,7 @@
-// What the length of an answer does to its reward R, before anything is compared. l: the tokens of the answer, m: the most that it may have.
+// The effect of an answer's length on its reward R, before advantages are computed. l: tokens of the answer, m: the most tokens allowed.
 //
-//   overlong          R - factor * min(max(l - (m - b), 0), b) / b    of the last b tokens each costs some: Yu et al., "DAPO", 2025, arXiv:2503.14476, eq. 13
-//   stop properly     c R if 0 <= c <= 1, c if c < 0                  of an answer that was cut off, after the former: OpenRLHF
+//   overlong          R - factor * min(max(l - (m - b), 0), b) / b    a penalty for the last b tokens: Yu et al., "DAPO", 2025, arXiv:2503.14476, eq. 13
+//   stop properly     c R if 0 <= c <= 1, c if c < 0                  for an answer that was cut off, after the overlong penalty: OpenRLHF
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,8 +1,8 @@
-// Finds loss spikes: steps whose loss lies far above the losses before.
+// Finds loss spikes: steps whose loss is far above the earlier losses.
 //
 //   mean, variance: exponential averages of the losses over about `window` steps, as in West, "Updating mean and variance estimates",
 //   CACM 1979, with the weight a = 1 / min(n, window) of the n-th:   d = loss - mean,  mean += a d,  variance = (1 - a) (variance + a d^2)
-//   A loss is a spike if `settled` came before it and it is above mean + limit * sqrt(variance). It still counts in the averages.
+//   A loss is a spike if at least `settled` losses came before it and it is above mean + limit * sqrt(variance). It still counts in the averages.
 #pragma once
 #include <algorithm>
 #include <cmath>

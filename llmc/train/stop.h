@@ -1,4 +1,4 @@
-// Stop strings: texts that end an answer as soon as its decoded text contains one, wherever in its tokens they begin and end.
+// Stop strings: texts that end an answer as soon as its decoded text contains one, independently of token boundaries.
 #pragma once
 #include <span>
 #include <string>
@@ -9,10 +9,10 @@
 class StopStrings {
   public:
     StopStrings() = default;
-    StopStrings(const Tokenizer &tokenizer, std::span<const std::string> texts);  // the tokenizer must live as long
+    StopStrings(const Tokenizer &tokenizer, std::span<const std::string> texts);  // the tokenizer must outlive this object
 
-    bool end(std::span<const int32_t> answer) const;    // whether its text contains one, if it did not without the last token
-    std::string before(const std::string &text) const;  // the text up to the first of them
+    bool end(std::span<const int32_t> answer) const;    // true if the last token completes a stop string in the answer's text
+    std::string before(const std::string &text) const;  // returns the text up to the first stop string
 
   private:
     const Tokenizer *tokenizer_ = nullptr;

@@ -1,4 +1,4 @@
-// trainer_state.json of a checkpoint: the progress of the run, apart from weights and optimizer, and its model, data and options.
+// trainer_state.json of a checkpoint: the progress of the run (except weights and optimizer), and its model, data and options.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -8,20 +8,20 @@
 
 struct Totals {
     size_t samples = 0, tokens = 0, targets = 0, skipped = 0, restarts = 0;
-    double step_seconds = 0, seconds = 0;  // the time of steps; the time of everything before the last restart
+    double step_seconds = 0, seconds = 0;  // time of steps; total time before the last restart
 };
 
 // The model with the smallest evaluation loss so far. It is saved in best/, together with these numbers.
 struct Best {
-    size_t step = 0;  // 0: there is none
+    size_t step = 0;  // 0: no such model
     double loss = 0;
 };
 
 struct TrainerState {
     size_t step, cursor;  // cursor: see DataLoader
-    size_t steps;         // the number of steps of the whole run
+    size_t steps;         // number of steps of the whole run
     size_t skips_in_a_row;
-    size_t worse_in_a_row;  // evaluations since the best
+    size_t worse_in_a_row;  // evaluations since the best one
     Totals totals;
     LossSpikes spikes;
     std::string task, data, data_fingerprint;
@@ -30,7 +30,7 @@ struct TrainerState {
 
 void write_trainer_state(const std::string &dir, const TrainerState &state);
 
-// Returns `now` with the progress that the checkpoint `dir` has kept. Dies if its file is damaged, or belongs to a run that `now` cannot continue.
-// Calls note(line) for each option that differs and may.
+// Returns `now` with the progress from the checkpoint `dir`. Dies if its file is damaged, or belongs to a run that `now` cannot continue.
+// Calls note(line) for each option that is allowed to differ and does.
 TrainerState read_trainer_state(const std::string &dir, const TrainerState &now,
                                 const std::function<void(const std::string &)> &note);

@@ -1,4 +1,4 @@
-// What a training run needs before its first step: its output directory, its objective, data and model.
+// Opens a training run before its first step: its output directory, objective, data and model.
 #pragma once
 #include <memory>
 #include <optional>
@@ -10,18 +10,18 @@
 
 struct Training {
     std::unique_ptr<OutputDirectory> output;  // on the main rank, locked
-    std::string resume_from;                  // the checkpoint that the run goes on from; empty: the run begins
+    std::string resume_from;                  // the checkpoint to resume from; empty for a new run
     std::unique_ptr<Samples> data, eval_data;
-    std::string data_fingerprint;  // hash of the file that is open; its name may meanwhile belong to another file
+    std::string data_fingerprint;  // hash of the open file; its name may meanwhile belong to another file
     std::unique_ptr<DataLoader> loader;
     std::unique_ptr<Objective> objective;
     std::optional<Continuation> continuation;  // --sample_every
     std::unique_ptr<Model> model;
     size_t steps = 0;    // optimizer steps of the whole run
-    size_t planned = 0;  // bytes of memory that the process should hold at its peak
+    size_t planned = 0;  // planned peak memory of the process, in bytes
 
     bool evaluates() const { return eval_data || !loader->eval_samples().empty(); }
 };
 
-// All ranks call it together. The template of the data's chats becomes run.chat.
+// All ranks call it together. run.chat becomes the chat template of the data.
 Training open_training(Run &run);

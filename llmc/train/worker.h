@@ -1,5 +1,5 @@
-// A Python script of the project that answers requests: JSON objects, one a line, on its standard input and output. Its process starts with the first
-// request and lives as long as this object.
+// A Python script of the project that answers requests: JSON objects, one per line, on its standard input and output. The process starts with the
+// first request and ends with this object.
 #pragma once
 #include <sys/types.h>
 
@@ -9,13 +9,13 @@
 
 class Worker {
   public:
-    // Messages begin with `name`: the user's file or server that the script asks, or the script's purpose. A request may take `timeout` seconds.
+    // Messages begin with `name`: the user's file or server that the script calls, or the script's purpose. A request may take `timeout` seconds.
     Worker(std::string name, std::string script, std::vector<std::string> arguments, double timeout);
     Worker(const Worker &) = delete;
     ~Worker() { stop(); }
 
-    // Returns the member `wanted` of the answer, a list of `n`. A process that ends without an answer is started anew, once. Dies if that does not help,
-    // if the time is over, if the answer is an {"error": text}, or if it has another length.
+    // Returns the member `wanted` of the answer, a list of `n`. A process that ends without an answer is restarted once. Dies if that does not help,
+    // after a timeout, if the answer is an {"error": text}, or if the list has another length.
     nlohmann::json ask(const nlohmann::json &request, const char *wanted, size_t n);
 
   private:

@@ -350,7 +350,7 @@ def test_paths(data, tmp_path):
     refused_training(data, tmp_path / "file" / "b", "cannot create")
     assert (tmp_path / "file").read_text() == "x"
     (tmp_path / "link").symlink_to("nowhere")
-    refused_training(data, tmp_path / "link", "is a link to nowhere, where nothing is")
+    refused_training(data, tmp_path / "link", "is a link to nowhere, which does not exist")
     refused_training(data, tmp_path / "c", "cannot write the log", "/dev/full", log="/dev/full")
     refused_training(data, tmp_path / "d", "cannot write the log", log=tmp_path / "absent" / "log.jsonl")
 
