@@ -183,17 +183,6 @@ def same_run(run, straight):
     assert stable(log_lines(run)) == stable(log_lines(straight))
 
 
-def expect_resumed(run, folder, at, save_steps=None):
-    """run(output, **more) trains. With checkpoints, and resumed from the checkpoint of step `at`, it ends in the same bits. Returns both directories."""
-    straight, stopped, saves = folder / "straight", folder / "stopped", {"save_steps": save_steps or at}
-    run(straight)
-    run(stopped, **saves)
-    same_run(stopped, straight)
-    assert f"at step {at}" in run(stopped, resume=stopped / f"step_{at}", **saves)
-    same_run(stopped, straight)
-    return straight, stopped
-
-
 def near(got, want, relative, absolute=0.0):
     assert math.isclose(got, want, rel_tol=relative, abs_tol=absolute), (got, want)
 
@@ -203,14 +192,6 @@ def evaluate(model, data, tmp_path, **options):
     log = tmp_path / "eval.jsonl"
     succeeds(command("eval", model=model, data=data, log=log, **{"max_len": 128, **options}), quiet=False)
     return read_lines(log)[-1]
-
-
-def expect_as_transformers(name, line):
-    """The evaluation of a golden model on its documents."""
-    golden = json.loads((GOLDEN / name / "golden.json").read_text())
-    assert abs(line["eval_loss"] - golden["loss"]) < 1e-5
-    assert abs(line["eval_entropy"] - golden["entropy"]) < 1e-5
-    assert line["eval_target_tokens"] == golden["targets"]
 
 
 # ---- ranks ------------------------------------------------------------------------------------------------------------------------

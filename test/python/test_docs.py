@@ -1,4 +1,5 @@
-"""The pages: links between them, and their names of files and flags of this repository. Includes between the folders of llmc go one way."""
+"""The pages: links between them, and their names of files and flags of this repository. Includes between the folders of llmc go one way, and durations
+are not of the time of day."""
 
 import re
 from pathlib import Path
@@ -70,3 +71,9 @@ def test_includes_go_one_way():
             if rank > ORDER.index(path.relative_to(llmc).parts[0]):
                 wrong.append(f"{path.relative_to(ROOT)} includes {include}; the order is {' <- '.join(ORDER)}")
     assert wrong == []
+
+
+def test_durations_are_of_a_clock_that_does_not_jump():
+    """The time of day may be set back or ahead in a run."""
+    wall = r"system_clock|high_resolution_clock|CLOCK_REALTIME|gettimeofday|\btime\((nullptr|0|NULL)\)"
+    assert [path for path in (ROOT / "llmc").rglob("*.*") if re.search(wall, path.read_text())] == []

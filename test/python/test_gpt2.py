@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import runs
 from runs import (
-    ENVIRONMENT, GOLDEN, ROOT, call, change_json, compare_logs, expect_as_transformers, header_of, log_lines, merging, model_with,
-    read_lines, read_tensors, same_run, succeeds, trained, weights, write_data, write_tensors)
+    ENVIRONMENT, GOLDEN, ROOT, call, change_json, compare_logs, header_of, log_lines, merging, model_with, read_lines, read_tensors, same_run,
+    succeeds, trained, weights, write_data, write_tensors)
 from test_prepare_inputs import END, shard
 
 PROGRAM = ROOT / "train_gpt2"
-FAMILIES = ("gpt2", "gpt2_erf")
-
-
 command = partial(runs.command, program=PROGRAM, model=GOLDEN / "gpt2")
 
 
@@ -51,20 +48,15 @@ def test_the_bundled_run(tmp_path):
 # ---- models in and out ----------------------------------------------------------------------------------------------------------------
 
 def test_the_first_loss_of_random_weights(tmp_path):
-    """Logits are normal, with the variance of a product of 768 normed channels and weights of 0.02."""
-    V, variance = 4096, 768 * 0.02**2
-    model = of_bytes(tmp_path / "model", vocab_size=V, n_embd=768, n_head=12, n_layer=1)
+    """Logits are normal, with the variance of a product of 384 normed channels and weights of 0.02."""
+    V, variance = 1024, 384 * 0.02**2
+    model = of_bytes(tmp_path / "model", vocab_size=V, n_embd=384, n_head=6, n_layer=1)
     ids = np.random.default_rng(0).integers(0, V, (8, 64))
     data = write_data(tmp_path / "data.safetensors", [(row, np.arange(64) > 0) for row in ids], kind="pretrain", vocab=V)
     train(tmp_path / "run", "pretrain", model=model, data=data, max_steps=1)
     line = log_lines(tmp_path / "run")[1]
-    assert abs(line["loss"] - (math.log(V) + variance / 2)) < 0.05
+    assert abs(line["loss"] - (math.log(V) + variance / 2)) < 0.04
     assert abs(line["entropy"] - (math.log(V) - variance / 2)) < 0.01
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_eval_equals_transformers(name, tmp_path):
-    expect_as_transformers(name, evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path))
 
 
 def stored(path):
@@ -81,7 +73,7 @@ def named_by_transformers(tensors):
             for name, value in tensors.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
 
 
-@pytest.mark.parametrize("name, dtype, export", [("gpt2", "f32", "float32"), ("gpt2_erf", "f32", "bfloat16"), ("gpt2_erf", "bf16", "bfloat16")])
+@pytest.mark.parametrize("name, dtype, export", [("gpt2", "f32", "float32"), ("gpt2_erf", "bf16", "bfloat16")])
 def test_weights_come_back_as_they_were(name, dtype, export, data, tmp_path):
     """Also from several ranks. The first learning rate is 0."""
     def of_more_digits(tensors):
@@ -193,23 +185,6 @@ def expect_refusal(words, message, tmp_path):
 def test_models_of_the_other_program(program, options, message, flags, data, tmp_path):
     words = command("sft", *flags, program=ROOT / program, data=data, output_dir=tmp_path / "run", **options)
     expect_refusal(words, f"{program}: {message}", tmp_path)
-
-
-OTHER_SHAPE = "is needed\n  fix: the file that belongs to the configuration beside it\n"
-NO_TENSOR = "which config.json asks for\n  fix: the weights that belong to this configuration\n"
-
-
-@pytest.mark.parametrize("fields, message", [  # test_hf.cpp has those that config.json alone is wrong by
-    ({"n_positions": 64}, f'model.safetensors: tensor "transformer.wpe.weight" has shape (128, 32), but (64, 32) {OTHER_SHAPE}'),
-    ({"n_layer": 3}, f'model.safetensors: has no tensor "transformer.h.2.attn.c_attn.weight", {NO_TENSOR}'),
-    ({"n_layer": 1},
-     'model.safetensors: tensor "transformer.h.1.attn.c_attn.bias" (96) is not part of the model that config.json describes\n'
-     "  fix: the config.json that belongs to these weights, or a model that transformers has saved\n"),
-    ({"tie_word_embeddings": False}, f'model.safetensors: has no tensor "lm_head.weight", {NO_TENSOR}'),
-])
-def test_wrong_configurations(fields, message, data, tmp_path):
-    model = model_with(tmp_path / "model", "gpt2", **fields)
-    expect_refusal(command("sft", model=model, data=data, output_dir=tmp_path / "run", max_len=64), f"train_gpt2: model/{message}", tmp_path)
 
 
 @pytest.mark.parametrize("task", ["sft", "eval"])

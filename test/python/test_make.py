@@ -38,7 +38,6 @@ def probed():
     ("test", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"',
      'CHECKS="races sanitizers mutants fuzzers ptxas" or some of them'),
-    ("test-gpu", "NVCC=", "nvcc", "install the CUDA toolkit"),
 ])
 def test_what_a_target_needs(target, variable, what, fix):
     """One refusal, before anything is built."""

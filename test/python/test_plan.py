@@ -33,8 +33,6 @@ def test_the_plan_of_a_rank():
     whole = size(eight, "bucket.head") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
     assert size(eight, "activations and buffers") < size(one, "activations and buffers") / 8 + whole
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
-    refused(command("sft", "--plan", **QWEN, ranks=8, ring_attn_size=3), "--ring_attn_size 3 does not divide 8 ranks")
-    refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
 
 
 def needed(text):
@@ -69,8 +67,6 @@ def test_a_resident_reference_counts(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
     words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
     refused(words, f"--ref_model {tmp_path} has another vocabulary")
-    refused(command("sft", "--plan", **QWEN, gpu="a100", fp8="true"), "--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu a100 has none")
-    refused(command("dpo", "--plan", **QWEN, loss_type="simgoid"), 'there is no --loss_type "simgoid"')
 
 
 def test_ranks_here_share_the_memory():
@@ -153,15 +149,6 @@ def test_the_timeline_shows_what_is_where_when(tmp_path):
     assert 0.9 * size(text, "placed:") < most <= size(text, "placed:") + 0.01 * UNITS["GiB"]
 
 
-def test_a_timeline_needs_a_prediction(tmp_path):
-    file = tmp_path / "step.json"
-    refused(command("sft", "--plan", "--fit", **QWEN, timeline=file), "--timeline belongs to --plan without --fit")
-    for unknown, why in (({"gpu": 80}, " for --gpu 80\n"), ({"gpu": "h100", "dtype": "f32"}, "--dtype bf16"), ({}, " without --gpu\n")):
-        refused(command("sft", "--plan", **QWEN, timeline=file, **unknown), "--timeline: there is no prediction", why, "--gpu h100")
-    refused(command("sft", "--plan", **QWEN, timeline=tmp_path / "none" / "f.json", gpu="h100"), "none/f.json")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("all_others", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_fastest_choice_fits_and_no_other_is_faster(all_others, tmp_path):
     """Of four large layers, which are planned in less time than many."""
@@ -182,7 +169,7 @@ def test_the_fastest_choice_fits_and_no_other_is_faster(all_others, tmp_path):
     offloads = [",".join(names) or None for n in range(4) for names in itertools.combinations(("activations", "optimizer", "weights"), n)]
     others = [(best["--zero_stage"], recompute, offload) for recompute in ("none", "cheap", "layer") for offload in offloads]
     others += [(stage, best["--recompute"], best.get("--offload")) for stage in (1, 2, 3)]
-    others = others if all_others else others[::3]
+    others = others if all_others else others[::7]
     fitting = 0
     for stage, recompute, offload in others:
         text = plan(zero_stage=stage, recompute=recompute, offload=offload, **options)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import test_grpo
-from runs import DEMO, GOLDEN, command, expect_resumed, first_step, log_lines, near, read_lines, refused, succeeds, weights, write_lines
+from runs import GOLDEN, command, first_step, log_lines, near, read_lines, refused, succeeds, weights, write_lines
 from test_grpo import MESHES, POLICY, rollouts, use_program
 from test_preference import reward_model
 
@@ -42,20 +42,11 @@ def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
     for number, (case, want) in enumerate(MODELS[name]["ppo"].items()):
         if program and number:
             continue
-        options = {"device": "cuda", "dtype": "f32"} if program else [*MESHES.values()][number]
+        options = {"device": "cuda", "dtype": "f32"} if program else {**[*MESHES.values()][number], "row_tokens": 100 * (number % 2) or None}
         if want["flags"].get("kl_coef"):
             options = {**options, "ref_model": GOLDEN / MODELS[name]["reference"]}
         run(tmp_path / case, file, name=name, critic_model=critic, **options, **want["flags"])
         expect_steps(log_lines(tmp_path / case)[1:4], want["steps"])
-
-
-@pytest.mark.parametrize("case", ["gae", "frozen"])
-def test_no_mesh_and_no_packing_changes_the_steps(case, file, critic, tmp_path):
-    want = MODELS["qwen3"]["ppo"][case]
-    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}, {"zero_stage": 0, "ranks": 2},
-                                      {"zero_stage": 3, "ranks": 4, "ring_attn_size": 2}]):
-        run(tmp_path / str(number), file, critic_model=critic, **options, **want["flags"])
-        expect_steps(log_lines(tmp_path / str(number))[1:4], want["steps"])
 
 
 def test_the_policy_stands_still_at_first(file, tmp_path):
@@ -118,32 +109,7 @@ def test_rewards_are_learnt(prompts, tmp_path):
     assert [line["eval_reward"] for line in log_lines(tmp_path / "run") if "eval_reward" in line] == [1.0]
 
 
-def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
-    """Also with the adaptive coefficient of the divergence."""
-    options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05, "kl_target": "1e-3,120"}
-    straight, stopped = expect_resumed(partial(sample, prompts=prompts, **options), tmp_path, at=6, save_steps=4)
-    assert weights(straight / "critic") == weights(stopped / "critic")
-    assert len({line["kl_coef"] for line in log_lines(straight)[1:]}) > 2
-
-
 # ---- wrong inputs -----------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("options, parts", [
-    ({"critic_model": DEMO}, ["--critic_model", "vocabulary", "fix: "]),
-    ({"critic_model": "/nowhere"}, ["/nowhere"]),
-    ({"critic_model": GOLDEN}, ["config.json"]),
-    ({"critic_model": GOLDEN / "gpt2"}, ["gpt2", "does not train", "./train_gpt2"]),
-    ({"gae_lambda": 1.5}, ["--gae_lambda 1.5", "between 0 and 1"]),
-    ({"value_clip": -1}, ["--value_clip", "0 (no bound) or more"]),
-    ({"critic_learning_rate": 0}, ["--critic_learning_rate", "above 0"]),
-    ({"kl_target": 1}, ["--kl_target", "--rollouts"]),
-    ({"rollouts": None, "data": "x", "kl_target": 1}, ["--kl_target 1", "--kl_coef 0.01"]),
-    ({"rollouts": None, "data": "x", "kl_target": "1,100", "kl_coef": 1}, ["--kl_target 1,100", "1024 answers"]),
-    ({"advantage_estimator": "group_norm"}, ["--advantage_estimator", "grpo"]),
-])
-def test_wrong_flags_are_named(options, parts, file, tmp_path):
-    refused(words(tmp_path / "run", file, **options), *parts)
-
 
 def test_a_damaged_critic_is_named(file, tmp_path):
     options = {"max_steps": 4, "max_epochs": 9, "save_steps": 2}

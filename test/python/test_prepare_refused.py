@@ -148,9 +148,8 @@ LOOK = {"name": "look", "arguments": {"place": "Rome"}}
 
 
 @pytest.mark.parametrize("role, meant", [("asistant", "assistant"), ("Asistant", "assistant"), ("usr", "user"), ("tools", "tool")])
-@pytest.mark.parametrize("task", ["sft", "prompts"])
-def test_a_misspelled_role_is_named(bench, task, role, meant):
-    error = refused_record(bench, task, CHATML, {"messages": [*QUESTION, {"role": role, "content": "Hello"}, *ANSWER, *QUESTION]})
+def test_a_misspelled_role_is_named(bench, role, meant):
+    error = refused_record(bench, "sft", CHATML, {"messages": [*QUESTION, {"role": role, "content": "Hello"}, *ANSWER, *QUESTION]})
     assert error.startswith(f"has a message of the role {role!r}, which seems to be {meant!r} misspelled\n  fix: ")
     assert "the known roles are system, developer, user, assistant, tool" in error
 
@@ -193,9 +192,8 @@ CALLS = "has tool calls in a message of the role 'assistant', of which the chat 
     (CALLING, {"messages": [*QUESTION, ANSWER[0] | {"reasoning": "a", "thinking": "b"}]}, "messages[1] has reasoning and thinking, which differ"),
     (CALLING, called({"function": {"arguments": {}}}), "messages[1] calls a tool by an object without a name"),
     (CALLING, {"conversations": [*gpt("Hi"), {"from": "function_call", "value": "look at Rome"}]}, "conversations[1] calls a tool by a string")])
-@pytest.mark.parametrize("task", ["sft", "rl"])
-def test_what_no_template_shows(bench, template, record, lost, task):
-    error = bench.refused(task, bench.tokenizer(template), [SAID, record])
+def test_what_no_template_shows(bench, template, record, lost):
+    error = bench.refused("sft", bench.tokenizer(template), [SAID, record])
     assert error.startswith("record 2 (line 2) of in.jsonl: " + lost), error
 
 
@@ -344,12 +342,11 @@ DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x =
     ("{% for i in range(10 ** 12) %}{% endfor %}", "the chat template refuses its messages: Range too big"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template refuses its messages: maximum recursion depth exceeded"),
 ])
-@pytest.mark.parametrize("task", ["sft", "prompts"])
-def test_a_template_that_takes_too_much(bench, monkeypatch, task, template, expected):
+def test_a_template_that_takes_too_much(bench, monkeypatch, template, expected):
     for name, value in {"SECONDS": 0.2 if "seconds" in expected else 60, "MEMORY": 64 << 20, "CHARACTERS": 4000}.items():
         monkeypatch.setattr(limits, name, value)
     usual = resource.getrlimit(resource.RLIMIT_AS)
-    error = bench.refused(task, bench.tokenizer(template), [{"messages": CHAT if task == "sft" else CHAT[:2]}])
+    error = bench.refused("sft", bench.tokenizer(template), [{"messages": CHAT}])
     assert f"record 1 (line 1) of in.jsonl: {expected}" in error
     assert resource.getrlimit(resource.RLIMIT_AS) == usual and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 

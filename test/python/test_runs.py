@@ -11,11 +11,9 @@ import signal
 import time
 
 import numpy as np
-import pytest
 from runs import (
-    DEMO, FAMILIES, GOLDEN, PROGRAM, ROOT, SMALL, checkpoints, command, evaluate, expect_as_transformers, expect_resumed, log_lines, model_with, near,
-    overflowing, random_documents, read_lines, refused, refused_training, same_run, start, steps_logged, succeeds, summary, train, wait_for, weights,
-    write_data, write_lines)
+    DEMO, GOLDEN, PROGRAM, ROOT, SMALL, checkpoints, command, evaluate, log_lines, model_with, near, overflowing, random_documents, read_lines,
+    refused, refused_training, same_run, start, steps_logged, succeeds, summary, train, wait_for, weights, write_data, write_lines)
 
 
 def files_below(directory):
@@ -23,39 +21,6 @@ def files_below(directory):
 
 
 # ---- resuming ---------------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("change", [
-    {}, {"dtype": "bf16"}, {"dtype": "bf16", "moments": "bf16"}, {"moments": "8bit"},
-    {"dtype": "bf16", "optimizer": "muon", "moments": "bf16", "weight_decay": 0.1},
-    {"dtype": "bf16", "grad_dtype": "bf16", "moments": "bf16", "row_tokens": 64}, {"eval_fraction": 0.2, "eval_steps": 2},
-    {"train_batch_size": None, "train_batch_tokens": 150}, {"shuffle": "false", "weight_decay": 0.1},
-], ids=lambda change: " ".join(map(str, change.values())) or "f32")
-def test_resuming_gives_the_same_bits(change, data, tmp_path):
-    """23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 is in the first one and the end in the second."""
-    def run(output, **more):
-        return train(output, **{**SMALL, "data": data, "max_steps": 9, "max_num": 9, **change, **more})
-
-    straight, stopped = expect_resumed(run, tmp_path, at=4)
-    assert checkpoints(stopped) == [4, 8] and any(line.get("epoch", 0) > 1 for line in log_lines(straight))
-    assert "at step 8" in run(stopped, save_steps=4, resume="auto")
-    same_run(stopped, straight)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_stages_2_and_3_give_the_same_bits_and_resume_each_other(optimizer, data, tmp_path):
-    options = {"data": data, "max_steps": 4, "save_steps": 2, "ranks": 3, "row_tokens": 64, "recompute": "layer", "optimizer": optimizer}
-    for stage in (2, 3):
-        train(tmp_path / str(stage), "--debug", zero_stage=stage, **options)
-    want = weights(tmp_path / "2")
-    assert weights(tmp_path / "3") == want
-    for stage in (2, 3):
-        run = tmp_path / str(stage)
-        assert "at step 2" in train(run, zero_stage=5 - stage, resume=run / "step_2", **options)
-        assert weights(run) == want
-    losses = [line["loss"] for line in log_lines(tmp_path / "3") if "loss" in line]
-    train(tmp_path / "3", zero_stage=3, resume=tmp_path / "3" / "step_2", **{**options, "ranks": 2})
-    assert [line["loss"] for line in log_lines(tmp_path / "3") if "loss" in line] == pytest.approx(losses, rel=1e-5)
-
 
 def test_resuming_into_another_directory(data, tmp_path):
     options = {"data": data, "max_steps": 4, "train_batch_size": 4}
@@ -71,7 +36,7 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
     train(run, data=data, save_steps=2, **options | {"resume": None})
     before = weights(run)
     for change in ({"seed": 7}, {"train_batch_size": 5}, {"dtype": "bf16"}, {"optimizer": "muon"}, {"shuffle": "false"}, {"eval_fraction": 0.3},
-                   {"max_samples": 9}, {"train_batch_size": None, "train_batch_tokens": 100}):
+                   {"max_samples": 9}, {"lora_rank": 4}, {"neftune_noise_alpha": 6}, {"train_batch_size": None, "train_batch_tokens": 100}):
         refused_training(data, run, f"was made with --{next(iter(change))} ", **options | change)
     other = write_data(tmp_path / "other.safetensors", random_documents(23, seed=1))
     refused_training(other, run, "was made with data", **options)
@@ -109,46 +74,7 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
     same_run(run, straight)
 
 
-def test_leftovers_of_a_crash_go_and_nothing_else(data, tmp_path):
-    run = tmp_path / "a"
-    train(run, data=data, max_steps=2, save_steps=1)
-    for name in ("step_2.tmp", "step_by_step", "step_5_notes", "step_7.tmp"):
-        (run / name).mkdir()
-        (run / name / "config.json").write_text("x")
-    (run / "step_2.tmp" / "notes.txt").write_text("mine")
-    train(run, data=data, max_steps=3, save_steps=1, resume="auto")
-    assert sorted(p.name for p in run.iterdir() if p.is_dir()) == ["step_1", "step_2", "step_3", "step_5_notes", "step_7.tmp", "step_by_step"]
-    assert (run / "step_2" / "notes.txt").read_text() == "mine" and (run / "step_2" / "trainer_state.json").exists()
-
-
-def test_overwrite_removes_what_runs_wrote_and_nothing_else(data, tmp_path):
-    run = tmp_path / "a"
-    train(run, data=data, max_steps=3, save_steps=1)
-    written = files_below(run).keys()
-    mine = {run / name: os.urandom(8) for name in ("notes.txt", "model-00001-of-00002.safetensors", "step_2/plot.png", "step_2/old/config.json",
-                                                   "step_9/config.json")}
-    for path, content in mine.items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-    train(run, "--overwrite", data=data, max_steps=1)
-    kept = {run / name for name in ("config.json", "generation_config.json", "model.safetensors", "log.jsonl", "run_files.json")}
-    assert files_below(run).keys() & written == kept
-    train(run, "--overwrite", data=data, max_steps=2, save_steps=1)  # next to the leftovers of step_2
-    assert files_below(run).items() >= mine.items() and (run / "step_2" / "trainer_state.json").exists()
-    (run / "tokenizer.json").write_text("mine")
-    refused_training(data, run, "step_9", "no run wrote it", "move it away", words=["--overwrite"], max_steps=9)
-    assert weights(run) and files_below(run).items() >= mine.items()
-
-
 # ---- the output directory and the log ---------------------------------------------------------------------------------------------
-
-def test_max_num_keeps_the_newest(data, tmp_path):
-    train(tmp_path / "a", data=data, max_steps=11, save_steps=1, max_num=2)
-    assert checkpoints(tmp_path / "a") == [10, 11]
-    assert (tmp_path / "a" / "latest").read_text() == "step_11\n"
-    train(tmp_path / "a", data=data, max_steps=11, save_steps=1, max_num=1, resume="auto")  # as after a crash just before it pruned
-    assert checkpoints(tmp_path / "a") == [11]
-
 
 def test_a_directory_in_use_is_refused(data, tmp_path):
     run = tmp_path / "a"
@@ -163,16 +89,14 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
 
     other_run = os.open(run, os.O_RDONLY)
     fcntl.flock(other_run, fcntl.LOCK_EX)
-    for flag in ("--overwrite", "--resume=auto"):
-        refused_training(data, run, str(run), "another run is writing there", words=[flag])
+    refused_training(data, run, str(run), "another run is writing there", words=["--resume=auto"])
     assert files_below(run) == before
     patient = start(command("sft", "--overwrite", output_dir=run, data=data, max_steps=1, seed=7))
-    time.sleep(1)
+    time.sleep(0.3)
     assert patient.poll() is None  # the other one may have been killed, and not have ended yet
     os.close(other_run)
     assert patient.communicate(timeout=60)[1] == "" and patient.returncode == 0
-    assert checkpoints(run) == [] and not (run / "latest").exists()
-    assert [line.get("step") for line in log_lines(run)][:2] == [None, 1]
+    assert checkpoints(run) == [] and not (run / "latest").exists() and log_lines(run)[1]["step"] == 1
 
 
 def test_the_log(data, tmp_path):
@@ -238,7 +162,6 @@ def test_a_run_ends_where_its_evaluations_become_no_better(data, tmp_path):
     end = weights(run)
     train(run, eval_data=data, resume=run / f"step_{best + 2}", **options)
     assert weights(run) == end
-    refused(command("sft", **options, output_dir=tmp_path / "b"), "--early_stopping_patience", "--eval_data")
 
 
 def test_logging_steps_and_another_log_file(data, tmp_path):
@@ -262,16 +185,12 @@ def test_steps_as_a_share_of_a_run_of_unknown_length(data, tmp_path):
 
 # ---- models in and out ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2", "smollm2"])
-def test_the_saved_model_reads_back(name, data, tmp_path):
-    train(tmp_path / "a", data=data, model=GOLDEN / name, max_epochs=1, eval_data=data)
-    last = log_lines(tmp_path / "a")[-1]
-    assert evaluate(tmp_path / "a", data, tmp_path, max_len=64)["eval_loss"] == last["eval_loss"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_eval_equals_transformers(name, tmp_path):
-    expect_as_transformers(name, evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path))
+def test_eval_equals_transformers(tmp_path):
+    """Of one model; test_llama.cpp compares all."""
+    golden = json.loads((GOLDEN / "qwen3" / "golden.json").read_text())
+    line = evaluate(GOLDEN / "qwen3", GOLDEN / "qwen3" / "golden.safetensors", tmp_path)
+    assert abs(line["eval_loss"] - golden["loss"]) < 1e-5 and abs(line["eval_entropy"] - golden["entropy"]) < 1e-5
+    assert line["eval_target_tokens"] == golden["targets"]
 
 
 def test_random_weights_depend_on_the_seed_alone(data, tmp_path):
@@ -291,55 +210,30 @@ def test_raw_data_needs_the_tree(tmp_path):
 
 
 def test_train_the_demo_and_generate(python_for_data, own_cache, tmp_path):
-    from preparing import prepared  # loads transformers, which takes a while
-
     model = tmp_path / "a"
-    train(model, data=ROOT / "data" / "demo" / "train.safetensors", model=DEMO, max_steps=2, max_len=2048)
+    train(model, data=ROOT / "data" / "demo" / "train.safetensors", model=DEMO, max_steps=2, max_len=2048, max_samples=8)
     assert (model / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
-    prompts = prepared(tmp_path / "prompts", "prompts", [{"prompt": "one"}, {"prompt": "two and three"}], model)
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "one"}, {"prompt": "two and three"}])
 
     def generated(**options):
         return succeeds(command("generate", model=model, max_new_tokens=5, **options), quiet=False)
 
-    def answers(**options):
-        return [json.loads(line) for line in generated(prompts=prompts, temperature=1, **options).splitlines() if line.startswith("{")]
-
     assert generated(prompt="sort: 3 1 2") == generated(prompt="sort: 3 1 2") != ""
-    assert [line["tokens"] <= 5 for line in answers()] == [True, True]
-    three = answers(n=3)
-    assert [line["sample"] for line in three] == [0, 1, 2] * 2 and len({line["completion"] for line in three}) > 2
-    assert all(line["finish_reason"] == "length" and line["tokens"] == 5 or line["finish_reason"] == "stop" for line in three)
-    assert answers(n=3, max_sequences=1) == answers(n=3, ranks=2, max_sequences=2) == three
-    refused(command("generate", model=model, prompts=prompts, n=0), "--n is 0", "at least 1")
-    refused(command("generate", model=model, prompts=prompts, max_sequences=0), "--max_sequences is 0")
-    refused(command("sft", model=DEMO, data=prompts, output_dir=tmp_path / "b", n=2), "--n belongs to grpo, ppo, generate")
-
-
-def test_a_broken_line_of_raw_data_is_named(python_for_data, own_cache, tmp_path):
-    (tmp_path / "x.jsonl").write_text(2 * '{"prompt": "a", "completion": "b"}\n' + '{"prompt": "a", \n')
-    result = refused(command("sft", model=DEMO, data=tmp_path / "x.jsonl", output_dir=tmp_path / "a"), "record 3 (line 3) of ", "x.jsonl")
-    assert len(result.stderr.splitlines()) == 2 and not (tmp_path / "a" / "log.jsonl").exists()
+    three = [[json.loads(line) for line in generated(prompts=prompts, n=3, temperature=1, **options).splitlines() if line.startswith("{")]
+             for options in ({}, {"max_sequences": 1}, {"ranks": 2, "max_sequences": 2})]
+    assert three[0] == three[1] == three[2]
+    assert [line["sample"] for line in three[0]] == [0, 1, 2] * 2 and len({line["completion"] for line in three[0]}) > 2
+    assert all(line["finish_reason"] == "length" and line["tokens"] == 5 or line["finish_reason"] == "stop" for line in three[0])
 
 
 # ---- wrong input ------------------------------------------------------------------------------------------------------------------
 
-def test_a_truncated_shard(data, tmp_path):
-    model = shutil.copytree(GOLDEN / "llama3", tmp_path / "model")
-    shard = model / "model-00002-of-00002.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    refused_training(data, tmp_path / "a", "model-00002-of-00002.safetensors", model=model)
-
-
 def test_data_that_does_not_fit(tmp_path):
     data, documents = tmp_path / "data.safetensors", random_documents(4)
-    write_data(data, [(np.array([5, last, 7]), np.array([0, 1, 1])) for last in (6, 96)], vocab=200)
-    refused_training(data, tmp_path / "a", "document 1", "token id 96 at position 1", "vocabulary of 96")
     write_data(data, [*documents[:2], (np.full(65, 5), np.arange(65) > 0)])
     refused_training(data, tmp_path / "a", "document 2", "65 tokens", "64")
     refused(command("eval", data=data, max_len=64), "document 2", "65 tokens")
-    without_targets = [(ids, mask * 0) for ids, mask in documents]
-    refused_training(write_data(data, without_targets), tmp_path / "a", "none of its", "is a target")
-    write_data(data, without_targets, kind="prompts")
+    write_data(data, [(ids, mask * 0) for ids, mask in documents], kind="prompts")
     refused_training(data, tmp_path / "a", "holds prompts")
     refused(command("eval", data=data), "holds prompts")
 
@@ -369,18 +263,12 @@ def test_gradients_that_overflow(data, tmp_path):
     assert [line["skipped"] for line in log_lines(tmp_path / "a")[1:]] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("tensor, first", [
-    ("layers.1.mlp.down_proj", r"forward, layer 1, down: element \d+ of act\.2\.x\n"),
-    ("layers.0.self_attn.v_proj", r"forward, layer 0, qkv: element \d+ of act\.0\.qkv\n"),
-    ("layers.1.self_attn.o_proj", r"forward, layer 1, proj: element \d+ of act\.1\.ln2\n"),
-])
-def test_debug_names_the_first_op(tensor, first, data, tmp_path):
-    model = model_with(tmp_path / "model", change=overflowing(f"model.{tensor}.weight"))
-    for options in ({}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 2},
-                    {"ranks": 2, "zero_stage": 3}):
+def test_debug_names_the_first_op(data, tmp_path):
+    model = model_with(tmp_path / "model", change=overflowing("model.layers.1.self_attn.o_proj.weight"))
+    for options in ({}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 3}):
         result = refused_training(data, tmp_path / f"run {options}", "step 1 has a value that is not finite", model=model, max_steps=9, debug="true",
                                   **options)
-        assert re.search(first, result.stderr), (options, result.stderr)
+        assert re.search(r"forward, layer 1, proj: element \d+ of act\.1\.ln2\n", result.stderr), (options, result.stderr)
 
 
 def test_a_step_without_targets_is_skipped(tmp_path):

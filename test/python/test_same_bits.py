@@ -1,0 +1,105 @@
+"""What must not change a run, whatever is trained: that it stops and goes on from a checkpoint, and that arrays are on a disk. Gradients in bf16 change it
+as little as rounding may."""
+
+import pytest
+from runs import (
+    GOLDEN, OF_PAIRS, SMALL, command, first_step, log_lines, stable, succeeds, weights, write_lines)
+from test_grpo import rollouts
+from test_sampling import with_tokenizer
+
+EXPERTS = {"model": GOLDEN / "qwen2_moe", "data": GOLDEN / "qwen2_moe" / "golden.safetensors", "max_len": 128, "train_batch_size": 2}
+PAIRS = {**OF_PAIRS, "train_batch_size": 4, "eval_fraction": 0.2}
+OF_ROLLOUTS = {"rollouts": True, "max_len": 67, "recompute": "cheap"}
+ANSWERS = {"prompts": True, "max_len": 67, "rollout_batch_size": 6, "n": 32, "max_new_tokens": 1, "train_batch_size": 64, "num_episodes": 9, "at": 6,
+           "max_steps": 12}  # an iteration has 3 steps, and one with max_epochs 2 has 6
+AHEAD = {"task": "grpo", **ANSWERS, "async_steps": 1, "is_correction": "icepop", "max_epochs": 2, "max_steps": 18}
+RUNS = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 is in the first one and the end in the second
+    "f32": {}, "bf16": {"dtype": "bf16"}, "moments of 8 bits": {"moments": "8bit", "row_tokens": 128, "max_norm": 0.1},
+    "all in bf16": {"task": "pretrain", "dtype": "bf16", "grad_dtype": "bf16", "moments": "bf16", "row_tokens": 64},
+    "muon": {"dtype": "bf16", "optimizer": "muon", "moments": "bf16", "weight_decay": 0.1},
+    "steps of tokens": {"train_batch_size": None, "train_batch_tokens": 150, "eval_fraction": 0.2, "eval_steps": 2},
+    "in order": {"shuffle": "false", "weight_decay": 0.1}, "noise": {"model": GOLDEN / "llama2", "neftune_noise_alpha": 5, "dtype": "bf16", "ranks": 2},
+    "samples": {"spoken": True, "sample_every": 3, "max_new_tokens": 40, "temperature": 1},
+    "adapters": {"lora_rank": 4, "lora_dropout": 0.3, "neftune_noise_alpha": 5, "ranks": 2, "zero_stage": 2},
+    "adapters and a head": {"lora_rank": 4, "lora_modules_to_save": "embed_tokens,lm_head", "dtype": "bf16", "moments": "8bit", "ranks": 3, "zero_stage": 2},
+    "adapters of 4 bits": {"lora_rank": 4, "load_in": "4bit", "grad_dtype": "bf16", "ranks": 2},
+    "experts": {**EXPERTS, "ranks": 2, "ring_attn_size": 2},
+    "adapters of experts": {**EXPERTS, "lora_rank": 3, "lora_targets": "q_proj,gate_proj,up_proj,down_proj", "load_in": "8bit", "optimizer": "muon",
+                            "router_aux_loss_coef": 0.1},
+    "dpo": {"task": "dpo", **PAIRS, "ref_model": GOLDEN / "llama2", "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
+    "rm": {"task": "rm", **PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
+    "grpo": {"task": "grpo", **OF_ROLLOUTS, "ranks": 2, "zero_stage": 3, "max_epochs": 4},
+    "ppo": {"task": "ppo", **OF_ROLLOUTS, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
+    "answers of grpo": {"task": "grpo", **ANSWERS, "kl_coef": 0.1, "ranks": 2, "zero_stage": 2},
+    "answers of ppo": {"task": "ppo", **ANSWERS, "kl_coef": 0.05, "kl_target": "1e-3,120", "ranks": 2, "zero_stage": 3},
+    "answers ahead": {**AHEAD, "lora_rank": 4, "kl_coef": 0.1, "kl_target": "0.05,1000", "ranks": 3, "zero_stage": 3},
+    "answers ahead, filtered": {**AHEAD, "n": 128, "rollout_batch_size": 3, "dynamic_filtering": "0,1", "train_batch_size": 2000, "num_episodes": 20,
+                                "max_epochs": 1, "at": 2, "max_steps": 4},
+    "answers ahead of ppo": {**AHEAD, "task": "ppo", "dtype": "bf16", "ranks": 2, "ring_attn_size": 2},
+}
+
+
+@pytest.fixture
+def run_of(data, prompts, tmp_path):
+    """run(name, output, **more) trains one of these."""
+    def run(name, output, **more):
+        options = {"task": "sft", "data": data, "max_steps": 9, "max_num": 9, **SMALL, **RUNS[name], **more}
+        if options.pop("rollouts", None):
+            options |= {"data": None, "rollouts": write_lines(tmp_path / "rollouts.jsonl", rollouts())}
+        if options.pop("prompts", None):
+            options |= {"data": prompts}
+        if options.pop("spoken", None):
+            (tmp_path / "model").mkdir(exist_ok=True)
+            options |= {"model": with_tokenizer(tmp_path / "model")}
+        options.pop("at", None)
+        return succeeds(command(options.pop("task"), output_dir=output, **options))
+
+    return run
+
+
+def lines_of(run):
+    """Without the bytes of sent weights: offloaded weights are gathered in parts."""
+    return [{key: value for key, value in line.items() if key != "sent_params"} for line in stable(log_lines(run))]
+
+
+def same_run(run, other):
+    """The same log, and the same files but for those of checkpoints."""
+    assert lines_of(run) == lines_of(other)
+    written = [{path.relative_to(output): path.read_bytes() for pattern in ("*.json", "*.safetensors", "critic/*.safetensors")
+                for path in output.glob(pattern) if path.name != "run_files.json"} for output in (run, other)]
+    assert written[0] == written[1] != {}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_has_the_same_bits(name, run_of, tmp_path):
+    at, straight, stopped = RUNS[name].get("at", 4), tmp_path / "straight", tmp_path / "stopped"
+    run_of(name, straight)
+    run_of(name, stopped, save_steps=at)
+    same_run(stopped, straight)
+    assert ("async_steps" in RUNS[name]) == (stopped / f"step_{at}" / "next_answers.jsonl").exists()
+    assert f"at step {at}" in run_of(name, stopped, resume=stopped / f"step_{at}", save_steps=at)
+    same_run(stopped, straight)
+    assert any(line["grad_norm"] > 0 for line in log_lines(straight) if "grad_norm" in line)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and name not in ("grpo", "ppo", "answers ahead")])
+def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
+    what = "activations,optimizer" if "load_in" in RUNS[name] else "activations,optimizer,weights"
+    place = tmp_path / "place"
+    place.mkdir()
+    run_of(name, tmp_path / "straight")
+    assert f" to a file in {place}" in run_of(name, tmp_path / "run", offload=what, offload_dir=place)
+    same_run(tmp_path / "run", tmp_path / "straight")
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["moments of 8 bits", "adapters", "dpo", "rm", "grpo", "ppo"])
+def test_gradients_in_bf16_are_near(name, run_of, tmp_path):
+    """The loss of the first step is the same, and its norm as near as rounding allows."""
+    run_of(name, tmp_path / "f32", max_steps=4)
+    run_of(name, tmp_path / "bf16", max_steps=4, grad_dtype="bf16")
+    floats, rounded = (first_step(tmp_path / dtype) for dtype in ("f32", "bf16"))
+    assert rounded["loss"] == floats["loss"] and weights(tmp_path / "bf16") != weights(tmp_path / "f32")
+    for norm in ["grad_norm"] + ["critic_grad_norm"] * (name == "ppo"):
+        # Each rounding is off by less than 2^-7 of its value; no part of these sums is larger than three times the whole.
+        assert rounded[norm] != floats[norm] and abs(rounded[norm] / floats[norm] - 1) < 3 * 3 * 2**-7, norm
