@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
-from runs import chat
+from runs import chat, header_of
+from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast  # prints a note when it is first loaded: not in a test
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -118,18 +118,10 @@ def prepared(path, task, records, tokenizer, *flags):
 
 
 def read_safetensors(path):
-    """Arrays and metadata, read by the format's definition alone."""
-    data = Path(path).read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:8 + size])
+    """Arrays, in the order of the file, and metadata."""
+    header, arrays = header_of(Path(path))[0], load_file(path)
     metadata = header.pop("__metadata__")
-    dtypes = {"U16": np.uint16, "I32": np.int32, "U8": np.uint8, "I64": np.int64, "F32": np.float32}
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        arrays[name] = np.frombuffer(data[8 + size + begin:8 + size + end], dtypes[entry["dtype"]])
-        assert list(arrays[name].shape) == entry["shape"]
-    return arrays, metadata
+    return {name: arrays[name] for name in header}, metadata
 
 
 class Documents:

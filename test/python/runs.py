@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "data"))
@@ -247,13 +248,7 @@ def read_tensors(path):
 
 
 def write_tensors(path, tensors):
-    header, at = {}, 0
-    tensors = {name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}
-    for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        at += values.nbytes
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(v.tobytes() for v in tensors.values()))
+    save_file({name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}, path)
 
 
 def change_json(path, **fields):

@@ -5,8 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from runs import (
-    DEMO, GOLDEN, OF_PAIRS, command, log_lines, merging, model_with, near_weights, read_tensors, refused, same_run, succeeds, train, write_data,
-    write_tensors)
+    GOLDEN, OF_PAIRS, command, log_lines, merging, model_with, near_weights, read_tensors, refused, same_run, succeeds, train, write_tensors)
 from test_lora import eval_loss
 
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
@@ -40,22 +39,6 @@ def test_ranks_train_as_one(one_rank, tmp_path):
     """test_ranks.cpp has all ways to split a step."""
     train(tmp_path / "out", **RUN, ranks=2, zero_stage=3, recompute="layer")
     near_weights(tmp_path / "out", one_rank)
-
-
-@pytest.mark.parametrize("task, more", [("grpo", {}), ("ppo", {"ranks": 2, "zero_stage": 3}),
-                                        ("ppo", {"ranks": 7, "expert_parallel": 7, "zero_stage": 3}), ("grpo", {"lora_rank": 2, "load_in": "4bit", "kl_coef": 0.1})])
-def test_answers_of_its_own_are_learned_from(task, more, tmp_path):
-    model = model_with(tmp_path / "model", "qwen2_moe", eos_token_id=2)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, model)
-    random = np.random.default_rng(5)
-    data = write_data(tmp_path / "prompts.safetensors", [(np.append(random.integers(4, 90, 5), [7]), np.array([0] * 5 + [1])) for _ in range(4)])
-    reward = tmp_path / "reward.py"
-    reward.write_text("def reward(prompts, answers, labels):\n    return [len(a) for a in answers]\n")
-    succeeds(command(task, model=model, data=data, reward=reward, output_dir=tmp_path / "out", max_len=64, rollout_batch_size=4, n=4, max_new_tokens=6,
-                     train_batch_size=16, max_steps=2, temperature=1, router_aux_loss_coef=0.01, **more))
-    for line in steps_of(tmp_path / "out"):
-        assert line["grad_norm"] > 0 and np.isfinite(line["loss"]) and line["aux_loss"] > 3
 
 
 def test_muon_updates_the_experts_and_not_the_router(tmp_path):

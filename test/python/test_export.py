@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from preparing import CHATML, PLAIN, chat, make_tokenizer, prepared
 from runs import (
-    DEMO, FAMILIES, GOLDEN, OF_PAIRS, PAIRS, ROOT, change_json, command, evaluate, first_step, merging, model_with, read_tensors, refused, succeeds,
-    weights, write_data, write_lines, write_tensors)
+    DEMO, FAMILIES, GOLDEN, OF_PAIRS, ROOT, change_json, command, evaluate, first_step, merging, model_with, read_tensors, refused, succeeds, weights,
+    write_lines, write_tensors)
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
 OTHER = CHATML.replace("<|im_start|>' + m['role']", "<s>' + m['role']").replace("<|im_start|>", "<s>")
@@ -76,32 +76,15 @@ def test_a_model_stops_where_its_answers_did(trained, tmp_path):
     assert answer(tmp_path / "a", trained) == ("user\nHi\nassistant\n", "Yes.", "stop")
 
 
-@pytest.mark.parametrize("template", [None, PLAIN, CHATML])
-def test_the_template_that_was_trained_is_saved(template, tmp_path):
-    model = make_base(tmp_path / "model", template)
-    (model / "additional_chat_templates").mkdir()
-    (model / "additional_chat_templates" / "rag.jinja").write_text("rag")
+def test_the_template_that_was_trained_is_saved(tmp_path):
+    """In place of the model's own."""
+    model = make_base(tmp_path / "model", PLAIN)
     (tmp_path / "t.jinja").write_text(CHATML)
     chats = prepared(tmp_path / "chats", "sft", HI, model, "--tokenizer_chat_template", tmp_path / "t.jinja")
     out = train(tmp_path / "out", model=model, data=chats, max_epochs=60, save_steps=60, eval_data=chats, eval_steps=60)
     for directory in (out, out / "step_60", out / "best"):
-        assert set(templates(directory)) - {None} == {CHATML}
-        assert (directory / "additional_chat_templates").exists() == (template == CHATML)
-        assert generation(directory)["eos_token_id"] == [END, EOS]
+        assert set(templates(directory)) - {None} == {CHATML} and generation(directory)["eos_token_id"] == [END, EOS]
     assert answer(tmp_path / "a", out) == ("user\nHi\nassistant\n", "Yes.", "stop")
-
-
-def test_named_templates_and_prepared_data(base, chats, tmp_path):
-    model = shutil.copytree(base, tmp_path / "model")
-    (model / "chat_template.jinja").unlink()
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": PLAIN}]
-    change_json(model / "tokenizer_config.json", chat_template=named)
-    out = train(tmp_path / "own", model=model, data=prepared(tmp_path / "data", "sft", HI, model), max_steps=1)
-    assert templates(out) == (None, named)
-    out = train(tmp_path / "prepared", model=model, data=chats, max_steps=1)
-    assert templates(out) == (CHATML, CHATML) and generation(out)["eos_token_id"] == [END, EOS]
-    out = train(tmp_path / "without", model=model, data=write_data(tmp_path / "ids.safetensors", [([1, 2], [0, 1])], vocab=270), max_steps=1)
-    assert templates(out) == (None, named) and generation(out) == {"eos_token_id": EOS}
 
 
 def test_an_adapter_has_both(trained, tmp_path):
@@ -121,7 +104,7 @@ def test_an_adapter_has_both(trained, tmp_path):
 
 
 def test_a_base_model_s_own_answers_end(trained, tmp_path):
-    """As A11: the model's files do not tell the end of a turn, but the template of the prompts does."""
+    """The model's files do not tell the end of a turn, but the template of the prompts does."""
     model = shutil.copytree(trained, tmp_path / "model")
     (model / "generation_config.json").unlink()
     assert answer(tmp_path / "a", model)[1:] == ("Yes.", "stop")
@@ -163,7 +146,7 @@ def train_added(output, **options):
     return succeeds(words + ["--add_tokens", "<a>", "<b>", "<|im_end|>"], quiet=False)  # the last one is there already
 
 
-def test_added_tokens_get_the_mean_of_the_others(small, marked, tmp_path):
+def test_added_tokens_get_the_mean_of_the_others(small, trained, marked, tmp_path):
     said = train_added(tmp_path / "out", model=small, data=marked)
     assert "has 272 tokens, and the model 270 rows of its embedding and its head: it gets 2 more, each the mean of those" in said
     before, after = read_tensors(small / "model.safetensors"), read_tensors(tmp_path / "out/model.safetensors")
@@ -174,15 +157,10 @@ def test_added_tokens_get_the_mean_of_the_others(small, marked, tmp_path):
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("<a>Yes.<b>", add_special_tokens=False)["input_ids"] == [270, *tokenizer("Yes.", add_special_tokens=False)["input_ids"], 271]
+    assert "the mean of those" not in train_added(tmp_path / "padded", model=trained, data=marked)  # which has 272 rows for 270 tokens
+    assert len(read_tensors(tmp_path / "padded/model.safetensors")[EMBEDDING]) == 272
     # As a model of its own.
     train(tmp_path / "again", model=tmp_path / "out", data=prepared(tmp_path / "data", "sft", MARKED, tmp_path / "out"), max_steps=1)
-
-
-def test_a_padded_vocabulary_keeps_its_rows(trained, marked, tmp_path):
-    said = train_added(tmp_path / "out", model=trained, data=marked)  # 272 rows for 270 tokens
-    assert "the mean of those" not in said
-    before, after = (read_tensors(path / "model.safetensors")[EMBEDDING] for path in (trained, tmp_path / "out"))
-    assert before.shape == after.shape and np.abs(before - after).max() < 1e-6
 
 
 @pytest.mark.parametrize("whole", [{}, {"lora_modules_to_save": "embed_tokens,lm_head"}])
@@ -260,30 +238,6 @@ def test_transformers_opens_it(python, trained):
     in_python(python, OPEN, trained, "" if python == sys.executable else "torch")
 
 
-LOSS = """
-import json, sys
-import torch, transformers
-from safetensors.numpy import load_file
-losses = []
-for directory, data in zip(sys.argv[1::2], sys.argv[2::2]):
-    classes = json.load(open(directory + "/config.json"))["architectures"][0]
-    reward = classes.endswith("ForSequenceClassification")
-    kind = transformers.AutoModelForSequenceClassification if reward else transformers.AutoModelForCausalLM
-    model, loading = kind.from_pretrained(directory, torch_dtype=torch.float32, output_loading_info=True)
-    assert type(model).__name__ == classes and not any(loading.values()), (type(model), loading)
-    arrays, values = load_file(data), []
-    for begin, end in zip(arrays["doc_offsets"], arrays["doc_offsets"][1:]):
-        ids = torch.tensor(arrays["tokens"][begin:end].astype("int64"))
-        with torch.no_grad():
-            logits = model.eval()(ids[None]).logits[0]
-        targets = torch.tensor(arrays["loss_mask"][begin + 1:end]) == 1
-        values.append(logits.reshape(1) if reward else -torch.log_softmax(logits[:-1].double(), -1).gather(1, ids[1:, None])[:, 0][targets])
-    values = torch.cat(values)
-    losses.append((-torch.nn.functional.logsigmoid(values[0::2] - values[1::2]) if reward else values).mean().item())
-print(json.dumps(losses))
-"""
-
-
 def missing_reward_class(family):
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as classes
     return json.loads((GOLDEN / family / "config.json").read_text())["model_type"] not in classes
@@ -293,25 +247,6 @@ def missing_reward_class(family):
 def test_a_reward_model_that_transformers_lacks_is_said(family, tmp_path):
     said = succeeds(command("rm", "--plan", model=GOLDEN / family, **OF_PAIRS))
     assert ("note: transformers has no " in said) == missing_reward_class(family)
-
-
-@pytest.mark.parametrize("python", PYTHONS[1:])
-def test_transformers_computes_what_we_do(python, tmp_path):
-    """A language model and a reward model of each golden family after a step."""
-    if not has_torch(python):
-        pytest.skip(f"{python} has no torch and transformers")
-    words, losses = [], []
-    for family in FAMILIES:
-        for task, data in ("sft", GOLDEN / family / "golden.safetensors"), ("rm", PAIRS):
-            out = tmp_path / f"{family}_{task}"
-            if task == "rm" and missing_reward_class(family):
-                continue
-            succeeds(command(task, model=GOLDEN / family, data=data, output_dir=out, max_steps=1, learning_rate=1e-3, lr_scheduler="constant",
-                             max_len=128, train_batch_size=4))
-            words += [str(out), str(data)]
-            losses.append(evaluate(out, data, tmp_path)["eval_loss"])
-    theirs = json.loads(in_python(python, LOSS, *words))
-    assert {word: (a, b) for word, a, b in zip(words[::2], losses, theirs, strict=True) if not abs(a - b) < 1e-5} == {}
 
 
 # ---- models that bring their own code
@@ -344,11 +279,10 @@ def respelled(path, name):
     return golden
 
 
-@pytest.mark.parametrize("name, family, flags", [("internlm2", "llama", {}), ("internlm2", "llama", {"ranks": 2, "zero_stage": 3}),
-                                                 ("Yi", "llama", {}), ("mimo", "qwen2", {})])
-def test_a_model_with_code_of_its_own_becomes_what_it_is(name, family, flags, tmp_path):
+@pytest.mark.parametrize("name, family", [("internlm2", "llama"), ("Yi", "llama"), ("mimo", "qwen2")])
+def test_a_model_with_code_of_its_own_becomes_what_it_is(name, family, tmp_path):
     golden = respelled(tmp_path / "model", name)
-    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, **flags}
+    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, "ranks": 2, "zero_stage": 3}
     for model, out in ((tmp_path / "model", "a"), (golden, "b")):
         train(tmp_path / out, model=model, **options)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from runs import (
-    OPTIMIZER, ROOT, SMALL, call, checkpoints, command, ends_with_one_message, log_lines, preloaded, random_documents,
+    OPTIMIZER, ROOT, SMALL, call, checkpoints, command, ends_with_one_message, log_lines, merging, preloaded, random_documents,
     read_tensors, refused, same_run, start, start_training, steps_logged, succeeds, train, wait_for, weights, write_data)
 
 
@@ -23,10 +23,9 @@ def files(directory):
 
 # ---- killed -----------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_again_and_again(kills, data, tmp_path):
+def test_killed_again_and_again(data, tmp_path):
     """Wherever SIGKILL strikes, in a step, in a save or while starting: the run can be resumed, and ends in the same bits."""
-    steps = 40
+    steps, kills = 40, 12
     straight, run = tmp_path / "straight", tmp_path / "run"
     options = {"data": data, "max_steps": steps, "save_steps": 1, "max_num": 2, "eval_data": data, "eval_steps": 2}
     begin = time.monotonic()
@@ -63,33 +62,20 @@ def test_killed_again_and_again(kills, data, tmp_path):
         landed.append(max(checkpoints(run), default=0))
         inside += (run / f"step_{landed[-1] + 1}.tmp").exists()
         assert landed[-1] >= before  # saved steps stay
-        if landed[-1]:
-            assert json.loads((run / f"step_{landed[-1]}" / "trainer_state.json").read_text())["step"] == landed[-1]
-        if (run / "latest").exists():
-            assert int((run / "latest").read_text()[5:]) in (landed[-1], landed[-1] - 1)
-        if (run / "best").exists():
-            assert files(run / "best").keys() == files(straight / "best").keys()
     assert inside >= kills // 4
     train(run, resume="auto", **options)
     finished()
 
 
-@pytest.mark.parametrize("flags", [{"task": "merge", "threads": None, "device": None}, {"task": "sft", "max_steps": 4, "save_steps": 1, "max_num": 2},
-                                   {"task": "sft", "max_steps": 4, "save_steps": 1, "lora_rank": 4}], ids=["merge", "save", "adapter"])
-def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data, tmp_path):
+def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(data, tmp_path):
     """With --overwrite, again and again into a directory that also has files of the user."""
-    out, rng = tmp_path / "out", random.Random(2)
-    if flags["task"] == "merge":
-        train(tmp_path / "adapter", data=data, max_steps=1, lora_rank=4)
-        flags = {**flags, "adapter": tmp_path / "adapter"}
-    else:
-        flags = {**SMALL, **flags, "data": data}
-    words = command(flags.pop("task"), "--overwrite", output_dir=out, **flags)
+    adapter, out, rng = tmp_path / "adapter", tmp_path / "out", random.Random(2)
+    train(adapter, data=data, max_steps=1, lora_rank=4)
+    words = merging("--overwrite", adapter=adapter, output_dir=out)
     begin = time.monotonic()
     succeeds(words)
     whole = time.monotonic() - begin
-    config, weights_file = ("adapter_config.json", "adapter_model.safetensors") if "lora_rank" in flags else ("config.json", "model.safetensors")
-    mine = {out / name: os.urandom(8) for name in ("notes.txt", "model-00001-of-00003.safetensors", "step_2/notes.txt", "sub/config.json")}
+    mine = {out / name: os.urandom(8) for name in ("notes.txt", "model-00001-of-00003.safetensors", "sub/config.json")}
     for path, content in mine.items():
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
@@ -100,10 +86,9 @@ def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data
         except subprocess.TimeoutExpired:
             process.kill()
         assert process.communicate()[1] == "" and process.returncode in (0, -signal.SIGKILL)
-        for found in [*out.glob(config), *out.glob(f"step_*[0-9]/{config}")]:
-            assert read_tensors(found.parent / weights_file)
+        assert not (out / "config.json").exists() or read_tensors(out / "model.safetensors")
     succeeds(words)
-    assert read_tensors(out / weights_file) and json.loads((out / config).read_text())
+    assert read_tensors(out / "model.safetensors") and json.loads((out / "config.json").read_text())
     assert {path: path.read_bytes() for path in mine} == mine
 
 

@@ -1,6 +1,5 @@
 """--plan for ranks, its table --fit, and a run's report on its plan."""
 
-import itertools
 import json
 import re
 
@@ -97,8 +96,8 @@ def test_the_table_of_what_fits():
     assert marked == {n for row in table.values() for n in row if n > 32768} and "max_position_embeddings, 32768" in text
     for row, next_row in zip(table.values(), list(table.values())[1:]):
         assert row == sorted(row) and all(a < b for a, b in zip(row, next_row))
-    for ranks, row in table.items():  # it is the longest: one unit more does not fit
-        for recompute, n in zip(("none", "cheap", "layer"), row):
+    for ranks in (1, 6):  # it is the longest: one unit more does not fit
+        for recompute, n in zip(("none", "cheap", "layer"), table[ranks]):
             options = {"gpu": 24, "dtype": "bf16", "ranks": ranks, "ring_attn_size": ranks, "zero_stage": 2, "recompute": recompute}
             assert "\nfits: " in plan(max_len=n, **options), (ranks, recompute)
             assert "\ndoes not fit: " in plan(max_len=n + 64 * ranks, **options), (ranks, recompute)
@@ -149,8 +148,7 @@ def test_the_timeline_shows_what_is_where_when(tmp_path):
     assert 0.9 * size(text, "placed:") < most <= size(text, "placed:") + 0.01 * UNITS["GiB"]
 
 
-@pytest.mark.parametrize("all_others", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_fastest_choice_fits_and_no_other_is_faster(all_others, tmp_path):
+def test_the_fastest_choice_fits_and_no_other_is_faster(tmp_path):
     """Of four large layers, which are planned in less time than many."""
     sizes = {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 4, "num_attention_heads": 16,
              "num_key_value_heads": 2, "max_position_embeddings": 32768}
@@ -166,10 +164,9 @@ def test_the_fastest_choice_fits_and_no_other_is_faster(all_others, tmp_path):
     assert "grad_dtype" not in flags  # gradients of fewer bits are the last resort
     assert "\nfits: " in chosen and seconds(chosen) == float(least) and f"fits: {needs} GiB" in chosen
     best = dict(zip(flags.split()[::2], flags.split()[1::2]))
-    offloads = [",".join(names) or None for n in range(4) for names in itertools.combinations(("activations", "optimizer", "weights"), n)]
-    others = [(best["--zero_stage"], recompute, offload) for recompute in ("none", "cheap", "layer") for offload in offloads]
-    others += [(stage, best["--recompute"], best.get("--offload")) for stage in (1, 2, 3)]
-    others = others if all_others else others[::7]
+    stage, offload = best["--zero_stage"], best.get("--offload")
+    others = [*((stage, recompute, offload) for recompute in ("none", "cheap")), (1, best["--recompute"], offload),
+              *((stage, best["--recompute"], other) for other in (None, "activations,optimizer,weights"))]
     fitting = 0
     for stage, recompute, offload in others:
         text = plan(zero_stage=stage, recompute=recompute, offload=offload, **options)

@@ -108,11 +108,6 @@ def test_documents(bench, case):
     assert bench.expect(case).metadata["kind"] == case.task
 
 
-def test_bytes_of_one_character_in_a_token_with_earlier_text(bench):
-    documents = bench.run("sft", bench.tokenizer(merges=[("Q", "ð")]), [{"prompt": "Q", "completion": "😀!"}])
-    assert len(documents.ids[0]) == 6 and documents.masks[0] == [0, 1, 1, 1, 1, 1]
-
-
 def test_ids_and_labels(bench):
     records = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [5, 6], "labels": [5, 6]},
                {"input_ids": [5, 6], "labels": [5, -100]}]
@@ -187,10 +182,6 @@ def test_file(bench):
     assert [name for name in os.listdir(bench.path) if name.startswith("out")] == ["out.safetensors"]
     data = bench.out.read_bytes()
     assert int.from_bytes(data[:8], "little") % 8 == 0 and list(arrays)[0] == "doc_offsets"  # so that 8-byte integers are aligned
-
-    from safetensors.numpy import load_file
-    for name, array in load_file(bench.out).items():
-        np.testing.assert_array_equal(array, arrays[name])
 
 
 def test_large_vocabulary_takes_32_bits(tmp_path):

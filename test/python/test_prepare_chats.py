@@ -66,7 +66,6 @@ DOCUMENTS = {
     "ShareGPT": Case([{"conversations": [{"from": "system", "value": "Be short."}, *gpt("Hi", "Hello")]}], [HELLO],
                      [asked("Hi", "Be short.") + "Hello<|im_end|>\n"]),
     "a prompt and a completion": Case([{"prompt": CHAT[:4], "completion": CHAT[4:]}], [["Bye<|im_end|>"]]),
-    "a prompt and a completion, marked": Case([{"prompt": CHAT[:4], "completion": CHAT[4:]}], [["Bye<|im_end|>"]], template=CHATML_MARKED),
     "text ends a turn": Case(
         [{"messages": CHAT[1:]}], [["Hello there", "Bye<|endoftext|>"]], rows={"open turns": 1}, template=HEADLINES, tokenizer={"merges": []}),
     "text ends a turn, a special token begins the next": Case(

@@ -63,15 +63,11 @@ DOCUMENTS = {
         template=None, tokenizer={"merges": chain("ĠHello")}),
     "BOS": Pair(BOS_PAIRS, [["A<|endoftext|>"], ["B<|endoftext|>"]] * 2, ["<s>Q:A<|endoftext|>", "<s>Q:B<|endoftext|>"] * 2, template=None,
                 tokenizer={"bos": "<s>", "post": "bos"}),
-    "BOS never": Pair(BOS_PAIRS, texts=["Q:A<|endoftext|>", "Q:B<|endoftext|>"] * 2, template=None, tokenizer={"bos": "<s>", "post": "bos"},
-                      flags=["--add_bos", "never"]),
-    "named strings": Pair(NAMED, texts=["Why {x}?So<|endoftext|>", "Why {x}?No<|endoftext|>"], flags=KEYS),
     "named strings in a text": Pair(
         NAMED, [["So<|endoftext|>"], ["No<|endoftext|>"]], [f"User: Why {{x}}?\nAssistant: {word}<|endoftext|>" for word in WORDS.values()],
         tokenizer={"merges": []}, flags=[*KEYS, "--input_template", "User: {}\nAssistant: "]),
     "named strings in a chat": Pair(NAMED, texts=[asked("Why {x}?") + word + "<|im_end|>" for word in WORDS.values()],
                                     flags=[*KEYS, "--apply-chat-template"]),
-    "named lists": Pair(NAMED_LISTS, texts=ANSWERED, flags=[*KEYS, "--apply_chat_template"]),
     "named lists are chats": Pair(NAMED_LISTS, texts=ANSWERED, flags=KEYS),
     "the prompt is all messages but the last": Pair(
         [{"good": CHAT, "bad": [*CHAT[:4], said("No")]}], [["Bye<|im_end|>"], ["No<|im_end|>"]], flags=[*KEYS[2:], "--apply_chat_template"]),
@@ -86,9 +82,6 @@ DOCUMENTS = {
         ["Q:ab", "Q:b<|endoftext|>", "Q:a<|endoftext|>", "Q:b<|endoftext|>"],
         {"cut to 4 tokens": 1, "dropped": 3, "truncated to nothing": 3, "pairs kept": 2}, template=None, tokenizer={"merges": []},
         flags=["--max_len", "4", "--truncation", "keep"]),
-    "answers that are too long": Pair(
-        CUT, texts=["Q:a<|endoftext|>", "Q:b<|endoftext|>"], rows={"longer than 4 tokens": 4, "pairs kept": 1}, template=None,
-        tokenizer={"merges": []}, flags=["--max_len", "4"]),
     "answers that begin with their prompt; a short text is a note": Pair(
         [{"chosen": "Why? So", "rejected": "Why? No", "id": "a7"}], texts=["Why? So<|endoftext|>", "Why? No<|endoftext|>"]),
     **{f"the prompt is named: {name}": Pair([pair | {name: "Why?"}], texts=ANSWERED, flags=["--prompt_key", name, "--apply_chat_template"])
@@ -175,9 +168,6 @@ def test_margins(bench):
     assert (margin.dtype, margin.tolist()) == (np.float32, [1.5, 0, -2, 0]) and len(documents.ids) == 8
     assert list(documents.arrays) == ["doc_offsets", "margin", "tokens", "loss_mask"]  # the widest first, for their alignment
     assert bench.row("without a margin") == 2
-
-    from safetensors.numpy import load_file
-    np.testing.assert_array_equal(load_file(bench.out)["margin"], margin)
     bench.run("pref", tokenizer, [pair | {"margin": 1}])
     assert bench.row("without a margin") is None
     table = bench.csv(["chosen", "rejected", "margin"], ["Qa", "Qb", "0.25"], ["Qa", "Qb", ""])

@@ -39,17 +39,15 @@ def expect_refused(bench, task, template, record, message, *flags):
     ('{"text": "b"', "broken JSON: "), ('["text"]', "is a JSON list, not an object"),
     ({"question": "a", "reply": "b"}, "has fields question, reply, none of which can be used\n  fix: accepted are: messages; "),
     ({"prompt": 1, "completion": "b"}, "'prompt' is a number, not a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
-    ({"messages": []}, "'messages' is an empty list"), ({"messages": 5}, "'messages' is a number, not a list of messages"),
+    ({"messages": []}, "'messages' is an empty list"),
     ({"messages": [{"role": "user"}]}, "messages[0] has no content; it has role"),
     ({"messages": [{"content": "Hi"}]}, "messages[0] is no message with a role; it has content"),
     ({"conversations": [{"from": ["human"], "value": "Hi"}]}, "conversations[0] is no message with a role"),
     ({"messages": CHAT[:1]}, "the chat template refuses its messages: unknown role system (roles: system)"),
     ({"input_ids": [1, 2, 3], "labels": [1, 2]}, "has 3 input_ids but 2 labels"),
     ({"input_ids": [1, 99999], "labels": [1, 99999]}, "input_ids[1] is 99999, outside the vocabulary of "),
-    ({"input_ids": [1, -1], "labels": [1, -1]}, "input_ids[1] is -1, outside the vocabulary of "),
     ({"input_ids": [1, 2, 3], "labels": [2, 3, -100]}, "labels[0] is 2 but input_ids[0] is 1"),
     ({"input_ids": [1.5], "labels": [1]}, "'input_ids' is not a list of integers"),
-    ({"input_ids": [[1], [2, 3]], "labels": [1]}, "'input_ids' is not a list of integers"),
     ('{"text": "a\\ud83d"}', "its text has half of a surrogate pair: '\\ud83d'"),
     ({"text": "A", "question": "Q"}, "has a field 'question'"), (QA | {"context": "C"}, "has a field 'context'"),
     (QA | {"reasoning_content": "hm"}, "has a field 'reasoning_content'"), (SAID | {"context": "C"}, "has a field 'context'"),
@@ -62,9 +60,7 @@ def expect_refused(bench, task, template, record, message, *flags):
     ({"chosen": "a", "rejected": "b"}, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
     ({"messages": [QUESTION[0], ANSWER[0] | {"train": "false"}]},
      "messages[1] has train 'false', which is no boolean\n  fix: true to train on the message, false not to"),
-    ({"messages": [ANSWER[0] | {"training": 1}]}, "messages[0] has training 1, which is no boolean"),
     ({"messages": [ANSWER[0] | {"weight": 0.5}]}, "messages[0] has the weight 0.5, neither 0 nor 1\n  fix: "),
-    ({"messages": [ANSWER[0] | {"weight": [1]}]}, "messages[0] has the weight [1], neither 0 nor 1"),
     ({"messages": [ANSWER[0] | {"train": True, "weight": 0}]}, "messages[0] is to be trained and not to be trained: train and weight differ"),
     (QA | {"system": "S"}, "has a field 'system', and strings that no chat template is applied to"),
     (SAID | {"system": ["x"]}, "'system' is a list, not a string"), (SAID | {"tools": "[{"}, "'tools' is broken JSON: "),
@@ -74,7 +70,6 @@ def expect_refused(bench, task, template, record, message, *flags):
      "messages[0] has a part of the type 'image'\n  fix: only text"),
     ({"messages": chat([{"type": "text"}], "Hello")}, "messages[0] has a part of the type 'text' that has no text"),
     ({"messages": chat(5, "Hello")}, "messages[0] has a content that is a number, not a string"),
-    ({"messages": chat({"a": "b"}, "Hello")}, "messages[0] has a content that is an object, not a string"),
     ({"messages": chat(None, "Hello")}, "messages[0] has no content; its content is null"),
     ({"conversations": [*QUESTION, {"from": "gpt", "value": "Hello", "content": "Bye"}]},
      "conversations[1] has a content and another value\n  fix: leave one of them out"),
@@ -104,12 +99,10 @@ def test_records_of_other_tasks(bench, task, template, record, message):
 
 @pytest.mark.parametrize("flags, record, message", [
     ([], {"chosen": "a"}, "has no field 'rejected', so it is no pair of answers; it has chosen\n  fix: name the fields with --"),
-    ([], {"messages": CHAT}, "has no field 'chosen', so it is no pair of answers; it has messages"),
     ([], {"prompt": "Q", "completion": "a"}, "records with one answer are for the task sft"),
     (["--chosen_key", "good"], AB, "has no field 'good', so it is no pair"),
     (["--prompt_key", "q"], AB, "chosen, rejected\n  fix: name the right one with --prompt_key"),
     ([], {"chosen": 1, "rejected": 2}, "'chosen' is a number, not a list of messages"),
-    ([], {"prompt": 1} | AB, "'prompt' is a number, not a list of messages"),
     ([], {"chosen": [said("a")], "rejected": "b"}, "'chosen' is a list and 'rejected' a string"),
     ([], {"chosen": [*QUESTION, said("a")], "rejected": []}, "'rejected' is an empty list"),
     ([], {"chosen": QUESTION, "rejected": QUESTION}, "'chosen' ends with a message of the role user, not the assistant's"),
@@ -120,7 +113,6 @@ def test_records_of_other_tasks(bench, task, template, record, message):
     ([], AB | {"margin": 10 ** 400}, "not a finite number"), ([], '{"chosen": "a\\ud83d", "rejected": "b"}', "half of a surrogate pair"),
     ([], {"post": "Why?", "chosen": "So", "rejected": "Sometimes"},
      "a pair whose prompt is not known: both answers begin with 'So' only, and there is 'post'"),
-    ([], {"post": "Why?", "chosen": "So", "rejected": "Sometimes"}, "fix: --prompt_key post;"),
     ([], {"query": "Or?", "question": "Why?"} | AB, "there is 'query'; it has query, question, chosen, rejected"),  # two names are not guessed at
     *[([], pair | {name: [["Why?", "x"]]}, f"has a field {name!r} that is in no part of what would be trained")
       for name in ("question", "instruction", "input", "query", "problem", "context", "history")
@@ -135,7 +127,6 @@ def test_pairs(bench, flags, record, message):
     ({"instruction": "Q", "context": "C", "response": "A"}, ("instruction", "response"), "context"),
     ({"system_prompt": "S", "question": "Q", "response": "A"}, ("question", "response"), "system_prompt"),
     ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("instruction", "output"), "input"),
-    ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("input", "output"), "instruction"),
     ({"q": "Q", "a": "A", "tools": [{"name": "look"}]}, ("q", "a"), "tools"), ({"q": "Q", "a": "A", "reasoning": "hm"}, ("q", "a"), "reasoning")])
 def test_prompts_beside_the_named_fields(bench, record, keys, name):
     error = bench.refused("sft", bench.tokenizer(CHATML), [record], "--input_key", keys[0], "--output_key", keys[1], "--input_template", "openrlhf")
@@ -173,7 +164,6 @@ CALLS = "has tool calls in a message of the role 'assistant', of which the chat 
 
 
 @pytest.mark.parametrize("template, record, lost", [
-    (CALLING, {"messages": [*QUESTION, {"role": "critic", "content": "x"}, *ANSWER]}, CRITIC),
     (CALLING, {"messages": [*QUESTION, {"role": "critic", "content": "Hello"}, *ANSWER]}, CRITIC),  # although another message has the same text
     (CALLING, {"messages": [*QUESTION, {"role": "developer", "content": "Hi"}, *ANSWER]}, "has content in a message of the role 'developer'"),
     (HEADLINES.replace("{% else %}", "{% elif m['role'] == 'assistant' %}", 1), {"messages": CHAT}, "has content in a message of the role 'system'"),
@@ -335,7 +325,7 @@ DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x =
 
 
 @pytest.mark.parametrize("template, expected", [
-    *[(template, "the chat template has not ended after 0.2 seconds") for template in (ENDLESS, RECURSIVE, "{{ 3 ** (10 ** 9) % 7 }}")],
+    *[(template, "the chat template has not ended after 0.2 seconds") for template in (ENDLESS, RECURSIVE, "{{ 3 ** (10 ** 8) % 7 }}")],
     *[(template, "the chat template needs more than 64 MiB of memory")
       for template in ("{{ 'a' * 10 ** 11 }}", "{{ '%99999999999d' % 1 }}", DOUBLING)],
     ("{{ 'a' * 5000 }}", "the chat template makes a text of 5,000 characters, more than 4,000"),

@@ -265,13 +265,7 @@ def application(secret, said, rank, world):
     return struct.pack("=ii", rank, world) + nonce + proof
 
 
-def finds_the_run_whole(first, address, secret=SECRET):
-    """Rank 0 waits for rank 1 alone, which comes now."""
-    expect_done(all_of(ends([first, start("agreement", 1, 2, address, secret=secret)])), "2 ranks: agreement")
-
-
 STRANGERS = {
-    "silent": lambda said: b"",
     "half an application": lambda said: application(SECRET, said, 1, 2)[:-1],
     "HTTP": lambda said: b"GET / HTTP/1.0\r\n\r\n" * 10,
     "ones": lambda said: b"\xff" * 100_000,
@@ -284,28 +278,23 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_is_closed_and_does_not_disturb(name):
+def test_strangers_are_closed_and_do_not_disturb():
+    """Nor do hundreds at once, or a slow one: rank 0 waits for rank 1 alone."""
     address = free_address()
     first = start("agreement", 0, 2, address, secret=SECRET)
-    with connected(address) as stranger:
-        stranger.sendall(STRANGERS[name](hello(stranger)))
-        if name in ("rank -1", "a larger world"):
-            assert len(stranger.recv(40, socket.MSG_WAITALL)) == 40  # those who know the secret get an answer
-        assert is_closed(stranger)
-        finds_the_run_whole(first, address)
-
-
-def test_hundreds_of_strangers_and_a_slow_one_do_not_stop_the_start():
-    address = free_address()
-    first = start("agreement", 0, 2, address, secret=SECRET)
+    for name, says in STRANGERS.items():
+        with connected(address) as stranger:
+            stranger.sendall(says(hello(stranger)))
+            if name in ("rank -1", "a larger world"):
+                assert len(stranger.recv(40, socket.MSG_WAITALL)) == 40  # those who know the secret get an answer
+            assert is_closed(stranger), name
     with contextlib.ExitStack() as stack:
         slow = stack.enter_context(connected(address))
         crowd = [stack.enter_context(connected(address)) for _ in range(600)]
         for number, stranger in enumerate(crowd):
             with contextlib.suppress(OSError):
                 stranger.sendall(b"x" * (number % APPLICATION))
-        finds_the_run_whole(first, address)
+        expect_done(all_of(ends([first, start("agreement", 1, 2, address, secret=SECRET)])), "2 ranks: agreement")
         assert is_closed(slow) and is_closed(crowd[0]) and is_closed(crowd[-1])
 
 

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from runs import log_lines, near, train, weights
 
 
@@ -34,9 +33,8 @@ def test_the_table(data, tmp_path):
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
-@pytest.mark.parametrize("stage, sums", [(1, 4), (2, 10)])  # the embedding, which is also the head; 2 layers; the final norm
-def test_what_goes_among_ranks(stage, sums, data, tmp_path):
-    options = {"data": data, "max_steps": 2, "row_tokens": 256, "ranks": 2, "ring_attn_size": 2, "zero_stage": stage}
+def test_what_goes_among_ranks(data, tmp_path):
+    options = {"data": data, "max_steps": 2, "row_tokens": 256, "ranks": 2, "ring_attn_size": 2, "zero_stage": 2}
     ops, _ = read_table(train(tmp_path / "a", "--profile", **options))
-    assert ops["gradient sum", "backward"][0] == sums  # at stage 2 its buffer is made ready before, too
+    assert ops["gradient sum", "backward"][0] == 10  # the embedding, which is also the head; 2 layers; the final norm; what makes their buffer ready
     assert ops["fetch params", "forward"][0] == 5  # 2 layers, the final norm, the embedding as itself and as head

@@ -13,6 +13,7 @@ import pytest
 from runs import (
     DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, compare_logs, log_lines, near, near_weights, needs_mpi, processes,
     random_documents, read_lines, read_tensors, same_run, start, steps_logged, trained, wait_for, write_data, write_lines)
+from safetensors.numpy import load_file
 
 
 def sft(data, output, *flags, **options):
@@ -103,30 +104,27 @@ def test_groups_write_and_read_the_checkpoints_of_others(data, tmp_path):
     trained(sft(data, straight, **groups))
     assert [file["name"] for file in json.loads((straight / "step_4" / "optimizer.json").read_text())["files"]] == [
         "optimizer-00000-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"]
-    for name, options in {"again": {}, "all": {"zero_group": 0, "zero_stage": 2}}.items():
+    for name, options in {"again": {}, "all": {"zero_group": 0, "zero_stage": 2, "save_steps": 5}}.items():
         run = shutil.copytree(straight, tmp_path / name)
         trained(sft(data, run, **{**groups, **options, "resume": run / "step_4"}))
         if name == "again":
             same_run(run, straight)
         else:
             near(log_lines(run)[-1]["loss"], log_lines(straight)[-1]["loss"], 1e-2)
-            trained(sft(data, run, **{**groups, "resume": run / "step_6", "max_steps": 7}))
+            trained(sft(data, run, **{**groups, "resume": run / "step_5"}))
 
 
 def test_float_weights_are_exported_from_all_ranks(data, tmp_path):
     """Steps too small for bf16: only the lower halves of the weights know of them."""
     options = {"dtype": "bf16", "export_dtype": "f32", "max_steps": 3, "lr_scheduler": "constant", "learning_rate": 1e-6}
-    exports = {}
     for ranks in (1, 4):
         trained(sft(data, tmp_path / str(ranks), ranks=ranks, **options))
-        exports[ranks] = read_tensors(tmp_path / str(ranks) / "model.safetensors")
-    safetensors = pytest.importorskip("safetensors.numpy")  # what transformers reads with
-    read, before = safetensors.load_file(tmp_path / "4" / "model.safetensors"), read_tensors(GOLDEN / "qwen3" / "model.safetensors")
-    assert read.keys() == exports[1].keys()
-    for name, want in exports[1].items():
-        assert read[name].dtype == np.float32 and (read[name] == exports[4][name]).all()
-        assert np.abs(read[name] - want).max() <= 1e-5, name
-        assert 1e-6 < np.abs(read[name] - before[name]).max() < 1e-5, name
+    one, four = (load_file(tmp_path / str(ranks) / "model.safetensors") for ranks in (1, 4))
+    before = read_tensors(GOLDEN / "qwen3" / "model.safetensors")
+    assert one.keys() == four.keys() == before.keys()
+    for name, want in one.items():
+        assert four[name].dtype == np.float32 and (four[name] == want).all()
+        assert 1e-6 < np.abs(four[name] - before[name]).max() < 1e-5, name
 
 
 # ---- ranks that end -------------------------------------------------------------------------------------------------------------------
@@ -214,12 +212,12 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
 
 # ---- wrong inputs ---------------------------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def wrong(data, tmp_path_factory):
-    """Wrong starts of two processes. Most of their time is mpirun's waiting, so they run together."""
-    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
-    shutil.copy(data, here / "data.safetensors")
+@needs_mpi
+def test_processes_that_do_not_fit_together(data, tmp_path):
+    """Most of the time of these starts of two processes is mpirun's waiting, so they run together."""
+    here, there = tmp_path / "here", tmp_path / "there"
     for seed, directory in enumerate((here, there)):  # one id, or one byte of a model, is another in the middle
+        directory.mkdir()
         documents = random_documents(200, longest=128)
         documents[100][0][-1] = 5 + seed
         write_data(directory / "middle.safetensors", documents)
@@ -227,42 +225,32 @@ def wrong(data, tmp_path_factory):
         raw = bytearray(model.read_bytes())
         raw[len(raw) // 2] ^= seed
         model.write_bytes(raw)
-    run = {name: here / name for name in ("path", "middle", "weights", "flags", "task", "ranks", "full")}
-    full = ["bash", "-c", 'ulimit -f "$0"; exec "$@"']
-    saves = sft(ROOT / "data/demo/train.safetensors", run["full"], model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
-    pretraining = [word if word != "sft" else "pretrain" for word in sft(data, run["task"])]
-    starts = {
-        "path": different(*[(directory, sft("data.safetensors", run["path"])) for directory in (here, there)]),
-        "middle": different(*[(directory, sft("middle.safetensors", run["middle"], max_len=128)) for directory in (here, there)]),
-        "weights": different(*[(directory, sft(data, run["weights"], model="model")) for directory in (here, there)]),
-        "flags": different((here, sft(data, run["flags"])), (here, sft(data, run["flags"], seed=7))),
-        "task": different((here, sft(data, run["task"])), (here, pretraining)),
-        "ranks": processes(2, sft(data, run["ranks"], ranks=4)),
-        "full": different((here, saves), (here, [*full, "8192", *saves])),  # KiB: MPI itself takes 4, a shard 11 MiB
+    shutil.copy(data, here / "data.safetensors")
+    full = sft(ROOT / "data/demo/train.safetensors", here / "full", model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
+    other_files, other_flags = "is not the same file for rank 0 and for rank 1\n  fix: the same files on all hosts", "fix: the same command for every rank"
+    cases = {
+        "path": (different(*[(directory, sft("data.safetensors", here / "path")) for directory in (here, there)]),
+                 "rank 1: data.safetensors: cannot open: No such file", "fix: the path"),
+        "middle": (different(*[(directory, sft("middle.safetensors", here / "middle", max_len=128)) for directory in (here, there)]),
+                   f"middle.safetensors {other_files}"),
+        "weights": (different(*[(directory, sft(data, here / "weights", model="model")) for directory in (here, there)]),
+                    f"model/model.safetensors {other_files}"),
+        "flags": (different((here, sft(data, here / "flags")), (here, sft(data, here / "flags", seed=7))),
+                  "rank 0 was started with --seed 42, rank 1 with 7", other_flags),
+        "task": (different(*[(here, [task if word == "sft" else word for word in sft(data, here / "task")]) for task in ("sft", "pretrain")]),
+                 "rank 0 was started", other_flags),
+        "ranks": (processes(2, sft(data, here / "ranks", ranks=4)),
+                  "--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: one of the two"),
+        "full": (different((here, full), (here, ["bash", "-c", 'ulimit -f "$0"; exec "$@"', "8192", *full])),  # KiB: MPI itself takes 4, a shard 11 MiB
+                 "cannot write: File too large", "fix: a place with enough free space"),
     }
     since = time.monotonic()
-    started = {name: start(words) for name, words in starts.items()}
-    return {name: (*ended(process, run[name], since, within=100), run[name]) for name, process in started.items()}
-
-
-@needs_mpi
-@pytest.mark.parametrize("name, parts", [
-    ("path", ["rank 1: data.safetensors: cannot open: No such file", "fix: the path"]),
-    ("middle", ["middle.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
-    ("weights", ["model/model.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
-    ("flags", ["rank 0 was started with --seed 42, rank 1 with 7", "fix: the same command for every rank"]),
-    ("task", ["rank 0 was started", "fix: the same command for every rank"]),
-    ("ranks", ["--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: one of the two"]),
-    ("full", ["cannot write: File too large", "fix: a place with enough free space"]),
-])
-def test_processes_that_do_not_fit_together(name, parts, wrong):
-    code, said, error, run = wrong[name]
-    assert code != 0 and "saved" not in said
-    for part in parts:
-        assert error.count(part) == 1, error
-    assert len(re.findall("^train_llama: ", error, re.MULTILINE)) == 1, error
-    if run.exists():
-        assert list(run.iterdir()) == []  # nothing that looks like a model or a checkpoint
+    started = {name: start(words) for name, (words, *_) in cases.items()}
+    for name, process in started.items():
+        code, said, error = ended(process, here / name, since, within=100)
+        assert code != 0 and "saved" not in said and len(re.findall("^train_llama: ", error, re.MULTILINE)) == 1, error
+        assert all(error.count(part) == 1 for part in cases[name][1:]), error
+        assert not (here / name).exists() or list((here / name).iterdir()) == []  # nothing that looks like a model or a checkpoint
 
 
 @needs_mpi

@@ -32,6 +32,9 @@ RUNS = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 is 
     "ppo": {"task": "ppo", **OF_ROLLOUTS, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
     "answers of grpo": {"task": "grpo", **ANSWERS, "kl_coef": 0.1, "ranks": 2, "zero_stage": 2},
     "answers of ppo": {"task": "ppo", **ANSWERS, "kl_coef": 0.05, "kl_target": "1e-3,120", "ranks": 2, "zero_stage": 3},
+    "answers of experts": {"task": "grpo", **ANSWERS, "model": EXPERTS["model"], "kl_coef": 0.1, "lora_rank": 2, "load_in": "4bit", "ranks": 2},
+    "answers of divided experts": {"task": "ppo", **ANSWERS, "model": EXPERTS["model"], "router_aux_loss_coef": 0.01, "ranks": 7, "expert_parallel": 7,
+                                   "zero_stage": 3},
     "answers ahead": {**AHEAD, "lora_rank": 4, "kl_coef": 0.1, "kl_target": "0.05,1000", "ranks": 3, "zero_stage": 3},
     "answers ahead, filtered": {**AHEAD, "n": 128, "rollout_batch_size": 3, "dynamic_filtering": "0,1", "train_batch_size": 2000, "num_episodes": 20,
                                 "max_epochs": 1, "at": 2, "max_steps": 4},
@@ -79,7 +82,8 @@ def test_a_resumed_run_has_the_same_bits(name, run_of, tmp_path):
     assert ("async_steps" in RUNS[name]) == (stopped / f"step_{at}" / "next_answers.jsonl").exists()
     assert f"at step {at}" in run_of(name, stopped, resume=stopped / f"step_{at}", save_steps=at)
     same_run(stopped, straight)
-    assert any(line["grad_norm"] > 0 for line in log_lines(straight) if "grad_norm" in line)
+    steps = [line for line in log_lines(straight) if "grad_norm" in line]
+    assert any(line["grad_norm"] > 0 for line in steps) and all(("aux_loss" in line) == ("experts" in name) for line in steps)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and name not in ("grpo", "ppo", "answers ahead")])

@@ -98,7 +98,9 @@ WRONG = [
     (f"{SFT} --model spoken --sample_every 1 --temperature -1", "--temperature is -1"),
     (f"{GENERATE} --n 0", "--n is 0", "at least 1"), (f"{GENERATE} --max_sequences 0", "--max_sequences is 0"),
     (f"{SFT} --n 2", "--n belongs to grpo, ppo, generate"), (f"{GENERATE} --adapter golden/lora_reward", "belongs to a reward model"),
-    # other flags
+    # other flags, and models of the other program
+    *((f"{call} --model {model}", f"{name} model, which train_llama does not train\n  fix: ./train_gpt2\n") for call in (SFT, PLAN)
+      for model, name in (("golden/gpt2 --preset none", "gpt2 is a gpt2"), ("none --preset d24", "--preset d24 is a gpt2"))),
     (f"{SFT} --offload activations", "--offload on a CPU needs a disk", "--offload_dir DIR"),
     (f"{SFT} --offload weight --offload_dir .", '--offload is "weight"', "one of activations,optimizer,weights"),
     (f"{SFT} --offload weights --offload_dir . --load_in 4bit --lora_rank 4", "the matrices that --load_in 4bit makes small stay in memory",
