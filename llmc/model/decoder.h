@@ -349,7 +349,10 @@ template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pas
     generator_.stop();
 }
 
+// With an empty row a rank takes part in what the ranks do together.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
+    row.T = 0, generator_.stop();
+    if (r.T == 0) return;
     const Row whole = pad_row(r, limits.ranks.sp);
     trace_.begin_row(whole, limits.ranks.sp);
     begin_pass();
@@ -467,8 +470,7 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
 
 // Runs the forward pass, and returns the values of the whole row.
 template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
-    row.T = 0;
-    if (r.T) load_part(r);
+    load_part(r);
     forward();
     if (r.T == 0) return {};
     head(nullptr, nullptr);
@@ -513,8 +515,7 @@ template <class Dev> void Decoder<Dev>::find_balance() {
 }
 
 template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
-    row.T = 0;
-    if (r.T) load_part(r);
+    load_part(r);
     forward();
     if (last) find_balance(), clear_routing();  // the rows will be evaluated again
 }
@@ -522,8 +523,8 @@ template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
-    row.T = 0;
-    if (r.T) load_part(r), row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
+    load_part(r);
+    if (r.T) row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
     forward();
     gradients(last);
     if (r.T) add_sums();

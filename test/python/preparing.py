@@ -4,20 +4,18 @@ import csv
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
-from runs import chat, header_of
+from runs import ROOT, chat, header_of  # which finds data/prepare.py
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast  # prints a note when it is first loaded: not in a test
 
-DATA = Path(__file__).resolve().parents[2] / "data"
-sys.path.insert(0, str(DATA))
+import prepare
+from tokenizer import Tokenizer
 
-import prepare  # noqa: E402
-from tokenizer import Tokenizer  # noqa: E402
+DATA = ROOT / "data"
 
 CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "data"))
+sys.path += [str(ROOT / "data"), str(ROOT / "scripts")]
 
 from token_file import TokenFile  # noqa: E402
 
@@ -249,6 +249,13 @@ def read_tensors(path):
 
 def write_tensors(path, tensors):
     save_file({name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}, path)
+
+
+def stand_in(path, text):
+    """A program of the shell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/bash\n" + text)
+    path.chmod(0o755)
 
 
 def change_json(path, **fields):

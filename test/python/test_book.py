@@ -8,16 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from runs import ROOT  # which finds the scripts
+import mutants
 
-ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "docs/book"
 CHAPTERS = sorted(page for page in BOOK.glob("*.md") if page.name not in ("README.md", "questions.md"))
 TESTS = "".join(path.read_text() for path in (ROOT / "test").rglob("*.cpp"))
-sys.path.insert(0, str(ROOT / "scripts"))
-import mutants  # noqa: E402
 
 
 def commands(page):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from preparing import CHAT, CHATML, PLAIN, prepare
-from runs import DEMO, ENVIRONMENT, call, command, random_documents, refused, refused_training, start, succeeds, summary, write_data, write_lines
+from runs import DEMO, ENVIRONMENT, call, change_json, command, random_documents, refused, refused_training, start, succeeds, summary, write_data, write_lines
 
 
 class Keys:
@@ -40,17 +40,8 @@ def edit(path, old, new):
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def change_json(path, change):
-    value = json.loads(path.read_text(encoding="utf-8"))
-    change(value)
-    path.write_text(json.dumps(value), encoding="utf-8")
-
-
 def test_every_byte_that_is_read_changes_the_key(keys):
     tokenizer = keys.tokenizer
-
-    def of_tokenizer(**fields):
-        change_json(tokenizer / "tokenizer.json", lambda value: value.update(fields))
 
     changes = {
         "data": lambda: edit(keys.data, "Hello", "Hallo"),
@@ -60,8 +51,8 @@ def test_every_byte_that_is_read_changes_the_key(keys):
         "eos_token": lambda: edit(tokenizer / "tokenizer_config.json", '"<|endoftext|>"', '"<|im_start|>" '),
         "special_tokens_map.json": lambda: (tokenizer / "special_tokens_map.json").write_text('{"bos_token": "<s>"}'),
         "added_tokens.json": lambda: (tokenizer / "added_tokens.json").write_text("{}"),
-        "normalizer": lambda: of_tokenizer(normalizer={"type": "Lowercase"}),
-        "post_processor": lambda: of_tokenizer(post_processor=None),
+        "normalizer": lambda: change_json(tokenizer / "tokenizer.json", normalizer={"type": "Lowercase"}),
+        "post_processor": lambda: change_json(tokenizer / "tokenizer.json", post_processor=None),
         "added tokens": lambda: edit(tokenizer / "tokenizer.json", '"rstrip": false', '"rstrip": true '),
         "config.json": lambda: (tokenizer / "config.json").write_text('{"model_type": "mistral"}'),
         "template file": lambda: edit(keys.template, "m['role']", "m[\"role\"]"),

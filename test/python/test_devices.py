@@ -87,15 +87,6 @@ def test_ranks_started_by_hand_train_as_threads(data, tmp_path):
     same_run(tmp_path / "by_hand", tmp_path / "threads")
 
 
-@without_gpu
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_on_cpus_ranks_are_not_started_by_hand(device, data, tmp_path):
-    for rank in (0, 1):
-        words = command("sft", data=data, output_dir=tmp_path / "out", max_len=64, device=device, rank=f"{rank}/2", rendezvous=free_address())
-        refused(words, "--rendezvous is for ranks with a GPU each", "\n  fix: for ranks on CPUs scripts/launch.sh -np 2 ./train_llama ", "--ranks 2")
-    assert not (tmp_path / "out").exists()
-
-
 @needs_emulator
 def test_products_in_fp8_are_refused(data, tmp_path):
     """By a GPU that is too old, which the emulator says it is, and beside floats."""

@@ -5,13 +5,10 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
 
 import pytest
-from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from port import page, peers, table  # noqa: E402
+from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT  # which finds the scripts
+from port import page, peers, table
 
 TRL = "--model_name_or_path M --dataset_name D --output_dir O"
 OPENRLHF = "--model.model_name_or_path M --data.dataset D --ckpt.output_dir O"
@@ -77,7 +74,6 @@ SAME = [  # words, and flags that they become
     (f"sft {TRL} --deepspeed ds_z3_config.json", {"zero_stage": "3"}),
     (f"sft {TRL} --dataset_config c --dataset_train_split d --model_revision v2", {"data": "D:c[d]", "model": "M@v2"}),
     (f"sft {TRL} --eval_strategy steps --eval_steps 50", {"eval_data": "D[test]", "eval_steps": "50"}),
-    (f"sft {TRL} --max_steps -1 --torch_dtype bfloat16", {"dtype": "bf16"}),
     (f"dpo {TRL} --loss_type ipo --beta 0.2 --no_remove_unused_columns", {"loss_type": "ipo_mean", "beta": "0.2"}),
     (f"grpo {TRL} --beta 0.04 --epsilon 3e-4 --epsilon_high 4e-4 --num_generations 4 --loss_type dr_grpo",
      {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
@@ -90,7 +86,6 @@ SAME = [  # words, and flags that they become
     (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
     (f"dpo {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100 --model.ipo_enable", {"row_tokens": "400", "loss_type": "ipo_sum", "learning_rate": "1e-5"}),
     (f"sft {OPENRLHF} --data.input_template ''", {"input_template": "{}"}),
-    (f"sft {OPENRLHF} --ds.ring_attn_size 2 --ring_head_stride 1", {"ring_attn_size": "2", "ring_attn_head_stride": "1"}),
     ("sft --pretrain M --dataset D --save_path O --train_batch_size 8 --l2 0.1 --bf16 --flash_attn", {"model": "M", "weight_decay": "0.1", "dtype": "bf16"}),
     (f"dpo {OPENRLHF} --eval.dataset a/b", {"eval_data": "a/b[test]"}),
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF}", {"n": None, "kl_coef": "0.01", "kl_estimator": "k1", "max_new_tokens": "2048", "row_tokens": "4096"}),
@@ -147,7 +142,7 @@ FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and flags
 ]
 CONVERTED = [
     *((words, None, {"task": task}) for words, task in STARTS), *((words, None, flags) for words, flags in SAME),
-    *((words, AXOLOTL | more, {"task": task}) for more, task in TASKS for words in ("axolotl train c.yml", "")),
+    *(("axolotl train c.yml", AXOLOTL | more, {"task": task}) for more, task in TASKS),
     *(("", AXOLOTL | more, flags) for more, flags in FILES),
     # What is given in our names beats what follows from a file.
     ("sft --eval_fraction 0 --input_template 'Q: {}'", AXOLOTL | {"val_set_size": 0.1}, {"eval_fraction": "0", "input_template": "Q: {}"}),

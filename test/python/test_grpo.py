@@ -146,6 +146,11 @@ def sample(output, prompts, *flags, **options):
     return run(output, None, *flags, **options)
 
 
+def reward_file(directory, text):
+    (directory / "reward.py").write_text(text)
+    return directory / "reward.py"
+
+
 def saved_answers(output):
     """The answers of the first iteration, by save_rollouts."""
     return read_lines(output / "rollouts" / "00000000.jsonl")
@@ -294,12 +299,11 @@ def test_stop_strings_end_answers(tmp_path):
     random = np.random.default_rng(5)
     documents = [(np.append(random.integers(4, 90, 5), [7]), np.array([0] * 5 + [1])) for _ in range(6)]
     data = write_data(tmp_path / "prompts.safetensors", documents)
-    reward = tmp_path / "reward.py"
-    reward.write_text("import pathlib\n"
-                      "def reward(prompts, answers, labels):\n"
-                      "    with open(pathlib.Path(__file__).with_name('answers'), 'a') as file:\n"
-                      "        file.writelines(repr(a) + '\\n' for a in answers)\n"
-                      "    return [len(a) for a in answers]\n")
+    reward = reward_file(tmp_path, "import pathlib\n"
+                                   "def reward(prompts, answers, labels):\n"
+                                   "    with open(pathlib.Path(__file__).with_name('answers'), 'a') as file:\n"
+                                   "        file.writelines(repr(a) + '\\n' for a in answers)\n"
+                                   "    return [len(a) for a in answers]\n")
     options = {"model": model, "max_steps": 1, "max_new_tokens": 30, "save_rollouts": "true", "reward": reward}
     sample(tmp_path / "all", data, **options)
     whole = saved_answers(tmp_path / "all")
@@ -324,10 +328,9 @@ def test_stop_strings_end_answers(tmp_path):
 def test_prompts_without_a_right_answer(own_cache, tmp_path):  # else the data may be there already, and no table is printed
     """They are enough for a reward that needs no label; exact_match names the first."""
     data = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "one two"}, {"prompt": "three"}, {"prompt": "four", "completion": " five"}])
-    reward = tmp_path / "reward.py"
-    reward.write_text("def reward(prompts, answers, labels):\n"
-                      "    assert {label.strip() for label in labels} <= {'', 'five'}, labels\n"
-                      "    return [len(a) for a in answers]\n")
+    reward = reward_file(tmp_path, "def reward(prompts, answers, labels):\n"
+                                   "    assert {label.strip() for label in labels} <= {'', 'five'}, labels\n"
+                                   "    return [len(a) for a in answers]\n")
     options = {"model": DEMO, "rollouts": None, "data": data, "max_new_tokens": 9, "rollout_batch_size": 3}
     result = runs.call(words(tmp_path / "run", None, reward=reward, **options))
     assert result.returncode == 0 and "without an answer                              2" in result.stderr

@@ -6,11 +6,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from runs import ROOT, stand_in
 
-ROOT = Path(__file__).resolve().parents[2]
 BARE_PYTHON = [sys.executable, "-S"]  # without any package
 
 
@@ -20,12 +19,6 @@ def make(*words, cwd=ROOT, **environment):
     words = [shutil.which("make"), "--no-print-directory", "-j1", *map(str, words)]  # one job at a time: lines come in order
     result = subprocess.run(words, cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=300)
     return result.returncode, result.stdout, result.stderr
-
-
-def stand_in(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(0o755)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,6 +4,7 @@ reference's side file; resuming; scores; and every way to call them wrong."""
 import json
 import math
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -45,8 +46,7 @@ def random_pairs(count, seed=0):
     return documents
 
 
-def write_pairs(path, documents):
-    return write_data(path, documents, kind="pref")
+write_pairs = partial(write_data, kind="pref")
 
 
 def reward_model(directory, name, score):

@@ -178,7 +178,7 @@ def test_memory_does_not_grow_with_the_data(bench):
         command = [sys.executable, "-c", script, DATA, *bench.arguments("sft", tokenizer, str(source))]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) << 10
 
-    few, many = 1000, 3500  # both fill the queues between the processes
+    few, many = 1000, 2500  # both fill the queues between the processes
     assert peak(many) - peak(few) < len(lines(records)) * (many - few) / 2  # in memory, text and tokens would be several times that
 
 

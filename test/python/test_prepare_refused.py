@@ -11,7 +11,7 @@ import sys
 import pytest
 from preparing import CALLING, CHAT, CHATML, DATA, HEADLINES, STRICT, THINKING, Case, chat, gpt, said
 
-import limits  # noqa: E402, of data/
+import limits
 
 QUESTION, ANSWER = chat("Hi"), [said("Hello")]
 SAID = {"messages": chat("Hi", "Hello")}

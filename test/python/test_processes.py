@@ -3,7 +3,6 @@
 import contextlib
 import hmac
 import os
-import pathlib
 import shutil
 import signal
 import socket
@@ -14,8 +13,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from runs import ROOT, stand_in
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "scripts/launch.sh"
 PROGRAM = ROOT / "build/test/processes/test_processes"
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="make build/test/processes/test_processes")
@@ -385,51 +384,43 @@ def test_two_hosts():
 
 
 @pytest.fixture
-def stand_in(tmp_path):
-    """An mpirun that tells its version, or prints its arguments and runs the program once."""
-
-    def make(version):
-        script = tmp_path / "mpirun"
-        script.write_text(f"""#!/bin/bash
-if [ "$1" = --version ]; then echo '{version}'; exit; fi
-echo "mpirun $*; $OMP_NUM_THREADS threads, ${{OMP_WAIT_POLICY-as usual}}, store ${{PMIX_MCA_gds-as usual}}"
+def open_mpi(tmp_path):
+    """An environment whose mpirun tells its version, or prints its arguments and runs the program once."""
+    stand_in(tmp_path / "mpirun", """
+if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 4.1.4'; exit; fi
+echo "mpirun $*; $OMP_NUM_THREADS threads, ${OMP_WAIT_POLICY-as usual}, store ${PMIX_MCA_gds-as usual}"
 while [ "$1" != bash ]; do shift; done
 exec "$@"
 """)
-        script.chmod(0o755)
-        environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PMIX_MCA_gds")}
-        return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-    return make
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PMIX_MCA_gds")}
+    return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
 def launch(arguments, environment):
     return subprocess.run(["bash", LAUNCH, *arguments], env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_launch_adds_what_open_mpi_needs_and_prints_the_command(stand_in):
-    environment = stand_in("mpirun (Open MPI) 4.1.4")
-    result = launch(["-np", "1000", "bash", "-c", "exit 7", "a b"], environment)
+def test_launch_adds_what_open_mpi_needs_and_prints_the_command(open_mpi):
+    result = launch(["-np", "1000", "bash", "-c", "exit 7", "a b"], open_mpi)
     assert result.returncode == 7
     command = result.stderr.strip()
     for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS -x OMP_WAIT_POLICY", "odls_base_sigkill_timeout 5", "-np 1000", "a\\ b"]:
         assert option in command
     assert ("--allow-run-as-root" in command) == (os.getuid() == 0)
     assert command.startswith("OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive mpirun ") and "; 1 threads, passive, store hash\n" in result.stdout
-    assert "store ds21\n" in launch(["-np", "1", "bash", "-c", "true"], environment | {"PMIX_MCA_gds": "ds21"}).stdout
+    assert "store ds21\n" in launch(["-np", "1", "bash", "-c", "true"], open_mpi | {"PMIX_MCA_gds": "ds21"}).stdout
     one, cores = ["-np", "1", "bash", "-c", "true"], len(os.sched_getaffinity(0))
-    assert f"; {cores} threads, as usual" in launch(one, environment).stdout
-    assert "OMP_WAIT_POLICY" not in launch(one, environment).stderr
-    more = environment | {"OMP_NUM_THREADS": str(cores + 1)}
+    assert f"; {cores} threads, as usual" in launch(one, open_mpi).stdout
+    assert "OMP_WAIT_POLICY" not in launch(one, open_mpi).stderr
+    more = open_mpi | {"OMP_NUM_THREADS": str(cores + 1)}
     assert f"; {cores + 1} threads, passive" in launch(one, more).stdout
     assert f"; {cores + 1} threads, active" in launch(one, more | {"OMP_WAIT_POLICY": "active"}).stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_launch_passes_signals_on_and_waits_for_the_end(stand_in, number):
+def test_launch_passes_signals_on_and_waits_for_the_end(open_mpi, number):
     program = 'trap "echo saving; sleep 0.5; echo saved; exit 138" USR1; echo ready; while :; do sleep 0.05; done'
-    environment = stand_in("mpirun (Open MPI) 4.1.4")
-    process = subprocess.Popen(["bash", LAUNCH, "-np", "2", "bash", "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(["bash", LAUNCH, "-np", "2", "bash", "-c", program], env=open_mpi, stdout=subprocess.PIPE, text=True)
     while "ready" != process.stdout.readline().strip():
         assert process.poll() is None
     process.send_signal(number)

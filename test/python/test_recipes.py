@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from runs import ENVIRONMENT, ROOT, command, succeeds
+from runs import ENVIRONMENT, ROOT, command, stand_in, succeeds
 
 RECIPES = ROOT / "scripts" / "recipes"
 MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads, head size, positions
@@ -46,17 +46,15 @@ def models(tmp_path_factory):
 def launchers(tmp_path_factory):
     """An mpirun and an sbatch that start the program once, for a plan with their number of ranks."""
     directory = tmp_path_factory.mktemp("launchers")
-    (directory / "mpirun").write_text("""#!/bin/bash
+    stand_in(directory / "mpirun", """
 if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 4.1.4'; exit; fi
 while [ "$1" != ./train_llama ]; do [ "$1" != -np ] || ranks=$2; shift; done
 exec "$@" --ranks "$ranks"
 """)
-    (directory / "sbatch").write_text("""#!/bin/bash
+    stand_in(directory / "sbatch", """
 while [ "$1" != scripts/slurm.sbatch ]; do case $1 in --nodes=*) nodes=${1#*=} ;; --gpus-per-node=*) gpus=${1#*=} ;; esac; shift; done
 exec ./train_llama "${@:2}" --resume auto --ranks $((nodes * gpus))
 """)
-    for program in directory.iterdir():
-        program.chmod(0o755)
     return {"PATH": f"{directory}:{ENVIRONMENT['PATH']}"}
 
 

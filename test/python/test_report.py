@@ -5,16 +5,11 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import ENVIRONMENT, call, command, log_lines
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-import report  # noqa: E402
+from runs import ENVIRONMENT, ROOT, call, command, log_lines  # which finds the scripts
+import report
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
          "device": "cpu", "threads": 2, "world": 4, "dp": 2, "sp": 2, "model": {"family": "llama", "parameters": 1673664, "dir": "a/model"},
@@ -43,7 +38,7 @@ def write_log(folder, lines):
 
 
 def run(script, *arguments):
-    return subprocess.run([sys.executable, SCRIPTS / script, *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run([sys.executable, ROOT / "scripts" / script, *map(str, arguments)], capture_output=True, text=True)
 
 
 # ---- the page and the picture ---------------------------------------------------------------------------------------------------------

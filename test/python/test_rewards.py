@@ -21,19 +21,13 @@ import pytest
 from runs import (
     DEMO, ROOT, call, change_json, command, first_step, log_lines, read_lines, read_tensors, refused, start, succeeds, train, wait_for, weights,
     write_data, write_tensors)
-from test_grpo import sample, saved_answers, words
+from test_grpo import reward_file, sample, saved_answers, words
 
 PROMPTS = DEMO.parent / "train.safetensors"
 ITERATION = {"data": PROMPTS, "model": DEMO, "rollout_batch_size": 3, "n": 2, "max_new_tokens": 9}
 
 
 # ---- functions --------------------------------------------------------------------------------------------------------------------
-
-def reward_file(tmp_path, text):
-    path = tmp_path / "reward.py"
-    path.write_text(text)
-    return path
-
 
 OF_LENGTHS = "def reward(prompts, answers, labels):\n    return map(len, answers)\n"
 

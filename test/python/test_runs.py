@@ -102,29 +102,25 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
 def test_the_log(data, tmp_path):
     train(tmp_path / "a", data=data, max_epochs=2, eval_data=data)
     first, *lines = log_lines(tmp_path / "a")
-    assert first["task"] == "sft" and first["options"]["learning_rate"] == 1e-3 and first["device"] == "cpu" and first["world"] == 1
-    assert first["model"]["family"] == "qwen3" and first["model"]["parameters"] == 27872
-    assert first["plan_bytes"] > 0 and first["steps"] == 12
+    assert first.items() >= {"task": "sft", "device": "cpu", "world": 1, "steps": 12}.items() and first["plan_bytes"] > 0
+    assert first["options"]["learning_rate"] == 1e-3 and first["model"]["family"] == "qwen3" and first["model"]["parameters"] == 27872
     steps, evals = [line for line in lines if "loss" in line], [line for line in lines if "eval_loss" in line]
     wanted = "step epoch loss grad_norm lr samples tokens target_tokens tok_s step_s mfu peak_mem entropy mean_token_accuracy"
     for line in steps:
         assert set(wanted.split()) <= set(line), line
         assert line["loss"] > 0 and line["grad_norm"] > 0 and line["mfu"] is None and line["peak_mem"] > 0
     assert [line["step"] for line in steps] == list(range(1, 13)) and [line["step"] for line in evals] == [6, 12]
-    assert steps[5]["epoch"] == 1 and steps[11]["epoch"] == 2
+    assert steps[5]["epoch"] == 1 and steps[11]["epoch"] == 2 and steps[11]["samples"] == 46
     documents = random_documents(23)
-    assert steps[-1]["samples"] == 46
     assert steps[-1]["tokens"] == 2 * sum(len(ids) for ids, _ in documents)
     assert steps[-1]["target_tokens"] == 2 * sum(int(mask.sum()) for _, mask in documents) == 2 * evals[0]["eval_target_tokens"]
     assert evals[1]["eval_loss"] < evals[0]["eval_loss"] < steps[0]["loss"]
     near(evals[0]["eval_perplexity"], math.exp(evals[0]["eval_loss"]), 1e-12)
-    last = summary(tmp_path / "a")
+    last, seconds = summary(tmp_path / "a"), sum(line["step_s"] for line in steps)
     assert last.items() >= {"steps": 12, **{name: steps[-1][name] for name in ("samples", "tokens", "target_tokens")}, "skipped": 0, "loss_spikes": 0,
                             "restarts": 0, "best_step": 12, "best_eval_loss": evals[1]["eval_loss"]}.items()
-    assert last["peak_mem"] >= steps[-1]["peak_mem"]
-    seconds = sum(line["step_s"] for line in steps)
+    assert last["peak_mem"] >= steps[-1]["peak_mem"] and last["hours"] * 3600 > seconds
     near(last["tok_s"], last["tokens"] / seconds, 1e-9)
-    assert last["hours"] * 3600 > seconds
 
 
 BECOMES_TOO_LARGE = {"eval_steps": 2, "learning_rate": 1, "lr_scheduler": "linear", "lr_warmup": 0.9, "save_steps": 2,

@@ -3,14 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import mutants  # noqa: E402
+from runs import ROOT, stand_in  # which finds the scripts
+import mutants
 
 
 def run(script, *arguments, **more):
@@ -18,11 +14,6 @@ def run(script, *arguments, **more):
     command = [sys.executable if script.endswith(".py") else "bash", ROOT / "scripts" / script, *arguments]
     done = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
     return done.returncode, done.stdout
-
-
-def stand_in(path, text):
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
 
 
 @pytest.mark.parametrize("losses, weights, first, flags, code, said", [

@@ -5,15 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import exercise  # noqa: E402
-import ladder_counts  # noqa: E402
-import new_version  # noqa: E402
+from runs import ROOT  # which finds the scripts
+import exercise
+import ladder_counts
+import new_version
 
 LADDERS = sorted(path.stem for path in (ROOT / "dev/cuda").glob("*.cu") if path.stem != "timing")
 CALLED_BY_RUN = {"attention_forward", "attention_backward"}  # the last version is no entry of the table

@@ -26,6 +26,7 @@ WRONG = [
     (f"{SFT} --zero_stage 5", "--zero_stage", "0, 1, 2 or 3"), (f"{SFT} --comm_timeout 0", "--comm_timeout", "above 0"),
     (f"{SFT} --rank 0/2", "--rank and --rendezvous belong together"),
     *((f"{SFT} --rendezvous h:1 --rank {rank}", f'--rank "{rank}" is not R/N') for rank in ("0", "2/2", "-1/2", "0/0", "1/2/3", "1/99999999999999999999")),
+    (f"{SFT} --rank 1/2 --rendezvous h:1", "--rendezvous is for ranks with a GPU each", "\n  fix: for ranks on CPUs scripts/launch.sh -np 2 ./train_llama "),
     (f"{DPO} --model golden/qwen3 --ref_model golden/smollm2 --ranks 2 --ring_attn_size 2 --sp_mode ulysses", "9 query heads cannot be dealt to 2 ranks"),
     (f"{DPO} --model golden/qwen3 --ref_model golden/smollm2 --ranks 2 --ring_attn_size 2 --ring_attn_head_stride 2",
      "--ring_attn_head_stride 2", "3 KV heads"),
