@@ -91,8 +91,8 @@ WRONG = [
     (f"{MOE} --fp8", "--fp8", "this model has experts"), (f"{MOE} --router_aux_loss_coef -0.5", "--router_aux_loss_coef is -0.5 but must be -1"),
     (f"{SFT} --router_aux_loss_coef 0.1", "no mixture of experts"),
     # samples
-    (f"{SFT} --sample_every 1", "--sample_every shows text", "no tokenizer.json"),
-    (f"{SFT} --model none --preset smollm2-135m --sample_every 1", "--sample_every shows text", "a --preset"),
+    (f"{SFT} --sample_every 1", "--sample_every prints text", "no tokenizer.json"),
+    (f"{SFT} --model none --preset smollm2-135m --sample_every 1", "--sample_every prints text", "a --preset"),
     (f"{SFT} --model spoken --sample_every 1", "1 tokens", "--max_new_tokens 128", "128 positions"),
     (f"{SFT} --model endless --sample_every 1 --max_new_tokens 9", "neither bos_token_id nor eos_token_id"),
     (f"{SFT} --model spoken --sample_every 1 --max_new_tokens 0", "--max_new_tokens is 0"),
