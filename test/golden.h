@@ -69,16 +69,14 @@ struct Golden {
         return &logits[row * config.V];
     }
 
-    // The documents in rows of at most `per_row` documents, in their order or backwards.
-    std::vector<Row> rows(size_t per_row, bool backwards = false) const {
+    // The documents in rows of at most `per_row` documents.
+    std::vector<Row> rows(size_t per_row) const {
         std::vector<Row> out;
         for (size_t first = 0; first < documents.size(); first += per_row) {
             std::vector<std::vector<int32_t>> row_documents;
             std::vector<std::vector<uint8_t>> row_masks;
-            for (size_t i = first; i < std::min(documents.size(), first + per_row); i++) {
-                const size_t j = backwards ? documents.size() - 1 - i : i;
-                row_documents.push_back(documents[j]), row_masks.push_back(masks[j]);
-            }
+            for (size_t i = first; i < std::min(documents.size(), first + per_row); i++)
+                row_documents.push_back(documents[i]), row_masks.push_back(masks[i]);
             out.push_back(make_row(row_documents, row_masks));
         }
         return out;

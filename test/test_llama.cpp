@@ -34,17 +34,6 @@ TEST_P(Mixtures, GradientsWithAuxiliaryLoss) { expect_gradients(make_device<CpuF
 TEST_P(Mixtures, LossesOfTenStepsWithAuxiliaryLoss) { expect_losses(make_device<CpuF32>(), g, {5, 10}); }
 INSTANTIATE_TEST_SUITE_P(Families, Mixtures, testing::Values("qwen3_moe", "qwen2_moe", "mixtral"), family_name);
 
-// How a step's samples are packed into rows, and in which order, changes only the order of sums.
-TEST_P(Goldens, PackingDoesNotMatter) {
-    const Golden g(GetParam());
-    Trained<CpuF32> t = trained(g);
-    const double loss = t.loss_and_gradient(g, g.rows(6)), norm = t.model->gradient_norm();
-    for (const auto &[per_row, backwards] : {std::pair<size_t, bool>{1, false}, {2, true}, {6, true}}) {
-        expect_near_relative("loss, packed otherwise", t.loss_and_gradient(g, g.rows(per_row, backwards)), loss, 1e-6);
-        expect_near_relative("gradient norm, packed otherwise", t.model->gradient_norm(), norm, 1e-6);
-    }
-}
-
 // The first products of a step overwrite the gradients that they find, and all others are cleared before.
 TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     const Golden g(GetParam());
@@ -139,21 +128,6 @@ TEST(Fp8Model, GenerationIsNotRounded) {
         return t.model->generator().logits();
     };
     EXPECT_EQ(logits(true), logits(false));
-}
-
-// Noise in one document leaves the losses of the others as they were, bit for bit.
-TEST_P(Goldens, DocumentsDoNotLeak) {
-    const Golden g(GetParam());
-    Trained<CpuF32> t = trained(g, Mode::evaluate);
-    for (size_t noisy = 0; noisy < g.documents.size(); noisy++) {
-        auto documents = g.documents;
-        auto masks = g.masks;
-        std::fill(masks[noisy].begin(), masks[noisy].end(), 0);
-        const double before = t.loss({make_row(documents, masks)});
-        for (size_t i = 0; i < documents[noisy].size(); i++)
-            documents[noisy][i] = int32_t((documents[noisy][i] * 7 + 13 + i) % g.config.V);
-        EXPECT_EQ(t.loss({make_row(documents, masks)}), before) << "document " << noisy;
-    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);

@@ -84,8 +84,8 @@ TEST(Ranks, Bf16LossIsNear) {
         EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
 }
 
-// Where weights, moments and activations are stored between the ops that need them, in pieces of any size, when messages arrive, and whether anomalies are looked
-// for changes no bit: sums are taken of the same numbers in the same order. Dead arrays are NaN, so that nothing is read too early or too late.
+// Where weights, moments and activations are stored between the ops that need them, in pieces of any size, or what is computed again, when messages arrive, and
+// whether anomalies are looked for changes no bit: sums are taken of the same numbers in the same order. Dead arrays are NaN, so that nothing is read too early or too late.
 TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
     for (uint32_t number = 0; number < 56; number++) {
         Picks pick(4, number);
@@ -99,7 +99,7 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
         const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts);
         ModelLimits drawn;
         drawn.recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
-        drawn.tile_tokens = pick(0u, 1u), drawn.ranks.bucket_bytes = pick(4096u, 1u << 30);
+        drawn.ranks.bucket_bytes = pick(4096u, 1u << 30);
         drawn.bf16_gradients = pick(0, 1), drawn.muon = what < 2 && pick(0, 1);
         drawn.moments = pick(Moments::f32, Moments::bf16, drawn.muon ? Moments::f32 : Moments::blockwise);
         const Offload offload{.activations = (what & 1) > 0,
@@ -113,10 +113,9 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
             RankCase own = c;
             own.stage = stage, own.looks = changed && looks;
             const auto change = [&](ModelLimits &limits) {
-                limits.recompute = drawn.recompute, limits.tile_tokens = drawn.tile_tokens, limits.moments = drawn.moments;
-                limits.ranks.bucket_bytes = drawn.ranks.bucket_bytes;
+                limits.ranks.bucket_bytes = drawn.ranks.bucket_bytes, limits.moments = drawn.moments;
                 limits.bf16_gradients = drawn.bf16_gradients, limits.muon = drawn.muon;
-                if (changed) limits.offload = offload;
+                if (changed) limits.offload = offload, limits.recompute = drawn.recompute;
             };
             return half ? on_threads<CpuBf16>(own, model, changed && late, change)
                         : on_threads<CpuF32>(own, model, changed && late, change);

@@ -2,16 +2,13 @@
 #include "../llmc/parallel/split.h"
 
 #include <limits>
-#include <numeric>
-#include <set>
-#include <utility>
 
 #include "../llmc/parallel/mesh.h"
 #include "check.h"
 #include "errors.h"
 
 static const double infinity = std::numeric_limits<double>::infinity();
-static const LayerKind full_layers[] = {{0, 32}}, mixed_layers[] = {{0, 3}, {7, 5}};
+static const LayerKind full_layers[] = {{0, 32}};
 
 // Attention of Llama 3 8B in bf16 at 400 TFLOP/s.
 static AttentionCost cost_of_8b(double bandwidth) { return {32, 8, 128, 2, 400e12, bandwidth}; }
@@ -60,7 +57,7 @@ TEST(Mesh, SaysThatARingSpansHosts) {
               "ranks 2 to 3 share their sequences between the hosts a and b: keys and values cross the network");
 }
 
-// ---- the split's statements, against every query and key
+// ---- the split
 
 struct Documents {
     std::vector<size_t> offsets;
@@ -77,61 +74,16 @@ struct Documents {
     }
 };
 
-// Every query finds each of its keys in some block that reaches its rank, at the position that the block's pieces say.
-static void check_travel(const SequenceSplit &split, const KeyTravel &travel, const Documents &docs, size_t window) {
-    std::vector<size_t> rank_of(split.T), local(split.T);
-    for (size_t r = 0; r < split.ranks; r++) {
-        const auto positions = split.positions(r);
-        EXPECT_EQ(positions.size(), split.T / split.ranks);
-        for (size_t t = 0; t < positions.size(); t++) rank_of[positions[t]] = r, local[positions[t]] = t;
-    }
-    std::vector<uint64_t> scores(split.ranks * split.ranks);
-    std::vector<std::set<size_t>> needed(split.ranks * split.ranks);  // by (source, hops): positions of keys
-    for (size_t q = 0; q < split.T; q++)
-        for (size_t k = docs.first_key(q, window); k <= q; k++) {
-            scores[rank_of[q] * split.ranks + rank_of[k]]++;
-            needed[rank_of[k] * split.ranks + (rank_of[q] + split.ranks - rank_of[k]) % split.ranks].insert(k);
+TEST(Split, PairsAreThoseCountedOneByOne) {
+    const Documents docs({5, 1, 13, 40, 1, 1, 60, 3}, 64);
+    for (size_t window : {0, 1, 7, 50})
+        for (size_t size : {4, 16, 128}) {
+            const size_t n = docs.T / size;
+            std::vector<uint64_t> want(n * n);
+            for (size_t q = 0; q < docs.T; q++)
+                for (size_t k = docs.first_key(q, window); k <= q; k++) want[q / size * n + k / size]++;
+            EXPECT_EQ(scores_of_pieces(docs.offsets, docs.T, size, window), want) << window << " " << size;
         }
-    for (size_t source = 0; source < split.ranks; source++) {
-        for (size_t rank = 0; rank < split.ranks; rank++)
-            EXPECT_EQ(travel.scores(rank, source), scores[rank * split.ranks + source]);
-        size_t last = 0;  // hop at which anything is needed
-        for (size_t hop = 1; hop < split.ranks; hop++) {
-            if (!needed[source * split.ranks + hop].empty()) last = hop;
-            std::set<size_t> there;
-            const Pieces keys = travel.keys(source, hop);
-            for (size_t i = 0; i < keys.count; i++)
-                for (size_t p = keys.piece[i].begin; p < keys.piece[i].end; p++) {
-                    EXPECT_EQ(rank_of[p], source);
-                    there.insert(p);
-                }
-            EXPECT_EQ(there.size(), travel.rows(source, hop));
-            for (size_t k : needed[source * split.ranks + hop]) EXPECT_TRUE(there.count(k)) << k;
-        }
-        for (size_t hop = last + 1; hop < split.ranks; hop++) EXPECT_EQ(travel.rows(source, hop), 0u);
-        for (const KeyTravel::Stop &stop : travel.block(source)) EXPECT_EQ(local[stop.piece.begin], stop.piece.offset);
-    }
-}
-
-TEST(Split, EveryQueryFindsItsKeys) {
-    for (size_t ranks : {1, 2, 3, 4, 8}) {
-        const Documents docs({5, 1, 13, 40, 1, 1, 60, 3}, 8 * ranks);
-        for (Layout layout : layouts) {
-            SCOPED_TRACE(format("%s over %zu", name_of(layout), ranks));
-            const SequenceSplit split = split_sequence(layout, docs.offsets, docs.T, ranks, mixed_layers, cost_of_8b(50e9));
-            std::set<size_t> all;
-            double scores = 0;
-            for (size_t r = 0; r < ranks; r++)
-                for (size_t p : split.positions(r)) all.insert(p);
-            EXPECT_EQ(all.size(), docs.T);
-            for (size_t kind = 0; kind < 2; kind++) {
-                check_travel(split, split.travel[kind], docs, mixed_layers[kind].window);
-                for (size_t q = 0; q < docs.T; q++)
-                    scores += double(mixed_layers[kind].layers) * double(q + 1 - docs.first_key(q, mixed_layers[kind].window));
-            }
-            EXPECT_EQ(std::accumulate(split.work.begin(), split.work.end(), 0.0), scores);
-        }
-    }
 }
 
 TEST(Split, LayoutsOfOneDocument) {
@@ -216,64 +168,6 @@ TEST(Split, ShortDocumentsStayWhereTheyAre) {
             const double share = double(split.travel[0].row_hops()) / double(docs.T * 7);  // dense: each row goes to all others
             EXPECT_GE(split.balance(), 0.98);
             EXPECT_LE(bandwidth < infinity ? share : 0, 0.05);
-        }
-    }
-}
-
-// ---- rows
-
-static Row two_documents() {
-    std::vector<std::vector<int32_t>> documents;
-    std::vector<std::vector<uint8_t>> masks;
-    for (int length : {100, 1, 150, 37}) {
-        documents.emplace_back();
-        for (int t = 0; t < length; t++) documents.back().push_back(1000 * int(documents.size()) + t);
-        masks.emplace_back(length, 1);
-    }
-    for (size_t t = 0; t < 20; t++) masks[2][t] = 0;
-    return make_row(documents, masks);
-}
-
-TEST(Split, PaddingIsADocument) {
-    const Row row = two_documents();
-    EXPECT_EQ(row.T, 320u);
-    EXPECT_EQ(pad_row(row, 1).tokens, row.tokens);
-    const Row padded = pad_row(row, 3);
-    EXPECT_EQ(padded.T, 384u);
-    EXPECT_EQ(padded.tokens.size(), 384u);
-    EXPECT_EQ(padded.predictors, row.predictors);
-    for (size_t p = 288; p < 384; p++) {
-        EXPECT_EQ(padded.tokens[p], 0);
-        EXPECT_EQ(padded.doc_begin[p], 288);
-        EXPECT_EQ(padded.doc_pos[p], int32_t((p - 288) % row_multiple));
-    }
-}
-
-TEST(Split, TargetsAreThoseOfTheWholeRow) {
-    const Row whole = two_documents();
-    for (size_t ranks : {1, 2, 3, 4, 8}) {
-        const Row row = pad_row(whole, ranks);
-        for (Layout layout : layouts) {
-            const SequenceSplit split = split_sequence(layout, row.doc_offsets, row.T, ranks, full_layers, cost_of_8b(50e9));
-            std::set<std::pair<int32_t, int32_t>> want, got;  // global predictor, target
-            for (size_t i = 0; i < row.predictors.size(); i++) want.insert({row.predictors[i], row.targets[i]});
-            size_t count = 0;
-            for (size_t r = 0; r < ranks; r++) {
-                const auto positions = split.positions(r);
-                const Row local = local_row(row, positions);
-                EXPECT_EQ(local.T, row.T / ranks);
-                EXPECT_EQ(local.doc_begin, row.doc_begin);
-                EXPECT_TRUE(std::is_sorted(local.predictors.begin(), local.predictors.end()));
-                for (size_t t = 0; t < local.T; t++) {
-                    EXPECT_EQ(local.tokens[t], row.tokens[positions[t]]);
-                    EXPECT_EQ(local.doc_pos[t], row.doc_pos[positions[t]]);
-                }
-                for (size_t i = 0; i < local.predictors.size(); i++)
-                    got.insert({int32_t(positions[size_t(local.predictors[i])]), local.targets[i]});
-                count += local.predictors.size();
-            }
-            EXPECT_EQ(got, want) << name_of(layout) << " over " << ranks;
-            EXPECT_EQ(count, row.predictors.size());
         }
     }
 }

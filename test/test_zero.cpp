@@ -285,33 +285,6 @@ INSTANTIATE_TEST_SUITE_P(Zero, ZeroRuns,
                              return format("ranks%d_stage%d_micro%zu", std::get<0>(p), std::get<1>(p), std::get<2>(p));
                          });
 
-// As a tied embedding, which is both head and embedding. The first sum is still under way when its buffer is wanted again.
-TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
-    run_threads(3, {.check = true}, [](Comm &threads) {
-        LateComm comm(threads);
-        Zero<CpuF32> zero({1}, Sharding({{0, 50}}, 2, 3, comm.rank, bucket_bytes), {{"tied", {50}, Tensor::normal, true, 0, 50}});
-        HostMemory memory;
-        Plan plan;
-        zero.plan(plan, true);
-        zero.gradients.plan_scratch(plan);
-        plan.place();
-        const Arena arena(plan, memory);
-        std::vector<float> buffer(zero.sharding.largest);
-        for (int use : {1, 10}) {
-            zero.gradients.start(comm, memory, 0, buffer.data());
-            for (size_t i = 0; i < 50; i++) buffer[i] += float(use * (comm.rank + 1));
-            zero.gradients.reduce(comm, 0, buffer.data(), use == 10);
-        }
-        zero.gradients.finish(comm);
-        for (const ShardRun &s : zero.sharding.shard_runs())
-            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(std::get<float *>(zero.gradients.at(s))[i], 11 * (1 + 2 + 3));
-        EXPECT_EQ(zero.gradients.norm(comm, memory), std::sqrt(50 * 66.0 * 66.0));
-        return 0;
-    });
-}
-
-// ---- ownership ------------------------------------------------------------------------------------------------------------------------
-
 TEST(Zero, LargeBucketsArePiecesOfWholeRows) {
     for (int world : {2, 3, 8}) {
         const Sharding s(fake.units, 2, world, 0, bucket_bytes);
