@@ -21,6 +21,7 @@ struct AttentionCase {
         for (size_t length : documents) sum += length;
         return sum;
     }
+    size_t row() const { return (H + 2 * KV) * D; }
     float scale() const { return float(1 / std::sqrt(double(D))); }
     AttentionShape shape(size_t rows) const { return {rows, H, KV, D, scale()}; }
     std::vector<size_t> offsets() const {
@@ -95,7 +96,7 @@ inline AttentionReference attention_reference(const AttentionCase &a, const std:
 // Adds ref.dqkv. delta comes from the `out` given, so that the op and the reference can be handed the same rounded one.
 inline void attention_reference_backward(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
                                          const std::vector<double> &out, const std::vector<double> &dout) {
-    const size_t T = a.T(), D = a.D, row = (a.H + 2 * a.KV) * D;
+    const size_t T = a.T(), D = a.D, row = a.row();
     const auto first_key = a.first_key();
     ref.dqkv.assign(T * row, 0);
     ref.dqkv_size.assign(T * row, 0);
@@ -127,7 +128,7 @@ inline void attention_reference_backward(AttentionReference &ref, const Attentio
 template <class X> struct AttentionValues {
     std::vector<X> qkv, dout;
     explicit AttentionValues(const AttentionCase &a)
-        : qkv(random_values<X>(a.T() * (a.H + 2 * a.KV) * a.D, 1)), dout(random_values<X>(a.T() * a.H * a.D, 2)) {}
+        : qkv(random_values<X>(a.T() * a.row(), 1)), dout(random_values<X>(a.T() * a.H * a.D, 2)) {}
 };
 template <class X> struct AttentionResult {
     std::vector<X> out, dqkv;
@@ -155,7 +156,7 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
           dv(T * a.KV * a.D),
           delta(a.H * T),
           scratch(attention_scratch(dev, a.shape(T))) {}
-    Heads<const X> view(const AttentionCase &a, size_t head) { return {qkv.data() + head * a.D, (a.H + 2 * a.KV) * a.D}; }
+    Heads<const X> view(const AttentionCase &a, size_t head) { return {qkv.data() + head * a.D, a.row()}; }
     AttentionGrads grads(AttentionRank &keys) { return {dq.data(), keys.dk.data(), keys.dv.data()}; }
 };
 
@@ -164,7 +165,7 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const AttentionValues<X> &in,
                                  const std::vector<Pieces> &ranks) {
-    const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = (H + 2 * KV) * D;
+    const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = a.row();
     Array<int32_t> first_key(a.first_key()), cuts(a.cuts());
     const auto each_row = [](const Pieces &pieces, auto &&f) {  // f(global row, local row)
         for (size_t i = 0; i < pieces.count; i++)
@@ -267,3 +268,12 @@ inline std::vector<Pieces> deal(size_t T, size_t ranks, size_t chunks, bool zigz
 }
 
 template <class A, class B> inline bool same_bits(const A *a, const B *b, size_t n) { return memcmp(a, b, n * sizeof(A)) == 0; }
+
+// Whether the rows [begin, end) of outputs and gradients have the same bits.
+template <class X>
+bool same_rows(const AttentionCase &a, const AttentionResult<X> &x, const AttentionResult<X> &y, size_t begin, size_t end) {
+    const auto same = [&](const std::vector<X> &v, const std::vector<X> &w, size_t row) {
+        return same_bits(&v[begin * row], &w[begin * row], (end - begin) * row);
+    };
+    return same(x.out, y.out, a.H * a.D) && same(x.dqkv, y.dqkv, a.row());
+}

@@ -61,23 +61,3 @@ double swiglu_backward_error(const std::vector<double> &want, const std::vector<
         }
     return 8 * unit_roundoff<float> * terms + unit_roundoff<X> * largest(want);
 }
-
-// Where exp(-gate) overflows or vanishes, silu is 0 or the gate itself and its derivative 0 or 1; a NaN stays one.
-inline const std::vector<float> extreme_gates = {-1e30f, -1000, -100, -0.0f, 0, 100, 1000, 1e30f, NAN};
-
-template <class X> std::vector<X> extreme_gate_up() {  // ups are 1
-    std::vector<X> out(extreme_gates.begin(), extreme_gates.end());
-    out.resize(2 * out.size(), X(1.0f));
-    return out;
-}
-
-template <class X> void expect_extremes(const std::vector<X> &out, const std::vector<X> &d) {  // d: gradients where dout is 1
-    const std::vector<float> silu = {0, 0, 0, 0, 0, 100, 1000, 1e30f}, slope = {0, 0, 0, 0.5f, 0.5f, 1, 1, 1};
-    const size_t F = extreme_gates.size();
-    for (size_t f = 0; f + 1 < F; f++) {
-        EXPECT_NEAR(float(out[f]), float(X(silu[f])), 1e-30) << extreme_gates[f];
-        EXPECT_NEAR(float(d[f]), slope[f], 1e-30) << extreme_gates[f];
-        EXPECT_NEAR(float(d[F + f]), float(X(silu[f])), 1e-30) << extreme_gates[f];
-    }
-    EXPECT_TRUE(std::isnan(float(out[F - 1])) && std::isnan(float(d[F - 1])) && std::isnan(float(d[2 * F - 1])));
-}

@@ -257,7 +257,7 @@ template <class X> struct Classifier {
                               d_logits.data(), d_targets.data(), d_weights.data(), n, n + padding, V);
     }
 
-    // e: the relative error of exp, of a float sum of V terms and of the differences they are of; see HeadCase.
+    // e: the relative error of exp, of a float sum of V terms and of the differences they are of; see test/ops/test_loss.cpp.
     void check(Check &check) {
         std::vector<double> want_nll, want_entropy, want_correct, want_max, want_sum, want;
         double spread = 0;

@@ -1,56 +1,53 @@
+// dropout, and the noise of embeddings: random numbers that belong to a token, wherever it lies.
 #include "../../llmc/ops/dropout.h"
+#include "../../llmc/ops/noise.h"
 
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/dropout.cuh"
+#include "../../llmc/ops/noise.cuh"
 #endif
 
 using Vector = std::vector<double>;
 
-// ---- dropout in float64, and how far float may be from it.
-
-static bool dropout_keeps(const DropoutMask &mask, int32_t document, int32_t position, size_t c) {
-    const Random random{mask.seed, Purpose::dropout, uint32_t(c / 4)};
-    return random.block(uint64_t(document) << 32 | uint64_t(position))[int(c % 4)] >= mask.threshold;
-}
-
-static Vector dropout_reference(const Vector &before, const Vector &x, const DropoutMask &mask,
-                                const std::vector<int32_t> &documents, const std::vector<int32_t> &positions, size_t C) {
-    Vector out(x.size());
-    for (size_t i = 0; i < x.size(); i++)
-        out[i] = (before.empty() ? 0 : before[i]) +
-                 (dropout_keeps(mask, documents[i / C], positions[i / C], i % C) ? double(mask.scale) * x[i] : 0);
-    return out;
-}
-
-// A product and a sum in float, then one rounding to X.
-template <class X> double dropout_error(const Vector &before, const Vector &x, const DropoutMask &mask) {
-    const double most = (before.empty() ? 0 : largest(before)) + mask.scale * largest(x);
-    return (2 * unit_roundoff<float> + unit_roundoff<X>)*most;
-}
-
-// ---- the op
+// Tokens of two documents.
+struct Tokens {
+    size_t T, C;
+    std::vector<int32_t> documents, positions;
+    Tokens(size_t T, size_t C) : T(T), C(C) {
+        for (size_t t = 0; t < T; t++) documents.push_back(t < T / 2 ? 7 : 3), positions.push_back(int32_t(t % 5));
+    }
+    // before + f(x, its token, its random word), with before 0 if it is empty.
+    template <class F> Vector reference(const Vector &before, const Vector &x, uint64_t seed, Purpose purpose, F f) const {
+        Vector out(T * C);
+        for (size_t i = 0; i < out.size(); i++) {
+            const size_t t = i / C, c = i % C;
+            const Random random{seed, purpose, uint32_t(c / 4)};
+            const uint32_t word = random.block(uint64_t(documents[t]) << 32 | uint64_t(positions[t]))[int(c % 4)];
+            out[i] = (before.empty() ? 0 : before[i]) + f(x[i], t, word);
+        }
+        return out;
+    }
+};
+static const std::pair<size_t, size_t> token_sizes[] = {{1, 8}, {11, 83}, {3, 1032}};  // T, C
 
 template <class Dev> struct Dropout : testing::Test {};
 TYPED_TEST_SUITE(Dropout, Devices);
 
-// Tokens of two documents, whose masks are the same wherever they lie.
-struct Tokens {
-    std::vector<int32_t> documents, positions;
-    explicit Tokens(size_t T) {
-        for (size_t t = 0; t < T; t++) documents.push_back(t < T / 2 ? 7 : 3), positions.push_back(int32_t(t % 5));
-    }
-};
-
 TYPED_TEST(Dropout, EqualsReferenceAlsoInPlace) {
     using X = typename TypeParam::X;
     for (const uint32_t threshold : {0u, 1u << 30})
-        for (const auto &[T, C] : {std::pair<size_t, size_t>{1, 8}, {11, 83}, {3, 1032}}) {
+        for (const auto &[T, C] : token_sizes) {
             const auto x = random_values<X>(T * C, 1), before = random_values<X>(T * C, 2);
-            const Tokens tokens(T);
+            const Tokens tokens(T, C);
             const DropoutMask mask{1.5f, threshold, 42};
-            const auto want = dropout_reference({}, widen(x), mask, tokens.documents, tokens.positions, C),
-                       want_d = dropout_reference(widen(before), widen(x), mask, tokens.documents, tokens.positions, C);
+            const auto kept = [&](double v, size_t, uint32_t word) {
+                return word >= mask.threshold ? double(mask.scale) * v : 0;
+            };
+            const Vector want = tokens.reference({}, widen(x), mask.seed, Purpose::dropout, kept),
+                         want_d = tokens.reference(widen(before), widen(x), mask.seed, Purpose::dropout, kept);
+            // A product and a sum in float, then one rounding to X.
+            const double error = 2 * unit_roundoff<float> + unit_roundoff<X>, most = mask.scale * largest(widen(x));
             SameBits same;
             for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
                 Array<X> d_x(x), out(T * C), dx(before);
@@ -58,8 +55,8 @@ TYPED_TEST(Dropout, EqualsReferenceAlsoInPlace) {
                 const DropoutMask own{mask.scale, threshold, mask.seed, documents.data(), positions.data()};
                 dropout_forward(dev, out.data(), d_x.data(), own, T, C);
                 dropout_backward(dev, dx.data(), d_x.data(), own, T, C);
-                expect_close("dropout_forward", out.values(), want, dropout_error<X>({}, widen(x), mask));
-                expect_close("dropout_backward", dx.values(), want_d, dropout_error<X>(widen(before), widen(x), mask));
+                expect_close("dropout_forward", out.values(), want, error * most);
+                expect_close("dropout_backward", dx.values(), want_d, error * (most + largest(widen(before))));
                 dropout_forward(dev, d_x.data(), d_x.data(), own, T, C);
                 same(out.values(), dx.values());
                 same(d_x.values(), dx.values());
@@ -67,21 +64,32 @@ TYPED_TEST(Dropout, EqualsReferenceAlsoInPlace) {
         }
 }
 
-// A quarter is dropped, and the mask of a token does not depend on its row.
-TYPED_TEST(Dropout, MaskBelongsToTheToken) {
-    const size_t T = 200, C = 64;
-    std::vector<float> ones(T * C, 1.0f);
-    std::vector<typename TypeParam::X> x(ones.begin(), ones.end());
-    Array<typename TypeParam::X> d_x(x), out(T * C), last(C);
-    std::vector<int32_t> numbers(T);
-    for (size_t t = 0; t < T; t++) numbers[t] = int32_t(t);
-    Array<int32_t> documents(std::vector<int32_t>(T, 5)), positions(numbers);
-    const DropoutMask mask{1, 1u << 30, 9, documents.data(), positions.data()};
-    dropout_forward(any_device<TypeParam>(), out.data(), d_x.data(), mask, T, C);
-    dropout_forward(any_device<TypeParam>(), last.data(), d_x.data(), mask.from(T - 1), 1, C);
-    double kept = 0;
-    const auto values = out.values();
-    for (const auto v : values) kept += double(float(v)) / double(values.size());
-    EXPECT_NEAR(kept, 0.75, 4 * std::sqrt(0.75 * 0.25 / double(T * C)));
-    EXPECT_EQ(widen(last.values()), widen(std::vector(values.end() - C, values.end())));
+template <class Dev> struct Noise : testing::Test {};
+TYPED_TEST_SUITE(Noise, Devices);
+
+TYPED_TEST(Noise, EqualsReference) {
+    using X = typename TypeParam::X;
+    for (const auto &[T, C] : token_sizes) {
+        const auto x = random_values<X>(T * C, 1);
+        const Tokens tokens(T, C);
+        std::vector<float> magnitudes(T, 0.25f);
+        magnitudes[0] = 0;
+        const TokenNoise noise{42};
+        const Vector want =
+            tokens.reference(widen(x), widen(x), noise.seed, Purpose::noise, [&](double, size_t t, uint32_t word) {
+                return double(magnitudes[t]) * double(int32_t(word)) / 2147483648.0;  // uniform in [-1, 1]
+            });
+        // The word becomes a float, is multiplied and added: three roundings in float, then one to X.
+        const double allowed = (3 * unit_roundoff<float> + unit_roundoff<X>)*(largest(widen(x)) + 0.25);
+        SameBits same;
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
+            Array<X> d_x(x);
+            Array<float> d_magnitudes(magnitudes);
+            Array<int32_t> d_documents(tokens.documents), d_positions(tokens.positions);
+            noise_forward(dev, d_x.data(), {noise.seed, d_magnitudes.data(), d_documents.data(), d_positions.data()}, T, C);
+            expect_close("noise_forward", d_x.values(), want, allowed);
+            for (size_t c = 0; c < C; c++) EXPECT_EQ(float(d_x.values()[c]), float(x[c]));  // of magnitude 0
+            same(d_x.values());
+        });
+    }
 }

@@ -1,5 +1,6 @@
 #include "../../llmc/ops/fp8.h"
 
+#include "../reference_matmul.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/fp8.cuh"
@@ -133,15 +134,9 @@ TYPED_TEST(Fp8Matrices, ProductsEqualReference) {
     for (const auto &[T, IC, OC] : {std::array<size_t, 3>{16, 32, 16}, {64, 80, 48}, {128, 16, 208}}) {
         const auto x = random_values<X>(T * IC, 1, 2), w = random_values<X>(OC * IC, 2, 0.2), bias = random_values<X>(OC, 3);
         const Vector a = rounded(x), b = rounded(w);
-        Vector want(T * OC), terms(T * OC);
-        for (size_t t = 0; t < T; t++)
-            for (size_t o = 0; o < OC; o++)
-                for (size_t i = 0; i < IC; i++) {
-                    want[t * OC + o] += a[t * IC + i] * b[o * IC + i];
-                    terms[t * OC + o] += std::abs(a[t * IC + i] * b[o * IC + i]);
-                }
-        const double in_float = double(IC + 4) * unit_roundoff<float> * (largest(terms) + largest(widen(bias)));
-        const double allowed = in_float + sum_error(IC, largest(a) * largest(b), largest(terms));
+        const Sums want = product_reference(a, IC, 1, b, 1, IC, {}, T, OC, IC);
+        const double in_float = double(IC + 4) * unit_roundoff<float> * (want.largest_absolute + largest(widen(bias)));
+        const double allowed = in_float + sum_error(IC, largest(a) * largest(b), want.largest_absolute);
         for_each_order<TypeParam>([&, T = T, IC = IC, OC = OC](TypeParam dev) {
             dev = context.device(dev);
             Array<X> d_x(x), d_w(w), d_bias(bias), out(T * OC);
@@ -151,7 +146,7 @@ TYPED_TEST(Fp8Matrices, ProductsEqualReference) {
             const X *const none = nullptr, *const with_bias = d_bias.data();
             fp8_product(dev, out.data(), q.matrix(), of_w.matrix(), with_bias, T, IC, OC, false);
             fp8_product(dev, sum.data(), q.matrix(), of_w.matrix(), none, T, IC, OC, true);
-            Vector biased = want, added = want;
+            Vector biased = want.value, added = want.value;
             for (size_t i = 0; i < biased.size(); i++) biased[i] += double(float(bias[i % OC])), added[i] += 1;
             expect_close("fp8_product", out.values(), biased, allowed + unit_roundoff<X> * largest(biased));
             expect_close("fp8_product, added", sum.values(), added, allowed + 4 * unit_roundoff<float> * largest(added));

@@ -83,26 +83,6 @@ TYPED_TEST(Gradients, AreRightOnAverage) {
     }
 }
 
-// What to nearest would lose: 512 micro-steps that each add an eighth of half a unit.
-TYPED_TEST(Gradients, SumsOfSmallStepsGrow) {
-    const size_t n = 1000, steps = 512;
-    const float step = 0x1p-11f;
-    const TypeParam dev = any_device<TypeParam>();
-    Array<bf16> stored(std::vector<bf16>(n, bf16(1.0f)));
-    Array<float> buffer(n);
-    for (size_t i = 0; i < steps; i++) {
-        widen_gradients(dev, buffer.data(), stored.data(), n);
-        auto sum = buffer.values();
-        for (float &x : sum) x += step;
-        Array<float> more(sum);
-        round_gradients(dev, stored.data(), more.data(), n, {key.bits(i), Purpose::gradients, 0}, 0);
-    }
-    double mean = 0;
-    for (const double g : widen(stored.values())) mean += g / double(n);
-    const double p = step / 0x1p-7;  // of a step upwards by one unit
-    EXPECT_NEAR(mean, 1 + steps * double(step), 5 * 0x1p-7 * std::sqrt(double(steps) * p * (1 - p) / double(n)));
-}
-
 // The bits depend on the element's number and the key alone; elements that share a block of Philox are independent.
 TYPED_TEST(Gradients, BitsBelongToTheElement) {
     const size_t n = 4099, first = 77;

@@ -13,97 +13,89 @@
 struct Groups {
     std::vector<int32_t> rows;  // of each group
     size_t IC, OC;
+    size_t
+        first = 0,
+        ld =
+            OC;  // out and dout are the columns [first, first + OC) of rows that are ld wide, as of adapters of one half of a matrix
 };
-static const std::vector<Groups> all_groups = {
-    {{1}, 5, 3},           {{0, 7, 0}, 24, 40},    {{3, 0, 70, 1}, 40, 136}, {{130, 64, 65}, 72, 33},
-    {{0, 0, 200}, 33, 48}, {{9, 1, 1, 1}, 64, 24}, {{20, 0, 1, 3}, 64, 40},  {std::vector<int32_t>(70, 1), 16, 8}};
+static const std::vector<Groups> all_groups = {{{1}, 5, 3},
+                                               {{0, 7, 0}, 24, 40},
+                                               {{3, 0, 70, 1}, 40, 136},
+                                               {{130, 64, 65}, 72, 33},
+                                               {{0, 0, 200}, 33, 48},
+                                               {{9, 1, 1, 1}, 64, 24},
+                                               {{20, 0, 1, 3}, 64, 40},
+                                               {std::vector<int32_t>(70, 1), 16, 8},
+                                               {{70, 0, 20}, 16, 24, 8, 40},
+                                               {{70, 0, 20}, 16, 24, 3, 35},
+                                               {{0, 1, 1}, 16, 24, 8, 40},
+                                               {{0, 1, 1}, 16, 24, 3, 35}};
 
 template <class Dev> struct GroupedMatmul : testing::Test { MatmulContext context; };
 TYPED_TEST_SUITE(GroupedMatmul, Devices);
 
+// Some columns are added to, and the others stay as they are. Whole rows are overwritten.
 TYPED_TEST(GroupedMatmul, EqualsReference) {
     using X = typename TypeParam::X;
-    for (const Groups &g : all_groups) {
-        const size_t E = g.rows.size(), IC = g.IC, OC = g.OC;
+    for (const auto &[rows, IC, OC, first, ld] : all_groups) {
+        const size_t E = rows.size();
+        const bool adds = ld > OC;
         std::vector<int32_t> starts = {0};
-        for (int32_t n : g.rows) starts.push_back(starts.back() + n);
+        for (int32_t n : rows) starts.push_back(starts.back() + n);
         const size_t R = size_t(starts.back());
-        printf(" R %zu in %zu groups, IC %zu, OC %zu\n", R, E, IC, OC);
-        const auto x = random_values<X>(R * IC, 1), w = random_values<X>(E * OC * IC, 2), dout = random_values<X>(R * OC, 3);
+        printf(" R %zu in %zu groups, IC %zu, OC %zu of %zu\n", R, E, IC, OC, ld);
+        const auto x = random_values<X>(R * IC, 1), w = random_values<X>(E * OC * IC, 2), dout = random_values<X>(R * ld, 3);
         const auto dw_before = random_values<float>(E * OC * IC, 4);
+        const auto before = [&](size_t n) { return adds ? random_values<X>(n, 5) : std::vector<X>(n, X(NAN)); };
+        const auto out_before = before(R * ld), dx_before = before(R * IC);
         SameBits same;
-        for_each_order<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&, &rows = rows, IC = IC, OC = OC, first = first, ld = ld](TypeParam dev) {
             dev = this->context.device(dev);
-            Array<X> d_x(x), d_w(w), d_dout(dout), out(R * OC), dx(R * IC);
+            Array<X> d_x(x), d_w(w), d_dout(dout), out(out_before), dx(dx_before);
             Array<float> dw(dw_before), alone(E * OC * IC);
             Array<int32_t> d_starts(starts);
-            grouped_matmul_forward(dev, out.data(), d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC);
-            grouped_matmul_backward_input(dev, dx.data(), d_dout.data(), d_w.data(), d_starts.data(), E, R, IC, OC);
-            grouped_matmul_backward_weight(dev, dw.data(), d_dout.data(), d_x.data(), d_starts.data(), E, R, IC, OC, true);
-            grouped_matmul_backward_weight(dev, alone.data(), d_dout.data(), d_x.data(), d_starts.data(), E, R, IC, OC, false);
-            const auto part = [](const auto &of, size_t first, size_t n) {
-                const auto begin = of.begin() + ptrdiff_t(first);
-                return std::vector(begin, begin + ptrdiff_t(n));
+            grouped_matmul_forward(dev, out.data() + first, d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC, ld, adds);
+            grouped_matmul_backward_input(dev, dx.data(), d_dout.data() + first, d_w.data(), d_starts.data(), E, R, IC, OC, ld,
+                                          adds);
+            for (auto *to : {&dw, &alone})
+                grouped_matmul_backward_weight(dev, to->data(), d_dout.data() + first, d_x.data(), d_starts.data(), E, R, IC, OC,
+                                               to == &dw, ld);
+            const auto part = [](const auto &of, size_t begin, size_t n) {
+                return std::vector(of.begin() + ptrdiff_t(begin), of.begin() + ptrdiff_t(begin + n));
+            };
+            const auto columns = [&](const std::vector<X> &of, size_t r, size_t n) {
+                std::vector<X> some;
+                for (size_t i = r; i < r + n; i++) some.insert(some.end(), &of[i * ld + first], &of[i * ld + first] + OC);
+                return some;
             };
             const auto all_out = out.values(), all_dx = dx.values();
             const auto all_dw = dw.values(), all_alone = alone.values();
             for (size_t e = 0; e < E; e++) {
-                const size_t r = size_t(starts[e]), n = size_t(g.rows[e]);
-                const auto x_e = part(x, r * IC, n * IC), w_e = part(w, e * OC * IC, OC * IC),
-                           dout_e = part(dout, r * OC, n * OC);
-                const auto before = widen(part(dw_before, e * OC * IC, OC * IC));
-                const Sums want = product_reference(x_e, IC, 1, w_e, 1, IC, {}, n, OC, IC);
-                const Sums want_dx = product_reference(dout_e, OC, 1, w_e, IC, 1, {}, n, IC, OC);
-                const Sums want_dw = product_reference(dout_e, 1, OC, x_e, IC, 1, before, OC, IC, n);
+                const size_t r = size_t(starts[e]), n = size_t(rows[e]);
+                const auto x_e = part(x, r * IC, n * IC), w_e = part(w, e * OC * IC, OC * IC), dout_e = columns(dout, r, n);
+                const auto expect = [&](const char *what, const std::vector<X> &got, Sums want, const std::vector<X> &start,
+                                        size_t K) {
+                    double error = allowed<X>(want, K);
+                    for (size_t i = 0; adds && i < start.size(); i++) want.value[i] += double(start[i]);
+                    if (adds) error += 2 * unit_roundoff<X> * largest(widen(start));
+                    expect_close(what, got, want.value, error);
+                };
+                expect("out", columns(all_out, r, n), product_reference(x_e, IC, 1, w_e, 1, IC, {}, n, OC, IC),
+                       columns(out_before, r, n), IC);
+                expect("dx", part(all_dx, r * IC, n * IC), product_reference(dout_e, OC, 1, w_e, IC, 1, {}, n, IC, OC),
+                       part(dx_before, r * IC, n * IC), OC);
+                const Sums want_dw =
+                    product_reference(dout_e, 1, OC, x_e, IC, 1, widen(part(dw_before, e * OC * IC, OC * IC)), OC, IC, n);
                 const Sums want_alone = product_reference(dout_e, 1, OC, x_e, IC, 1, {}, OC, IC, n);
-                expect_close("out", part(all_out, r * OC, n * OC), want.value, allowed<X>(want, IC));
-                expect_close("dx", part(all_dx, r * IC, n * IC), want_dx.value, allowed<X>(want_dx, OC));
                 expect_close("dw", part(all_dw, e * OC * IC, OC * IC), want_dw.value, allowed<float>(want_dw, n));
                 expect_close("dw, overwritten", part(all_alone, e * OC * IC, OC * IC), want_alone.value,
                              allowed<float>(want_alone, n));
             }
+            for (size_t i = 0; i < all_out.size(); i++)
+                if (i % ld < first || i % ld >= first + OC) {
+                    ASSERT_EQ(float(all_out[i]), float(out_before[i])) << "another column";
+                }
             same(all_out, all_dx, all_dw, all_alone);
-        });
-    }
-}
-
-// Columns [first, first + OC) of wider rows are added to, or read, as adapters of one half of a matrix do; the others stay.
-TYPED_TEST(GroupedMatmul, AddsToSomeColumns) {
-    using X = typename TypeParam::X;
-    for (const size_t first : {8, 3}) {  // with vectors and without
-        const size_t E = 3, R = 90, IC = 16, OC = 24, ld = first + OC + 8;
-        const std::vector<int32_t> starts = {0, 70, 70, 90};
-        const auto x = random_values<X>(R * IC, 1), w = random_values<X>(E * OC * IC, 2), dout = random_values<X>(R * ld, 3),
-                   out_before = random_values<X>(R * ld, 4), dx_before = random_values<X>(R * IC, 5);
-        SameBits same;
-        for_each_order<TypeParam>([&](TypeParam dev) {
-            dev = this->context.device(dev);
-            Array<X> d_x(x), d_w(w), d_dout(dout), out(out_before), dx(dx_before), few(out_before);
-            Array<float> dw(E * OC * IC);
-            Array<int32_t> d_starts(starts), few_starts(std::vector<int32_t>{0, 0, 1, 2});
-            grouped_matmul_forward(dev, out.data() + first, d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC, ld, true);
-            grouped_matmul_forward(dev, few.data() + first, d_x.data(), d_w.data(), few_starts.data(), E, 2, IC, OC, ld, true);
-            grouped_matmul_backward_input(dev, dx.data(), d_dout.data() + first, d_w.data(), d_starts.data(), E, R, IC, OC, ld,
-                                          true);
-            grouped_matmul_backward_weight(dev, dw.data(), d_dout.data() + first, d_x.data(), d_starts.data(), E, R, IC, OC,
-                                           false, ld);
-            std::vector<double> want_out = widen(out_before), want_few = want_out, want_dx = widen(dx_before),
-                                want_dw(E * OC * IC);
-            const auto wide_x = widen(x), wide_w = widen(w), wide_dout = widen(dout);
-            for (size_t e = 0; e < E; e++)
-                for (size_t r = size_t(starts[e]); r < size_t(starts[e + 1]); r++)
-                    for (size_t o = 0; o < OC; o++)
-                        for (size_t i = 0; i < IC; i++) {
-                            const size_t at = r * ld + first + o, weight = (e * OC + o) * IC + i;
-                            want_out[at] += wide_x[r * IC + i] * wide_w[weight];
-                            want_dx[r * IC + i] += wide_dout[at] * wide_w[weight];
-                            want_dw[weight] += wide_dout[at] * wide_x[r * IC + i];
-                            if (r < 2) want_few[at] += wide_x[r * IC + i] * wide_w[((1 + r) * OC + o) * IC + i];
-                        }
-            const double sums = 1e-4, rounding = 64 * unit_roundoff<X> + sums;
-            expect_close("out", out.values(), want_out, rounding), expect_close("few rows", few.values(), want_few, rounding);
-            expect_close("dx", dx.values(), want_dx, rounding), expect_close("dw", dw.values(), want_dw, sums);
-            same(out.values(), few.values(), dx.values(), dw.values());
         });
     }
 }

@@ -38,28 +38,3 @@ TYPED_TEST(Layout, AddsRows) {
         });
     }
 }
-
-TYPED_TEST(Layout, ClearsFloats) {
-    for (const size_t n : {1, 1027, 4096}) {
-        for_each_order<TypeParam>([&](TypeParam dev) {
-            Array<float> x(std::vector<float>(n + 1, 3));
-            clear_floats(dev, x.data(), n);
-            auto want = std::vector<float>(n + 1, 0);
-            want[n] = 3;
-            EXPECT_EQ(x.values(), want) << n;
-        });
-    }
-}
-
-TYPED_TEST(Layout, RoundsFloats) {
-    using X = typename TypeParam::X;
-    for (const size_t n : {1, 1027, 4096}) {
-        const auto x = random_values<float>(n, 1);
-        for_each_order<TypeParam>([&](TypeParam dev) {
-            Array<float> d_x(x);
-            Array<X> out(n);
-            round_floats(dev, out.data(), d_x.data(), n);
-            EXPECT_EQ(widen(out.values()), widen(std::vector<X>(x.begin(), x.end()))) << n;
-        });
-    }
-}

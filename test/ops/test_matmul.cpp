@@ -17,11 +17,11 @@ constexpr int roundings_before_bias = 0;
 struct Sizes {
     size_t T, IC, OC;
 };
+// Some are cut into tiles for several threads, in each way.
 static const std::vector<Sizes> all_sizes = {{1, 5, 3},      {1, 96, 130},  {37, 100, 70},  {37, 104, 72}, {64, 64, 64},
                                              {300, 70, 600}, {70, 530, 33}, {1100, 20, 36}, {300, 72, 40}, {1, 96, 37},
                                              {2, 64, 16},    {5, 160, 50},  {8, 96, 49},    {128, 30, 101}};
 
-// What was in an output before must not matter, not even a NaN, which is in every new array.
 template <class Dev> struct Matmul : testing::Test {
     using X = typename Dev::X;
     MatmulContext context;
@@ -37,25 +37,36 @@ template <class Dev> struct Matmul : testing::Test {
 };
 TYPED_TEST_SUITE(Matmul, Devices);
 
+// The output's bound where it is added to `before`, which is rounded to X once more.
+template <class X> Sums plus(Sums sums, const std::vector<X> &before) {
+    for (size_t i = 0; i < before.size(); i++) sums.value[i] += double(before[i]);
+    return sums;
+}
+
+// What was in an output before must not matter where it is overwritten, not even a NaN, which is in every new array.
 TYPED_TEST(Matmul, Forward) {
     using X = typename TypeParam::X;
     for (const Sizes &s : all_sizes) {
         this->make(s);
+        const auto before = random_values<X>(s.T * s.OC, 5);
         const Sums plain = product_reference(this->x, s.IC, 1, this->w, 1, s.IC, {}, s.T, s.OC, s.IC);
         const Sums biased = product_reference(this->x, s.IC, 1, this->w, 1, s.IC, widen(this->bias), s.T, s.OC, s.IC);
         SameBits same;
         for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
-            Array<X> x(this->x), w(this->w), bias(this->bias), out(s.T * s.OC), with_bias(s.T * s.OC);
+            Array<X> x(this->x), w(this->w), bias(this->bias), out(s.T * s.OC), with_bias(s.T * s.OC), added(before);
             Array<float> wide(s.T * s.OC);  // as the logits are
             matmul_forward(dev, out.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC);
             matmul_forward(dev, with_bias.data(), x.data(), w.data(), bias.data(), s.T, s.IC, s.OC);
             matmul_forward(dev, wide.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC);
+            matmul_forward(dev, added.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC, 0, true);  // as adapters do
             expect_close("x w^T", out.values(), plain.value, allowed<X>(plain, s.IC));
             expect_close("x w^T + bias", with_bias.values(), biased.value,
                          allowed<X>(biased, s.IC) + roundings_before_bias * unit_roundoff<X> * plain.largest);
             expect_close("x w^T, float", wide.values(), plain.value, allowed<float>(plain, s.IC));
-            same(out.values(), with_bias.values(), wide.values());
+            expect_close("out + x w^T", added.values(), plus(plain, before).value,
+                         allowed<X>(plain, s.IC) + 2 * unit_roundoff<X> * largest(widen(before)));
+            same(out.values(), with_bias.values(), wide.values(), added.values());
         });
     }
 }
@@ -64,11 +75,18 @@ TYPED_TEST(Matmul, BackwardInput) {
     using X = typename TypeParam::X;
     for (const Sizes &s : all_sizes) {
         this->make(s);
+        const auto before = random_values<X>(s.T * s.IC, 6);
         const Sums want = product_reference(this->dout, s.OC, 1, this->w, s.IC, 1, {}, s.T, s.IC, s.OC);
+        SameBits same;
         for_each_order<TypeParam>([&](TypeParam dev) {
-            Array<X> dout(this->dout), w(this->w), dx(s.T * s.IC);
-            matmul_backward_input(this->context.device(dev), dx.data(), dout.data(), w.data(), s.T, s.IC, s.OC);
+            dev = this->context.device(dev);
+            Array<X> dout(this->dout), w(this->w), dx(s.T * s.IC), added(before);
+            matmul_backward_input(dev, dx.data(), dout.data(), w.data(), s.T, s.IC, s.OC);
+            matmul_backward_input(dev, added.data(), dout.data(), w.data(), s.T, s.IC, s.OC, 0, true);
             expect_close("dx", dx.values(), want.value, allowed<X>(want, s.OC));
+            expect_close("dx + dout w", added.values(), plus(want, before).value,
+                         allowed<X>(want, s.OC) + 2 * unit_roundoff<X> * largest(widen(before)));
+            same(dx.values(), added.values());
         });
     }
 }
@@ -82,6 +100,7 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
         const Sums want_alone = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, {}, s.OC, s.IC, s.T);
         const std::vector<float> ones(s.T, 1.0f), floats(this->dout.begin(), this->dout.end());  // no tensor core sums them
         const Sums bias = product_reference(ones, 0, 1, floats, s.OC, 1, widen(dbias_before), 1, s.OC, s.T);
+        SameBits same;
         for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
             Array<X> dout(this->dout), x(this->x);
@@ -93,72 +112,7 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
             expect_close("dbias", dbias.values(), bias.value, allowed<float>(bias, s.T));
             EXPECT_EQ(without_bias.values(), dw.values());
             expect_close("dw, overwritten", alone.values(), want_alone.value, allowed<float>(want_alone, s.T));
-        });
-    }
-}
-
-// What adapters of a layer add to its output, and to the gradient of its input.
-TYPED_TEST(Matmul, ForwardAndBackwardInputAccumulate) {
-    using X = typename TypeParam::X;
-    for (const Sizes &s : all_sizes) {
-        this->make(s);
-        const auto out_before = random_values<X>(s.T * s.OC, 5), dx_before = random_values<X>(s.T * s.IC, 6);
-        Sums out = product_reference(this->x, s.IC, 1, this->w, 1, s.IC, {}, s.T, s.OC, s.IC);
-        Sums dx = product_reference(this->dout, s.OC, 1, this->w, s.IC, 1, {}, s.T, s.IC, s.OC);
-        const double out_allowed = allowed<X>(out, s.IC) + 2 * unit_roundoff<X> * largest(widen(out_before)),
-                     dx_allowed = allowed<X>(dx, s.OC) + 2 * unit_roundoff<X> * largest(widen(dx_before));
-        for (size_t i = 0; i < out_before.size(); i++) out.value[i] += double(out_before[i]);
-        for (size_t i = 0; i < dx_before.size(); i++) dx.value[i] += double(dx_before[i]);
-        for_each_order<TypeParam>([&](TypeParam dev) {
-            dev = this->context.device(dev);
-            Array<X> x(this->x), w(this->w), dout(this->dout), got(out_before), got_dx(dx_before);
-            matmul_forward(dev, got.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC, 0, true);
-            matmul_backward_input(dev, got_dx.data(), dout.data(), w.data(), s.T, s.IC, s.OC, 0, true);
-            expect_close("out + x w^T", got.values(), out.value, out_allowed);
-            expect_close("dx + dout w", got_dx.values(), dx.value, dx_allowed);
-        });
-    }
-}
-
-// <dout, x w^T> = <dx, x> = <dw, w>: the three products belong together, whatever a reference says.
-TYPED_TEST(Matmul, ProductsAreAdjoint) {
-    using X = typename TypeParam::X;
-    this->make({70, 90, 110});
-    const Sizes s = this->s;
-    const auto dev = this->context.device(any_device<TypeParam>());
-    Array<X> d_x(this->x), d_w(this->w), d_dout(this->dout), d_out(s.T * s.OC), d_dx(s.T * s.IC);
-    Array<float> d_dw(s.OC * s.IC);
-    matmul_forward(dev, d_out.data(), d_x.data(), d_w.data(), nullptr, s.T, s.IC, s.OC);
-    matmul_backward_input(dev, d_dx.data(), d_dout.data(), d_w.data(), s.T, s.IC, s.OC);
-    matmul_backward_weight(dev, d_dw.data(), nullptr, d_dout.data(), d_x.data(), s.T, s.IC, s.OC, false);
-    const auto out = widen(d_out.values()), dx = widen(d_dx.values()), dw = widen(d_dw.values());
-    double by_out = 0, by_dx = 0, by_dw = 0, size = 0;
-    for (size_t i = 0; i < out.size(); i++) {
-        by_out += double(this->dout[i]) * out[i];
-        size += std::abs(double(this->dout[i]) * out[i]);
-    }
-    for (size_t i = 0; i < dx.size(); i++) by_dx += dx[i] * double(this->x[i]);
-    for (size_t i = 0; i < dw.size(); i++) by_dw += dw[i] * double(this->w[i]);
-    const double allowed =
-        4 * size * (unit_roundoff<X> + std::sqrt(double(s.OC)) * 0x1p-24);  // the elements' errors, all of one sign
-    expect_close("dx . x = dout . out", std::vector<double>{by_dx}, std::vector<double>{by_out}, allowed);
-    expect_close("dw . w = dout . out", std::vector<double>{by_dw}, std::vector<double>{by_out}, allowed);
-}
-
-// On every backend: a tile is the work of one thread, and the cut into tiles does not know how many there are.
-TYPED_TEST(Matmul, ThreadsDoNotChangeABit) {
-    using X = typename TypeParam::X;
-    for (const Sizes &s : {Sizes{300, 130, 1100}, Sizes{1100, 33, 40}}) {
-        this->make(s);
-        SameBits same;
-        for_each_order<TypeParam>([&](TypeParam dev) {
-            dev = this->context.device(dev);
-            Array<X> x(this->x), w(this->w), bias(this->bias), dout(this->dout), out(s.T * s.OC), dx(s.T * s.IC);
-            Array<float> dw(std::vector<float>(s.OC * s.IC)), dbias(std::vector<float>(s.OC));
-            matmul_forward(dev, out.data(), x.data(), w.data(), bias.data(), s.T, s.IC, s.OC);
-            matmul_backward_input(dev, dx.data(), dout.data(), w.data(), s.T, s.IC, s.OC);
-            matmul_backward_weight(dev, dw.data(), dbias.data(), dout.data(), x.data(), s.T, s.IC, s.OC, true);
-            same(out.values(), dx.values(), dw.values(), dbias.values());
+            same(dw.values(), dbias.values(), alone.values());
         });
     }
 }
@@ -200,22 +154,3 @@ TYPED_TEST(Matmul, ShapesThatNeverRepeat) {
                 ASSERT_EQ(float(out.values()[T * OC - 1]), float(IC));
             }
 }
-
-#ifdef __CUDACC__
-// A product that comes again and again keeps its plan, however many others come once.
-TYPED_TEST(Matmul, PlansInUseAreKept) {
-    using X = typename TypeParam::X;
-    const auto dev = this->context.device(any_device<TypeParam>());
-    Array<X> ones(std::vector<X>(64, X(1.0f))), out(64 * 64);
-    const auto multiply = [&](size_t T, size_t OC) {
-        matmul_forward(dev, out.data(), ones.data(), ones.data(), nullptr, T, 1, OC);
-    };
-    multiply(1, 1);
-    const auto *plan = dev.ctx->plans.begin()->second.plan.get();
-    for (size_t T = 2; T <= 13; T++)
-        for (size_t OC = 1; OC <= 50; OC++) multiply(T, OC), multiply(1, 1);
-    EXPECT_EQ(dev.ctx->plans.size(), dev.ctx->most_plans);
-    EXPECT_TRUE(
-        std::any_of(dev.ctx->plans.begin(), dev.ctx->plans.end(), [&](auto &kept) { return kept.second.plan.get() == plan; }));
-}
-#endif

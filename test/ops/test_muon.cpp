@@ -100,27 +100,6 @@ TYPED_TEST(MuonOps, UpdateEqualsReference) {
     }
 }
 
-TYPED_TEST(MuonOps, ScaleAndShift) {
-    using X = typename TypeParam::X;
-    for (const auto &[rows, columns] : {std::pair<size_t, size_t>{17, 17}, {20, 20}, {3, 7}}) {
-        const size_t R = rows, C = columns;
-        const auto x = random_values<float>(R * C, 1);
-        const auto in_x = random_values<X>(R * C, 1);
-        const float shift = R == C ? 3 : 0;
-        const auto expect = [&]<class In>(const std::vector<In> &from) {
-            std::vector<double> want(R * C);
-            for (size_t i = 0; i < R * C; i++) want[i] = -2 * double(float(from[i])) + (i / C == i % C ? double(shift) : 0);
-            for_each_order<TypeParam>([&](TypeParam dev) {
-                Array<X> out(R * C);
-                Array<In> d_x(from);
-                scale_and_shift(dev, out.data(), d_x.data(), -2, shift, R * C, C);
-                expect_close("out", out.values(), want, unit_roundoff<X> * largest(want));
-            });
-        };
-        expect(x), expect(in_x);
-    }
-}
-
 // The op may err as much as a plain loop with the same roundings does for the worst of ten matrices, or twice as much, since sums in another order have other
 // ones.
 TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
@@ -139,13 +118,19 @@ TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
         }
         const double allowed = 2 * share * norm_of(exact);
         SameBits same;
-        for_each_order<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&, rows = rows](TypeParam dev) {
             Array<X> x(start), other(R * C), gram(k * k), polynomial(k * k);
             Array<float> product(k * k);
             Array<double> norm(squared_norm_scratch(R * C));
             orthogonalise(context.device(dev), x.data(),
                           {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()}, R, C);
             const auto got = widen(x.values());
+            if (rows == 40) {  // a matrix of zeros stays one, as the momentum of an adapter's first matrix in the first step
+                Array<X> zeros(std::vector<X>(R * C, X(0.0f)));
+                orthogonalise(context.device(dev), zeros.data(),
+                              {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()}, R, C);
+                EXPECT_EQ(largest(widen(zeros.values())), 0);
+            }
             printf("  %4zu x %-4zu %-30s %.2g of %.2g allowed\n", R, C, "relative error", distance(got, exact) / norm_of(exact),
                    allowed / norm_of(exact));
             EXPECT_LE(distance(got, exact), allowed);
@@ -153,19 +138,4 @@ TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
             same(got);
         });
     }
-}
-
-// As the momentum of an adapter's first matrix in the first step.
-TYPED_TEST(MuonOps, AMatrixOfZerosStaysOne) {
-    using X = typename TypeParam::X;
-    MatmulContext context;
-    for_each_order<TypeParam>([&](TypeParam dev) {
-        const std::vector<X> zeros(6, X(0.0f));
-        Array<X> x(zeros), other(6), gram(4), polynomial(4);
-        Array<float> product(4);
-        Array<double> norm(1);
-        orthogonalise(context.device(dev), x.data(), {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()},
-                      2, 3);
-        EXPECT_EQ(widen(x.values()), widen(zeros));
-    });
 }

@@ -3,60 +3,14 @@
 
 #include <numeric>
 
+#include "../reference_matmul.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/score.cuh"
 #endif
 
-using Vector = std::vector<double>;
-
-// ---- The head of a reward model in float64, and how far float may be from it.
-
-static Vector score_reference(const Vector &x, const Vector &w, const std::vector<int32_t> &rows) {
-    Vector scores;
-    for (int32_t row : rows) {
-        scores.push_back(0);
-        for (size_t c = 0; c < w.size(); c++) scores.back() += x[size_t(row) * w.size() + c] * w[c];
-    }
-    return scores;
-}
-
-struct ScoreGradient {
-    Vector dx, dw;
-};
-
-static ScoreGradient score_backward_reference(const Vector &dscores, const Vector &x, const Vector &w,
-                                              const std::vector<int32_t> &rows) {
-    const size_t C = w.size();
-    ScoreGradient g{Vector(x.size()), Vector(C)};
-    for (size_t n = 0; n < rows.size(); n++)
-        for (size_t c = 0; c < C; c++) {
-            const size_t at = size_t(rows[n]) * C + c;
-            g.dx[at] = dscores[n] * w[c];
-            g.dw[c] += dscores[n] * x[at];
-        }
-    return g;
-}
-
-static Vector absolute(Vector v) {
-    for (double &e : v) e = std::abs(e);
-    return v;
-}
-
-// A float sum of n terms is off by at most n roundings of the sum of the terms' absolute values; 8 more are for the
-// products and the second-order terms. dx: one product, rounded to float and to X.
-static double score_error(const Vector &x, const Vector &w, const std::vector<int32_t> &rows) {
-    return double(w.size() + 8) * unit_roundoff<float> * largest(score_reference(absolute(x), absolute(w), rows));
-}
-template <class X> double score_dx_error(const Vector &want) {
-    return (2 * unit_roundoff<float> + unit_roundoff<X>)*largest(want);
-}
-// Checks a dw that was `before` everywhere and was added to `passes` times.
-static double score_dw_error(const Vector &dscores, const Vector &x, const Vector &w, const std::vector<int32_t> &rows,
-                             double before, size_t passes) {
-    const double terms = largest(score_backward_reference(absolute(dscores), absolute(x), w, rows).dw);
-    return double(passes * rows.size() + 8) * unit_roundoff<float> * (std::abs(before) + double(passes) * terms);
-}
+// A float sum of n terms is off by at most n roundings of the sum of the terms' absolute values; 8 more are for the products and the second-order terms.
+static double sum_error(size_t n, const Sums &sums) { return double(n + 8) * unit_roundoff<float> * sums.largest_absolute; }
 
 template <class X> void expect_zero_elsewhere(const std::vector<X> &dx, const std::vector<int32_t> &rows, size_t C) {
     for (size_t i = 0; i < dx.size(); i++) {
@@ -64,8 +18,6 @@ template <class X> void expect_zero_elsewhere(const std::vector<X> &dx, const st
         ASSERT_EQ(float(dx[i]), 0) << "row " << i / C << ", channel " << i % C;
     }
 }
-
-// ---- the op
 
 struct ScoreSizes {
     size_t T, C;
@@ -98,23 +50,30 @@ TYPED_TEST(Score, EqualsReferenceAndAccumulates) {
         const size_t N = rows.size();
         const auto x = random_values<X>(T * C, 1), w = random_values<X>(C, 2);
         const auto dscores = random_values<float>(N, 3);
-        const Vector x64 = widen(x), w64 = widen(w), dscores64 = widen(dscores), scores = score_reference(x64, w64, rows);
-        ScoreGradient want = score_backward_reference(dscores64, x64, w64, rows);
-        for (double &d : want.dw) d = 3 + 2 * d;
+        std::vector<double> tokens, dx(T * C);  // tokens: (N, C)
+        for (size_t n = 0; n < N; n++)
+            for (size_t c = 0; c < C; c++) {
+                tokens.push_back(x[size_t(rows[n]) * C + c]);
+                dx[size_t(rows[n]) * C + c] = double(dscores[n]) * double(w[c]);
+            }
+        const Sums scores = product_reference(tokens, C, 1, widen(w), 1, 1, {}, N, 1, C);
+        Sums dw = product_reference(widen(dscores), 1, 1, tokens, C, 1, {}, 1, C, N);
+        dw.largest_absolute = 3 + 2 * dw.largest_absolute;
+        for (double &d : dw.value) d = 3 + 2 * d;
         printf(" T %zu, C %zu, N %zu\n", T, C, N);
         SameBits same;
         for_each_order<TypeParam>([&, T = T, C = C, &rows = rows](TypeParam dev) {
-            Array<X> d_x(x), d_w(w), dx(T * C);
+            Array<X> d_x(x), d_w(w), d_dx(T * C);
             Array<int32_t> d_rows(rows);
-            Array<float> d_scores(N), d_dscores(dscores), dw(std::vector<float>(C, 3));
+            Array<float> d_scores(N), d_dscores(dscores), d_dw(std::vector<float>(C, 3));
             score_forward(dev, d_scores.data(), d_x.data(), d_w.data(), d_rows.data(), C, N);
             for (int pass = 0; pass < 2; pass++)
-                score_backward(dev, dx.data(), dw.data(), d_x.data(), d_w.data(), d_rows.data(), d_dscores.data(), T, C, N);
-            expect_close("scores", d_scores.values(), scores, score_error(x64, w64, rows));
-            expect_close("dx", dx.values(), want.dx, score_dx_error<X>(want.dx));
-            expect_close("dw", dw.values(), want.dw, score_dw_error(dscores64, x64, w64, rows, 3, 2));
-            expect_zero_elsewhere(dx.values(), rows, C);
-            same(d_scores.values(), dx.values(), dw.values());
+                score_backward(dev, d_dx.data(), d_dw.data(), d_x.data(), d_w.data(), d_rows.data(), d_dscores.data(), T, C, N);
+            expect_close("scores", d_scores.values(), scores.value, sum_error(C, scores));
+            expect_close("dx", d_dx.values(), dx, (2 * unit_roundoff<float> + unit_roundoff<X>)*largest(dx));
+            expect_close("dw", d_dw.values(), dw.value, sum_error(2 * N, dw));
+            expect_zero_elsewhere(d_dx.values(), rows, C);
+            same(d_scores.values(), d_dx.values(), d_dw.values());
         });
     }
 }

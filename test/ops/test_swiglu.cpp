@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "../reference_gelu.h"
 #include "../reference_swiglu.h"
 #include "device.h"
 #ifdef CUDA_HALF
@@ -35,17 +36,18 @@ template <Gate form, class Dev> void expect_reference_also_in_place() {
 TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) { expect_reference_also_in_place<Gate::silu, TypeParam>(); }
 TYPED_TEST(Swiglu, WithGeluEqualsReferenceAlsoInPlace) { expect_reference_also_in_place<Gate::gelu, TypeParam>(); }
 
-TYPED_TEST(Swiglu, ExtremeGates) {
-    using X = typename TypeParam::X;
-    const size_t F = extreme_gates.size();
-    std::vector<X> ones(F);
-    std::fill(ones.begin(), ones.end(), X(1.0f));
-    Array<X> gate_up(extreme_gate_up<X>()), dout(ones), out(F), d(2 * F);
-    const TypeParam dev = any_device<TypeParam>();
-    swiglu_forward(dev, out.data(), gate_up.data(), 1, F);
-    swiglu_backward(dev, d.data(), dout.data(), gate_up.data(), 1, F);
-    expect_extremes(out.values(), d.values());
-    swiglu_forward<Gate::gelu>(dev, out.data(), gate_up.data(), 1, F);  // has the same limits
-    swiglu_backward<Gate::gelu>(dev, d.data(), dout.data(), gate_up.data(), 1, F);
-    expect_extremes(out.values(), d.values());
+template <Gate form, class Dev>
+void expect_extreme_gates() {  // where up is 1, d gate is the gate's slope, and d up the gate itself
+    using X = typename Dev::X;
+    const size_t F = extreme_inputs.size();
+    std::vector<X> gates(extreme_inputs.begin(), extreme_inputs.end());
+    gates.resize(2 * F, X(1.0f));
+    Array<X> gate_up(gates), dout(std::vector<X>(F, X(1.0f))), out(F), d(2 * F);
+    swiglu_forward<form>(any_device<Dev>(), out.data(), gate_up.data(), 1, F);
+    swiglu_backward<form>(any_device<Dev>(), d.data(), dout.data(), gate_up.data(), 1, F);
+    const auto gradients = d.values();
+    const auto middle = gradients.begin() + ptrdiff_t(F);
+    for (const auto &result : {out.values(), std::vector<X>(middle, gradients.end())})
+        expect_extremes<X>(result, {gradients.begin(), middle});
 }
+TYPED_TEST(Swiglu, ExtremeGates) { expect_extreme_gates<Gate::silu, TypeParam>(), expect_extreme_gates<Gate::gelu, TypeParam>(); }
