@@ -31,6 +31,7 @@ static ModelLimits tiny_limits(ModelLimits l) {
 namespace {
 using Bytes = std::vector<std::byte>;
 using Arrays = std::map<std::string, Bytes>;
+bool same(const Bytes &a, const Bytes &b) { return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size()); }
 struct OpResult {
     OpKey op;
     Arrays written;  // by name, if a later op reads it
@@ -95,7 +96,7 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
     const auto want_values = on_cpu.run(c, l, [&](const OpKey &op, const std::vector<const Segment *> &arrays) {
         results.push_back({op, {}});
         for (const Segment *s : arrays)
-            if (Bytes bytes = on_cpu.bytes_of(*s); now[s->name] != bytes)
+            if (Bytes bytes = on_cpu.bytes_of(*s); !same(now[s->name], bytes))
                 results.back().written[s->name] = now[s->name] = std::move(bytes);
     });
 
@@ -115,8 +116,9 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
         for (const Segment *s : arrays) {
             const auto want = now.find(s->name);
             if (want == now.end() || want->second.size() != s->bytes) continue;  // scratch, whose size depends on the device
-            expect_none(on_gpu.model->trace().describe(op), s->name,
-                        difference(s->dtype, on_gpu.bytes_of(*s), want->second, share));
+            const Bytes got = on_gpu.bytes_of(*s);
+            if (same(got, want->second)) continue;  // an op changes few arrays
+            expect_none(on_gpu.model->trace().describe(op), s->name, difference(s->dtype, got, want->second, share));
             write(on_gpu.model->memory(), static_cast<std::byte *>(*s->pointer), want->second);
         }
     });

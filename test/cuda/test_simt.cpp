@@ -148,95 +148,6 @@ TEST(Simt, NamedBarriers) {
     });
 }
 
-// ---- a kernel with bugs ------------------------------------------------------------------------------------------------------------
-
-enum Bug {
-    none,
-    no_barrier_before_use,
-    no_barrier_before_reuse,
-    wait_for_too_few,
-    wrong_shuffle,
-    swapped_fragment,
-    no_bounds_check
-};
-
-// out = A B^T and its sums over rows: A (M, K), B (16, K), out (M, 16), sums (M). A block of two warps does 32 rows; tiles of 16
-// columns of A and B come by double-buffered cp.async.
-struct Tiles {
-    alignas(16) bf16 a[2][32][16], b[2][16][16];
-};
-__device__ inline void load_tiles(Tiles &s, int buffer, const bf16 *A, const bf16 *B, size_t column, size_t M, size_t K) {
-    for (unsigned i = threadIdx.x; i < 96; i += 64) {
-        const unsigned r = i / 2 % 32, c = i % 2 * 8;
-        const size_t row = blockIdx.x * size_t(32) + r;
-        if (i < 64) cp_async_16(&s.a[buffer][r][c], A + (row < M ? row : 0) * K + column + c, row < M);
-        else cp_async_16(&s.b[buffer][r][c], B + r * K + column + c);
-    }
-}
-template <Bug bug> __global__ void matmul_kernel(float *out, float *sums, const bf16 *A, const bf16 *B, size_t M, size_t K) {
-    Tiles &s = shared_mem<Tiles>();
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float d[2][4] = {};
-    load_tiles(s, 0, A, B, 0, M, K);
-    cp_async_commit();
-    for (size_t k = 0; k < K; k += 16) {
-        const int now = int(k / 16 % 2);
-        if (k + 16 < K) load_tiles(s, 1 - now, A, B, k + 16, M, K);
-        cp_async_commit();
-        cp_async_wait<bug == wait_for_too_few ? 2 : 1>();
-        if (bug != no_barrier_before_use) __syncthreads();
-        uint32_t a[4], b[4];
-        ldmatrix_x4(a, &s.a[now][warp * 16 + lane % 16][lane / 16 * 8]);
-        ldmatrix_x4(b, &s.b[now][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
-        for (int n = 0; n < 2; n++) {
-            const uint32_t b_n[2] = {b[2 * n], bug == swapped_fragment ? b[3 - 2 * n] : b[2 * n + 1]};
-            mma_m16n8k16(d[n], a, b_n);
-        }
-        if (bug != no_barrier_before_reuse) __syncthreads();
-    }
-    for (int half = 0; half < 2; half++) {
-        float sum = d[0][half * 2] + d[0][half * 2 + 1] + d[1][half * 2] + d[1][half * 2 + 1];
-        for (int distance = 1; distance < 4; distance *= 2)
-            sum += __shfl_xor_sync(all_lanes, sum, bug == wrong_shuffle ? distance * 2 : distance);
-        const size_t row = blockIdx.x * size_t(32) + warp * 16 + half * 8 + g;
-        if (row >= M && bug != no_bounds_check) continue;
-        if (t == 0) sums[row] = sum;
-        for (int n = 0; n < 2; n++)
-            for (int i = 0; i < 2; i++) out[row * 16 + n * 8 + 2 * t + i] = d[n][half * 2 + i];
-    }
-}
-
-// True if the results are right; false, or an Error, if not.
-template <Bug bug> bool matmul_is_right(Device dev) {
-    const size_t M = 45, K = 80, room = 64;  // what lies beyond row M must stay as it was
-    const auto A = random_values<bf16>(M * K, 5), B = random_values<bf16>(16 * K, 6);
-    DeviceArray<bf16> d_A(A), d_B(B);
-    DeviceArray<float> out(room * 16), sums(room);
-    launch(dev, matmul_kernel<bug>, Grid{ceil_div(M, 32)}, 64, sizeof(Tiles), out.data(), sums.data(), d_A.data(), d_B.data(), M,
-           K);
-    const auto got = out.values(), got_sums = sums.values();
-    bool right = true;
-    for (size_t i = 0; i < room; i++) {
-        double sum = 0;
-        for (size_t j = 0; j < 16; j++) {
-            double want = 0, magnitude = 0;
-            for (size_t k = 0; k < K && i < M; k++) {
-                const double term = double(float(A[i * K + k])) * double(float(B[j * K + k]));
-                want += term, magnitude += std::abs(term);
-            }
-            sum += want;
-            const double error = std::abs(double(got[i * 16 + j]) - want);
-            right &= i < M ? error <= 0x1p-24 * K * magnitude : std::isnan(got[i * 16 + j]);
-        }
-        right &= i < M ? std::abs(double(got_sums[i]) - sum) <= 0x1p-24 * (K + 16) * 16 * 80 : std::isnan(got_sums[i]);
-    }
-    return right;
-}
-
-// Shuffles, cp.async with its zeros, ldmatrix and mma as they should be.
-TEST(Simt, KernelWithoutBugs) {
-    for_each_order<Device>([&](Device dev) { EXPECT_TRUE(matmul_is_right<none>(dev)); });
-}
 }  // namespace CUDA_BACKEND
 
 #ifdef LLMC_EMULATE
@@ -266,28 +177,6 @@ void expect_messages(const std::vector<Misuse> &all) {
             SCOPED_TRACE(format("case %zu, order %u", i, order));
             expect_contains(message_of(order, all[i].run), all[i].texts);
         }
-}
-
-template <Bug bug> void expect_caught(const char *what, const char *race) {  // null: no race, but wrong results in every order
-    unsigned wrong = 0, named = 0;
-    for (unsigned order = 0; order < orders; order++) {
-        bool right = false;
-        const std::string message = message_of(order, [&](Device dev) { right = matmul_is_right<bug>(dev); });
-        wrong += !right;
-        named += race && message.find(race) != std::string::npos;
-    }
-    printf("  %-40s noticed in %u of %u orders\n", what, wrong, orders);
-    EXPECT_GE(wrong, race_build || !race ? orders : 1);
-    EXPECT_GE(named, race_build && race ? orders : 0);
-}
-
-TEST(SimtCatches, BugsOfAKernel) {
-    expect_caught<no_barrier_before_use>("no barrier before use", "shared memory +");
-    expect_caught<no_barrier_before_reuse>("no barrier before reuse", "race");
-    expect_caught<wait_for_too_few>("wait for too few cp.async", "before the wait for its cp.async");
-    expect_caught<wrong_shuffle>("wrong shuffle", nullptr);
-    expect_caught<swapped_fragment>("swapped fragment", nullptr);
-    expect_caught<no_bounds_check>("no bounds check", nullptr);
 }
 
 // ---- misuse of warps and barriers
@@ -486,58 +375,47 @@ TEST(SimtCatches, Races) {
 
 // ---- counts of accesses (dev/emulator/counts.h)
 
-KernelCounts counts_of(
-    unsigned lanes,
-    const std::function<void(const std::function<void(int lane, bool shared, uint64_t at, uint32_t bytes)> &)> &body) {
-    const char sites[2] = {};
-    simt::BlockCounts counts;
-    counts.start(1);
-    body([&](int lane, bool shared, uint64_t at, uint32_t bytes) {
-        counts.access({&sites[shared], shared, false, at, bytes}, 0, lane, lanes);
-    });
-    counts.end_block();
-    return counts.take();
-}
-
 TEST(SimtCounts, ARequestIsWhatTheLanesDoAtTheSameTimeOfTheirLoops) {
-    const unsigned all = ~0u;
-    const auto one = [&](bool shared, uint64_t stride, uint32_t bytes) {
-        return counts_of(all, [&](const auto &access) {
-            for (int lane = 0; lane < 32; lane++)
-                for (int n = 0; n < 2; n++) access(lane, shared, 4096 * uint64_t(n) + stride * uint64_t(lane), bytes);
-        });
+    // The counts of lanes that access `bytes` bytes at place(lane) in each of loops(lane) iterations.
+    const auto counts_of = [](unsigned lanes, bool shared, uint32_t bytes, auto place, auto loops) {
+        const char site = 0;
+        simt::BlockCounts counts;
+        counts.start(1);
+        for (int lane = 0; lane < 32; lane++)
+            for (int n = 0; lanes >> lane & 1 && n < loops(lane); n++)
+                counts.access({&site, shared, false, 4096 * uint64_t(n) + place(lane), bytes}, 0, lane, lanes);
+        counts.end_block();
+        return counts.take();
     };
-    const KernelCounts neighbours = one(false, 4, 4), wide = one(false, 16, 16), apart = one(false, 64, 4);
-    EXPECT_EQ(neighbours.loads.warps, 2u);
-    EXPECT_EQ(neighbours.loads.lanes, 64u);
-    EXPECT_EQ(neighbours.sectors, 8u);
-    EXPECT_EQ(wide.sectors, 32u);
-    EXPECT_EQ(apart.sectors, 64u);
-    const KernelCounts banks = one(true, 4, 4), column = one(true, 128, 4), padded = one(true, 132, 4),
-                       quarters = one(true, 16, 16);
-    EXPECT_EQ(banks.wavefronts, 2u);
-    EXPECT_EQ(column.wavefronts, 64u);
-    EXPECT_EQ(column.conflicts(), 62u);
-    EXPECT_EQ(padded.wavefronts, 2u);
-    EXPECT_EQ(quarters.wavefronts, 8u);
-    EXPECT_EQ(quarters.conflicts(), 0u);
-    const auto of_places = [&](auto place) {  // 16 bytes a lane
-        return counts_of(all,
-                         [&](const auto &access) {
-                             for (int lane = 0; lane < 32; lane++) access(lane, true, 16 * uint64_t(place(lane)), 16);
-                         })
+    const auto strided = [&](bool shared, uint64_t stride, uint32_t bytes) {
+        return counts_of(
+            ~0u, shared, bytes, [=](int lane) { return stride * uint64_t(lane); }, [](int) { return 2; });
+    };
+    EXPECT_EQ(strided(false, 4, 4).loads.warps, 2u);
+    EXPECT_EQ(strided(false, 4, 4).loads.lanes, 64u);
+    EXPECT_EQ(strided(false, 4, 4).sectors, 8u);
+    EXPECT_EQ(strided(false, 16, 16).sectors, 32u);
+    EXPECT_EQ(strided(false, 64, 4).sectors, 64u);
+    EXPECT_EQ(strided(true, 4, 4).wavefronts, 2u);
+    EXPECT_EQ(strided(true, 128, 4).wavefronts, 64u);
+    EXPECT_EQ(strided(true, 128, 4).conflicts(), 62u);
+    EXPECT_EQ(strided(true, 132, 4).wavefronts, 2u);
+    EXPECT_EQ(strided(true, 16, 16).wavefronts, 8u);
+    EXPECT_EQ(strided(true, 16, 16).conflicts(), 0u);
+    const auto wavefronts = [&](auto word) {  // 16 bytes a lane
+        return counts_of(
+                   ~0u, true, 16, [=](int lane) { return 16 * uint64_t(word(lane)); }, [](int) { return 1; })
             .wavefronts;
     };
-    EXPECT_EQ(of_places([](int lane) { return lane / 2; }), 2u);  // lanes want the same in pairs: halves of the warp are answered
-    EXPECT_EQ(of_places([](int lane) { return lane % 2; }), 2u);
-    EXPECT_EQ(of_places([](int lane) { return lane / 8; }), 2u);
-    EXPECT_EQ(of_places([](int lane) { return lane % 8; }), 4u);
+    EXPECT_EQ(wavefronts([](int lane) { return lane / 2; }),
+              2u);  // lanes want the same in pairs: halves of the warp are answered
+    EXPECT_EQ(wavefronts([](int lane) { return lane % 2; }), 2u);
+    EXPECT_EQ(wavefronts([](int lane) { return lane / 8; }), 2u);
+    EXPECT_EQ(wavefronts([](int lane) { return lane % 8; }), 4u);
 
     // Lanes that leave the loop earlier, and a warp of 16 lanes.
-    const KernelCounts ragged = counts_of(0xffff, [](const auto &access) {
-        for (int lane = 0; lane < 16; lane++)
-            for (int n = 0; n <= lane / 8; n++) access(lane, false, 4 * uint64_t(lane), 4);
-    });
+    const KernelCounts ragged = counts_of(
+        0xffff, false, 4, [](int lane) { return 4 * uint64_t(lane); }, [](int lane) { return 1 + lane / 8; });
     EXPECT_EQ(ragged.loads.warps, 2u);
     EXPECT_EQ(ragged.loads.lanes, 24u);
     EXPECT_EQ(ragged.sectors, 3u);
