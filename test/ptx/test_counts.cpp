@@ -63,35 +63,6 @@ TEST(PtxCounts, LoadsOfNeighbouringWordsAreJoined) {
     EXPECT_EQ(wavefronts(each + four), 4 * wavefronts(each + load(0))) << "in each lane elsewhere";
 }
 
-// In a loop that is unrolled, a load of the next word is joined with the one before it.
-TEST(PtxCounts, LoadsOfALoopAreJoined) {
-    const auto shared = [](ptx::Unit unit, int step, const std::string &more) {
-        const std::string body = format(
-                                     "mad.lo.u32 %%r9, %%r0, 256, %%r2;\nmov.u32 %%r10, 0;\n$L:\nadd.u32 %%r11, %%r9, %%r10;\n"
-                                     "ld.shared.f32 %%f5, [%%r11];\nadd.u32 %%r10, %%r10, %d;\n",
-                                     step) +
-                                 more + format("setp.lt.u32 %%p1, %%r10, %d;\n@%%p1 bra $L;\n", 16 * step);
-        const std::string fill =
-            "mov.u32 %r12, 0;\nmad.lo.u32 %r9, %r0, 4, %r2;\n$F:\nst.shared.f32 [%r9], %f6;\n"
-            "add.u32 %r9, %r9, 128;\nadd.u32 %r12, %r12, 1;\nsetp.lt.u32 %p1, %r12, 66;\n@%p1 bra $F;\nbar.sync 0;\n";
-        const auto of = [&](const std::string &all) { return run(all).counts.blocks[0].demand[size_t(unit)]; };
-        return of(fill + body) - of(fill);
-    };
-    EXPECT_EQ(shared(ptx::Unit::shared, 4, ""), 16 * 32 / 4 * 1)
-        << "all lanes in one bank: 32 places of 16 bytes, 8 lanes at a time";
-    EXPECT_EQ(shared(ptx::Unit::access, 4, ""), 4);
-    EXPECT_EQ(shared(ptx::Unit::access, 8, ""), 16) << "every second word";
-    EXPECT_EQ(shared(ptx::Unit::access, 8, "ld.shared.f32 %f6, [%r11+4];\n"), 8) << "two words in each iteration";
-    EXPECT_EQ(shared(ptx::Unit::access, 4, "st.shared.f32 [%r9], %f5;\n"), 32) << "a store may change the next word";
-}
-
-// Without .ftz, machine code scales arguments and results that may be subnormal.
-TEST(PtxCounts, MachineInstructionsOfApproximateFunctions) {
-    const auto issued = [](const std::string &body) { return run(body).counts.blocks[0].demand[size_t(ptx::Unit::issue)]; };
-    EXPECT_EQ(issued("ex2.approx.f32 %f5, %f6;") - issued("ex2.approx.ftz.f32 %f5, %f6;"), 3);
-    EXPECT_EQ(issued("div.rn.ftz.f32 %f5, %f6, %f7;"), issued("div.rn.f32 %f5, %f6, %f7;"));
-}
-
 // Repeated reads of a block hit L1, and data touched earlier by the launch hits L2.
 TEST(PtxCounts, TrafficOfL2AndMemory) {
     const std::string load = "ld.global.u32 %r5, [%rd2];\n", store = "st.global.u32 [%rd2], %r5;\n";

@@ -1,4 +1,5 @@
-// The PTX interpreter on kernels written by hand: results of instructions, and errors on which a GPU would be silent.
+// The PTX interpreter on kernels written by hand: results of instructions, and errors on which a GPU would be silent. What nvcc makes of the ops, branches,
+// loops and arithmetic of all kinds, is tested with the ops (build/ptx/test_cuda).
 #include <bit>
 #include <cmath>
 
@@ -21,7 +22,7 @@ std::string hex(float x) { return format("0f%08X", std::bit_cast<uint32_t>(x)); 
 
 }  // namespace
 
-// ---- arithmetic: of instructions that nvcc makes of the ops, the results are those of the ops' tests (build/ptx/test_cuda) ------------------------
+// ---- arithmetic ----------------------------------------------------------------------------------------------------------------------
 
 // Wrong by at most the manual's bound, and by more than the least part of it where the instruction is not exact; powers of integers are exact.
 TEST(PtxArithmetic, ApproximateFunctions) {
@@ -92,29 +93,6 @@ TEST(PtxArithmetic, BitsFieldsAndConversions) {
 
 // ---- lanes ----------------------------------------------------------------------------------------------------------------------------
 
-TEST(PtxFlow, BothWaysOfABranchMeetAgain) {
-    const Result got = run(R"(
-        and.b32 %r5, %r0, 1;  setp.eq.u32 %p1, %r5, 0;
-        @%p1 bra EVEN;
-        add.s32 %r6, %r0, 20;  bra JOIN;
-    EVEN: add.s32 %r6, %r0, 10;
-    JOIN: shfl.sync.bfly.b32 %r7|%p2, %r6, 1, 31, -1;
-        st.global.u32 [%rd3], %r7;)");
-    EXPECT_EQ(got.y[0], 21u);
-    EXPECT_EQ(got.y[1], 10u);
-    EXPECT_EQ(got.counts.divergent_branches, 1u);
-}
-
-TEST(PtxFlow, LoopOfAnotherLengthInEachLane) {
-    const Result got = run(R"(
-        mov.u32 %r5, 0;
-    LOOP: add.s32 %r5, %r5, 1;  setp.lt.u32 %p1, %r5, %r0;
-        @%p1 bra LOOP;
-        bar.warp.sync -1;
-        st.global.u32 [%rd3], %r5;)");
-    for (uint32_t lane = 1; lane < 32; lane++) EXPECT_EQ(got.y[lane], lane);
-}
-
 // Inline assembly with a loop comes twice: each copy has its own scope, and the same label.
 TEST(PtxFlow, LabelsBelongToTheirScope) {
     EXPECT_EQ(word("mov.u32 %r20, 0;\n"
@@ -178,17 +156,6 @@ TEST(PtxMemory, WrongAddresses) {
     expect_error("ld.param.u64 %rd9, [kernel_param_1+8];", "8 bytes at 16 of 16 bytes of parameters");
     expect_error("ld.global.u32 %r5, [%rd0+16384];",
                  "line 11 of the PTX: ld.global.u32 %r5, [%rd0+16384]\n  block (0,0,0), thread 0 of kernel");
-}
-
-TEST(PtxMemory, Atomics) {
-    const Result got = run("atom.global.add.u32 %r5, [%rd1], 2;  red.global.add.u32 [%rd1+4], %r0;", 64, 3);
-    EXPECT_EQ(got.y[0], 2u * 64 * 3);
-    EXPECT_EQ(got.y[1], 3u * 63 * 64 / 2);
-    EXPECT_EQ(run("st.shared.u32 [%r3], 0;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r2], 1;\nbar.sync 0;\n"
-                  "ld.shared.u32 %r20, [%r2];\nst.global.u32 [%rd3], %r20;",
-                  64)
-                  .y[40],
-              64u);
 }
 
 // All operations, in all spaces, with the values before and after.

@@ -4,49 +4,39 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "../../../dev/emulator/ptx/runtime.h"
 #include "../../../llmc/core/file.h"
 #include "../../../llmc/ops/loss.cuh"
 #include "../../cuda/matmul_context.cuh"
 #include "../../errors.h"
-#include "../../reference_loss.h"
 
-namespace {
-
-template <class Dev> struct PtxHead : testing::Test, HeadCase<typename Dev::X> {
-    using X = typename Dev::X;
-    const MatmulContext context;
-
-    // All products of the head: forward, backward, and the weight's gradient in two ranges of the vocabulary.
-    void run(size_t T, size_t C, size_t V) {
-        this->make(T, C, V);
-        const Dev dev{nullptr, context.get()};
-        DeviceArray<X> x(this->x), w(this->w), dx(T * C);
-        DeviceArray<int32_t> rows(this->rows), targets(this->targets);
-        DeviceArray<float> weights(this->weights), dw(this->dw_before);
-        DeviceArray<float> nll(this->N), entropy(this->N), correct(this->N), max(this->N), sum(this->N);
-        DeviceArray<char> scratch(lm_head_scratch(dev, this->N, C, V));
-        const HeadStats stats = {nll.data(), entropy.data(), correct.data(), max.data(), sum.data()};
-        ptx::products.clear();
-        const HeadLoss loss = {rows.data(), targets.data(), weights.data()};
-        lm_head(dev, stats, dx.data(), dw.data(), scratch.data(), x.data(), w.data(), loss, T, C, V, this->N, true);
-        this->nll = nll.values(), this->entropy = entropy.values(), this->correct = correct.values();
-        this->max = max.values(), this->sum = sum.values(), this->dx = dx.values(), this->dw = dw.values();
-        this->check();
-        for (const auto &[first, last] : {std::pair<size_t, size_t>{0, V / 3}, {V / 3, V}})
-            lm_head_weight(dev, dw.data() + first * C, scratch.data(), x.data(), w.data(), loss, stats, C, V, this->N, first,
-                           last - first);
-    }
-};
+template <class Dev> struct PtxHead : testing::Test {};
 TYPED_TEST_SUITE(PtxHead, CudaDevices);
 
-}  // namespace
-
 // Tensor cores read and write 16 bytes at a time: even with GPT-2's odd vocabulary every row must be aligned. (C is a multiple of 8 in every model.)
+// The products are those of the head: forward, backward, and the weight's gradient in two ranges of the vocabulary.
 TYPED_TEST(PtxHead, RowsOfAnOddVocabularyAreAligned) {
+    using X = typename TypeParam::X;
+    const MatmulContext context;
+    const TypeParam dev{nullptr, context.get()};
+    const size_t T = 37, C = 24, N = T;
+    std::vector<int32_t> every_row(N);
+    std::iota(every_row.begin(), every_row.end(), 0);
     for (size_t V : {51, 257, 50257 % 1024}) {
-        this->run(37, 24, V);
+        DeviceArray<X> x(random_values<X>(T * C, 1)), w(random_values<X>(V * C, 2)), dx(T * C);
+        DeviceArray<int32_t> rows(every_row), targets(every_row);
+        DeviceArray<float> weights(std::vector<float>(N, 1)), dw(V * C), stats(5 * N);
+        DeviceArray<char> scratch(lm_head_scratch(dev, N, C, V));
+        float *const s = stats.data();
+        const HeadStats head = {s, s + N, s + 2 * N, s + 3 * N, s + 4 * N};
+        const HeadLoss loss = {rows.data(), targets.data(), weights.data()};
+        ptx::products.clear();
+        lm_head(dev, head, dx.data(), dw.data(), scratch.data(), x.data(), w.data(), loss, T, C, V, N, false);
+        for (const auto &[first, last] : {std::pair<size_t, size_t>{0, V / 3}, {V / 3, V}})
+            lm_head_weight(dev, dw.data() + first * C, scratch.data(), x.data(), w.data(), loss, head, C, V, N, first,
+                           last - first);
         EXPECT_EQ(ptx::products.size(), 3u + 2 * 2u);
         for (const ptx::Product &p : ptx::products) {
             EXPECT_EQ(p.a_ld * p.in_bytes % 16, 0u) << p.m << " " << p.n << " " << p.k;
