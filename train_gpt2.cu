@@ -1,16 +1,16 @@
 // train_gpt2: trains GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019) on packed sequences.
 //
-// This is the file to read first. It is the model: its weights, the arrays of a layer, the forward pass and the backward pass;
-// behind them are the lists of its tensors, arrays and ops, from which files, memory and costs follow. Each op is a free function
-// in llmc/ops, one file an op, with its formula and shapes above it. The base class Decoder (llmc/model/decoder.h) has what all
-// decoder-only models share, from the packed row to the loss, and calls this file's functions. What a run is made of (data,
-// steps, checkpoints, evaluation, generation) is in llmc/train/run.h. docs/gpt2_tour.md follows a batch through all of it.
+// Read this file first. It is the model: its weights, the arrays of a layer, the forward pass and the backward pass, followed by
+// the lists of its tensors, arrays and ops, which determine files, memory and costs. Each op is a free function in llmc/ops, one
+// file per op, with its formula and shapes above it. The base class Decoder (llmc/model/decoder.h) has the parts that all
+// decoder-only models share, from the packed row to the loss, and calls this file's functions. The parts of a run (data, steps,
+// checkpoints, evaluation, generation) begin at llmc/train/run.h. docs/gpt2_tour.md follows a batch through all of it.
 //
 // Sizes, here and in every op:   T tokens of a rank's row     C hidden size     H heads     D head size, C = H*D
-//                                F feed-forward size          V vocabulary      L layers    P positions a document may have
-// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/row.h).
+//                                F feed-forward size          V vocabulary      L layers    P positions of the longest document
+// There is no batch dimension: a micro-batch is one packed row of concatenated documents (llmc/data/row.h).
 //
-// Dev is the device, CPU or CUDA, and the type X in which it stores weights and activations: float or bf16. Gradients of weights
+// Dev is the device, CPU or CUDA, together with the storage type X of weights and activations: float or bf16. Gradients of weights
 // are float.
 #include "llmc/app/program.h"    // defines: run_program
 #include "llmc/model/decoder.h"  // defines: Decoder, AttentionActs, LinearWeights
@@ -76,8 +76,8 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Gpt2>(log, calls); }
 
-    // What the forward pass does not keep is computed once more before a layer's backward pass (Pass::recompute), and may then
-    // have another address.
+    // Arrays that the forward pass does not keep are recomputed before a layer's backward pass (Pass::recompute), possibly at
+    // another address.
     const Gpt2Acts<X> &arrays(size_t l, Pass pass) const { return pass == Pass::forward ? fwd[l] : bwd[l]; }
 
     Gpt2Weights<X> weights;
@@ -162,7 +162,7 @@ template <class Dev> void Gpt2<Dev>::final_norm_backward() {
 }
 
 // dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
-// which linear_backward does not need any more.
+// which linear_backward no longer needs.
 template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &w = weights.layer[l];
@@ -197,7 +197,7 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
     begin_op(Pass::backward, ATTENTION, l);
     Base::attention_backward(l, a);
     begin_op(Pass::backward, QKV, l);
-    X *dln1 = l == 0 && !Base::trains_input() ? nullptr : a.ln1;  // nothing in front of the first adapters is trained
+    X *dln1 = l == 0 && !Base::trains_input() ? nullptr : a.ln1;  // no trained weights precede the first adapters
     linear_backward(l, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv, 0, T);
     if (!dln1) return;
     begin_op(Pass::backward, LN1, l);
@@ -205,7 +205,7 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
 }
 
 // The input is a sum of two embeddings, of tokens and of positions, so each of them gets the gradient of the sum. The gradients
-// of an embedding are summed over ranks as soon as they are complete, some rows at a time.
+// of an embedding are summed over ranks as soon as they are complete, a few rows at a time.
 template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_unit, true, [&](size_t, size_t) {
@@ -221,10 +221,10 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
 
-// One row per tensor of the Hugging Face files, in the order of memory, and the member that will point at it.
-// The files hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. The initial values of
-// projections into the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums. Tensors
-// whose gradients are finished together are a unit. Within a layer the tensors with weight decay come first.
+// One row per tensor of the Hugging Face files, in memory order, with the member that will point at it.
+// The files store matrices as (in, out), and here they are (out, in): `true` in the last column means transposed. The initial
+// values of projections into the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums.
+// Tensors whose gradients are finished together form a unit. Within a layer, tensors with weight decay come first.
 template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, TensorList<S> &t) {
     const size_t C = c.C, V = c.V, F = c.F;
     const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;
@@ -260,7 +260,7 @@ template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Ten
     return t.table;
 }
 
-static Table gpt2_table(const ModelConfig &config) {  // the table alone, before the arrays exist
+static Table gpt2_table(const ModelConfig &config) {  // only the table, before the arrays exist
     Gpt2Weights<float> none;
     TensorList<float> list;
     return gpt2_table(config, none, list);
@@ -283,8 +283,8 @@ Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
     if (Base::trains()) plan.transient(&norm_scratch, "norm scratch", {layernorm_scratch(dev, config.C)});
 }
 
-// An array is recomputed from the last column's level of --recompute on, and below that level it is kept from the forward to the
-// backward pass.
+// An array is recomputed at the last column's level of --recompute and above; below that level it is kept from the forward to
+// the backward pass.
 template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
     const size_t T = Base::T_max, tile = Base::tile, C = config.C, F = config.F, H = config.H;
     Gpt2Acts<X> &f = fwd[l], &b = bwd[l];
@@ -323,17 +323,17 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
     ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
     ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up)};
     ops[ACT]       = {"activation", cheap,   cost::elements(2 * F, 3 * F)};
-    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, C)};  // and the residual stream
+    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, C)};  // including the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION, .embeddings = 2};
 }
 
 // ---- main -----------------------------------------------------------------------------------------------------------------------------
 
-// This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++ for the
-// rehearsals of the memory plan (llmc/core/rehearsal.h), at the same time; and by nvcc for CUDA (or by g++, with the emulator in
-// place of the GPU: dev/emulator/README.md).
-#ifndef LLMC_NO_MAIN  // tests include this file, and are one unit
+// This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++, in
+// parallel, for the rehearsals of the memory plan (llmc/core/rehearsal.h); and by nvcc for CUDA (or by g++, with the emulator
+// instead of the GPU: dev/emulator/README.md).
+#ifndef LLMC_NO_MAIN  // tests include this file in a single unit
 #ifdef CUDA_HALF
 #include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device
 Device cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {

@@ -1,21 +1,21 @@
 // train_llama: trains Llama-class models (Llama, Qwen2 to 3, Mistral, Phi-3, SmolLM, Granite, OLMo 2, Gemma 3 and relatives) on packed sequences.
 //
-// This file is the model: its weights, the arrays of a layer, the forward pass and the backward pass; behind them are the lists
-// of its tensors, arrays and ops, from which files, memory and costs follow. Each op is a free function in llmc/ops, one file an
-// op, with its formula and shapes above it. The base class Decoder (llmc/model/decoder.h) has what all decoder-only models share,
-// from the packed row to the loss, and calls this file's functions. What a run is made of (data, steps, checkpoints, evaluation,
-// generation) is in llmc/train/run.h. train_gpt2.cu is the same for a simpler model.
+// This file is the model: its weights, the arrays of a layer, the forward pass and the backward pass, followed by the lists of its
+// tensors, arrays and ops, which determine files, memory and costs. Each op is a free function in llmc/ops, one file per op, with
+// its formula and shapes above it. The base class Decoder (llmc/model/decoder.h) has the parts that all decoder-only models share,
+// from the packed row to the loss, and calls this file's functions. The parts of a run (data, steps, checkpoints, evaluation,
+// generation) begin at llmc/train/run.h. train_gpt2.cu is the same for a simpler model.
 //
 // Sizes, here and in every op:   T tokens of a rank's row       C hidden size     H query heads     KV key/value heads     D head size
-//                                F feed-forward size            V vocabulary      L layers          N tokens of the row that are targets
-// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/row.h).
+//                                F feed-forward size            V vocabulary      L layers          N targets of the row
+// There is no batch dimension: a micro-batch is one packed row of concatenated documents (llmc/data/row.h).
 //
-// Dev is the device, CPU or CUDA, and the type X in which it stores weights and activations: float or bf16. Gradients of weights
+// Dev is the device, CPU or CUDA, together with the storage type X of weights and activations: float or bf16. Gradients of weights
 // are float.
 #include "llmc/app/program.h"       // defines: run_program
 #include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs, LinearWeights
 #include "llmc/model/experts.h"     // defines: Experts, ExpertWeights, ExpertActs
-#include "llmc/ops/dropout.h"       // defines: dropout_forward, which drops nothing here, and scales
+#include "llmc/ops/dropout.h"       // defines: dropout_forward, only used to scale here
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
 #include "llmc/ops/layout.h"        // defines: copy_rows
 #include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
@@ -25,14 +25,14 @@
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
 
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias
-// (outputs). What a model does not have is null. ln1 and ln2 norm the inputs of attention and of the feed-forward, post1 and post2 their
-// outputs: most models have the first two, OLMo 2 the last two, and Gemma 3 all four.
+// (outputs). Tensors that a model lacks are null. ln1 and ln2 norm the inputs of attention and feed-forward, post1 and post2 their
+// outputs: most models have ln1 and ln2, OLMo 2 has post1 and post2, and Gemma 3 has all four.
 template <class S> struct LlamaLayer {
     LinearWeights<S> qkv;      // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
     LinearWeights<S> o;        // (C, H*D)
     LinearWeights<S> gate_up;  // (2*F, C)         rows of the gate, then of the up projection
     LinearWeights<S> down;     // (C, F)
-    ExpertWeights<S> experts;  // in place of gate_up and down, in layers of mixtures of experts
+    ExpertWeights<S> experts;  // instead of gate_up and down, in layers with experts
     S *q_norm, *k_norm;        // (D)              with wide_qk_norm: (H*D), (KV*D)
     S *ln1, *ln2;              // (C)
     S *post1, *post2;          // (C)
@@ -80,7 +80,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void feed_forward_half(size_t l, Pass pass) override;
     void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
     void experts_forward(size_t l, Pass pass, size_t t, const ExpertTokens &n);
-    void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by a factor of Granite's
+    void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by one of Granite's factors
         if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
     }
     X *branch_gradient(size_t t, size_t n);
@@ -99,21 +99,21 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Llama>(log, calls); }
 
-    // What the forward pass does not keep is computed once more before a layer's backward pass (Pass::recompute), and may then
-    // have another address.
+    // Arrays that the forward pass does not keep are recomputed before a layer's backward pass (Pass::recompute), possibly at
+    // another address.
     const LlamaActs<X> &arrays(size_t l, Pass pass) const { return pass == Pass::forward ? fwd[l] : bwd[l]; }
-    // A layer that is not rotated, but normed, has all tokens at position 0, whose rotation changes no bit.
+    // In a layer with norms but without rotation all tokens are at position 0, whose rotation changes no bit.
     const int32_t *positions_of(size_t l) const { return config.rotates(l) ? row.doc_pos : first_position; }
-    // The feed-forward's input.
+    // Returns the feed-forward's input.
     X *hidden_input(const LlamaActs<X> &a) const { return config.norm_before ? a.ln2 : a.mid; }
-    // The factor of the embedding. transformers rounds Gemma's to the type of the weights, and Granite's not.
+    // Returns the factor of the embedding. transformers rounds Gemma's to the type of the weights, but not Granite's.
     float embedding_factor() const {
         return config.gemma() ? float(X(config.embedding_multiplier)) : config.embedding_multiplier;
     }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
     const Experts<Dev> experts{Base::dev, Base::config, Base::linears_, Base::limits.ranks.expert_parallel};
-    std::vector<std::vector<ExpertTraffic>> traffic;  // (L) under expert parallelism, of the last forward pass
+    std::vector<std::vector<ExpertTraffic>> traffic;  // (L) of the last forward pass, under expert parallelism
     LlamaWeights<X> weights;
     LlamaWeights<float> gradients;
     std::vector<LlamaActs<X>> fwd, bwd;  // (L) the arrays of the forward and of the backward pass: the same if they are kept
@@ -121,7 +121,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     float *norm_scratch;                 // rmsnorm_scratch
     float *rope;                         // (positions, R/2, 2)  R of a head's channels are rotated
     float *local_rope = nullptr;         // (positions, R/2, 2)  of layers with a window, where it is another (Gemma 3)
-    int32_t *first_position = nullptr;   // (T) of zeros, with norms of queries and keys in layers that are not rotated
+    int32_t *first_position = nullptr;   // (T) zeros, for layers with norms of queries and keys but without rotation
     X *dbranch;  // (T, C)             with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
     X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
 };
@@ -134,7 +134,7 @@ template <class Dev> void Llama<Dev>::input_forward() {
     scale(acts.x[0], acts.x[0], embedding_factor(), row.T);
 }
 
-// A layer:     mid = x + post1(attention(ln1(x)))     next = mid + post2(feed_forward(ln2(mid)))     without the norms that the model does not have
+// A layer:     mid = x + post1(attention(ln1(x)))     next = mid + post2(feed_forward(ln2(mid)))     without the norms that the model lacks
 //
 // Its first half computes att, attention's output before the projection. In Pass::recompute, runs(op) is false for an op whose
 // results were kept.
@@ -201,7 +201,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     residual_forward(dev, next, next, a.mid, T * C);
 }
 
-// Calls f(first, tokens) for each tile of a layer with experts, whose tokens may also be other ranks'.
+// Calls f(first, tokens) for each tile of a layer with experts; the tokens may include other ranks'.
 template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t l, F f) {
     Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(l, t, n, traffic[l])); }, Base::most_tokens,
                     Base::expert_tile);
@@ -225,8 +225,8 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t
     else swiglu_forward<Gate::silu>(dev, a.act, a.gate_up, n, F);
 }
 
-// Norms each token's queries as one vector, and its keys. Queries, keys and values share the rows of one array, so queries and keys are copied out and
-// back.
+// Norms each token's queries as one vector, and its keys as another. Queries, keys and values share the rows of one array, so queries and keys are
+// copied out and back.
 template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a) {
     const size_t T = row.T, Q = config.H * config.D, K = config.KV * config.D, stride = Q + 2 * K;
     const auto norm = [&](X *x, X *raw, float *rstd, const X *weight, size_t width) {
@@ -253,7 +253,7 @@ template <class Dev> void Llama<Dev>::final_norm_backward() {
                      rstdf, row.T, config.C, config.norm_w0);
 }
 
-// The gradient of tokens [t, t + n) of what half a layer adds to the residual stream, before its norm or its factor.
+// Returns the gradient of a half's output for tokens [t, t + n), before its norm or factor and the residual sum.
 template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size_t n) {
     X *const dx = acts.dx + t * config.C, *const scaled = dbranch + t * config.C;
     if (config.norm_after) return scaled;
@@ -263,7 +263,7 @@ template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size
 }
 
 // dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
-// which linear_backward does not need any more.
+// which linear_backward no longer needs.
 template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const LlamaLayer<X> &w = weights.layer[l];
@@ -300,7 +300,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C, config.norm_w0);
 }
 
-// The same for the experts of a layer, and tokens from t on.
+// The same for the experts of a layer, with tokens from t on.
 template <class Dev> void Llama<Dev>::experts_backward(size_t l, size_t t, const ExpertTokens &n) {
     const size_t C = config.C;
     const ExpertWeights<X> &w = weights.layer[l].experts;
@@ -341,7 +341,7 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
     begin_op(Pass::backward, QKV, l);
     X *input = config.norm_before ? a.ln1 : acts.x[l];
-    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // nothing in front of the first adapters is trained
+    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
     linear_backward(l, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv, 0, T);
     if (!dinput) return;
     if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
@@ -361,7 +361,7 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
     norm(a.qkv + Q, dw.k_norm, a.qk_raw + T * Q, a.qk_rstd + T, w.k_norm, K);
 }
 
-// The gradients of the embedding are summed over ranks as soon as they are complete, some rows at a time.
+// The gradients of the embedding are summed over ranks as soon as they are complete, a few rows at a time.
 template <class Dev> void Llama<Dev>::input_backward() {
     scale(acts.dx, acts.dx, embedding_factor(), row.T);
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
@@ -374,7 +374,7 @@ template <class Dev> void Llama<Dev>::input_backward() {
 
 static const char *block_of_experts(const ModelConfig &c) { return c.family == "mixtral" ? "block_sparse_moe" : "mlp"; }
 
-// The tensors of a layer's experts: all gates and ups are one matrix, and all down projections another one. They come first, and so expert parallelism
+// The tensors of a layer's experts: all gates and ups form one matrix, and all down projections another one. They come first, so expert parallelism
 // can divide them (llmc/parallel/sharding.h).
 template <class S> void add_experts(const ModelConfig &c, ExpertWeights<S> &y, TensorList<S> &t) {
     const ExpertConfig &e = c.experts;
@@ -393,7 +393,7 @@ template <class S> void add_experts(const ModelConfig &c, ExpertWeights<S> &y, T
     t.end_experts();
 }
 
-// What all tokens of the layer are multiplied with: the router, the shared expert and its gate.
+// The tensors that all tokens of the layer use: the router, the shared expert and its gate.
 template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, TensorList<S> &t) {
     const ExpertConfig &e = c.experts;
     const bool shared = e.shared_F > 0;
@@ -404,13 +404,13 @@ template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, Te
     t.add(shared, "mlp.shared_expert_gate.weight", &y.shared_gate, {1, c.C}, Tensor::router, true);
 }
 
-// One row per tensor of the Hugging Face files, in the order of memory, and the member that will point at it. A
-// tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up. In the
-// files of Phi-3 these matrices are stored whole. Tensors whose gradients are finished together are a unit. Within a layer those
-// that decay come first.
+// One row per tensor of the Hugging Face files, in memory order, with the member that will point at it. A tensor without a
+// member continues the previous matrix: q, k and v are row blocks of one matrix, and so are gate and up. Phi-3's files store
+// these matrices whole. Tensors whose gradients are finished together form a unit. Within a layer, tensors with weight decay
+// come first.
 template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, TensorList<S> &t) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    // Norms multiply by 1 at first.
+    // Norms initially multiply by 1.
     const auto normal = Tensor::normal, zeros = Tensor::zeros, ones = c.norm_w0 ? zeros : Tensor::ones;
     const char *const norm2 = c.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
     w.layer.resize(c.L);
@@ -459,7 +459,7 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
     return t.table;
 }
 
-static Table llama_table(const ModelConfig &config) {  // the table alone, before the arrays exist
+static Table llama_table(const ModelConfig &config) {  // only the table, before the arrays exist
     LlamaWeights<float> none;
     TensorList<float> list;
     return llama_table(config, none, list);
@@ -498,8 +498,8 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
     if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {T, C});
 }
 
-// An array is recomputed from the last column's level of --recompute on, and below that level it is kept from the forward to the
-// backward pass.
+// An array is recomputed at the last column's level of --recompute and above; below that level it is kept from the forward to
+// the backward pass.
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
     const size_t T = Base::T_max, tile = Base::tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
@@ -574,10 +574,10 @@ template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, E
 
 template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const size_t raw = c.qk_norm * (Q + K);  // queries and keys before their norm, which are stored, too
+    const size_t raw = c.qk_norm * (Q + K);  // queries and keys before their norm, which are also stored
     const ExpertConfig &e = c.experts;
     const bool frozen = c.lora.rank > 0;
-    // in, out: elements that rows move.
+    // in, out: elements per row.
     const auto experts = [&](Linear matrix, Linear shared, size_t in, size_t out) {
         const auto [IC, OC] = linear_shape(c, matrix);
         const auto [shared_IC, shared_OC] = linear_shape(c, shared);
@@ -586,13 +586,13 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
         if (e.shared_F) costs.push_back(cost::grouped(1, 1, shared_IC, shared_OC, frozen));
         return costs;
     };
-    const size_t moved = e.chosen * C;  // by the rows of a token
+    const size_t moved = e.chosen * C;  // elements of a token's rows
     const bool once_more = !frozen || std::ranges::count(adapted_modules(c), Linear::experts_gate_up, &LinearModule::matrix);
     std::vector<CostOf> up = experts(Linear::experts_gate_up, Linear::shared_gate_up, 2 * moved, 3 * moved);
     up.push_back(cost::grouped(1, 1, C, e.number + (e.shared_F > 0), frozen));  // the router, and the shared expert's gate
     up.push_back(cost::exchange(e, C, once_more ? 2 : 1, e.number, 0));
     std::vector<CostOf> down = experts(Linear::experts_down, Linear::shared_down, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
-    down.push_back(cost::exchange(e, C, 1, 0, 2));  // and weights there, and their gradients back
+    down.push_back(cost::exchange(e, C, 1, 0, 2));  // also sends weights there and their gradients back
     const size_t hidden = e.chosen * e.F + e.shared_F;
     using enum Recompute;
     std::vector<LayerOp> ops(POST2 + 1);
@@ -603,22 +603,22 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     ops[ROPE]      = {"rope",       layer,   cost::elements(2 * (Q + K) + raw, 2 * (Q + K) + raw)};
     ops[ATTENTION] = {"attention",  never,   cost::attention(Q, K)};
     ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
-    ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C)};  // and the residual stream
+    ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C)};  // including the residual stream
     ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C)};
     ops[UP]        = {"up",         layer,   cost::by_layer(c, cost::linear(c, Linear::gate_up), cost::sum(up))};
     ops[ACT]       = {"activation", cheap,   cost::by_layer(c, cost::elements(3 * F, 5 * F), cost::elements(3 * hidden, 5 * hidden))};
-    ops[DOWN]      = {"down",       never,   cost::by_layer(c, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // and the residual stream
-    ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C)};  // and the residual stream
+    ops[DOWN]      = {"down",       never,   cost::by_layer(c, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // including the residual stream
+    ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C)};  // including the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION};
 }
 
 // ---- main -----------------------------------------------------------------------------------------------------------------------------
 
-// This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++ for the
-// rehearsals of the memory plan (llmc/core/rehearsal.h), at the same time; and by nvcc for CUDA (or by g++, with the emulator in
-// place of the GPU: dev/emulator/README.md).
-#ifndef LLMC_NO_MAIN  // tests include this file, and are one unit
+// This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++, in
+// parallel, for the rehearsals of the memory plan (llmc/core/rehearsal.h); and by nvcc for CUDA (or by g++, with the emulator
+// instead of the GPU: dev/emulator/README.md).
+#ifndef LLMC_NO_MAIN  // tests include this file in a single unit
 #ifdef CUDA_HALF
 #include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device
 Device cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {

@@ -78,7 +78,7 @@ static std::vector<std::string> names_of(unsigned mask) {
 
 static std::string task_words(unsigned mask) { return CLI::detail::join(names_of(mask), ", "); }
 
-// ---- from settings to Options ----------------------------------------------------------------------------------------------------
+// ---- settings to Options ---------------------------------------------------------------------------------------------------------
 
 using Problems = std::vector<std::string>;
 
@@ -86,9 +86,9 @@ struct Parser {
     std::string program;
     Task task;
     Options options;
-    std::set<std::string> given;                                   // the flags that were set
+    std::set<std::string> given;                                   // flags that were set
     std::vector<std::pair<std::string, std::string>> understood;   // these flags with their values
-    std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and where its texts come from
+    std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and the source of its texts
     CLI::App app;
 
     Parser(const std::string &name, Task t) : program(name), task(t), options(default_options(t)) {
@@ -110,8 +110,8 @@ struct Parser {
         if constexpr (std::is_same_v<T, Texts>) texts[name + 2] = {&field, ""};
     }
 
-    // These checks find values that CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return
-    // the error.
+    // Checks for values that CLI11 accepts: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return the
+    // error.
     static std::string not_empty(const std::string &text) { return text.empty() ? "empty" : ""; }
     static std::string true_or_false(const std::string &text) { return text == "true" || text == "false" ? "" : "neither"; }
     static std::string finite(const std::string &text) {
@@ -128,7 +128,7 @@ struct Parser {
         return out + "'";
     }
 
-    // Returns a command line of all understood options under this program's names.
+    // Returns a command line of all understood options, in this program's names.
     std::string command() const {
         std::string line = "./" + program + " " + task_name(task);
         for (const auto &[name, value] : understood) line += " --" + name + " " + quoted(value);
@@ -159,7 +159,7 @@ struct Parser {
             option->add_result(values);
             option->run_callback();
         } catch (const CLI::ParseError &) {
-            options = before;  // a partly parsed value would cause a second error
+            options = before;  // a partially parsed value would cause a second error
             die("%s \"%s\" is not %s\n  fix: such a value, or leave it out", s.where.c_str(),
                 CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
@@ -186,7 +186,7 @@ struct Parser {
 
     // Sets options that follow from several flags together.
     void finish(std::vector<std::string> &notes) {
-        const size_t documents = task & PAIRS ? 2 : 1;  // of a sample
+        const size_t documents = task & PAIRS ? 2 : 1;  // per sample
         if (options.row_tokens && !given.count("max_len"))
             options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
         if (options.row_tokens == 0) options.row_tokens = documents * options.max_len;
@@ -391,14 +391,14 @@ static void check_together(const std::string &program, const Options &o, Task ta
 
 // ---- the interface ---------------------------------------------------------------------------------------------------------------
 
-// The request of a command line.
+// The parsed request of a command line.
 struct CommandLine {
     Task task = SFT;
     std::vector<Setting> settings;
     std::vector<std::string> notes, problems;
     bool convert = false;
-    std::string as;    // the trainer whose names --as asks for; empty: none
-    bool ours = true;  // no other trainer's names were used
+    std::string as;    // the trainer whose names --as requests; empty: none
+    bool ours = true;  // true if no other trainer's names were used
 };
 
 // The ranks of the run, as far as they are known before it starts.
@@ -418,7 +418,7 @@ static Task task_called(const std::string &name) {
     return DEMO;
 }
 
-// Returns the task of words in this program's own names; without a name it is the demo, whose plan is the same for all training.
+// Returns the task of words in this program's names; without a name it is the demo.
 static std::optional<Task> own_task(const std::vector<std::string> &words) {
     if (words.empty() || words[0].starts_with("-")) return is_asked(words, "--plan") ? SFT : DEMO;
     const Task task = task_called(words[0]);
@@ -433,7 +433,7 @@ static ordered_json run_port(const ordered_json &question, const std::string &wh
     return ordered_json::parse(run_python(why + ": to look it up among the names of other trainers", script, {question.dump()}));
 }
 
-// Asks scripts/port to translate a command line with names of another trainer.
+// Translates a command line with another trainer's names by scripts/port.
 static CommandLine ask_port(const std::string &program, const std::vector<std::string> &words, const std::string &stranger) {
     ordered_json question = {
         {"program", program}, {"words", words}, {"ranks", world()}, {"converts", is_asked(words, "--convert")}};
@@ -455,7 +455,7 @@ static CommandLine ask_port(const std::string &program, const std::vector<std::s
 
 static CommandLine read_request(const std::string &program, const std::vector<std::string> &words) {
     const std::optional<Task> task = own_task(words);
-    std::string stranger;  // the first that is not this program's own
+    std::string stranger;  // the first name that is not this program's
     CommandLine request;
     request.task = task.value_or(SFT);
     const auto is_own = [](const std::string &name) { return name == "convert" || name == "as" || find_flag(name); };
@@ -470,7 +470,7 @@ static CommandLine read_request(const std::string &program, const std::vector<st
     return request;
 }
 
-// Calls the functions in turn, collects the problems that they list and the errors that they end with, and dies with one message of all.
+// Calls the functions in turn, collects the problems that they list and the errors that they throw, and dies with one message for all.
 template <class... F> static void collect(const Parser &parser, bool ours, Problems problems, F &&...functions) {
     const auto call = [&](auto &function) {
         try {
@@ -487,7 +487,7 @@ template <class... F> static void collect(const Parser &parser, bool ours, Probl
     die("%sWhat was understood, in the names of this program:\n  %s", all.c_str(), parser.command().c_str());
 }
 
-// Checks the model if it is already here, so that a converted command will run.
+// Checks the model if it is already on this machine, so a converted command will run.
 static void check_model(const Options &o, Task task, Problems &) {
     if (!(task & TRAINING)) return;
     if (const std::string dir = fetched_model(o.model); !dir.empty()) {
@@ -496,7 +496,7 @@ static void check_model(const Options &o, Task task, Problems &) {
     }
 }
 
-// Returns what --convert and --as print: the command, and the notes as comments of a shell.
+// Returns the output of --convert and --as: the command, with the notes as shell comments.
 static std::string converted(const CommandLine &request, const Parser &parser) {
     std::string text = parser.command() + "\n";
     if (!request.as.empty()) {
@@ -514,7 +514,7 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     const bool brings = !asks && !bundled.empty() && own_task(given) == DEMO;
     std::vector<std::string> words = brings ? bundled : given;
     if (brings) words.insert(words.end(), given.begin(), given.end());
-    if (brings && given.empty()) words.push_back("--overwrite");  // the directory only ever holds its own run
+    if (brings && given.empty()) words.push_back("--overwrite");  // the directory only holds runs of this command
     if (asks) {
         const Task task = own_task(words).value_or(DEMO);
         return {task, default_options(task), true, {}, help(program, task, is_asked(words, "all"))};

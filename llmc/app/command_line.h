@@ -3,8 +3,8 @@
 //     train_llama | train_gpt2 pretrain|sft|dpo|rm|grpo|ppo|eval|generate|merge [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
 // `-` and `_` in a flag's name are equivalent. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, also holds flags;
-// the command line wins. A command line of OpenRLHF, TRL, accelerate, Axolotl, LLaMA-Factory or ms-swift is translated by scripts/port. A flag that the
-// task does not have, a misspelled one and a value out of range end the run with a message.
+// the command line wins. A command line of OpenRLHF, TRL, accelerate, Axolotl, LLaMA-Factory or ms-swift is translated by scripts/port. A flag that
+// the task does not have, a misspelled one and a value out of range end the run with a message.
 #pragma once
 #include <string>
 #include <vector>
@@ -14,11 +14,11 @@
 struct Parsed {
     Task task;
     Options options;                 // checked; defaults of the task filled in, row_tokens never 0
-    bool default_max_len = false;    // --max_len was not given, so that it is to be no more than the model has positions
+    bool default_max_len = false;    // --max_len was not given: it is reduced to the model's positions if necessary
     std::vector<std::string> notes;  // lines to show at the start: the meaning of another trainer's flag, and differing defaults
     std::string help;                // unless empty, --help or --convert was given: print this text and exit with code 0
 };
 
-// Parses argv without the program's name; dies on a user's error. `bundled` are the arguments of a run without a task, to which the given ones are
-// added; if it is empty, such a run is the demo.
+// Parses argv without the program's name; dies on a user's error. `bundled` are the arguments of a run without a task, followed by the given ones; if
+// it is empty, such a run is the demo.
 Parsed parse(const std::string &program, const std::vector<std::string> &arguments, const std::vector<std::string> &bundled = {});

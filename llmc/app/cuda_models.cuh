@@ -1,4 +1,4 @@
-// The GPU's half of a trainer: its device is a GPU. Contract: cuda_device of program.h.
+// The GPU half of a trainer. Contract: cuda_device of program.h.
 #pragma once
 #include <chrono>
 #include <set>
@@ -9,7 +9,7 @@
 #include "gpu_check.h"
 #include "program.h"
 
-// What a check of this GPU, with this driver, is remembered by.
+// The key of a passed check: this GPU with this driver.
 inline std::string name_of_gpu(Memory &memory) {
     int driver = 0, number = 0;
     char place[32];
@@ -27,11 +27,11 @@ struct CudaHalf {
         : ctx(make_cuda_context(int(options.threads), options.dtype == "tf32", options.autotune)) {}
 };
 
-// Each rank checks its own GPU, once for each kind of model that it makes; one rank says so.
+// Each rank checks its own GPU, once for each kind of model that it creates; one rank prints the result.
 template <template <class> class M>
 Device make_cuda_device(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
                         std::unique_ptr<Comm> &gpu_comm) {
-    std::shared_ptr<CudaHalf> half;  // is made late, because a plan needs no GPU
+    std::shared_ptr<CudaHalf> half;  // created late, because a plan needs no GPU
     if (!options.plan) {
         if (own_gpu) select_gpu(host);
         half = std::make_shared<CudaHalf>(options);

@@ -29,7 +29,7 @@ static void write_scores(const Run &run, const Samples &data, std::span<const si
     write_file(run.options.scores, lines);
 }
 
-// Prints how many pairs a reward model ranks rightly, and by how much.
+// Prints the share of pairs that a reward model ranks correctly, and the margins.
 static void report_rewards(const Run &run, const Samples &data, std::span<const size_t> samples,
                            const std::vector<double> &values) {
     PairTotals totals;
@@ -60,7 +60,7 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
                     {"eval_tokens", tokens}});
 }
 
-// The sequences {"ids": [[id, ...], ...]} of a request to a model with this limit of tokens.
+// Returns the sequences {"ids": [[id, ...], ...]} of a request, for a model with this token limit.
 static Sequences sequences_of(const std::string &line, size_t most, size_t vocabulary) {
     std::vector<std::vector<int32_t>> all;
     const nlohmann::json request = parse_json(line, "the request");
@@ -81,11 +81,12 @@ static Sequences sequences_of(const std::string &line, size_t most, size_t vocab
     return Sequences(std::move(all));
 }
 
-// For --data -: answers each request, a line of standard input, with the scores of its sequences, {"scores": [number, ...]}, or with {"error": text}.
+// For --data -: answers each request, a line of standard input, with the scores of its sequences, {"scores": [number, ...]}, or with {"error":
+// text}.
 static int answer_requests(Run &run) {
     const Options &o = run.options;
     if (!run.model.config.reward || run.comm.size > 1)
-        die("--data - reads sequences to score, which takes a reward model and one rank\n  fix: --data FILE");
+        die("--data - reads sequences to score, which needs a reward model and one rank\n  fix: --data FILE");
     ModelLimits limits = flag_limits(o);
     limits.mode = Mode::evaluate;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
@@ -110,7 +111,7 @@ int evaluate(Run &run) {
     if (o.data == "-") return answer_requests(run);
     const Task like = run.model.config.reward ? RM
                       : token_shards(o.data)  ? PRETRAIN
-                                              : SFT;  // raw data is prepared as for that task
+                                              : SFT;  // raw data is prepared as for this task
     const std::string path = prepared_file(run, like, "data", o.data, prepare_flags(o, like));
     const auto data = open_data(run, path);
     ModelLimits limits;

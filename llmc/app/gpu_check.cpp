@@ -12,7 +12,7 @@
 #include "../core/hash.h"
 #include "../model/every_call.h"
 
-// The sizes of the tiny model. What kernels are compiled for stays: the head size, the queries of a key/value head, the kinds of layers.
+// The sizes of the tiny model. The parameters that select compiled kernels are kept: the head size, the query heads per KV head, the kinds of layers.
 static ModelConfig tiny_config(ModelConfig c) {
     const size_t group = c.H / c.KV;
     c.V = 211, c.L = std::min<size_t>(c.L, 2), c.KV = group == 1 ? 4 : 2, c.H = c.KV * group, c.F = 192;
@@ -42,7 +42,7 @@ struct TinyModel {
     SelfComm comm{};
     Mesh mesh{comm, 1, 0};
 
-    // Calls see(op, the arrays that a later op reads) after each op. Returns what make_every_call() returns.
+    // Calls see(op, the arrays that a later op reads) after each op. Returns the result of make_every_call().
     template <class F>
     std::map<std::string, std::vector<double>> run(const ModelConfig &config, const ModelLimits &limits, F see) {
         model->allocate(mesh, false, false);
@@ -55,7 +55,7 @@ struct TinyModel {
             see(op, results);
         };
         model->trace().inspect(inspect);
-        const size_t T = limits.row_tokens, first = T / 3;  // two documents, in which tokens come more than once
+        const size_t T = limits.row_tokens, first = T / 3;  // two documents with repeated tokens
         std::vector<std::vector<int32_t>> documents(2);
         for (size_t t = 0; t < T; t++) documents[t < first ? 0 : 1].push_back(int32_t(t * t % 131));
         auto values = make_every_call(*model, documents, config, limits);
@@ -76,7 +76,7 @@ template <class X> std::string difference(const X *got, const X *want, size_t n,
 }
 constexpr double rounded_share = 0x1p-6, float_share = 0x1p-14;  // four roundings of a bf16; float sums of some hundred terms
 
-// Of floats alone: whole numbers come from the host, and codes and lower halves may differ by one where the floats that they encode agree.
+// Only floats are compared: integers come from the host, and codes and lower halves may differ by one even if the floats that they encode agree.
 std::string difference(const std::string &dtype, const Bytes &got, const Bytes &want, double share) {
     const auto as = [&]<class X>(X, double share) {
         return difference(reinterpret_cast<const X *>(got.data()), reinterpret_cast<const X *>(want.data()),
@@ -115,9 +115,9 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
         for (auto &[name, bytes] : results[done++].written) now[name] = std::move(bytes);
         for (const Segment *s : arrays) {
             const auto want = now.find(s->name);
-            if (want == now.end() || want->second.size() != s->bytes) continue;  // scratch, whose size depends on the device
+            if (want == now.end() || want->second.size() != s->bytes) continue;  // scratch: its size depends on the device
             const Bytes got = on_gpu.bytes_of(*s);
-            if (same(got, want->second)) continue;  // an op changes few arrays
+            if (same(got, want->second)) continue;  // an op changes few arrays, so most comparisons end here
             expect_none(on_gpu.model->trace().describe(op), s->name, difference(s->dtype, got, want->second, share));
             write(on_gpu.model->memory(), static_cast<std::byte *>(*s->pointer), want->second);
         }
@@ -136,7 +136,7 @@ std::string kernels_of(const ModelConfig &c, const ModelLimits &l) {
         int(l.moments), l.bf16_gradients, l.fp8);
 }
 
-// An empty file of the cache, named by all that could change a result.
+// Returns the path of an empty file in the cache, named by all inputs that could change a result.
 static std::string memory_of(const std::string &key) {
     const InputFile program("/proc/self/exe");
     return cache_file("gpu_check_" + hash_of(key + " " + fingerprint(program)));

@@ -7,7 +7,7 @@
 #include "../train/advantages.h"
 #include "../train/preference.h"
 
-static constexpr size_t column = 36, width = 120;  // where texts begin, and the longest line
+static constexpr size_t column = 36, width = 120;  // first column of the texts; longest line
 static constexpr size_t one_screen = 35;           // a task with at most this number of flags shows them all
 
 static const char *about(Task task) {

@@ -1,4 +1,4 @@
-// The text of --help: the common flags of a task by subject, which fit on one screen, or with `--help all` every flag.
+// Returns the text of --help: the common flags of a task by subject, on one screen; with `--help all` every flag.
 #pragma once
 #include <string>
 

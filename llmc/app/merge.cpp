@@ -1,5 +1,5 @@
-// The task merge: writes the model with its adapter added to its weights, W + scale * B A, as a Hugging Face directory of its own. With --load_in W is
-// the weight as the quantised base has it, which the adapter was trained beside; PEFT would quantise the sum again.
+// The task merge: adds an adapter to the model's weights, W + scale * B A, and writes a new Hugging Face directory. With --load_in W is the quantised
+// weight that the adapter was trained with; PEFT would quantise the sum again.
 #include <set>
 
 #include "../core/common.h"
@@ -13,7 +13,7 @@
 
 namespace {
 
-// Adds scale * B A to rows [first, first + rows) of the weight of a module, each sum in float.
+// Adds scale * B A to rows [first, first + rows) of a module's weight, in float.
 struct AdapterProduct {
     std::vector<float> a, b;  // (rank, IC), (OC, rank)
     size_t rank, IC;
@@ -30,7 +30,7 @@ struct AdapterProduct {
     }
 };
 
-// The adapters by the names of the weights that they belong to.
+// Returns the adapters, by the names of their weights.
 std::map<std::string, AdapterProduct> read_products(const ModelSpec &model, const HfWeights &adapter) {
     const ModelConfig &config = model.config;
     std::map<std::string, AdapterProduct> products;
@@ -50,7 +50,7 @@ std::map<std::string, AdapterProduct> read_products(const ModelSpec &model, cons
     return products;
 }
 
-// The names of the weights that --load_in quantises.
+// Returns the names of the weights that --load_in quantises.
 std::set<std::string> quantised_names(const ModelConfig &config, const Model &model) {
     std::set<std::string> names;
     for (const Tensor &t : model.frozen_tensors())
@@ -74,7 +74,7 @@ int merge(Run &run) {
     const auto products = read_products(run.model, adapter);
     const auto quantised = quantised_names(config, *model);
     std::vector<TensorSpec> specs;
-    std::string type = "F32";  // of the config
+    std::string type = "F32";  // dtype in config.json
     for (const Tensor &t : model->frozen_tensors()) {
         TensorSpec spec{t.name, t.shape, "F32"};
         if (t.transposed) std::swap(spec.shape[0], spec.shape[1]);
@@ -95,8 +95,8 @@ int merge(Run &run) {
             const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
                          rows = spec.shape.empty() ? 1 : spec.shape[0];
             const bool rounds = quantised.contains(spec.name), adds = product != products.end();
-            // GPT-2's files hold matrices as (in, out).
-            const bool turns = config.gpt2() && (rounds || adds), whole = rounds || turns;  // blocks do not end with rows
+            // GPT-2's files store matrices as (in, out).
+            const bool turns = config.gpt2() && (rounds || adds), whole = rounds || turns;  // blocks may cross rows
             const size_t OC = turns ? columns : rows, IC = turns ? rows : columns;
             in_parts(
                 rows,

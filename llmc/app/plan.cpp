@@ -15,7 +15,7 @@
 // The memory that a plan is for: a named GPU for each rank, or the free memory of this machine.
 struct Room {
     bool here;
-    size_t usable, process, reserve;  // process: bytes of the process itself; reserve: free, but unusable bytes
+    size_t usable, process, reserve;  // process: bytes of the process itself; reserve: bytes that are free but reserved
 
     explicit Room(const Run &run) : here(run.options.gpu.empty()) {
         const auto memory = here ? run.device.make_memory() : nullptr;
@@ -25,7 +25,7 @@ struct Room {
     }
 };
 
-// Returns how long a step may take on the GPU that is planned for; nothing if its rates are not known, or if the step is more than passes of one model.
+// Returns the predicted time of a step on the planned GPU; nothing if its rates are unknown, or if a step consists of more than passes of one model.
 static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, const ModelLimits &limits, size_t micro_steps) {
     const auto rates = gpu_rates(run.options.gpu);
     if (!rates || run.options.dtype != "bf16" || run.task & RL) return {};
@@ -34,14 +34,14 @@ static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, c
 
 static std::string seconds(double s) { return format(s < 1000 ? "%.4g s" : "%.0f s", s); }
 
-// Returns the rows of a ring in a step of train_batch_size samples, if all are as long as they may be.
+// Returns the number of rows of a ring in a step of train_batch_size samples, if all samples have the maximum length.
 static size_t micro_steps_of(const Run &run) {
     const Options &o = run.options;
     const size_t all = o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run) * o.max_len;
     return ceil_div(ceil_div(all, o.row_tokens), run.model.ranks.dp());
 }
 
-// Returns the bytes alive at the peak within [first, last]: of arrays that are always alive, and of the others by kind, for example "act" for
+// Returns the bytes alive at the peak within [first, last]: of arrays that are always alive, and of other arrays by kind, for example "act" for
 // "act.3.qkv".
 static std::map<std::string, size_t> most_alive(const Plan &plan, size_t first, size_t last) {
     std::map<std::string, size_t> most;
@@ -56,8 +56,8 @@ static std::map<std::string, size_t> most_alive(const Plan &plan, size_t first, 
     return most;
 }
 
-// For --timeline: writes when a rank computes, sends and copies in a step of one row, and the live arrays, in the Trace Event Format of Chrome; and
-// the time of each op and the lifetime of each array, counted in ops.
+// For --timeline: writes a rank's computation, messages, copies and live arrays in a step of one row, in Chrome's Trace Event Format; also the time
+// of each op and the lifetime of each array, counted in ops.
 static void write_timeline(const Run &run, Model &model, const ModelLimits &limits) {
     const Options &o = run.options;
     const auto rates = gpu_rates(o.gpu);
@@ -106,7 +106,7 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
            seconds(s->attention).c_str(), seconds(s->other).c_str(), seconds(s->messages).c_str(), seconds(s->copies).c_str());
 }
 
-// Returns all values of --offload that the run may have.
+// Returns all valid values of --offload for the run.
 static std::vector<Names> offload_choices(const Run &run) {
     const bool muon = run.options.optimizer == "muon";
     Names names = {"activations"};
@@ -118,7 +118,7 @@ static std::vector<Names> offload_choices(const Run &run) {
     return all;
 }
 
-// Flags with which the run fits, the predicted seconds of a step with them, and the needs of each rank.
+// Flags with which the run fits, the predicted seconds of a step, and the needs of each rank.
 struct Choice {
     std::string flags;
     double seconds;
@@ -145,9 +145,8 @@ static std::vector<Choice> fitting_choices(const Run &run, ModelLimits limits, s
     return choices;
 }
 
-// Prints the flags of the fastest predicted step that fits. Times within 2 % count as equal, and the least of the
-// host's memory is taken, since how much of it there is is not known. Gradients in bf16 round the results, so they come into question only where nothing fits
-// without them.
+// Prints the flags of the fastest predicted step that fits. Times within 2 % count as equal; among these, the flags with the least host memory are
+// chosen, because the host's size is unknown. Gradients in bf16 round the results, so they are only considered if nothing fits without them.
 static void print_fastest(const Run &run, ModelLimits limits, size_t memory) {
     if (!gpu_rates(run.options.gpu)) return;
     std::vector<Choice> choices = fitting_choices(run, limits, memory);
@@ -222,7 +221,8 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     return 0;
 }
 
-// Returns "1573888* 310.2 s ", say: the longest sample, a star if it exceeds the model's positions, and the seconds of a step with it alone.
+// Returns for example "1573888* 310.2 s ": the longest sample, a star if it exceeds the model's positions, and the seconds of a step with this
+// sample.
 static std::string cell(const Run &run, const char *recompute, ModelLimits limits, size_t memory) {
     const size_t longest = longest_sample(run, run.model, recompute, limits, memory, INT32_MAX);
     std::string time;
@@ -236,7 +236,7 @@ static std::string cell(const Run &run, const char *recompute, ModelLimits limit
     return gpu_rates(run.options.gpu) ? tokens + format("%9s", time.c_str()) : tokens;
 }
 
-// For --plan --fit: shows how long a sample may be on more ranks, if a row holds one sample and all ranks share it.
+// For --plan --fit: shows the longest sample for more ranks, if a row holds one sample and all ranks share it.
 int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);

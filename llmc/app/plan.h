@@ -6,4 +6,4 @@
 #include "../train/run.h"
 
 int print_plan(const Run &run, const std::optional<Continuation> &continuation);
-int print_fit(const Run &run);  // --fit: how long a sample may be on more ranks
+int print_fit(const Run &run);  // --fit: the longest sample for more ranks

@@ -16,7 +16,7 @@
 #include "../parallel/comm_sockets.h"
 #include "tasks.h"
 
-// What a program without kernels knows: whether there is a driver, which its user may expect it to use.
+// The query of a program without kernels: only the presence of a driver, which its user may expect it to use.
 static GpuQuery query_driver() {
     GpuQuery query;
     query.driver = std::filesystem::exists("/proc/driver/nvidia/version") ? 1 : 0;
@@ -27,7 +27,7 @@ static bool finds_gpu(const Program &program, const Options &o, std::string &not
     return use_gpu(o.device, program.query_gpus ? program.query_gpus() : query_driver(), note);
 }
 
-// Decides whether to compute on a GPU, and fills in the options that depend on it. --plan --gpu needs no GPU, but the sizes that kernels need.
+// Decides whether to compute on a GPU, and sets the options that depend on it. --plan --gpu needs no GPU, only the scratch sizes of kernels.
 static bool choose_device(const Program &program, Options &o, bool is_main_rank) {
     std::string note;
     const bool gpu = program.cuda_device && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
@@ -40,7 +40,7 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
             printf("note: --dtype tf32 is for a GPU's tensor cores; a CPU multiplies floats in full precision, as with f32\n");
     }
     if (o.autotune && gpu && !o.plan && !cache_is_writable()) {
-        o.autotune = false;  // the choices would be others in the next run, and with them the bits
+        o.autotune = false;  // the next run would make other choices, with other bits
         if (is_main_rank)
             printf("note: products are not tuned, because the cache cannot be written (XDG_CACHE_HOME, or ~/.cache)\n");
     }
@@ -58,13 +58,13 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
                 die("--fp8 needs tensor cores of compute capability 8.9 or later, and %s has %d.%d\n  fix: another GPU (CUDA_VISIBLE_DEVICES), or no --fp8",
                     g.name.c_str(), g.arch / 10, g.arch % 10);
     if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
-        die("--offload on a CPU needs a disk for what leaves the memory\n  fix: --offload_dir DIR, on a local disk");
+        die("--offload on a CPU needs a disk for the offloaded arrays\n  fix: --offload_dir DIR, on a local disk");
     if (for_gpu && !o.offload_dir.empty())
         die("--offload_dir %s: a GPU offloads to the host's memory\n  fix: leave --offload_dir out", o.offload_dir.c_str());
     return gpu;
 }
 
-// Runs one rank. `threads` says that all ranks are threads of this process.
+// Runs one rank. `threads`: all ranks are threads of this process.
 static int run_rank(const Program &program, Parsed parsed, Comm &host, bool threads) {
     const bool is_main_rank = host.rank == 0;
     Options &o = parsed.options;
@@ -91,7 +91,7 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
     return run_task(program.name, parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, device);
 }
 
-// Ranks that are started by hand move their data by NCCL, from GPU to GPU.
+// Ranks started by hand exchange data by NCCL, from GPU to GPU.
 static int run_by_hand(const Program &program, const Options &o, const std::function<int(Comm &)> &run) {
     const auto [rank, processes] = started_by_hand(o);
     if (std::string note; !finds_gpu(program, o, note))
@@ -110,7 +110,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
         return 0;
     };
     if (started_by_mpirun()) {
-        std::string wrong;  // all ranks read the same flags, and one of them prints the error
+        std::string wrong;  // all ranks read the same flags, and one rank prints the error
         try {
             parse_arguments();
         } catch (const std::exception &error) {
@@ -139,11 +139,12 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     return run(comm, true);
 }
 
-// A standard stream that the caller has closed gets a place holder, from which nothing can be read and to which nothing can be written: otherwise the
-// next file that is opened would take its number, and the output would go there. Writing to a pipe without a reader is an error, but does not kill the process.
+// Replaces closed standard streams by placeholders that can be neither read nor written: otherwise the next opened file would get the descriptor, and
+// the output would go there. Writing to a pipe without a reader becomes an error that does not kill the process.
 static void expect_streams() {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // takes the least free number
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // gets the lowest free descriptor
     signal(SIGPIPE, SIG_IGN);
 }
 
@@ -151,7 +152,7 @@ int run_program(const Program &program, const std::vector<std::string> &argument
     expect_streams();
     try {
         const int code = run_all_ranks(program, arguments);
-        const bool lost = ferror(stdout);  // errno then belongs to a later call
+        const bool lost = ferror(stdout);  // errno may be from a later call
         if (fflush(stdout) != 0 || lost)
             die("not all output reached its file or pipe%s%s\n  fix: free space there, or a reader that stays to the end",
                 lost ? "" : ": ", lost ? "" : strerror(errno));

@@ -12,8 +12,8 @@
 struct Program {
     const char *name;  // "train_llama"
     Device (*cpu_device)(const Options &);
-    // Null in a program without kernels. With `own_gpu` each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
-    // the GPUs' memories. Otherwise ranks are threads that share a GPU, and `host` moves data within its memory.
+    // Null in a program without kernels. With `own_gpu` each rank uses a GPU of its host, and `gpu_comm` becomes the communicator between the GPUs'
+    // memories. Otherwise ranks are threads that share a GPU, and `host` moves data within its memory.
     Device (*cuda_device)(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
     GpuQuery (*query_gpus)();
     std::vector<std::string> bundled;  // the arguments of a run without a task; empty: the demo
@@ -24,7 +24,7 @@ int run_program(const Program &program, const std::vector<std::string> &argument
 
 // ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
 
-// In its CUDA half.
+// Defined in the trainer's CUDA half.
 Device cuda_device(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
 
 template <template <class> class M> Device make_cpu_device(const Options &options) {

@@ -32,7 +32,7 @@ static void read_config(std::vector<Setting> &out, const std::string &file, std:
     if (!json.is_object()) die("%s is not a JSON object\n  fix: write the flags as {\"max_len\": 4096, ...}", file.c_str());
     for (const auto &[key, value] : json.items()) {
         Setting s{with_underscores(key), {}, key + " in " + file};
-        if (value.is_array() && value.empty()) continue;  // the run log writes so for a list that was not given
+        if (value.is_array() && value.empty()) continue;  // the run log contains an empty list for a list that was not given
         if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", s.where.c_str());
         if (value.is_object() || (value.is_array() && value[0].is_object())) stranger = s.where + " is no flag of this program";
         else if (value.is_array())

@@ -18,7 +18,7 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
         if (__builtin_mul_overflow(bytes, n, &bytes))
             die("%s is too large to address: its size overflows 64 bits\n  fix: a smaller model, or a smaller --row_tokens",
                 name.c_str());
-    if (bytes == 0) {  // this model does not have the array
+    if (bytes == 0) {  // the model lacks this array
         *pointer = nullptr;
         return;
     }
@@ -158,7 +158,7 @@ void Arena::clear_new(size_t before, size_t now) {
         if (before < s.first && s.first <= now && s.last != Plan::always && !s.guest) memory_.fill(base_ + s.offset, 0, s.bytes);
 }
 
-// Index of the first element that is not finite; `count` if all are.
+// Returns the index of the first element that is not finite; `count` if all are.
 template <class X> static size_t first_nonfinite(Memory &memory, const std::byte *data, size_t count) {
     size_t found = count;
     in_parts(count, [&](size_t first, size_t n) {
@@ -170,7 +170,7 @@ template <class X> static size_t first_nonfinite(Memory &memory, const std::byte
     return found;
 }
 
-// Whether an op of `layer` may have written the array: "act.12.qkv" belongs to layer 12, and a name without a number to no layer.
+// True if an op of `layer` may have written the array: "act.12.qkv" belongs to layer 12, and a name without a number to no layer.
 static bool may_be_of(const std::string &name, size_t layer) {
     size_t number = layer;
     sscanf(name.c_str(), "act.%zu.", &number);

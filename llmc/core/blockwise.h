@@ -1,6 +1,6 @@
-// Numbers in 8 bits, block by block, as bitsandbytes stores the moments of AdamW (Dettmers et al., "8-bit optimizers via block-wise quantization",
-// 2021, arXiv:2110.02861). A block is 256 consecutive numbers with one float scale, the largest magnitude among them. A code stands for one of
-// 256 fractions of the scale, which lie closest together near 0.
+// Blockwise 8-bit numbers, the format of bitsandbytes for AdamW's moments (Dettmers et al., "8-bit optimizers via block-wise quantization",
+// 2021, arXiv:2110.02861). A block is 256 consecutive numbers with one float scale, the largest magnitude among them. A code stands for one of 256
+// fractions of the scale, which are densest near 0.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,8 +9,8 @@
 
 #include "memory.h"
 
-// of[code], ascending. Both maps have 0 and 1. For i = 0 to 6 they have the middles of equal intervals between 10^(i-7) and 10^(i-6): 2^i of each
-// sign, or 2^(i+1) without negative fractions.
+// of[code], ascending. Both maps contain 0 and 1. For i = 0 to 6 they contain the centres of equal intervals between 10^(i-7) and 10^(i-6): 2^i for
+// each sign, or 2^(i+1) without negative fractions.
 struct Fractions {
     static constexpr int count = 256;
     float of[count];
@@ -19,7 +19,7 @@ struct Fractions {
         std::vector<double> all = {0, 1};
         for (int i = 0; i < 7; i++) {
             const int n = 1 << (negative ? i : i + 1);
-            const auto border = [&](int k) {  // as torch.linspace(0.1, 1, n + 1) computes it, from both ends
+            const auto border = [&](int k) {  // computed from both ends, as torch.linspace(0.1, 1, n + 1) does
                 const float step = (1.0f - 0.1f) / float(n);
                 return k < (n + 1) / 2 ? std::fma(step, float(k), 0.1f) : std::fma(-step, float(n - k), 1.0f);
             };
@@ -38,7 +38,7 @@ inline const Fractions &fractions(bool negative) {
     return negative ? of_both : positive;
 }
 
-// Returns the code of the nearest fraction, of two the smaller, and never one of the other sign: a negative number does not become 0.
+// Returns the code of the nearest fraction; ties go to the smaller one. It never changes the sign: a negative number does not become 0.
 HOST_DEVICE inline uint8_t nearest_fraction(const float *fractions, float x) {
     int low = 0, high = Fractions::count - 1;
     while (high - low > 1) {
@@ -60,8 +60,8 @@ struct Blockwise {
     uint8_t *codes;  // (count)
     float *scales;   // (blocks())
     size_t skip, count;
-    bool negative;     // whether numbers may be negative
-    size_t first = 0;  // the element with which a part of the array begins: what follows + below
+    bool negative;     // true if numbers may be negative
+    size_t first = 0;  // first element of a part of the array, see operator+ below
 
     auto pointers() const { return std::tuple(codes, scales); }  // rehearsal.h
 
@@ -73,8 +73,8 @@ struct Blockwise {
     }
 };
 
-// Returns the scale of n numbers, and writes their codes. Numbers that were decoded from a block get codes that stand for exactly the same numbers: then
-// either the largest is the scale itself, or the least is the scale times the first fraction.
+// Returns the scale of n numbers, and writes their codes. Encoding numbers that were decoded from a block reproduces them exactly: either the largest
+// is the scale itself, or the least is the scale times the first fraction.
 inline float encode_block(uint8_t *codes, const float *x, size_t n, bool negative) {
     const float *const of = fractions(negative).of;
     const float most = std::max(0.0f, *std::max_element(x, x + n)), least = -std::min(0.0f, *std::min_element(x, x + n));
@@ -103,7 +103,7 @@ inline std::vector<float> read_floats(Memory &memory, const Blockwise &from, siz
     return out;
 }
 
-// A block of which only a part is written keeps its other numbers, but for their rounding.
+// If only a part of a block is written, its other numbers are kept, except for rounding.
 inline void write(Memory &memory, const Blockwise &to, const std::vector<float> &host) {
     if (host.empty()) return;
     constexpr size_t size = Blockwise::size;

@@ -1,4 +1,4 @@
-// The helpers that every other file uses: one kind of error, printf into a string, integer arithmetic.
+// Helpers for all other files: the error type, printf into a string, integer arithmetic.
 #pragma once
 #include <cstdarg>
 #include <cstddef>
@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-// An error that a user can cause or fix. It is thrown and never printed on the spot: main() prints it once and exits with code 1, and
-// ranks that are threads survive it. The text says the cause, and often has a second line "  fix: ...".
+// An error that a user can cause or fix. It is thrown, and not printed where it occurs: main() prints it once and exits with code 1, and ranks that
+// are threads survive it. The text gives the cause, and often has a second line "  fix: ...".
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

@@ -1,6 +1,6 @@
-// The program is compiled for the CPU that it is made on. A CPU that lacks some of its instructions runs PROGRAM.plain instead, which `make
-// plain` makes for all CPUs with AVX2: clusters have nodes of several kinds with one home directory. If that file is missing, the program says
-// so before it executes anything else, instead of dying of an illegal instruction.
+// The program is compiled for the build machine's CPU. A CPU that lacks some of its instructions runs PROGRAM.plain instead, which `make plain`
+// builds for all CPUs with AVX2, because clusters have several kinds of nodes with one home directory. If that file is missing, the program reports
+// it before it executes anything else, instead of dying of an illegal instruction.
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <unistd.h>

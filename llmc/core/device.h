@@ -1,12 +1,12 @@
-// The devices that a trainer can be instantiated for. A device value is the first argument of every op. The value carries the op's resources
-// to run; its type determines the memory of the arrays and the storage type of weights and activations.
+// The devices that a trainer can be instantiated for. A device value is the first argument of every op. The value carries the resources of the op;
+// its type determines the memory of the arrays and the storage type of weights and activations.
 #pragma once
 #include <memory>
 
 #include "dtype.h"
 
-// Alignment of all arrays in bytes, whatever the plan of a run. So cuBLASLt, whose choice of algorithm depends on alignment,
-// takes the same for every plan, and the fastest.
+// Alignment of all arrays in bytes, in every plan. cuBLASLt's choice of algorithm depends on alignment, so it chooses the same algorithm for every
+// plan, and the fastest.
 constexpr size_t array_alignment = 256;
 
 struct Context;  // the state that a CPU device keeps between calls (oneDNN's primitives): ops/matmul.cpp
@@ -14,7 +14,7 @@ struct ContextDeleter {
     void operator()(Context *) const;
 };
 using ContextPtr = std::unique_ptr<Context, ContextDeleter>;
-ContextPtr make_context();  // run() owns it; it must live as long as the device value
+ContextPtr make_context();  // owned by run(); it must outlive the device value
 
 template <class Storage> struct Cpu {
     using X = Storage;  // weights and activations; sums, statistics, parameter gradients and the optimizer are float
@@ -25,7 +25,7 @@ using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;
 
 // nvcc compiles the kernels for the GPU, and g++ compiles them with -DLLMC_EMULATE for the emulator dev/emulator/simt.h. Code that both compilers
-// see is in this inline namespace, so that both instances of one .cuh can be linked into one binary.
+// see is in this inline namespace, so both instances of one .cuh can be linked into one binary.
 #ifdef LLMC_EMULATE
 #define CUDA_BACKEND emulated
 #else
@@ -35,7 +35,7 @@ using CpuBf16 = Cpu<bf16>;
 #define CUDA_HALF  // this compilation is the CUDA half of a file that is compiled for both CPU and GPU
 #endif
 
-struct CUstream_st;  // as in cuda_runtime.h, which g++ need not have
+struct CUstream_st;  // declared in cuda_runtime.h, which g++ may lack
 using cudaStream_t = CUstream_st *;
 
 inline namespace CUDA_BACKEND {
@@ -43,7 +43,7 @@ struct CudaContext;  // the state that a CUDA device keeps between calls (cuBLAS
 
 template <class Storage> struct Cuda {
     using X = Storage;
-    cudaStream_t stream = nullptr;  // in the emulator it says in which order threads run
+    cudaStream_t stream = nullptr;  // in the emulator it selects the order of threads
     CudaContext *ctx = nullptr;     // only matmul reads it
 };
 using CudaF32 = Cuda<float>;

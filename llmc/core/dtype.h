@@ -1,4 +1,4 @@
-// bf16 is the upper half of a float. The type is our own, so that host, device and emulator share one definition and one rounding.
+// bf16 is the upper half of a float. With our own type, host, device and emulator share one definition and one rounding.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -15,14 +15,14 @@ struct bf16 {
     bf16() = default;
     HOST_DEVICE bf16(float f) {  // round to nearest, ties to even; NaN stays NaN
 #ifdef __CUDA_ARCH__
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(f));  // one instruction in place of six
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(f));  // one instruction instead of six
 #else
         uint32_t u;
         memcpy(&u, &f, 4);
         bits = f == f ? uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16) : uint16_t(u >> 16 | 0x40);
 #endif
     }
-    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ vectorises no loop that writes bf16: it makes a temporary
+    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ creates a temporary and does not vectorise loops that write bf16
         bits = bf16(f).bits;
         return *this;
     }

@@ -18,7 +18,7 @@
 #include "hash.h"
 
 InputFile::InputFile(const std::string &path)
-    : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: a pipe must not hang us
+    : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: opening a pipe must not block
     if (fd_ < 0) die("%s: cannot open: %s\n  fix: the path of a file that may be read", path.c_str(), strerror(errno));
     struct stat info;
     if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -43,7 +43,7 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
     }
 }
 
-// Returns the file that a chain of symbolic links leads to, which may not exist yet.
+// Returns the target of a chain of symbolic links, which may not exist yet.
 static std::filesystem::path target_of(std::filesystem::path path) {
     std::error_code error;
     for (int i = 0; i < 40 && std::filesystem::is_symlink(path, error); i++)

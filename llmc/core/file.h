@@ -1,4 +1,4 @@
-// Files that are read at an offset, or written so that a crash never leaves half a file under the final name. Every failure ends in die()
+// Files that are read at an offset, or written such that a crash never leaves a partial file under the final name. Every failure ends in die()
 // with the path and the system's reason.
 #pragma once
 #include <chrono>
@@ -14,7 +14,7 @@ class InputFile {
     ~InputFile();
     InputFile(const InputFile &) = delete;
 
-    void read(void *dst, size_t bytes, size_t offset) const;  // reads all bytes or dies; several threads may call it
+    void read(void *dst, size_t bytes, size_t offset) const;  // reads all bytes or dies; thread-safe
     const std::string &path() const { return path_; }
     size_t size() const { return size_; }
 
@@ -24,8 +24,8 @@ class InputFile {
     size_t size_;
 };
 
-// A file that is written as PATH.tmp, or, if such a file exists, as PATH.1.tmp and so on. commit() syncs the file, renames it to PATH and syncs the directory.
-// Without commit() the destructor removes it. If PATH is a symbolic link, its target is written. Writes to a device or a pipe go there directly.
+// A file that is written as PATH.tmp or, if that exists, as PATH.1.tmp and so on. commit() syncs the file, renames it to PATH and syncs the
+// directory. Without commit() the destructor removes it. If PATH is a symbolic link, its target is written. A device or a pipe is written directly.
 class OutputFile {
   public:
     explicit OutputFile(const std::string &path);
@@ -43,8 +43,8 @@ class OutputFile {
     int fd_;
 };
 
-// An exclusive lock of a directory: while this object lives, no process of this machine can lock the directory again. The system releases the lock however the
-// process ends. On file systems without locks this class does nothing.
+// An exclusive lock of a directory: during its lifetime, no other process on this machine can lock the directory. The system releases the lock at any
+// end of the process. On file systems without locks this class does nothing.
 class DirectoryLock {
   public:
     explicit DirectoryLock(const std::string &dir);  // dies if the directory stays locked
@@ -60,11 +60,11 @@ class DirectoryLock {
 
 void write_file(const std::string &path, const std::string &text);
 void copy_file(const std::string &from, const std::string &to);
-void sync_directory(const std::string &dir);  // makes renames and removals in the directory survive a power cut
+void sync_directory(const std::string &dir);  // makes renames and removals in the directory durable
 
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
-std::string cache_file(const std::string &name);    // the path of a file of the user's cache, whose directory exists
+std::string cache_file(const std::string &name);    // the path of a file in the user's cache; creates the directory
 bool cache_is_writable();
 
-// Returns a file's size and a hash of all its bytes, which all threads together read once.
+// Returns a file's size and a hash of its bytes. All threads together read the file once.
 std::string fingerprint(const InputFile &file);

@@ -15,24 +15,24 @@ static std::string list(const std::vector<int> &archs) {
     return out;
 }
 
-// Kernels for 8.0 run on 8.6 but not on 9.0. The newest ones are also there as PTX, which the driver compiles for any later GPU.
+// Kernels for 8.0 run on 8.6 but not on 9.0. The newest kernels are also included as PTX, which the driver compiles for any later GPU.
 static bool runs_on(int arch, const std::vector<int> &archs) {
     const bool same_major = std::any_of(archs.begin(), archs.end(), [&](int a) { return a / 10 == arch / 10 && a <= arch; });
     return same_major || (!archs.empty() && archs.back() <= arch);
 }
 
-// Why the GPU cannot be used, and what to do about it; empty when it can.
+// The reason why the GPU cannot be used, and the fix; empty if it can be used.
 struct Reason {
     std::string cause, fix;
 };
-// Why the program's kernels do not run on one of the GPUs.
+// Returns the reason why the program's kernels do not run on one of the GPUs.
 static Reason reason_against(const GpuQuery &q, size_t device) {
     const auto &gpu = q.gpus[device];
     if (runs_on(gpu.arch, q.archs)) return {};
     const std::string cause = format("%s has compute capability %d.%d, this program has kernels for %s", gpu.name.c_str(),
                                      gpu.arch / 10, gpu.arch % 10, list(q.archs).c_str());
     if (gpu.arch < 80) return {cause, "a GPU of 8.0 (Ampere) or later: the kernels need its bf16"};
-    std::set<int> archs;  // of all GPUs here that can run kernels
+    std::set<int> archs;  // of all usable GPUs of this machine
     for (const auto &other : q.gpus)
         if (other.arch >= 80) archs.insert(other.arch);
     std::string wanted;
@@ -61,7 +61,7 @@ bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note
 }
 
 void need_kernels(const GpuQuery &query, size_t device) {
-    if (device >= query.gpus.size()) return;  // a GPU that tells nothing of itself
+    if (device >= query.gpus.size()) return;  // nothing is known about this GPU
     const Reason reason = reason_against(query, device);
     if (!reason.cause.empty())
         die("GPU %zu: %s\n  fix: %s, or leave it out by CUDA_VISIBLE_DEVICES", device, reason.cause.c_str(), reason.fix.c_str());
@@ -77,8 +77,8 @@ int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::strin
     return before;
 }
 
-// Peak rates of dense bf16 products with float sums. They are from NVIDIA's data sheets, whose figures with sparsity are halved here: A100 (2021), A30, A10, A40, L4,
-// L40S, H100, H200, GH200, B200 (HGX); GeForce and RTX cards from the tables of the architecture papers GA102, AD102 and RTX Blackwell.
+// Peak rates of dense bf16 products with float sums, from NVIDIA's data sheets (figures with sparsity are halved): A100 (2021), A30, A10, A40, L4,
+// L40S, H100, H200, GH200, B200 (HGX); for GeForce and RTX cards from the tables of the architecture papers GA102, AD102 and RTX Blackwell.
 struct Peak {
     const char *device;
     double tflops;
@@ -136,15 +136,16 @@ size_t gpu_memory(const std::string &name) {
     return size_t(gib * usable * double(1 << 30));
 }
 
-// Narrow heads have fewer FLOPs for each score's exponential. In a short document the causal mask cuts a larger share of the tiles, and a block has less to do
-// behind its first loads.
+// Narrow heads have fewer FLOPs per exponential. In a short document the causal mask cuts a larger share of the tiles, and a block has less work
+// after its first loads.
 struct AttentionFit {
-    double limit, narrow, few, power;  // limit: of the peak, for wide heads and long documents
+    double limit, narrow, few, power;  // limit: share of the peak for wide heads and long documents
     double share(double D, double keys) const {
         return limit * D / (D + narrow) * keys / (keys + few * std::pow(D / 128, power));
     }
 };
-// Forward and backward, fitted to an H200: heads of 64 and 128, documents of 1024 to 16384 tokens, of 32768 with wgmma (docs/attention_hopper.md).
+// Forward and backward, fitted to an H200: heads of 64 and 128, documents of 1024 to 16384 tokens, and of 32768 with wgmma
+// (docs/attention_hopper.md).
 static constexpr AttentionFit with_mma[] = {{0.534, 69, 1024, 1}, {0.357, 69, 1024, 1}},
                               with_wgmma[] = {{0.982, 46, 1250, -1}, {0.943, 96, 900, -1}};
 
@@ -167,7 +168,7 @@ std::optional<GpuRates> gpu_rates(const std::string &name) {
         if (name != gpu.name || gpu.tflops == 0) continue;
         const double peak = gpu.tflops * 1e12;
         const bool nvlink = gpu.link > gpu.host, hopper = name == "h100" || name == "h200";
-        const double grouped = hopper ? 0.155 : 0.3;  // 64 experts with 256 rows each; of an A100 by docs/gpu_model.md
+        const double grouped = hopper ? 0.155 : 0.3;  // 64 experts with 256 rows each; on an A100 by docs/gpu_model.md
         return GpuRates{products * peak,
                         grouped * peak,
                         peak,

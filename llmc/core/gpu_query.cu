@@ -1,4 +1,4 @@
-// Asks the driver which GPUs there are. In the emulator there is one.
+// Queries the driver for its GPUs. The emulator has one.
 #include <sstream>
 
 #include "gpu.h"

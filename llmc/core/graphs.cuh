@@ -1,4 +1,4 @@
-// CUDA graphs: a stream's launches are captured instead of run, and become one executable graph.
+// CUDA graphs: a stream's launches are captured instead of run, and form one executable graph.
 #pragma once
 #include <map>
 
@@ -45,7 +45,7 @@ class CudaGraphs final : public Graphs {
     }
 
     cudaStream_t stream_;
-    std::map<Stretch, cudaGraphExec_t> graphs_;  // null: the stretch came once
+    std::map<Stretch, cudaGraphExec_t> graphs_;  // null: the stretch has run once
 };
 
 template <class X> std::unique_ptr<Graphs> make_graphs(Cuda<X> dev) { return std::make_unique<CudaGraphs>(dev.stream); }

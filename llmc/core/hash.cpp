@@ -3,8 +3,8 @@
 #define XXH_INLINE_ALL
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpragmas"
-#pragma GCC diagnostic ignored "-Wunknown-warning-option"  // clang does not know the next one
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"     // which g++ 12 gives for its own AVX-512 intrinsics
+#pragma GCC diagnostic ignored "-Wunknown-warning-option"  // clang does not know the next option
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"     // g++ 12 warns about its own AVX-512 intrinsics
 #include <xxhash.h>
 #pragma GCC diagnostic pop
 

@@ -1,4 +1,4 @@
-// Checksums of bytes: 64 bits in hex, by XXH3 (https://xxhash.com). They notice other data and damage; they do not withstand an attacker.
+// Checksums of bytes: 64 bits in hex, by XXH3 (https://xxhash.com). They detect changes and damage, but do not withstand an attacker.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -14,7 +14,7 @@ static constexpr int max_depth = 64;
 static constexpr const char *fix = "\n  fix: correct it there, or take an unchanged copy of the file";
 
 json parse_json(std::string_view text, const std::string &where) {
-    std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+    std::vector<std::unordered_set<std::string>> keys;  // keys of the open objects
     const auto check = [&](int depth, json::parse_event_t event, json &value) {
         using Event = json::parse_event_t;
         if (depth > max_depth) die("%s: nested more than %d deep%s", where.c_str(), max_depth, fix);
@@ -42,7 +42,7 @@ json read_json(const std::string &path, size_t max_bytes) {
 }
 
 void write_json(const std::string &path, const json &value) {
-    // A string that is not UTF-8 (a path may be such) must not prevent saving.
+    // A string that is not UTF-8, such as a path, must not prevent saving.
     write_file(path, value.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
@@ -69,7 +69,7 @@ void Fields::refuse(const std::string &name, const std::string &why) const {
     die("%s: %s%s %s%s", where_.c_str(), prefix_.c_str(), name.c_str(), why.c_str(), has_fix ? "" : fix);
 }
 
-static std::string shown(const json &value) {  // a value as a message quotes it
+static std::string shown(const json &value) {  // returns a value's text for messages
     const std::string text = value.dump(-1, ' ', true);
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }

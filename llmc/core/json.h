@@ -1,4 +1,4 @@
-// Reads JSON files. A message about a file says where the error is, and a message about a value says which field it belongs to.
+// Reads JSON files. A message about a file gives the position of the error, and a message about a value names its field.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -8,7 +8,7 @@
 
 constexpr size_t json_max_bytes = size_t(64) << 20;
 
-// Messages call the text `where`. Two things are refused that JSON allows: a key that occurs twice in one object, and nesting deeper than 64.
+// Messages call the text `where`. Stricter than JSON: a key must not occur twice in one object, and the nesting is at most 64 deep.
 nlohmann::json parse_json(std::string_view text, const std::string &where);
 nlohmann::json read_json(const std::string &path, size_t max_bytes = json_max_bytes);
 void write_json(const std::string &path, const nlohmann::json &value);  // indented by 2, through PATH.tmp
@@ -19,7 +19,7 @@ class Fields {
   public:
     Fields(const nlohmann::json &object, const std::string &where, const std::string &prefix = "");
 
-    const nlohmann::json *find(const std::string &name) const;  // null where absent
+    const nlohmann::json *find(const std::string &name) const;  // null if absent
     const nlohmann::json &source() const { return object_; }
     bool has(const std::string &name) const { return find(name) != nullptr; }
     bool is_null(const std::string &name) const { return object_.contains(name) && !has(name); }
@@ -31,7 +31,7 @@ class Fields {
     std::vector<int32_t> ids(const std::string &name) const;  // token ids: an integer or a list of them; absent: empty
     Fields object(const std::string &name) const;
 
-    // Dies with "config.json: head_dim WHY", and a general fix if WHY has none.
+    // Dies with "config.json: head_dim WHY", and with a general fix if WHY has none.
     [[noreturn]] void refuse(const std::string &name, const std::string &why) const;
 
   private:

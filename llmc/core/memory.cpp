@@ -27,7 +27,7 @@ static size_t kib_line(const char *file, const char *name) {
 
 size_t HostMemory::available() const { return kib_line("/proc/meminfo", "MemAvailable:"); }
 
-// Returns the largest value seen so far. The kernel adds up counters that each CPU keeps for itself, and may report a few pages less a moment later.
+// Returns the largest value seen so far. The kernel sums per-CPU counters, and may report a few pages less a moment later.
 size_t HostMemory::peak() const {
     static std::atomic<size_t> largest = 0;
     const size_t now = kib_line("/proc/self/status", "VmHWM:");
@@ -45,7 +45,7 @@ std::byte *HostMemory::allocate(size_t bytes) {
         die("cannot allocate %s: %s\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less",
             human_bytes(bytes).c_str(), strerror(errno));
     madvise(base, bytes, MADV_HUGEPAGE);
-    memset(base, 0, bytes);  // touch every page now, so that a run that does not fit ends before its first step
+    memset(base, 0, bytes);  // touches every page now, so a run that does not fit ends before its first step
     return static_cast<std::byte *>(base);
 }
 

@@ -1,4 +1,4 @@
-// Device memory, and the stream that a model's kernels and copies run on.
+// Device memory, and the stream of a model's kernels and copies.
 #pragma once
 #include <array>
 #include <cstring>
@@ -21,8 +21,8 @@ inline void cuda_check_kernels(cudaError_t error) {
             cudaGetErrorString(error), int(error));
 }
 
-// The blocks of an urgent stream's kernels are placed on SMs before other streams' waiting blocks. NCCL's kernels are urgent: they are short,
-// and behind a product with thousands of blocks they would begin when that ends (CUDA C++ Programming Guide, "Stream Priorities").
+// The blocks of an urgent stream's kernels are scheduled before other streams' waiting blocks. NCCL's kernels are urgent: they are short, and
+// would otherwise only begin at the end of a product with thousands of blocks (CUDA C++ Programming Guide, "Stream Priorities").
 enum class StreamPriority { normal, urgent };
 
 class CudaStream {
@@ -43,8 +43,8 @@ class CudaStream {
     cudaStream_t stream_ = nullptr;
 };
 
-// Copies keep the order of the stream. Data that the host writes waits for its copy in one of two halves of pinned memory, so that the host
-// itself waits only when both halves are full. A read waits for the stream, and reports an error of any earlier kernel.
+// Copies keep the order of the stream. Data from the host waits for its copy in one of two halves of pinned memory, so the host only waits when
+// both halves are full. A read waits for the stream, and reports an error of any earlier kernel.
 class CudaMemory final : public Memory {
   public:
     explicit CudaMemory(cudaStream_t stream) : stream_(stream) {
@@ -75,14 +75,14 @@ class CudaMemory final : public Memory {
         cuda_check(cudaMemGetInfo(&free, &total), "the GPU does not tell its memory");
         return free;
     }
-    // The driver loads a kernel when it is first launched, cuBLASLt's kernels are up to some MiB each, and each of NCCL's communicators takes its buffers at
-    // the first call: by its defaults 9.4 MiB a channel (4 for messages, the rest for its two protocols of low latency) and 32 channels. The world's, which
-    // sums, has a ring and two connections of a tree; another one has half of that. These are estimates, never measured.
+    // The driver loads a kernel at its first launch, cuBLASLt's kernels take up to a few MiB each, and each NCCL communicator allocates its buffers
+    // at the first call: by default 9.4 MiB per channel (4 for messages, the rest for its two low-latency protocols) and 32 channels. The world's
+    // communicator, which sums, has a ring and two connections of a tree; other communicators have half of that. These are estimates, never measured.
     size_t reserve(size_t communicators) const override {
         return (size_t(256) << 20) + (communicators ? (communicators + 1) * (size_t(512) << 20) : 0);
     }
     size_t process() const override { return used(); }
-    size_t peak() const override { return used(); }  // nothing is allocated and freed on the way
+    size_t peak() const override { return used(); }  // memory is never freed during a run
 
     void use_on_this_thread() override { cuda_check(cudaSetDevice(device_), "the GPU cannot be used"); }
     std::byte *allocate(size_t bytes) override {

@@ -60,7 +60,7 @@ void Touches::touch(std::span<const void *const> addresses) {
     }
 }
 
-// Closes the loops, and numbers the times from 0 on.
+// Closes the loops and numbers the times from 0 on.
 void Touches::finish() {
     std::ranges::sort(loops_);
     loops_.erase(std::unique(loops_.begin(), loops_.end()), loops_.end());  // once for all tiles

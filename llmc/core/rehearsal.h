@@ -1,14 +1,14 @@
-// A device that computes nothing: a model on it runs its step on made-up addresses, and notes which arrays each op is given. An
-// array is alive from its first touch to its last one, the input of a memory plan; and the events of the step, in
-// their order, are the input of a prediction of its time.
+// A device that computes nothing: a model on it runs its step on made-up addresses, and the device records the arrays of each op. An array is alive
+// from its first touch to its last, which is the input of the memory plan. The events of the step, in order, are the input of the prediction of its
+// time.
 //
 //     Rehearsal<CpuF32> dev{cpu, &log}          log: Touches
-//     model.allocate(mesh, true, false)         guards: no two arrays share bytes, so that an address belongs to one array
+//     model.allocate(mesh, true, false)         guards: no two arrays share bytes, so an address belongs to one array
 //     log.watch(model.plan())
 //     model.accumulate(row, 1, true)
 //     log.finish()                              lifetimes, the times of the ops, and events
 //
-// What touches arrays beside ops are Memory and Store, which have their stand-ins here, and Comm (../parallel/rehearsal_comm.h).
+// Memory and Store, which have stand-ins here, and Comm (../parallel/rehearsal_comm.h) also touch arrays.
 #pragma once
 #include <cstring>
 #include <map>
@@ -25,18 +25,18 @@
 #include "store.h"
 #include "timeline.h"
 
-// Which arrays are touched when. Time is counted in ops. An op has the time of its first occurrence, so that all passes share
-// their times. What is copied or sent between two ops (pause) has times of its own after the first op. A return to an earlier op
-// is a loop, as over the tiles of a row: whatever is alive in it is alive from its beginning to its end. But for loops time never
-// goes back within a pass, and so arrays whose lifetimes are disjoint may share bytes.
+// Records the touches of arrays and their times, counted in ops. The time of an op is that of its first occurrence, so all passes share times. A copy
+// or message between two ops (pause) has separate times after the first op. A return to an earlier op is a loop, for example over the tiles of a row:
+// an array that is alive in a loop is alive from its beginning to its end. Except for loops time never goes back within a pass, so arrays with
+// disjoint lifetimes may share bytes.
 struct Event {
     enum Kind { row, op, pause, start, wait } kind;  // pause: between two ops, for a transfer     start, wait: of a transfer
-    enum Lane { messages, out, in, lanes } lane = messages;  // out, in: copies to the store and from there
+    enum Lane { messages, out, in, lanes } lane = messages;  // out, in: copies to and from the store
     OpKey key = {};                                          // of a transfer: the op or pause in which it starts
-    // Of an op or a pause Work::bucket, of a message the bytes that all ranks of the communicator send, of a copy the place's number.
+    // For an op or a pause Work::bucket; for a message the bytes that all ranks of the communicator send; for a copy the place's number.
     size_t amount = 0;
-    size_t id = 0;                   // of a transfer
-    size_t ranks = 1, distance = 1;  // messages: the size of the communicator, and how far apart its ranks are in the world
+    size_t id = 0;                   // identifies a transfer
+    size_t ranks = 1, distance = 1;  // for messages: the size of the communicator, and the distance of its ranks in the world
 };
 
 class Touches {
@@ -49,24 +49,24 @@ class Touches {
     };
 
     void watch(const Plan &plan);
-    void begin_row();                                        // the next op begins a pass: that it comes again is no loop
-    void begin(OpKey op, bool in_order, size_t bucket = 0);  // in_order: a return to it is a loop
-    void pause(OpKey transfer, size_t bucket = 0);           // until the next op
+    void begin_row();                                                   // the next op begins a pass: its repetition is not a loop
+    void begin(OpKey op, bool in_order, size_t bucket = 0);             // in_order: a return to it is a loop
+    void pause(OpKey transfer, size_t bucket = 0);                      // until the next op
     size_t start_message(size_t bytes, size_t ranks, size_t distance);  // these return the transfer's id
     size_t start_copy(Event::Lane lane, size_t place);
     void wait(size_t id) { events_.push_back({.kind = Event::wait, .id = id}); }
     void touch(const void *address) { touch(std::span(&address, 1)); }
-    void touch(std::span<const void *const> addresses);  // of one call
+    void touch(std::span<const void *const> addresses);  // addresses of one call
     void finish();
 
-    const std::vector<Lifetime> &lifetimes() const { return lifetimes_; }  // of plan.segments()
+    const std::vector<Lifetime> &lifetimes() const { return lifetimes_; }  // one for each of plan.segments()
     const std::map<OpKey, size_t> &times() const { return times_; }
     const std::vector<Event> &events() const { return events_; }
 
   private:
     size_t start(Event event);
 
-    static constexpr size_t none = SIZE_MAX, calls = 1 << 16;  // calls: the times of a pause
+    static constexpr size_t none = SIZE_MAX, calls = 1 << 16;  // calls: number of times in a pause
     struct Range {
         uintptr_t begin, end;
         size_t segment;
@@ -77,9 +77,9 @@ class Touches {
     std::vector<std::pair<size_t, size_t>> loops_;
     size_t now_ = none;
     std::vector<Event> events_;
-    OpKey op_ = {};               // the op or pause that runs now
-    std::vector<size_t> places_;  // where the places of the store begin, sorted
-    size_t transfers_ = 0;        // the number of them so far
+    OpKey op_ = {};               // the current op or pause
+    std::vector<size_t> places_;  // first byte of each place in the store, sorted
+    size_t transfers_ = 0;        // number of transfers so far
 };
 
 template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>;
@@ -92,7 +92,7 @@ template <> inline constexpr bool has_no_pointers<struct Sampling> = true;
 
 template <class Dev> struct Rehearsal {
     using X = typename Dev::X;
-    Dev real;  // is asked for sizes
+    Dev real;  // the real device, for sizes
     Touches *log;
 
     template <class... A> void note(const A &...arguments) const {
@@ -124,7 +124,7 @@ template <Gate form = Gate(), class D, class... A> void swiglu_backward(const Re
 template <class D, class G> double squared_norm(const Rehearsal<D> &dev, double *scratch, const G *x, size_t) {
     return dev.note(scratch, x), 0;
 }
-template <class D> constexpr size_t matmul_run(const Rehearsal<D> &) { return 1; }  // tiles may be of any length
+template <class D> constexpr size_t matmul_run(const Rehearsal<D> &) { return 1; }  // tiles may have any length
 
 class RehearsalMemory final : public Memory {
   public:
@@ -143,7 +143,7 @@ class RehearsalMemory final : public Memory {
     Touches &log_;
 };
 
-class RehearsalStore final : public Store {  // a copy touches its array when it begins, and when it is waited for
+class RehearsalStore final : public Store {  // a copy touches its array when it begins, and at its wait
   public:
     explicit RehearsalStore(Touches &log) : log_(log) {}
     std::string name() const override { return "rehearsal"; }
@@ -165,7 +165,7 @@ class RehearsalStore final : public Store {  // a copy touches its array when it
     }
 
     Touches &log_;
-    std::map<size_t, Copy> copies_;  // under way, by their places
+    std::map<size_t, Copy> copies_;  // copies in flight, by place
 };
 
 template <class D> std::unique_ptr<Memory> make_memory(const Rehearsal<D> &dev) {
@@ -177,7 +177,7 @@ template <class D> std::unique_ptr<Store> make_store(const Rehearsal<D> &dev, co
 template <class D> std::unique_ptr<Graphs> make_graphs(const Rehearsal<D> &) { return nullptr; }
 template <class D> std::unique_ptr<Timeline> make_timeline(const Rehearsal<D> &) { return std::make_unique<HostTimeline>(); }
 
-// One line for each other op; scratch sizes are queried from the real device. An op that is missing here does not compile.
+// One line for every other op; scratch sizes come from the real device. A missing op is a compilation error.
 #define REHEARSED(op) \
     template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
 #define ASKED(size) \

@@ -1,5 +1,6 @@
-// Random numbers without state: every number is a pure function of (seed, purpose, stream, index), so that it does not depend on ranks,
-// threads or the step at which a run was resumed. The function is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Random numbers without state: every number is a pure function of (seed, purpose, stream, index), so it does not depend on ranks,
+// threads or the step at which a run was resumed. The function is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -59,7 +60,7 @@ struct Random {
     uint64_t below(uint64_t index, uint64_t n) const { return uint64_t((unsigned __int128)bits(index) * n >> 64); }
 };
 
-// A stream number from a name (FNV-1a), for tensors.
+// Returns a stream number for a name (FNV-1a), for tensors.
 inline uint32_t stream_of(std::string_view name) {
     uint32_t h = 2166136261u;
     for (char c : name) h = (h ^ uint8_t(c)) * 16777619u;

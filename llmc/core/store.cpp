@@ -22,23 +22,22 @@
 
 namespace {
 
-constexpr size_t block_bytes = size_t(8) << 20;  // of one read or write, and of one checksum
+constexpr size_t block_bytes = size_t(8) << 20;  // bytes per read or write, and per checksum
 constexpr const char *fix_disk = "\n  fix: --offload_dir, a directory on a local disk that may be written to";
 
-// The file, and the work that its thread does in order. Both are shared with that thread, which may hang in a call of the system for longer than the
-// store lives.
+// The file, and the work queue of its thread. Both are shared with the thread, which may hang in a system call beyond the lifetime of the store.
 struct DiskFile {
     const std::string dir;
     const size_t bytes;
     int fd = -1;
     bool direct = true;
-    std::map<size_t, std::vector<uint64_t>> checksums = {};  // of the blocks of each place; only the thread uses it
+    std::map<size_t, std::vector<uint64_t>> checksums = {};  // for the blocks of each place; only the thread uses it
 
     std::mutex lock = {};  // guards all members below
     std::condition_variable changed = {};
     std::deque<std::function<void()>> work = {};
-    size_t done = 0, progress = 0;  // the pieces of work that have ended, and the calls of the system
-    std::string error = "";         // of the first piece of work that failed; those after it are left out
+    size_t done = 0, progress = 0;  // number of finished pieces of work, and of system calls
+    std::string error = "";         // of the first piece of work that failed; later ones are skipped
     bool ends = false;
 
     ~DiskFile() {
@@ -48,7 +47,7 @@ struct DiskFile {
     int open_in_directory(int flags) const {
         int file = open(dir.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
         if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return file;
-        std::string path = dir + "/offload.XXXXXX";  // this file system has no files without a name
+        std::string path = dir + "/offload.XXXXXX";  // this file system does not support unnamed files
         file = mkostemp(path.data(), O_CLOEXEC | flags);
         if (file >= 0) unlink(path.c_str());
         return file;
@@ -70,7 +69,7 @@ struct DiskFile {
             direct = false, fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT);
     }
 
-    // Reads or writes the whole of a block.
+    // Reads or writes a whole block.
     template <class Call, class Byte> void transfer(const char *what, Call call, Byte *data, size_t n, size_t at) {
         while (n > 0) {
             const ssize_t moved = call(fd, data, n, off_t(at));
@@ -163,7 +162,7 @@ class DiskStore final : public Store {
     }
 
   private:
-    // Returns the number of pieces of work that will have ended when this one has.
+    // Returns the value of `done` at which this piece of work has ended.
     size_t submit(std::function<void()> work) {
         const std::lock_guard guard(file_->lock);
         file_->work.push_back(std::move(work));
@@ -187,7 +186,7 @@ class DiskStore final : public Store {
         if (!f.error.empty()) die("%s", f.error.c_str());
     }
 
-    // A thread that hangs is left alone: the end of the process ends it. Arrays may be freed after this, so the other copies end first.
+    // A hanging thread is abandoned until the process ends. Arrays may be freed afterwards, so all other copies end first.
     void end_thread() {
         {
             const std::lock_guard guard(file_->lock);
@@ -201,7 +200,7 @@ class DiskStore final : public Store {
     const double patience_;
     size_t submitted_ = 0;
     bool hangs_ = false;
-    std::map<size_t, size_t> last_;  // of each place the number of its last copy
+    std::map<size_t, size_t> last_;  // the number of the last copy of each place
     std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// The store of a GPU's arrays: pinned memory of the host. Copies out and copies in have a stream each, and wait for the ops that they follow by events.
+// The store of a GPU's arrays: pinned host memory. Copies out and copies in have one stream each, and wait by events for the ops before them.
 #pragma once
 #include <map>
 
@@ -34,7 +34,7 @@ class PinnedStore final : public Store {
   private:
     void copy(size_t place, cudaStream_t stream, void *to, const void *from, size_t bytes) {
         cudaEvent_t &copied = copied_[place];
-        // Its last copy, on either stream.
+        // The place's last copy, on either stream.
         if (copied) cuda_check(cudaStreamWaitEvent(stream, copied), "copying an offloaded array");
         else cuda_check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "no event");
         cuda_check(cudaEventRecord(reached_, ops_), "copying an offloaded array");
@@ -46,8 +46,8 @@ class PinnedStore final : public Store {
     cudaStream_t ops_;
     CudaStream out_, in_;
     std::byte *bytes_ = nullptr;
-    cudaEvent_t reached_ = nullptr;         // of the ops' stream, at the last call of copy()
-    std::map<size_t, cudaEvent_t> copied_;  // of each place the end of its last copy
+    cudaEvent_t reached_ = nullptr;         // on the ops' stream, at the last call of copy()
+    std::map<size_t, cudaEvent_t> copied_;  // the end of the last copy of each place
 };
 
 template <class X> std::unique_ptr<Store> make_store(Cuda<X> dev, const std::string &, size_t bytes, double) {

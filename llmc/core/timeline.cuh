@@ -2,7 +2,7 @@
 #pragma once
 #include "memory.cuh"
 #include "timeline.h"
-#if !defined(LLMC_EMULATE) && __has_include(<nvtx3/nvToolsExt.h>)  // not every toolkit brings it
+#if !defined(LLMC_EMULATE) && __has_include(<nvtx3/nvToolsExt.h>)  // some toolkits lack it
 #include <nvtx3/nvToolsExt.h>
 #define LLMC_NVTX
 #endif
@@ -44,7 +44,7 @@ class CudaTimeline final : public Timeline {
 
   private:
     cudaStream_t stream_;
-    std::vector<cudaEvent_t> events_;  // all that were ever needed at once
+    std::vector<cudaEvent_t> events_;  // the most events needed at once
     size_t used_ = 0;
     bool named_ = false;
 };

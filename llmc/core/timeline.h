@@ -1,4 +1,4 @@
-// Measures when a device reached certain points of its work. A model queues its ops on a device, and a mark is queued among them.
+// Measures the times at which a device reaches marks. A model queues its ops on a device, and marks are queued among them.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -10,7 +10,7 @@ class Timeline {
   public:
     virtual ~Timeline() = default;
 
-    virtual void mark(const char *next) = 0;  // `next` names what follows, for tools that draw a timeline; null: nothing
+    virtual void mark(const char *next) = 0;  // `next` names the following work, for tools that draw a timeline; null: no work
     virtual std::vector<double> take() = 0;   // seconds between marks since the last call; waits for the device
 };
 

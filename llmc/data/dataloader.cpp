@@ -47,7 +47,7 @@ DataLoader::DataLoader(const Samples &data, const LoaderOptions &options) : data
         die("eval_fraction is %g but must be at least 0 and less than 1\n  fix: --eval_fraction 0.05", options.eval_fraction);
     const size_t used = options.max_samples ? std::min(options.max_samples, data.size()) : data.size();
     train_ = first_samples(used);
-    check_lengths(data, train_, options.row_tokens);  // now, and not only when the sample is drawn
+    check_lengths(data, train_, options.row_tokens);  // at the start, not only when a sample is drawn
     if (options.eval_fraction > 0) {
         const size_t held_out = std::max<size_t>(1, size_t(std::llround(options.eval_fraction * double(used))));
         if (held_out >= used)
@@ -66,7 +66,7 @@ std::vector<size_t> DataLoader::order(size_t epoch) const {
     return options_.shuffle ? shuffled(train_, Random{options_.seed, Purpose::shuffle, uint32_t(epoch)}) : train_;
 }
 
-// Returns where the step ends that begins at index `begin` of the epoch's order.
+// Returns the end of the step that begins at index `begin` of the epoch's order.
 size_t DataLoader::step_end(std::span<const size_t> order, size_t begin) const {
     if (options_.batch_tokens == 0) return std::min(begin + options_.batch_size, order.size());
     size_t end = begin + 1, tokens = data_.sample_length(order[begin]);
@@ -78,7 +78,7 @@ size_t DataLoader::step_end(std::span<const size_t> order, size_t begin) const {
 size_t DataLoader::steps(size_t epochs) const {
     if (options_.batch_tokens == 0) return epochs * ceil_div(train_.size(), options_.batch_size);
     size_t steps = 0;
-    for (size_t epoch = 0; epoch < epochs; epoch++) {  // how samples fill the steps depends on their order
+    for (size_t epoch = 0; epoch < epochs; epoch++) {  // the number of steps depends on the order of samples
         const auto samples = order(epoch);
         for (size_t begin = 0; begin < samples.size(); begin = step_end(samples, begin)) steps++;
     }

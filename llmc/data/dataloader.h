@@ -1,7 +1,7 @@
-// The loader decides which samples make an optimizer step, and packs them into the rows that execute it.
+// The loader selects the samples of an optimizer step, and packs them into the rows that execute it.
 //
-// A step is defined by its samples. Packing only decides how the step is executed, so that loss and gradient depend neither on row_tokens
-// nor on ranks. A checkpoint keeps one number of the loader's state, the cursor: how many samples were drawn since the start.
+// A step is defined by its samples. Packing only affects the execution of the step, so loss and gradient depend neither on row_tokens nor on
+// ranks. A checkpoint contains one number of the loader's state, the cursor: the number of samples drawn since the start.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +11,13 @@
 #include "row.h"
 #include "samples.h"
 
-// Packs the given samples by best-fit decreasing. Each list that it returns holds the samples of one row, for make_row. A packed row has at
-// most row_tokens tokens before its padding.
+// Packs the given samples by best-fit decreasing. Returns a list of samples for each row, for make_row. A packed row has at most
+// row_tokens tokens before its padding.
 std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens);
 
 struct LoaderOptions {
     size_t batch_size = 128;  // samples of a step
-    size_t batch_tokens = 0;  // unless 0, replaces batch_size: samples fill this token budget; a batch has at least one
+    size_t batch_tokens = 0;  // unless 0, replaces batch_size: samples fill this token budget; a batch has at least one sample
     size_t row_tokens = 2048;
     size_t max_samples = 0;    // only the first max_samples samples of the file are used; 0: all
     double eval_fraction = 0;  // share of the samples held out for evaluation, drawn before shuffling
@@ -26,8 +26,8 @@ struct LoaderOptions {
 };
 
 struct Step {
-    const Samples *data;                    // that the samples belong to
-    size_t begin;                           // samples that were drawn before it
+    const Samples *data;                    // the data of the samples
+    size_t begin;                           // number of samples drawn before this step
     size_t epoch;                           // from 0
     std::vector<size_t> samples;            // in the order of the epoch's permutation
     std::vector<std::vector<size_t>> rows;  // samples of each packed row, for make_row
@@ -39,12 +39,12 @@ class DataLoader {
   public:
     DataLoader(const Samples &data, const LoaderOptions &options);
 
-    // Returns the next step. Epochs follow one another without end. A step never spans two epochs, so the last of an epoch may be smaller.
+    // Returns the next step. Epochs follow one another without end. A step never spans two epochs, so the last step of an epoch may be smaller.
     Step next();
     size_t steps(size_t epochs) const;  // number of steps in the first `epochs` epochs
 
     const Samples &data() const { return data_; }
-    size_t used() const { return train_.size() + eval_.size(); }  // samples, the first of the file
+    size_t used() const { return train_.size() + eval_.size(); }  // number of samples in use, from the beginning of the file
     size_t cursor() const { return cursor_; }
     void seek(size_t cursor) { cursor_ = cursor; }
 

@@ -19,7 +19,7 @@ bool is_hub_name(const std::string &name) {
     return std::regex_match(name, form) && name[0] != '.' && !fs::exists(name, none);
 }
 
-// ---- the cache, as huggingface_hub lays it out -------------------------------------------------------------------------------------
+// ---- the cache, in huggingface_hub's layout ----------------------------------------------------------------------------------------
 
 static std::string variable(const char *name) {
     const char *value = getenv(name);
@@ -35,7 +35,7 @@ static fs::path cache() {
     return dir.starts_with("~") ? variable("HOME") + dir.substr(1) : dir;
 }
 
-// Returns whether the directory has all files of a run. Other programs may have fetched the tokenizer alone.
+// Returns true if the directory has all files that a run needs. Other programs may have only fetched the tokenizer.
 static bool is_whole(const fs::path &dir, bool weights) {
     const fs::path index = dir / "model.safetensors.index.json";
     if (!fs::exists(dir / "config.json")) return false;

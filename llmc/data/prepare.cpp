@@ -29,7 +29,7 @@ bool token_shards(const std::string &list) {
     });
 }
 
-// Returns what gives ids their meaning: a tokenizer, or two numbers for shards, which already hold ids.
+// Returns the arguments that define the ids: a tokenizer, or two numbers for shards, which already contain ids.
 static std::vector<std::string> vocabulary_flags(const TokenMeaning &v, const std::string &kind, const std::string &path) {
     if (!v.tokenizer_hash.empty()) return {"--tokenizer", v.model_dir};
     if (kind == "pretrain" && token_shards(path) && !v.eos.empty())
@@ -39,7 +39,7 @@ static std::vector<std::string> vocabulary_flags(const TokenMeaning &v, const st
         path.empty() ? "the prompt" : path.c_str(), v.model_dir.empty() ? "a --preset" : v.model_dir.c_str());
 }
 
-// A file of the cache may be damaged, or cut off where a disk was full.
+// A cached file may be damaged, or truncated after a full disk.
 static bool is_whole(const std::string &path) {
     try {
         PreparedData(path, SIZE_MAX, "");

@@ -42,8 +42,8 @@ std::string run_python(const std::string &purpose, const std::string &script, co
         die("cannot start %s: %s\n  fix: close other programs, which hold memory, processes or open files", command[0].c_str(),
             strerror(errno));
     if (child == 0) {
-        dup2(shows ? STDERR_FILENO : output, STDOUT_FILENO);  // our standard output may be read by a program
-        dup2(errors[1], STDERR_FILENO);                       // its error message is shown
+        dup2(shows ? STDERR_FILENO : output, STDOUT_FILENO);  // a program may be reading our standard output
+        dup2(errors[1], STDERR_FILENO);                       // read for the error message
         execvp(argv[0], argv.data());
         _exit(127);
     }

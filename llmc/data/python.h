@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-std::string python_program();  // the project's own Python if `make deps` made one, else whatever python3 is
+std::string python_program();  // the project's own Python if `make deps` has installed one, else python3
 
-// Runs a script of the project, such as "data/prepare.py", with arguments, and returns its standard output; with `shows` the
-// output is for people, and is written to our standard error at once. If it fails, dies with its standard error; where there is no Python, dies
-// with a message that names `purpose`, which needs it.
+// Runs a script of the project, such as "data/prepare.py", with arguments, and returns its standard output; with `shows` the output is for the user,
+// and appears on our standard error at once. If the script fails, dies with its standard error. Without Python, dies with a message that names
+// `purpose`, which needs Python.
 std::string run_python(const std::string &purpose, const std::string &script, const std::vector<std::string> &arguments,
                        bool shows = false);

@@ -20,7 +20,7 @@ static void append_token(Row &row, int32_t id, size_t begin) {
     row.tokens.push_back(id);
 }
 
-// An empty mask means that no token is a target. The first token of a document is never one: no token of its document precedes it.
+// An empty mask means that no token is a target. The first token of a document is never a target, because no token precedes it.
 static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
     const size_t begin = row.tokens.size();
     for (size_t t = 0; t < tokens.size(); t++) {
@@ -39,7 +39,7 @@ static void append_padding(Row &row) {
     const size_t begin = row.doc_offsets.back();
     while (row.tokens.size() < row.T) {
         append_token(row, 0, begin);
-        row.doc_pos.back() %= int32_t(row_multiple);  // any position that the rope table has will do
+        row.doc_pos.back() %= int32_t(row_multiple);  // any position in the rope table
     }
 }
 
@@ -92,7 +92,7 @@ Row pad_row(Row row, size_t ranks) {
     return row;
 }
 
-// Calls f(j, t) for each predictor of a rank: its number in the row, and its place in the rank's part.
+// Calls f(j, t) for each predictor of a rank: its index in the row, and its position in the rank's part.
 template <class F> static void for_each_predictor(const Row &row, std::span<const size_t> positions, F f) {
     for (size_t t = 0; t < positions.size(); t++) {
         const auto found = std::lower_bound(row.predictors.begin(), row.predictors.end(), int32_t(positions[t]));

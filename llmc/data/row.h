@@ -1,5 +1,5 @@
-// A packed row, and every step that shapes one: documents are laid end to end, padded for the ranks of a ring, and cut into the parts of these ranks.
-// The loader decides which samples share a row (dataloader.h), the split which positions a rank takes (../parallel/split.h).
+// A packed row, and all functions that shape one: documents are concatenated, padded for the ranks of a ring, and cut into the ranks' parts. The
+// loader selects the samples of a row (dataloader.h), and the split selects the positions of a rank (../parallel/split.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 #include "samples.h"
 
-constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, so that tiles of matmul and attention divide them
+constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, so tiles of matmul and attention divide them
 
 // A packed row (packed sequence): documents laid end to end, then padding up to T, which is one more document of tokens 0 without targets.
 struct Row {
     size_t T;
     std::vector<int32_t> tokens;      // (T)
     std::vector<int32_t> doc_pos;     // (T) position of the token in its document, for rope
-    std::vector<int32_t> doc_begin;   // (T) where in the row the token's document begins, for attention
-    std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each document begins, then where the padding begins
+    std::vector<int32_t> doc_begin;   // (T) position in the row of the beginning of the token's document, for attention
+    std::vector<size_t> doc_offsets;  // (documents + 1) position in the row of each document's beginning, then of the padding's
     std::vector<size_t> documents;    // (documents) the number of each in the file
     std::vector<int32_t> predictors;  // (N) the predictors, increasing: t where t+1 is a target in the same document
     std::vector<int32_t> targets;     // (N) the token at t+1
@@ -25,22 +25,22 @@ struct Row {
 
 Row make_row(const Samples &data, std::span<const size_t> samples);
 
-// Returns the row as a reward model reads it: the predictors are replaced by the last position of each document, where its score is computed.
+// Returns the row for a reward model: the predictors are replaced by the last position of each document, where its score is computed.
 Row at_ends(Row row);
 
-// Returns T, doc_offsets and documents of the row that make_row would return, without tokens. That is enough to compute its cost.
+// Returns T, doc_offsets and documents of the row that make_row would return, without tokens; enough to compute its cost.
 Row outline(const Samples &data, std::span<const size_t> samples);
 
-// Makes a row from documents in memory, which get the numbers 0, 1, ... Without masks no token is a target.
+// Makes a row from documents in memory, with numbers 0, 1, ... Without masks no token is a target.
 Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});
 
-// Returns the row with its padding extended, so that each of `ranks` ranks gets a multiple of row_multiple tokens. For one rank it is unchanged.
+// Returns the row with its padding extended, so each of `ranks` ranks gets a multiple of row_multiple tokens. For one rank it is unchanged.
 Row pad_row(Row row, size_t ranks);
 
-// Returns one rank's part of a padded row, whose tokens are those at `positions` of the row: the tokens, their positions in documents, its predictors
-// and their targets. The target of a token may belong to another rank. T, `predictors` and the order of tokens are local; doc_begin, doc_offsets and
-// documents describe the whole row, which attention needs.
+// Returns one rank's part of a padded row, the tokens at `positions`: the tokens, their positions in documents, its predictors and their targets. The
+// target of a token may belong to another rank. T, `predictors` and the order of tokens are local; doc_begin, doc_offsets and documents describe the
+// whole row, for attention.
 Row local_row(const Row &row, std::span<const size_t> positions);
 
-// Returns, for each predictor of local_row(), its number among the predictors of the whole row.
+// Returns for each predictor of local_row() its index among the predictors of the whole row.
 std::vector<size_t> local_predictors(const Row &row, std::span<const size_t> positions);

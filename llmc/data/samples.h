@@ -1,5 +1,5 @@
-// The samples of a step, each one document or a pair of documents, in a prepared file (tokens.h) or in memory (rollouts). The same code packs both, and splits
-// and deals them to ranks.
+// The source of a step's samples: a prepared file (tokens.h), or memory (rollouts). A sample is one document or a pair of documents. The same code
+// packs, splits and deals samples from both sources.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 struct Document {
     std::vector<int32_t> tokens;
-    std::vector<uint8_t> mask;  // (tokens) mask[t] = 1: token t is a target, predicted from those before it. mask[0] = 0
+    std::vector<uint8_t> mask;  // (tokens) mask[t] = 1: token t is a target, predicted from the tokens before it. mask[0] = 0
 };
 
 // The chat format of a data set: the template and the end-of-turn tokens that a model trained on it must be used with.
 struct ChatFormat {
     std::vector<int32_t> end_of_turn = {};  // the special tokens that end an answer
-    std::string chat_template = {};         // rendered the chats; empty if there is none
+    std::string chat_template = {};         // the template that rendered the chats; empty without chats
 };
 
 class Samples {
@@ -27,14 +27,14 @@ class Samples {
 
     virtual size_t documents() const = 0;
     virtual size_t length(size_t i) const = 0;                                 // tokens of document i
-    virtual size_t targets(size_t i) const = 0;                                // of them
-    virtual Document document(size_t i) const = 0;                             // several threads may call it
-    virtual const InputFile &file() const = 0;                                 // where they come from
-    virtual std::string fingerprint() const { return ::fingerprint(file()); }  // of all that is in them
+    virtual size_t targets(size_t i) const = 0;                                // number of targets among them
+    virtual Document document(size_t i) const = 0;                             // thread-safe
+    virtual const InputFile &file() const = 0;                                 // the source of the samples
+    virtual std::string fingerprint() const { return ::fingerprint(file()); }  // hash of all contents
     virtual ChatFormat chat_format() const { return {}; }
-    virtual bool pairs() const { return false; }  // a sample is two documents
+    virtual bool pairs() const { return false; }  // true: a sample is two documents
     virtual bool has_margins() const { return false; }
-    virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: by how much its chosen answer is better
+    virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: the amount by which its chosen answer is better
 
     virtual std::string name() const { return path(); }  // for messages
 
@@ -67,7 +67,7 @@ inline std::vector<size_t> first_samples(size_t n) {
     return numbers;
 }
 
-// Sequences that are evaluated whole: none of their tokens is a target.
+// Sequences to evaluate as a whole, without targets.
 class Sequences final : public Samples {
   public:
     explicit Sequences(std::vector<std::vector<int32_t>> all) : all_(std::move(all)) {}

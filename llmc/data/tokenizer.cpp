@@ -20,12 +20,13 @@ struct Entry {
 };
 using Vocabulary = std::map<size_t, Entry>;  // by id
 
-constexpr size_t max_vocabulary = size_t(1) << 24;  // an id beyond this is a broken file, not a vocabulary
-constexpr size_t max_token_bytes = 1 << 16;  // so is a longer token, which a chain of replacements can make of one character
+constexpr size_t max_vocabulary = size_t(1) << 24;  // a larger id means a broken file
+constexpr size_t max_token_bytes =
+    1 << 16;  // and so does a longer token, which a chain of replacements can produce from one character
 
 }  // namespace
 
-// Returns the id that the section `name` of `fields` gives to a token.
+// Returns the id of a token in the section `name` of `fields`.
 static size_t read_id(const Fields &fields, const char *name, const std::string &text, const json *id) {
     if (!id || !id->is_number_integer() || id->get<int64_t>() < 0 || id->get<int64_t>() >= int64_t(max_vocabulary))
         fields.refuse(name, format("gives token \"%s\" the id %s, which is no number from 0 to %zu", text.c_str(),
@@ -33,7 +34,7 @@ static size_t read_id(const Fields &fields, const char *name, const std::string 
     return id->get<size_t>();
 }
 
-// model.vocab with added_tokens over it.
+// Returns model.vocab, overridden by added_tokens.
 static Vocabulary read_vocabulary(const json &tokenizer, const std::string &path) {
     const Fields fields(tokenizer, path), model = fields.object("model");
     const json *vocab = model.find("vocab"), *added_tokens = fields.find("added_tokens");
@@ -56,7 +57,7 @@ static Vocabulary read_vocabulary(const json &tokenizer, const std::string &path
 
 // ---- decoders
 
-// Reads the section "decoder", in the order in which its parts work.
+// Reads the section "decoder", in the order of its steps.
 static void read_decoder(std::vector<TokenDecoder> &decoders, const json &section, const std::string &path) {
     const Fields fields(section, path, "decoder.");
     const std::string type = fields.text("type");
@@ -86,8 +87,8 @@ static void read_decoder(std::vector<TokenDecoder> &decoders, const json &sectio
     }
 }
 
-// GPT-2 writes every byte as one printable character: the printable ones of Latin-1 stand for themselves, the other 68 are
-// numbered from U+0100. The table is indexed by code point, and has -1 where a code point stands for no byte.
+// GPT-2 writes every byte as one printable character: the printable characters of Latin-1 stand for themselves, and the other 68 bytes are
+// numbered from U+0100. The table is indexed by code point, with -1 for a code point that is not a byte.
 static std::array<int, 256 + 68> make_byte_of_character() {
     std::array<int, 256 + 68> byte;
     byte.fill(-1);
@@ -99,13 +100,13 @@ static std::array<int, 256 + 68> make_byte_of_character() {
     return byte;
 }
 
-// A token with any other character in it, as some added tokens have, stands for its own text.
+// A token with any other character, such as some added tokens, stands for its own text.
 static std::string decode_byte_level(const std::string &text) {
     static const auto byte_of_character = make_byte_of_character();
     std::string bytes;
     for (size_t i = 0; i < text.size(); i++) {
         size_t character = uint8_t(text[i]);
-        if (character >> 5 == 6 && i + 1 < text.size())  // 110xxxxx 10xxxxxx: none of the characters needs a longer code
+        if (character >> 5 == 6 && i + 1 < text.size())  // 110xxxxx 10xxxxxx: no character needs a longer code
             character = (character & 0x1F) << 6 | (uint8_t(text[++i]) & 0x3F);
         else if (character >= 0x80) return text;
         if (character >= byte_of_character.size() || byte_of_character[character] < 0) return text;
@@ -114,7 +115,7 @@ static std::string decode_byte_level(const std::string &text) {
     return bytes;
 }
 
-// Stops where the text has grown by more than a token may have.
+// Stops if the text grows beyond the limit for a token.
 static std::string replace_all(const std::string &text, const std::string &from, const std::string &to) {
     if (from.empty()) return text;
     std::string out;
@@ -126,7 +127,7 @@ static std::string replace_all(const std::string &text, const std::string &from,
     return out;
 }
 
-// Returns the byte that a token of the form <0xNN> stands for, or -1.
+// Returns the byte of a token of the form <0xNN>, or -1.
 static int byte_of(const std::string &token) {
     uint8_t byte = 0;
     const bool is_byte = token.size() == 6 && token.starts_with("<0x") && token.ends_with('>') &&
@@ -178,7 +179,7 @@ static void decode_by(const TokenDecoder &decoder, std::vector<std::string> &tok
         case TokenDecoder::replace:
             for (std::string &token : tokens) token = replace_all(token, decoder.from, decoder.to);
             return;
-        case TokenDecoder::metaspace:  // a text begins without the space that was put in front of it
+        case TokenDecoder::metaspace:  // removes the space that was added at the beginning of the text
             for (std::string &token : tokens) token = replace_all(token, decoder.from, &token == &tokens[0] ? decoder.to : " ");
             return;
         case TokenDecoder::strip:

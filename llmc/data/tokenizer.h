@@ -1,5 +1,5 @@
-// A Hugging Face tokenizer.json is read here for two purposes: to turn ids into text, and to tell whether data and model use the same
-// tokens. data/prepare.py turns text into ids.
+// Reads a Hugging Face tokenizer.json for two purposes: to convert ids to text, and to check that data and model use the same tokens.
+// data/prepare.py converts text to ids.
 //
 // A text is decoded as the package tokenizers does, by the section "decoder": byte-level encodings (GPT-2, Llama 3, Qwen, SmolLM2), where each
 // character of a token stands for one byte, or SentencePiece (Llama 2, Mistral), where U+2581 stands for a space and <0xNN> for a byte.
@@ -24,7 +24,8 @@ class Tokenizer {
 
     size_t size() const { return size_t(tokens_.rbegin()->first) + 1; }  // largest id + 1
 
-    // Returns the text of the ids. A character of a byte-level encoding that is incomplete stays incomplete bytes. Special tokens are <s>, <|im_end|> and the like.
+    // Returns the text of the ids. An incomplete character of a byte-level encoding stays incomplete bytes. Special tokens are <s>, <|im_end|> and so
+    // on.
     std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
     bool is_special(int32_t id) const { return token(id).special; }
     bool is_byte(int32_t id) const;  // decoded together with its neighbouring byte tokens
@@ -37,18 +38,18 @@ class Tokenizer {
     const Token &token(int32_t id) const;
 
     std::string path_;
-    // By id. One large id in a broken file would make a vector hundreds of megabytes long.
+    // By id. A vector would take hundreds of megabytes for one large id in a broken file.
     std::map<int32_t, Token> tokens_;
     std::vector<TokenDecoder> decoders_;
 };
 
-// Returns a special token of the tokenizer in `dir`, such as "eos_token", by its tokenizer_config.json; empty if it has none.
+// Returns a special token of the tokenizer in `dir`, such as "eos_token", from its tokenizer_config.json; empty if it has none.
 std::string special_token(const std::string &dir, const char *name);
 
 // Returns FNV-1a (64 bit, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace tokens of the
-// vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, however they are laid out.
+// vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, independently of their layout.
 // size: set to the largest id + 1
 std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
 
-// Writes a tokenizer.json with further tokens, whose ids follow the largest one. Those that it has already stay as they are.
+// Writes a tokenizer.json with further tokens, whose ids follow the largest existing id. Tokens that it already has do not change.
 void add_tokens(const std::string &path, const std::vector<std::string> &tokens, const std::string &to);

@@ -34,7 +34,7 @@ Document PreparedData::read_tokens(size_t begin, size_t n) const {
     return out;
 }
 
-// The checksum of a document, or of several that are consecutive.
+// Returns the checksum of a document, or of several consecutive ones.
 static uint64_t checksum(std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
     return hash_number(mask.data(), mask.size(), hash_number(tokens.data(), tokens.size_bytes()));
 }
@@ -146,7 +146,7 @@ PreparedData::Blocks PreparedData::blocks() const {
     return out;
 }
 
-// Reads each block once, ids and mask together. If a block is bad, the error of the first one is determined afterwards.
+// Reads each block once, ids and mask together. If blocks are bad, the error of the first one is determined afterwards.
 void PreparedData::check_documents(size_t vocab) {
     const Blocks first = blocks();
     const size_t count = first.size() - 1;
@@ -191,7 +191,7 @@ void PreparedData::check_documents(size_t vocab) {
                 i % 2 ? "rejected" : "chosen", i / 2, prepare_again);
 }
 
-// Of documents [first, last), whose checksum is another than when they were written.
+// Reports documents [first, last), whose checksum differs from the written one.
 void PreparedData::refuse_block(size_t first, size_t last) const {
     const auto bytes = [&](const char *name) {
         const TensorInfo &info = file_.at(name);

@@ -1,25 +1,25 @@
-// Prepared data is a file with token ids, a mask that says which of them are targets, and the offsets of documents. data/prepare.py writes it.
-// PreparedData checks it at the start of a run, and reads each document when it is used.
+// Prepared data is a file with token ids, a mask of the targets, and the offsets of documents. data/prepare.py writes it. PreparedData checks the
+// whole file at the start of a run, and reads each document when it is used.
 //
-// The file may change during a run of several weeks. If another file is renamed over it, the run keeps reading the old one, which is open. If
-// it is overwritten or cut off in place, the run notices: it reads a document into memory (a mapping of a file that was cut off would end the
-// program by SIGBUS) and compares its checksum with the checked document's, so that no later change can slip in.
+// The file may change during a run of several weeks. If another file is renamed over it, the run continues to read the old file, which is open. If
+// the file is overwritten or truncated in place, the run notices: it reads a document into memory (with a mapping, a truncated file would end the
+// program by SIGBUS) and compares its checksum with the one from the initial check.
 //
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
-//   loss_mask[t] = 1 says that token t is a target, predicted from the tokens before it; so it is 0 for a document's first token;
+//   loss_mask[t] = 1 marks token t as a target, predicted from the tokens before it; it is 0 for a document's first token;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
 // Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
-// (tokenizer.h; empty if there was none), and optionally end_of_turn (ids with commas between) and chat_template (ChatFormat in samples.h), and further
-// entries that data/prepare.py adds for information.
+// (tokenizer.h; empty if there was none), and optionally end_of_turn (ids with commas between) and chat_template (ChatFormat in samples.h), and
+// further entries that data/prepare.py adds for information.
 //
-// The entry checksums, which a file may lack, tells damage and edits: numbers with spaces between them, the first of them decimal, the others of 16
-// hex digits. A checksum is XXH3 with 64 bits (../core/hash.h), whose seed is the checksum of the bytes before:
+// The optional entry `checksums` detects damage and edits: numbers separated by spaces, the first decimal, the others with 16 hex digits. A checksum
+// is XXH3 with 64 bits (../core/hash.h), with the previous checksum as seed where several arrays are combined:
 //   LEAST     a block is the shortest run of documents with at least this many tokens; the last block has the rest
 //   ARRAYS    checksum of doc_offsets, and then of margin, if there is one
 //   BLOCK...  checksum of each block: of its tokens, as I32, and then of its loss_mask
 //
 // In data of kind pref, documents form pairs: document 2i is the prompt of pair i with the chosen answer, and 2i+1 the prompt with the rejected
-// one; targets are the tokens of the answers. An optional array margin (pairs) F32 says by how much the chosen answer is better.
+// answer; targets are the tokens of the answers. The optional array margin (pairs) F32 is the amount by which the chosen answer is better.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,16 +31,16 @@
 
 class PreparedData final : public Samples {
   public:
-    // Checks the whole file in one parallel pass and refuses data that a model of `vocab` tokens cannot train on. `tokenizer_hash` is the hash of
-    // the model's tokenizer. It is compared with the file's unless one of the hashes is empty.
+    // Checks the whole file in one parallel pass, and dies if a model of `vocab` tokens cannot train on it. `tokenizer_hash` is the hash of the
+    // model's tokenizer, and is compared with the file's unless one of the hashes is empty.
     PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash);
 
     size_t documents() const override { return offsets_.size() - 1; }
     size_t length(size_t i) const override { return size_t(offsets_[i + 1] - offsets_[i]); }
     size_t targets(size_t i) const override { return targets_[i]; }
-    Document document(size_t i) const override;  // dies if it changed since the check
+    Document document(size_t i) const override;  // dies if it has changed since the check
     const InputFile &file() const override { return file_.file(); }
-    std::string fingerprint() const override;  // of the arrays, whatever the metadata
+    std::string fingerprint() const override;  // of the arrays, without the metadata
     ChatFormat chat_format() const override { return chat_format_; }
     bool pairs() const override { return pairs_; }
     bool has_margins() const override { return !margins_.empty(); }
@@ -61,7 +61,7 @@ class PreparedData final : public Samples {
     void check_metadata(const std::string &tokenizer_hash) const;
     void read_chat_format(size_t vocab);
     void check_offsets() const;
-    void check_documents(size_t vocab);  // and their blocks; counts their targets
+    void check_documents(size_t vocab);  // also checks their blocks, and counts their targets
     [[noreturn]] void refuse_block(size_t first, size_t last) const;
     [[noreturn]] void refuse_document(size_t i, size_t vocab) const;
 

@@ -10,7 +10,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 static bool exists(const std::string &path) {
-    std::error_code error;  // a directory we may not enter: as if it were not there
+    std::error_code error;  // an inaccessible directory counts as missing
     return fs::exists(path, error);
 }
 
@@ -59,7 +59,7 @@ void HfWeights::open_shards(const std::string &dir) {
     }
 }
 
-// Other names of tensors: of Yi's first upload, and of InternLM2, whose queries, keys and values are one tensor (read_group_rows).
+// Alternative names of tensors: Yi's first upload, and InternLM2, whose queries, keys and values are one tensor (read_group_rows).
 static constexpr std::pair<const char *, const char *> spellings[] = {
     {".input_layernorm.", ".ln1."},
     {".post_attention_layernorm.", ".ln2."},
@@ -78,9 +78,9 @@ static constexpr std::pair<const char *, const char *> spellings[] = {
 
 HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &name) const {
     if (const auto it = where_.find(kind_.prefix + name); it != where_.end()) return it;
-    const std::string prefix = "transformer.";  // which GPT-2's names lack on the hub
+    const std::string prefix = "transformer.";  // GPT-2's names on the hub lack this prefix
     if (name.starts_with(prefix)) return where_.find(name.substr(prefix.size()));
-    // Those of a text model in one that also sees.
+    // Names of the text model within a multimodal model.
     if (const auto it = where_.find("language_model." + name); it != where_.end()) return it;
     if (name.starts_with("model."))
         if (const auto it = where_.find("model.language_model." + name.substr(strlen("model."))); it != where_.end()) return it;
@@ -91,14 +91,14 @@ HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &n
     return where_.end();
 }
 
-// InternLM2 has in one tensor, for each key head, the rows of its query heads, of the key head, and of its value head. Calls f(first, n) for each run of elements
-// of that tensor which together are the elements [first, first + count) of the tensor `name`, of the given shape.
+// InternLM2 stores in one tensor, for each KV head, the rows of its query heads, of the key head and of the value head. Calls f(first, n) for each
+// run of elements of that tensor; together the runs are the elements [first, first + count) of the tensor `name` with the given shape.
 template <class F>
 static void for_group_rows(const std::string &name, const Shape &shape, const Shape &fused, const Fields &config, size_t first,
                            size_t count, F f) {
     const size_t H = config.count("num_attention_heads"), KV = config.count("num_key_value_heads", H), group = H / KV;
     const size_t rows = fused[0] / (H + 2 * KV), columns = elements(fused) / fused[0],
-                 head = rows * columns;  // elements of a head
+                 head = rows * columns;  // elements per head
     const bool query = name.find(".q_proj.") != name.npos;
     const size_t heads = query ? group : 1, before = query ? 0 : group + (name.find(".v_proj.") != name.npos);
     if (elements(shape) != KV * heads * head)
@@ -119,7 +119,7 @@ void HfWeights::extend(const std::string &name, size_t from, size_t to) {
     const auto it = entry_of(name);
     if (it == where_.end()) return;
     const Shape &shape = it->second->at(it->first).shape;
-    if (shape.size() != 2 || shape[0] != from || from == 0 || from >= to) return;  // read_part() refuses another shape
+    if (shape.size() != 2 || shape[0] != from || from == 0 || from >= to) return;  // read_part() rejects any other shape
     const size_t columns = shape[1];
     std::vector<double> sums(columns);
     HostMemory host;
@@ -181,8 +181,8 @@ template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
-// Buffers that transformers computes but that old files hold as tensors: rotary frequencies, and the causal masks of GPT-2. And the heads of MiMo that predict
-// further tokens, which nothing here reads (config.cpp says so).
+// Buffers that transformers computes but old files store as tensors: rotary frequencies, and GPT-2's causal masks. Also MiMo's heads for further
+// tokens, which are not read (config.cpp prints a note).
 static bool is_buffer(const std::string &name) {
     return name.starts_with("model.mtp_layers.") || name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
            name.ends_with(".attn.masked_bias");
@@ -213,7 +213,7 @@ static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
     return "the config.json that belongs to these weights, or a model that transformers has saved";
 }
 
-// Returns whether a tensor belongs to the vision tower of a multimodal model; only the text model is read.
+// Returns true if a tensor belongs to the vision tower of a multimodal model; only the text model is read.
 static bool is_vision(const std::string &name) {
     return name.find("vision_tower.") != name.npos || name.find("multi_modal_projector.") != name.npos;
 }
@@ -227,7 +227,7 @@ bool HfWeights::has_vision() const {
 }
 
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
-    std::set<std::string> names;  // in the file
+    std::set<std::string> names;  // names in the file
     for (const std::string &name : known)
         if (const auto it = entry_of(name); it != where_.end()) names.insert(it->first);
     for (const auto &[name, file] : where_)
@@ -251,7 +251,7 @@ bool HfWeights::same(const std::string &name, const HfWeights &other, const std:
     return equal;
 }
 
-// (1, 1, n, n), of any type: not 0 where a query sees a key, which is not later.
+// (1, 1, n, n), of any type: not 0 where a query sees a key, which must not be later.
 bool HfWeights::is_causal_mask(const std::string &name) const {
     const SafetensorsFile &file = *where_.at(name);
     const TensorInfo &info = file.at(name);
@@ -278,7 +278,7 @@ void HfWeights::expect_buffers(const std::vector<std::vector<float>> &frequencie
         const Shape shape = file->at(name).shape;
         std::vector<float> stored(elements(shape));
         file->read(name, stored.data());
-        const auto near = [&](const std::vector<float> &f) {  // but for rounding to 16 bits
+        const auto near = [&](const std::vector<float> &f) {  // equal except for rounding to 16 bits
             return std::ranges::equal(stored, f, [](float a, float b) { return std::abs(a - b) <= 0.01f * b + 1e-7f; });
         };
         if (std::ranges::none_of(frequencies, near))
@@ -338,7 +338,7 @@ void HfWriter::write_index() const {
     write_json(dir_ + "/" + index_name, {{"metadata", {{"total_size", total}}}, {"weight_map", map}});
 }
 
-// What copy_tokenizer copies, apart from chat templates.
+// The files of copy_tokenizer, except chat templates.
 static constexpr const char *tokenizer_files[] = {"/tokenizer.json",    "/tokenizer_config.json", "/special_tokens_map.json",
                                                   "/added_tokens.json", "/tokenizer.model",       "/vocab.json",
                                                   "/merges.txt"};
@@ -351,12 +351,13 @@ bool is_model_file(const std::string &name) {
     return shard || name.ends_with(".jinja") || std::ranges::count(tokenizer_files, "/" + name);
 }
 
-// transformers reads chat_template.jinja and the further templates of additional_chat_templates, and without them the field of tokenizer_config.json, a text or
-// a list of named ones. Its older versions know the field alone, and llama.cpp prefers it. chat_template.json is an older name of the first.
+// transformers reads chat_template.jinja and the further templates of additional_chat_templates. Without them it reads the field of
+// tokenizer_config.json, a text or a list of named texts. Older versions only know this field, and llama.cpp prefers it. chat_template.json is an
+// older name of the first.
 static const char *const tokenizer_config = "/tokenizer_config.json", *const template_file = "/chat_template.jinja",
                          *const template_json = "/chat_template.json", *const more_templates = "/additional_chat_templates";
 
-// Returns whether each of these files that a directory has says that this is the template of its chats.
+// Returns true if all of these files that a directory has contain this chat template.
 static bool has_template(const std::string &dir, const std::string &wanted) {
     std::vector<json> found;
     if (exists(dir + template_file)) {

@@ -33,7 +33,7 @@ std::string shape_text(const Shape &shape) {
 
 // ---- header -------------------------------------------------------------------------------------------------------------------
 
-// Ends the messages about files that no program writes like this.
+// Ends the messages about malformed files.
 static constexpr const char *fetch_again = "\n  fix: fetch the file again, or save the model again";
 
 static bool is_size(const json &value) { return value.is_number_unsigned(); }
@@ -79,12 +79,12 @@ static TensorInfo parse_tensor(const std::string &name, const json &entry, size_
     return info;
 }
 
-// Tensors must lie end to end from the header to the end of the file.
+// Tensors must fill the file from the header to the end, without gaps.
 static void check_layout(const std::map<std::string, TensorInfo> &tensors, size_t data, size_t file_bytes,
                          const std::string &path) {
     std::vector<std::pair<size_t, std::string>> order;
     for (const auto &[name, info] : tensors) order.emplace_back(info.begin, name);
-    // Of tensors that begin at the same byte, the empty ones come first.
+    // Among tensors that begin at the same byte, empty ones come first.
     std::sort(order.begin(), order.end(), [&](const auto &a, const auto &b) {
         return std::pair(a.first, tensors.at(a.second).bytes) < std::pair(b.first, tensors.at(b.second).bytes);
     });
@@ -141,11 +141,12 @@ const TensorInfo &SafetensorsFile::expect_shape(const std::string &name, const S
 
 // ---- conversion ---------------------------------------------------------------------------------------------------------------
 
-struct f16 {  // IEEE half precision, which is read but never written
+struct f16 {  // IEEE half precision, only read and never written
     uint16_t bits;
     operator float() const {
         const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
-        const float subnormal = float(fraction) * 0x1p-24f;  // a normal float, whatever the FPU does with subnormal ones
+        const float subnormal =
+            float(fraction) * 0x1p-24f;  // a normal float, independent of the FPU's handling of subnormal floats
         const uint32_t normal = (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | fraction << 13;
         return std::bit_cast<float>(sign | (exponent == 0 ? std::bit_cast<uint32_t>(subnormal) : normal));
     }
@@ -217,7 +218,7 @@ static std::string header_of(const std::vector<TensorSpec> &specs, const Metadat
         begin = end;
     }
     text += "}";
-    return text + std::string(round_up(text.size(), 8) - text.size(), ' ');  // so that the data is aligned
+    return text + std::string(round_up(text.size(), 8) - text.size(), ' ');  // aligns the data
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata)

@@ -51,11 +51,11 @@ class SafetensorsFile {
     const std::map<std::string, TensorInfo> &tensors() const { return tensors_; }
     const Metadata &metadata() const { return metadata_; }
 
-    const TensorInfo &at(const std::string &name) const;  // dies if the file has no such tensor
+    const TensorInfo &at(const std::string &name) const;  // dies if the file lacks the tensor
     const TensorInfo &expect_shape(const std::string &name, const Shape &shape) const;
 
     // Reads a tensor of F32, F16 or BF16, converted to X (float or bf16), in row-major order. read_part reads `count` elements, from element
-    // `first` on. Several threads may call them. Each call needs one buffer of 1 MiB.
+    // `first` on. Both are thread-safe. Each call needs a buffer of 1 MiB.
     template <class X> void read(const std::string &name, X *dst) const;
     template <class X> void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
 
@@ -79,8 +79,8 @@ class SafetensorsFile {
     Metadata metadata_;
 };
 
-// Writes a file: the constructor declares every tensor, and the calls of write() bring their data in the declared order. finish() gives the file
-// its name; if it is never called, no file appears.
+// Writes a file: the constructor declares every tensor, and the calls of write() supply their data in the declared order. finish() gives the file
+// its name; without finish() no file appears.
 class SafetensorsWriter {
   public:
     SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata = {{"format", "pt"}});
@@ -90,11 +90,11 @@ class SafetensorsWriter {
     template <class T> void write(const std::string &name, const T *data, Memory &memory);
     // Writes the next `count` elements of a tensor.
     template <class T> void write_part(const std::string &name, const T *data, size_t count, Memory &memory);
-    bool complete() const { return next_ == specs_.size(); }  // every tensor has its data
+    bool complete() const { return next_ == specs_.size(); }  // true if every tensor has its data
     void finish();
 
   private:
     OutputFile file_;
     std::vector<TensorSpec> specs_;
-    size_t next_ = 0, filled_ = 0;  // the tensor that is being written, and how many of its elements are written
+    size_t next_ = 0, filled_ = 0;  // the current tensor, and the number of its elements written so far
 };

@@ -12,10 +12,10 @@ struct Tensor {
     std::string name;
     std::vector<size_t> shape;
     Init init;
-    bool decay;  // weight decay applies: matrices yes, norms and biases no
+    bool decay;  // weight decay applies: true for matrices, false for norms and biases
     size_t offset, count;
-    bool transposed = false;  // files of weights store it as (shape[1], shape[0]), as GPT-2's Conv1D does; checkpoints do not
-    bool product = false;     // its gradient is one matrix product, which can overwrite the array; other ops can only add to it
-    // A matrix of a layer, or of a layer's adapter, but no router: what Muon updates and --load_in quantises.
+    bool transposed = false;  // weight files store it as (shape[1], shape[0]), as GPT-2's Conv1D does; checkpoints do not
+    bool product = false;     // its gradient is one matrix product, which can overwrite the array; other ops only add to it
+    // True for a matrix of a layer or of a layer's adapter, except routers: Muon updates these, and --load_in quantises them.
     bool of_layer = false;
 };

@@ -185,8 +185,8 @@ OutputDirectory::OutputDirectory(const std::string &path) : path_(made(path)), l
     std::string some;
     for (size_t i = 0; i < std::min<size_t>(found.size(), 3); i++) some += (i ? ", " : "") + found[i];
     if (found.size() > 3) some += format(" and %zu more", found.size() - 3);
-    die("--output_dir %s is not empty, and what is there no run wrote: it holds %s\n  fix: a directory that is new or empty",
-        path_.c_str(), some.c_str());
+    die("--output_dir %s holds files that no run wrote: %s\n  fix: a directory that is new or empty", path_.c_str(),
+        some.c_str());
 }
 
 void OutputDirectory::read_list() {
@@ -439,7 +439,7 @@ void check_results(const Run &run) {
         std::string first(strlen(beginning), '\0');
         std::ifstream(path).read(first.data(), std::streamsize(first.size()));
         if (fs::file_size(path, error) > 0 && first != beginning)
-            die("--%s %s exists, and what is in it no run wrote\n  fix: another file, or move this one away", flag, path.c_str());
+            die("--%s %s exists, and no run wrote it\n  fix: another file, or move this one away", flag, path.c_str());
     }
     if (run.task & TRAINING && !o.overwrite && !appends && fs::is_regular_file(o.log, error) && fs::file_size(o.log, error) > 0)
         die("--log %s already holds the log of a run\n  fix: --overwrite to replace it, or another file", o.log.c_str());

@@ -133,10 +133,10 @@ def test_a_result_takes_no_other_file_s_place(data, tmp_path):
     before = data.read_bytes()
     for flag in ("scores", "log"):
         refused(command("eval", data=data, max_len=64, **{flag: data}), f"--{flag}", "is what --data reads")
-    refused(command("eval", data=data, max_len=64, scores=tmp_path / "notes.txt"), "exists, and what is in it no run wrote")
+    refused(command("eval", data=data, max_len=64, scores=tmp_path / "notes.txt"), "exists, and no run wrote it")
     refused(command("eval", data=data, max_len=64, scores=tmp_path), "is a directory")
     refused(command("eval", data=data, max_len=64, scores="/dev/full"), "/dev/full", "No space left")
-    refused(command("sft", data=data, max_len=64, output_dir=tmp_path / "a", log=tmp_path / "notes.txt"), "exists, and what is in it no run wrote")
+    refused(command("sft", data=data, max_len=64, output_dir=tmp_path / "a", log=tmp_path / "notes.txt"), "exists, and no run wrote it")
     (tmp_path / "link").symlink_to(tmp_path / "scores")
     (tmp_path / "scores.tmp").write_text("mine")
     for _ in range(2):  # the second time the file that the link leads to is replaced
