@@ -226,7 +226,7 @@ TEST(PtxHopper, TurnsOfBlocks) {
         expect_sums(own + acquire + loop + proxies + add + read + completed + release + end, 3);
     }
     // Without an order it is another sum of floats each time, but no other sum of integers, and zeros change none.
-    const std::string in_any_order = "the two in order";
+    const std::string in_any_order = "nothing orders these additions";
     refuse(own + add + completed + release + end, in_any_order);
     refuse(own + relaxed_acquire + loop + proxies + add + completed + release + end, in_any_order);
     refuse(own + acquire + loop + proxies + add + completed + relaxed_release + end, in_any_order);
