@@ -48,7 +48,7 @@ template <class S> struct LlamaWeights {
 template <class X> struct LlamaActs : AttentionActs<X> {
     X *ln1;          // (T, C)             norm of the layer's input
     float *rstd1;    // (T)
-    X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, and then all keys
+    X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, then all keys
     float *qk_rstd;  // (T, H+KV)
     X *proj;         // (T, C)             with norm_after: attention's output before its norm
     float *post_rstd1, *post_rstd2;  // (T)  with norm_after
@@ -120,7 +120,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     float *rstdf;                        // (T)
     float *norm_scratch;                 // rmsnorm_scratch
     float *rope;                         // (positions, R/2, 2)  R of a head's channels are rotated
-    float *local_rope = nullptr;         // (positions, R/2, 2)  of layers with a window, where it is another (Gemma 3)
+    float *local_rope = nullptr;         // (positions, R/2, 2)  for layers with a window, if they have another rotation (Gemma 3)
     int32_t *first_position = nullptr;   // (T) zeros, for layers with norms of queries and keys but without rotation
     X *dbranch;  // (T, C)             with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
     X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
