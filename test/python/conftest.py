@@ -6,7 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from runs import ENVIRONMENT, ROOT, random_documents, write_data
+from runs import ENVIRONMENT, random_documents, write_data
 
 # `make test &` and `nohup make test` ignore these, and so would all programs under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,14 +26,6 @@ def prompts(tmp_path_factory):
         prompt = random.integers(4, 90, random.integers(1, 12))
         documents.append((np.append(prompt, [7]), np.append(0 * prompt, [1])))
     return write_data(tmp_path_factory.mktemp("prompts") / "prompts.safetensors", documents)
-
-
-@pytest.fixture(scope="session")
-def python_for_data():
-    python = ROOT / ".venv" / "bin" / "python3"
-    probe = [str(python) if python.exists() else "python3", "-c", "import transformers, datasets"]
-    if subprocess.run(probe, env=ENVIRONMENT, capture_output=True).returncode:
-        pytest.skip("raw data needs transformers and datasets in .venv or in python3's path: make deps")
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_a_whole_file_or_none(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cache(tmp_path, own_cache, python_for_data):
+def cache(tmp_path, own_cache):
     """The directory of a cache of its own, and records for it."""
     write_lines(tmp_path / "in.jsonl", [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(6)])
     return own_cache

@@ -288,12 +288,9 @@ def test_the_reward_model_that_was_trained(name, dtype, many, tmp_path):
         near(line[key], evaluation[key], 1e-12)
     near(line["eval_rewards/chosen"], rewards[0::2].mean(), 1e-9)
 
-    config, backbone = (json.loads((directory / "config.json").read_text()) for directory in (tmp_path / "run", GOLDEN / name))
-    near(config.pop("mean"), rewards.mean(), 1e-9)
-    near(config.pop("std"), rewards.std(ddof=1), 1e-9)
-    backbone.update({"torch_dtype": "float32"} if dtype == "f32" else {})
-    assert config == {**backbone, "architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"},
-                      "label2id": {"LABEL_0": 0}, "tie_word_embeddings": False}
+    config = json.loads((tmp_path / "run" / "config.json").read_text())  # test_hf.cpp has its other fields
+    near(config["mean"], rewards.mean(), 1e-9)
+    near(config["std"], rewards.std(ddof=1), 1e-9)
     tensors, _ = header_of(tmp_path / "run" / "model.safetensors")
     assert tensors["score.weight"]["shape"] == [1, config["hidden_size"]] and "lm_head.weight" not in tensors
     assert tensors["__metadata__"] == {"format": "pt"}

@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from preparing import CHAT, CHATML, DATA, Case, Documents, chat, gpt, prepare, read_safetensors
+from test_front_door import cached
 
 # ---- layouts of the same records
 
@@ -41,13 +42,9 @@ def write(path, records):
     return path
 
 
-def hub(path, name="someone/chats"):
-    """A data set as huggingface_hub lays it out in its cache, with two subsets and two splits."""
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    root = path / "hub" / f"datasets--{name.replace('/', '--')}"
-    (root / "refs").mkdir(parents=True)
-    (root / "refs" / "main").write_text(commit)
-    snapshot = root / "snapshots" / commit
+def hub(path):
+    """A data set of the hub in its cache, with two subsets and two splits."""
+    snapshot = cached(path, "datasets", "someone/chats")
     for subset, train, test in (("plain", CHATS, OTHERS), ("other", OTHERS, CHATS)):
         write(snapshot / subset / "train-00000-of-00002.parquet", train[:len(train) // 2])
         write(snapshot / subset / "train-00001-of-00002.parquet", train[len(train) // 2:])

@@ -68,68 +68,43 @@ def expect_done(result, what):
     assert code == 0 and f"{what} done" in out, out + err
 
 
-WAITING = ("idle", "throw", "agree", "agree_late", "kill", "hang")
+@pytest.fixture(scope="module", params=[over_mpi, by_hand])
+def ended(request):
+    """Exit code, standard output and standard error of runs: (ranks, what they do). mpirun itself waits most of the time, so they run together."""
+    runs = [(2, "calls"), (4, "calls"), *((4, what) for what in ("idle", "throw", "agree", "kill", "hang"))]
+    runs += [(4, "agree_late")] * (request.param == over_mpi)
 
-
-@pytest.fixture(scope="module")
-def waiting():
-    """What four ranks over MPI end with, and after how many seconds. mpirun itself waits most of that time, so they run together."""
-
-    def timed(what):
+    def soon(run):
         begin = time.monotonic()
-        return over_mpi(4, what), time.monotonic() - begin
-
-    with ThreadPoolExecutor(len(WAITING)) as pool:
-        return dict(zip(WAITING, pool.map(timed, WAITING)))
-
-
-@pytest.fixture(params=["over_mpi", "by_hand"])
-def ranks(request):
-    """Runs ranks, and returns exit code, standard output and standard error. A run that fails ends soon."""
-
-    def run(np, what):
-        begin = time.monotonic()
-        if request.param == "by_hand":
-            result, seconds = by_hand(np, what), time.monotonic() - begin
-        elif what in WAITING:
-            result, seconds = request.getfixturevalue("waiting")[what]
-        else:
-            return over_mpi(np, what)
-        assert result[0] == 0 or seconds < 30
+        result = request.param(*run)
+        assert result[0] == 0 or time.monotonic() - begin < 30
         return result
 
-    return run
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return dict(zip(runs, pool.map(soon, runs)))
 
 
-@pytest.mark.parametrize("np, what", [(1, "calls"), (2, "calls"), (4, "calls"), (4, "idle")])
-def test_every_call_and_waiting_without_work(ranks, np, what):
-    expect_done(ranks(np, what), f"{np} ranks: {what}")
+@pytest.mark.parametrize("ranks, what", [(2, "calls"), (4, "calls"), (4, "idle")])
+def test_every_call_and_waiting_without_work(ended, ranks, what):
+    expect_done(ended[ranks, what], f"{ranks} ranks: {what}")
 
 
-@pytest.mark.parametrize("what, said", [("throw", "rank 3: out of luck"), ("agree", "no such file"), ("kill", "")])
-def test_an_error_ends_all_ranks_and_is_said_once(ranks, what, said):
-    code, out, err = ranks(4, what)
-    assert code != 0 and "done" not in out
-    if said:
-        assert err.count(said) == 1, err
+def test_an_error_ends_all_ranks_and_is_said_once(ended):
+    said = {"throw": "rank 3: out of luck", "agree": "no such file", "agree_late": "no such file\n", "kill": "",  # agree_late: during an exchange
+            "hang": "has waited longer than --comm_timeout 2"}
+    for (_, what), (code, out, err) in ended.items():
+        if what in said:
+            assert code != 0 and "done" not in out and (what == "kill" or err.count(said[what]) == 1), what + err
 
 
-def test_a_hung_run_ends_with_every_ranks_last_call(ranks):
-    code, out, err = ranks(4, "hang")
-    assert code != 0
-    assert err.count("has waited longer than --comm_timeout 2") == 1, err
+def test_a_hung_run_ends_with_every_ranks_last_call(ended):
     for rank, state in enumerate(["in", "back from", "in", "in"]):
-        assert f"  rank {rank}: {state} barrier test/processes/test_processes.cpp:" in err
+        assert f"  rank {rank}: {state} barrier test/processes/test_processes.cpp:" in ended[4, "hang"][2]
 
 
 @pytest.mark.slow
 def test_a_slice_of_more_than_2_gib():
     expect_done(over_mpi(2, "large"), "2 ranks: large")
-
-
-def test_an_error_agreed_on_during_an_exchange(waiting):
-    (code, out, err), _ = waiting["agree_late"]
-    assert code == 1 and err.count("no such file\n") == 1
 
 
 def test_without_mpirun_mpi_is_left_alone():

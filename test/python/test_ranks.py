@@ -67,7 +67,7 @@ def test_processes_give_the_bits_of_threads(data, one_rank, tmp_path):
     near(read_lines(log)[-1]["eval_loss"], log_lines(one_rank)[-1]["eval_loss"], 1e-6)
 
 
-def test_ranks_wait_while_data_is_prepared(python_for_data, own_cache, tmp_path):
+def test_ranks_wait_while_data_is_prepared(own_cache, tmp_path):
     records = write_lines(tmp_path / "x.jsonl", [{"prompt": f"a {n}", "completion": "b"} for n in range(9)])
     # Python runs this before anything else: preparing takes longer than --comm_timeout, asking for the key of the cache does not.
     (tmp_path / "sitecustomize.py").write_text("import sys, time\ntime.sleep(5 * ('--out' in sys.orig_argv))\n")

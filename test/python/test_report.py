@@ -142,11 +142,6 @@ def test_a_run_names_its_project(to, project, data, tmp_path):
     assert f"project {project}\n" in result.stderr and "no place" in result.stderr
 
 
-def test_wrong_trackers(data, tmp_path):
-    for to in ("wandb:", "tensorboard:mine", "none:mine", "comet"):
-        assert f'--report_to is "{to}"' in reporting_run(data, tmp_path / "run", to).stderr
-
-
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is there")
 def test_a_run_goes_on_without_the_package(data, tmp_path):
     result = reporting_run(data, tmp_path / "run", "wandb")

@@ -205,7 +205,7 @@ def test_raw_data_needs_the_tree(tmp_path):
             f"{tmp_path}/data/prepare.py, which prepares it, does not exist")
 
 
-def test_train_the_demo_and_generate(python_for_data, own_cache, tmp_path):
+def test_train_the_demo_and_generate(own_cache, tmp_path):
     model = tmp_path / "a"
     train(model, data=ROOT / "data" / "demo" / "train.safetensors", model=DEMO, max_steps=2, max_len=2048, max_samples=8)
     assert (model / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()

@@ -68,7 +68,7 @@ def test_the_seed_decides(data, model, tmp_path):
     assert samples(tmp_path / "c") == samples(tmp_path / "d")
 
 
-def test_the_last_sample_is_what_generate_says_of_the_saved_model(tmp_path, python_for_data):
+def test_the_last_sample_is_what_generate_says_of_the_saved_model(tmp_path):
     data = write_data(tmp_path / "data.safetensors", random_documents(20), vocab=260)
     said = {"prompt": "reverse tamilo", "max_new_tokens": 12}
     train(tmp_path / "a", data=data, model=DEMO, max_steps=2, sample_every=1, ranks=2, max_len=64, **said)

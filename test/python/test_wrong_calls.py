@@ -110,6 +110,7 @@ WRONG = [
     (f"{SFT} --offload weights --offload_dir absent", "absent: cannot create a file for --offload: No such file or directory"),
     (f"{PLAN} --device none --threads none --gpu h100 --offload weights --offload_dir .", "a GPU offloads to the host's memory", "leave --offload_dir out"),
     (f"{SFT} --neftune_noise_alpha -1", "--neftune_noise_alpha is -1.0 but must be 0 (no noise) or more"),
+    *((f"{SFT} --report_to {to}", f'--report_to is "{to}"') for to in ("wandb:", "tensorboard:mine", "none:mine", "comet")),
     (f"{SFT} --profile --debug", "--profile", "--debug"), (f"{EVAL} --profile", "--profile", "not to eval"),
     (f"{SFT} --early_stopping_patience 3", "--early_stopping_patience", "--eval_data"),
     (f"{PLAN} --gpu a100 --fp8", "--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu a100 has none"),
