@@ -482,7 +482,8 @@ TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
 TEST_F(Checkpoint, ADirectoryOfTheUsersIsRefused) {
     for (const char *name : {"notes.txt", "model-00001-of-00002.safetensors", ".git", "run_files.txt"}) {
         put(name, "mine");
-        expect_error([&] { OutputDirectory output(dir + "/"); }, {"is not empty", "it holds " + std::string(name), "fix: "});
+        expect_error([&] { OutputDirectory output(dir + "/"); },
+                     {"holds files that no run wrote: " + std::string(name), "fix: "});
         EXPECT_EQ(names(), Names({name}));
         fs::remove(dir + "/" + name);
     }

@@ -413,4 +413,4 @@ def test_a_signal_ends_the_server_and_its_model(number, reward_model):
 def test_what_cannot_be_served_is_named(flags, said, reward_model):
     result = call([*SERVE, "--model", reward_model, *flags])
     assert result.returncode == 1 and f"serve_rm.py: {said}" in result.stderr and "\n  fix: " in result.stderr, result.stderr
-    assert ("takes a reward model" in result.stderr) == (DEMO in flags)
+    assert ("needs a reward model" in result.stderr) == (DEMO in flags)

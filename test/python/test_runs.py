@@ -84,7 +84,7 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     refused_training(tmp_path / "absent.safetensors", run, "absent.safetensors", words=["--overwrite"])  # a mistake costs nothing
     model = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
     for flag in ("--debug", "--overwrite", "--resume=auto"):
-        refused_training(data, model, "is not empty", "it holds ", model=model, words=[flag])
+        refused_training(data, model, "holds files that no run wrote: ", model=model, words=[flag])
     assert files_below(model) == {model / path.name: path.read_bytes() for path in (GOLDEN / "qwen3").iterdir()}
 
     other_run = os.open(run, os.O_RDONLY)
