@@ -112,13 +112,14 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
 # A unit of compilation is a generated file that includes several files: the .cpp files of a folder of llmc, or the tests of a folder with these first
-# letters. The compiler reads the headers that they share once: with a unit for each test, make test would compile for 580 s of CPU (a Xeon), not 465.
+# letters. The compiler reads the headers that they share once: with a unit for each test, make test would compile for 115 s of CPU more (a Xeon).
 # The units of the library that take longest start first, so that no core waits for another at the end.
-LIBRARY    := $(patsubst %,$(BUILD)/llmc/%.o,train app model data $(filter-out train app model data,$(patsubst llmc/%/,%,$(wildcard llmc/*/))))
+FOLDERS    := $(patsubst %,llmc/%,train app model data $(filter-out train app model data,$(patsubst llmc/%/,%,$(wildcard llmc/*/))))
+LIBRARY    := $(patsubst %,$(BUILD)/%.o,llmc/model/decoder $(FOLDERS))
 OPS_UNITS  := $(addprefix test/ops/,a-c d-g h-n o-z)
 CUDA_UNITS := $(addprefix test/cuda/,a-k l-q r-z) $(OPS_UNITS)
 TEST_UNITS := $(OPS_UNITS) $(addprefix test/,a-d e-h i-o p-r s-y z)
-UNITS      := $(LIBRARY:$(BUILD)/%.o=%) $(sort $(TEST_UNITS) $(CUDA_UNITS))
+UNITS      := $(FOLDERS) $(sort $(TEST_UNITS) $(CUDA_UNITS))
 files_of    = $(TREE)$(if $(filter test/%,$1),$(dir $1)test_[$(notdir $1)]*.cpp,$1/*.cpp)
 $(UNITS:%=$(BUILD)/%.cpp): $(BUILD)/%.cpp: FORCE
 	@mkdir -p $(@D)
@@ -172,11 +173,11 @@ $(BUILD)/flags $(GPU)/flags: FORCE
 	@echo '$(FLAGS)' | cmp -s - $@ || { echo 'flags   $@'; echo '$(FLAGS)' > $@; }
 
 # A trainer is one file, compiled three times: by g++ for main and the CPU, at the same time for the rehearsals of the memory plan
-# (llmc/core/rehearsal.h), and by nvcc for CUDA; the last only with a GPU.
+# (llmc/core/rehearsal.h), and by nvcc for CUDA; the last only with a GPU. The base class of its models is a unit that all programs share.
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows; GPU_ARCHS=90 compiles for 9.0, for the CPU alone)
 HOPPER   := $(if $(filter 90,$(ARCHS)),$(GPU)/llmc/ops/attention_hopper.o)
-GPU_HALF := $(GPU)/llmc/core/gpu_query.o $(GPU)/llmc/parallel/comm_nccl.o $(HOPPER)
+GPU_HALF := $(patsubst %,$(GPU)/llmc/%.o,model/decoder core/gpu_query parallel/comm_nccl) $(HOPPER)
 $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o) $(BUILD)/rehearsals/%.o $(LIBRARY)
 	@echo 'link    $@$(if $(CUDA),,$(FOR_CPU))'
 	@rm -f $@.plain  # of older sources
@@ -185,7 +186,7 @@ $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HAL
 # The same with the emulator in place of the GPU.
 EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt races messages streams counts)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
-EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
+EMULATED_HALF := $(patsubst %,$(BUILD)/emulated/llmc/%.o,model/decoder core/gpu_query) $(EMULATED_COMM)
 $(EMULATOR): private FLAGS_OF_FILE := $(EMULATE)
 $(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/rehearsals/%.o $(BUILD)/emulated/%.o $(EMULATED_HALF) $(EMULATOR) $(LIBRARY)
 	@echo 'link    $@'
@@ -195,7 +196,7 @@ $(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/rehearsals/%.o $(BUI
 TESTS      := $(TEST_UNITS:%=$(BUILD)/%.o)
 CPU_MODELS := $(BUILD)/test/models.o $(TRAINERS:%=$(BUILD)/rehearsals/%.o)
 CUDA_TESTS := $(wildcard test/cuda/*.cpp test/ops/*.cpp)
-EMULATED   := $(EMULATOR) $(EMULATED_COMM) $(patsubst %,$(BUILD)/emulated/%.o,test/cuda/models $(CUDA_UNITS))
+EMULATED   := $(EMULATOR) $(EMULATED_COMM) $(patsubst %,$(BUILD)/emulated/%.o,llmc/model/decoder test/cuda/models $(CUDA_UNITS))
 PROCESSES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 # Tests without kernels of their own compile in less time with -O1; test_zero updates parameters itself, by the bits that the library has. The models,
 # the library and the tests of ops come first, as of two functions with one name the linker keeps the first.

@@ -31,7 +31,7 @@ endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
 $(eval $(call compile_unit,race/,$$(EMULATE) $$(SEE_ACCESSES)))
 
-build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(patsubst %,build/race/%.o,test/cuda/models $(CUDA_UNITS)) $(CPU_MODELS) $(LIBRARY)
+build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(patsubst %,build/race/%.o,llmc/model/decoder test/cuda/models $(CUDA_UNITS)) $(CPU_MODELS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
@@ -54,7 +54,7 @@ endif
 
 GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
 GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS) $(if $(HOPPER),$(HOPPER_LADDERS)))
-GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(HOPPER)) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
+GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(GPU)/llmc/model/decoder.o $(HOPPER)) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
 
 # The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
 # linker keeps the first.
@@ -77,8 +77,8 @@ PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cu
 PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
 PTX_LADDER      := $(BUILD)/dev/emulator/ptx/ladder.o
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) \
-                   $(patsubst %,$(BUILD)/ptx/llmc/%.o,core/gpu_query parallel/comm_nccl ops/attention_hopper)
-PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
+                   $(patsubst %,$(BUILD)/ptx/llmc/%.o,model/decoder core/gpu_query parallel/comm_nccl ops/attention_hopper)
+PTX_TEXTS       := $(patsubst %,$(BUILD)/ptx/%.ptx,llmc/model/decoder $(TRAINERS))
 PTX_LADDERS     := $(patsubst %,$(BUILD)/ptx/dev/cuda/%,$(LADDERS) $(HOPPER_LADDERS))
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
 # The slow suites are left out: they launch the same kernels. Launches that are interpreted at once cannot be recorded.

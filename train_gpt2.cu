@@ -332,7 +332,7 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
 
 // This file is compiled three times, and the objects are linked into one program: by g++ for main and the CPU; by g++, in
 // parallel, for the rehearsals of the memory plan (llmc/core/rehearsal.h); and by nvcc for CUDA (or by g++, with the emulator
-// instead of the GPU: dev/emulator/README.md).
+// instead of the GPU: dev/emulator/README.md). The base class is compiled in llmc/model/decoder.cu.
 #ifndef LLMC_NO_MAIN  // tests include this file in a single unit
 #ifdef CUDA_HALF
 #include "llmc/app/cuda_models.cuh"  // defines: make_cuda_device

@@ -16,13 +16,9 @@ template <class Dev> std::unique_ptr<Decoder<Dev>> make_model(Dev dev, const Mod
 }
 
 #ifdef CUDA_HALF  // cuda/models.cpp
-template class Decoder<CudaF32>;
-template class Decoder<CudaBf16>;
 template std::unique_ptr<Decoder<CudaF32>> make_model(CudaF32, const ModelConfig &, const ModelLimits &);
 template std::unique_ptr<Decoder<CudaBf16>> make_model(CudaBf16, const ModelConfig &, const ModelLimits &);
 #else
-template class Decoder<CpuF32>;
-template class Decoder<CpuBf16>;
 template std::unique_ptr<Decoder<CpuF32>> make_model(CpuF32, const ModelConfig &, const ModelLimits &);
 template std::unique_ptr<Decoder<CpuBf16>> make_model(CpuBf16, const ModelConfig &, const ModelLimits &);
 

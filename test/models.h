@@ -22,10 +22,3 @@ Table table_of(const ModelConfig &config);
 OpList op_list_of(const ModelConfig &config);
 
 inline const char *program_of(const std::string &golden) { return golden.starts_with("gpt2") ? "train_gpt2" : "train_llama"; }
-
-extern template class Decoder<CpuF32>;
-extern template class Decoder<CpuBf16>;
-#ifdef CUDA_HALF
-extern template class Decoder<CudaF32>;
-extern template class Decoder<CudaBf16>;
-#endif

@@ -582,3 +582,11 @@ template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const Atten
 }
 
 #include "decoder_plan.h"
+
+// These are in decoder.cu.
+extern template class Decoder<CpuF32>;
+extern template class Decoder<CpuBf16>;
+#ifdef CUDA_HALF
+extern template class Decoder<CudaF32>;
+extern template class Decoder<CudaBf16>;
+#endif

@@ -10,7 +10,7 @@ namespace {
 
 std::vector<std::string> shipped() {
     std::vector<std::string> paths;
-    for (const auto &file : std::filesystem::directory_iterator(std::filesystem::read_symlink("/proc/self/exe").parent_path()))
+    for (const auto &file : std::filesystem::recursive_directory_iterator(std::filesystem::read_symlink("/proc/self/exe").parent_path()))
         if (file.path().extension() == ".ptx") paths.push_back(file.path());
     return paths;
 }
