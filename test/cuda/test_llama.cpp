@@ -161,12 +161,12 @@ static void expect_graphs_change_no_bit(const ModelConfig &config, const std::ve
 TEST(CudaGraphs, ChangeNoBit) {
     const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
     ASSERT_NE(rows[1].T, rows[2].T);
-    expect_graphs_change_no_bit(rank_model(tied), rows, 128);
+    expect_graphs_change_no_bit(rank_model(untied), rows, 128);
 }
 
 // Launches recorded with one row's cuts of attention's tiles run with those of other rows.
 TEST(CudaGraphs, ServeOtherDocuments) {
-    ModelConfig config = rank_model(tied);
+    ModelConfig config = rank_model(untied);
     config.L = 1, config.window = {0}, config.H = 2, config.KV = 1, config.max_positions = 520;
     const auto row_of = [](const std::vector<size_t> &lengths) {
         std::vector<std::vector<int32_t>> documents;
@@ -180,8 +180,8 @@ TEST(CudaGraphs, ServeOtherDocuments) {
     expect_graphs_change_no_bit(config, {row_of({260, 260}), row_of({520}), row_of({100, 420})}, 520);
 }
 
-// Copies overlap with the ops, in any order that events allow.
-static void expect_offloading_changes_no_bit(unsigned first_order, unsigned last_order) {
+// Copies overlap with the ops, in any order that events allow. Each case runs in some orders of its own.
+static void expect_offloading_changes_no_bit(unsigned first_order, unsigned orders) {
     const auto expect_same_bits = [&](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
         const auto run = [&](const Offload &offload) {
             return on_device<CudaF32>(c, model, Gpus::one,
@@ -194,16 +194,17 @@ static void expect_offloading_changes_no_bit(unsigned first_order, unsigned last
             EXPECT_EQ(got.next_loss, want.next_loss);
             EXPECT_EQ(got.gradient, want.gradient);
         };
-        for_each_order_of_streams<CudaF32>(check, first_order, last_order);
+        for_each_order_of_streams<CudaF32>(check, first_order, first_order + orders);
+        first_order += orders;
     };
     const RankCase one{1, 1, SpMode::ring, 6, 1, 2, few_documents}, two{2, 1, SpMode::ring, 6, 3, 2, few_documents};
     expect_same_bits(one, untied, Recompute::none, {.activations = true, .optimizer = true, .piece = 1});
     expect_same_bits(one, untied, Recompute::layer, {.activations = true, .optimizer = true, .weights = true, .piece = 1});
     expect_same_bits(one, adapted, Recompute::none, {.weights = true, .piece = 1});
-    expect_same_bits(two, tied, Recompute::layer, {.weights = true, .piece = 1});
+    expect_same_bits(two, untied, Recompute::layer, {.weights = true, .piece = 1});
 }
-TEST(CudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(2, 4); }
-TEST(SlowCudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(4, 8); }
+TEST(CudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(2, 1); }
+TEST(SlowCudaRanks, OffloadingChangesNoBit) { expect_offloading_changes_no_bit(6, 5); }
 
 TEST(CudaRanks, Bf16IsNear) {
     const RankResult want = on_device<CudaBf16>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, untied);

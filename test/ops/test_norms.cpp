@@ -78,11 +78,11 @@ template <class Dev, bool centred> struct NormOp {
     using Device = Dev;
     using X = typename Dev::X;
     static constexpr bool is_centred = centred;
-    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens. Then of rmsnorm rows
-    // above 48 KB and weights to which 1 is added; and of layernorm few channels, one, GPT-2, and rows for which a block has the memory of one warp.
+    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens. Then of rmsnorm weights
+    // to which 1 is added, and rows above 48 KB; and of layernorm few channels, one, GPT-2, and rows for which a block has the memory of one warp.
     static std::vector<Rows> sizes() {
         std::vector<Rows> all = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}};
-        const std::vector<Rows> of_rmsnorm = {{2, 24600}, {37, 72, 0, 1}, {2, 24600, 0, 1}},
+        const std::vector<Rows> of_rmsnorm = {{37, 72, 0, 1}, {2, 24600, 0, 1}},
                                 of_layernorm = {{7, 13}, {5, 1}, {65, 768}, {3, 1600}, {2, 12400}};
         const std::vector<Rows> &more = centred ? of_layernorm : of_rmsnorm;
         all.insert(all.end(), more.begin(), more.end());
@@ -212,7 +212,7 @@ TYPED_TEST(Norms, BackwardEqualsReferenceAndAccumulates) {
             op.backward(sum.data(), dresidual.data(), dout.data(), x.data());
             op.expect_backward(dx.values(), sum.values(), in);
             same(dx.values(), sum.values(), op.weight_gradients());
-            if (s.T * s.C > 20'000) return;  // onto dout, and onto the residual's gradient
+            if (s.T != 37 && s.T != 150) return;  // onto dout, and onto the residual's gradient
             Array<X> onto_dout(in.dout);
             op.backward(onto_dout.data(), dresidual.data(), onto_dout.data(), x.data());
             op.backward(dresidual.data(), dresidual.data(), dout.data(), x.data());

@@ -368,12 +368,12 @@ TEST(PtxShared, Barriers) {
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------------------------
 
-// x runs fastest over lanes and warps.
 TEST(PtxBlocks, ClocksStandStill) {
     EXPECT_EQ(word("mov.u64 %rd9, %globaltimer;  mov.u64 %rd10, %clock64;  sub.s64 %rd9, %rd10, %rd9;  cvt.u32.u64 %r20, %rd9;"),
               0u);
 }
 
+// x runs fastest over lanes and warps.
 TEST(PtxBlocks, OfUpToThreeDimensions) {
     const std::string number =
                           "mov.u32 %r5, %tid.y;  mov.u32 %r6, %tid.z;  mov.u32 %r7, %ntid.x;  mov.u32 %r8, %ntid.y;\n"
