@@ -159,7 +159,7 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
 
 struct RankResult {
     double loss = 0, norm = 0, next_loss = 0;  // next_loss: after updates
-    std::vector<float> gradient;               // (elements) in the order of the table
+    std::vector<float> gradient, moments;      // (elements) in the order of the table; moments: AdamW's m, or Muon's
     std::vector<Tensor> table;                 // without padding
     Payload sent;                              // by all ranks, in the first step
 };
@@ -252,7 +252,15 @@ void rank_step(
         }
     // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0. Two
     // updates, so that moments are not 0 before the last one.
-    for (size_t step : {1, 2}) model.update({5e-3, 0.9, 0.95, 1e-5, 0.1, 1 / norm, step});
+    for (size_t step : {1, 2}) {
+        model.update({5e-3, 0.9, 0.95, 1e-5, 0.1, 1 / norm, step});
+        const OptimizerState state = model.optimizer_state();  // read after each update, as by checkpoints
+        for (const OptimizerPart &part : state.parts) {
+            state.open(part);
+            const auto m = std::visit([&](auto m) { return read_floats(model.memory(), m, part.count); }, part.m);
+            if (size_t(comm.rank) < state.writers) std::copy(m.begin(), m.end(), result.moments.begin() + ptrdiff_t(part.global));
+        }
+    }
     const double next = loss();
     if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
 }
@@ -262,6 +270,7 @@ inline RankResult empty_result(RankModel model, Task task = SFT) {
     const ModelConfig config = rank_model(model, task);
     result.table = trained_table(config, table_of(config)).tensors;
     result.gradient.resize(result.table.back().offset + result.table.back().count);
+    result.moments.resize(result.gradient.size());
     return result;
 }
 

@@ -41,23 +41,6 @@ size_t lower_bound(const Plan &plan, size_t ops) {
 
 }  // namespace
 
-TEST(Arena, ArraysThatTravelBeginAndEndWithPages) {
-    for (const bool guards : {false, true}) {
-        Planned p;
-        const Random random{1, Purpose::test, 0};
-        for (size_t i = 0; i < 50; i++) {
-            p.add("a", 1 + random.below(3 * i, 3000), random.below(3 * i + 1, 20), 20);
-            if (i % 3 == 0) p.plan.travels();
-        }
-        p.plan.place(guards);
-        const auto &segments = p.plan.segments();
-        for (size_t i = 0; i < segments.size(); i++) {
-            EXPECT_TRUE(i % 3 || (segments[i].offset | segments[i].bytes) % store_alignment == 0);
-            for (size_t j = 0; j < i; j++) EXPECT_FALSE(overlap(segments[i], segments[j], 0));
-        }
-    }
-}
-
 TEST(Arena, PlacesFollowEachOther) {
     Plan plan;
     EXPECT_EQ(plan.store_table("on disk"), "");
@@ -110,26 +93,6 @@ TEST(Arena, LayersShareTheirTransients) {
     EXPECT_EQ(p.plan.sum(), layers * (512 + 6400 + 12800) + 1280);
     EXPECT_EQ(p.plan.bytes(), lower_bound(p.plan, 2 * layers));
     EXPECT_EQ(p.plan.bytes(), layers * 512 + 12800 + 1280);
-}
-
-TEST(Arena, PointersAliasesAndMissingArrays) {
-    Plan plan;
-    float *a, *second_name = nullptr;
-    int32_t something, *b, *none = &something;
-    plan.add(&a, "a", {3, 5});
-    plan.add(&b, "b", {7});
-    plan.add(&none, "none", {0, 9});
-    plan.alias(&second_name, &a);
-    plan.place();
-    HostMemory memory;
-    Arena arena(plan, memory);
-    EXPECT_EQ(none, nullptr);
-    EXPECT_EQ(second_name, a);
-    EXPECT_NE(static_cast<void *>(a), static_cast<void *>(b));
-    for (size_t i = 0; i < 15; i++) EXPECT_EQ(a[i], 0);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(b) % Plan::alignment, 0u);
-    EXPECT_STREQ(plan.segments()[0].dtype, "f32");
-    EXPECT_STREQ(plan.segments()[1].dtype, "i32");
 }
 
 TEST(Arena, ASizeThatOverflowsIsRefused) {

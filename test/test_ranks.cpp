@@ -125,6 +125,7 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
         EXPECT_EQ(got.loss, want.loss);
         EXPECT_EQ(got.norm, want.norm);
         EXPECT_EQ(got.gradient, want.gradient);
+        EXPECT_EQ(got.moments, want.moments);
         EXPECT_EQ(got.next_loss, want.next_loss);  // of the updated parameters
         EXPECT_GT(want.norm, 0);
     }
