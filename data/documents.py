@@ -93,7 +93,7 @@ def refuse_unknown_prompt(fields, chosen, rejected):
     shared = os.path.commonprefix([chosen, rejected])
     longer = [name for name in fields.unused() if name != "margin" and isinstance(fields.get(name), str) and len(fields.get(name)) > len(shared)]
     for name in longer:
-        raise DataError(f"is a pair whose prompt is not known: both answers begin with {shared[:40]!r} only, and there is {name!r}; it has {seen(fields)}",
+        raise DataError(f"is a pair without a clear prompt: both answers begin only with {shared[:40]!r}, but {name!r} may be the prompt; it has {seen(fields)}",
                         f"--prompt_key {name}; or put the prompt into 'prompt', or leave {name!r} out")
 
 

@@ -67,7 +67,7 @@ def write_shards(prefix, tokens, lengths, end_of_text):
     firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # the first token of each shard, counted without `again`
     begins = firsts + np.searchsorted(again - np.arange(len(again)), firsts, "right")
     paths = [f"{prefix}_{i:06}.bin" for i in range(len(begins))]
-    with contextlib.ExitStack() as files:  # which get their names together, when all are written
+    with contextlib.ExitStack() as files:  # they get their final names together, after all are written
         for path, begin, end in zip(paths, begins, [*begins[1:], len(tokens)]):
             write_shard(files.enter_context(whole_file(path)), np.delete(tokens[begin:end], again[(again >= begin) & (again < end)] - begin))
     return len(paths)

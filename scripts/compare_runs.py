@@ -53,7 +53,7 @@ def main():
     options = parser.parse_args()
     for run in options.runs:
         if not (run / "log.jsonl").exists():
-            sys.exit(f"{run} holds no run: there is no log.jsonl\n  fix: the --output_dir of a run")
+            sys.exit(f"{run} is not the output of a run: it has no log.jsonl\n  fix: the --output_dir of a run")
     if options.loss is None:
         difference = first_difference(*options.runs)
         print(difference or f"the same bits: {len(lines(options.runs[0]))} lines of the log, and the weights")

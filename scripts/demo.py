@@ -81,11 +81,11 @@ def reinforcement(flags):
                     "--reward", "exact_match", "--n", 8, "--max_new_tokens", 12, "--rollout_batch_size", 32, "--train_batch_size", 256,
                     "--num_episodes", 2, "--max_steps", 100, "--learning_rate", 3e-4, "--lr_scheduler", "linear", "--kl_coef", 1e-3,
                     "--kl_use_loss", "--row_tokens", 2048, *flags)
-    likeliest, sampled = {}, {}
+    greedy, sampled = {}, {}
     for model in (OUT, OUT / "grpo"):
-        likeliest[model], sampled[model] = answers(model), answers(model, n=8, temperature=1)
-    rows = [("grpo", "sampled answers rewarded", 1, sampled), ("", "likeliest answers rewarded", 1, likeliest),
-            ("", "likeliest answers right", 0, likeliest)]
+        greedy[model], sampled[model] = answers(model), answers(model, n=8, temperature=1)
+    rows = [("grpo", "sampled answers rewarded", 1, sampled), ("", "greedy answers rewarded", 1, greedy),
+            ("", "greedy answers right", 0, greedy)]
     return [(task, what, *(f"{shares[i]:.1%}" for shares in of_models.values()), seconds) for task, what, i, of_models in rows]
 
 

@@ -121,8 +121,8 @@ struct AttentionRow {
     size_t T, H, KV, D;
     AttentionShape shape;
     std::vector<Pieces> ranks;
-    std::vector<size_t> first;       // of each rank, its first row
-    std::vector<size_t> global;      // of each row, its global position
+    std::vector<size_t> first;       // the first row of each rank
+    std::vector<size_t> global;      // the global position of each row
     AttentionValues<bf16> in;        // by global position
     DeviceArray<bf16> qkv;           // (T, (H+2*KV)*D)
     DeviceArray<int32_t> first_key;  // (T)

@@ -98,8 +98,8 @@ void attention_decode2(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 3: a block per key head -------------------------------------------------------------------------------------------
 //
-// A key, once loaded, meets all query heads of its group, up to 8, whose queries and sums a warp holds in its registers. K and V are read
-// once. But there are only 64 blocks left.
+// Each warp holds the queries and sums of all query heads of a group, up to 8, in registers and uses each loaded key for all of them, so K and V
+// are read only once. But the grid has only 64 blocks.
 
 constexpr int most_heads = 8;
 constexpr size_t group_shared(size_t D) { return most_heads * decode_warps * (D + 2) * sizeof(float); }

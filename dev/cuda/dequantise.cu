@@ -79,7 +79,7 @@ template <class X> struct Dequantise {
           out(rows * columns) {}
 
     static int bits_of(size_t bits) {
-        if (bits != 4 && bits != 8) die("a weight of %zu bits\n  fix: 4 or 8", bits);
+        if (bits != 4 && bits != 8) die("weights of %zu bits are not supported\n  fix: 4 or 8 bits", bits);
         return int(bits);
     }
 

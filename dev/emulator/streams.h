@@ -47,7 +47,7 @@ class RandomStreams {  // one at a time
 }  // namespace CUDA_BACKEND
 
 struct CUstream_st {
-    unsigned order = 0;                              // order of the threads of its kernels: simt.h
+    unsigned order = 0;                              // the order in which threads of its kernels run, see simt.h
     emulated::simt::Queue *queue = nullptr;          // null: work runs when it is enqueued
     emulated::simt::Recording *recording = nullptr;  // if set, records the work instead
     int priority = 0;

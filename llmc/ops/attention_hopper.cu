@@ -49,7 +49,7 @@ void launch_backward(CudaBf16 dev, AttentionGrads grads, int *turns, const Atten
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, q_rows = rows_of(q_pieces), k_rows = rows_of(k_pieces);
     if (!q_rows || !k_rows) return;
     const size_t splits =
-        k_rows <= T ? keys_splits(in.shape, count_blocks(k_pieces, {}, Shape::keys)) : 1;  // there are only turns for T rows
+        k_rows <= T ? keys_splits(in.shape, count_blocks(k_pieces, {}, Shape::keys)) : 1;  // `turns` has room for T rows only
     launch(dev, attention_backward_hopper_kernel<D>, Grid{KV, splits, count_blocks(k_pieces, in.cuts, Shape::keys)},
            Shape::threads, sizeof(typename Shape::Shared),
            hopper::map_of(in.q.data, q_rows, H * D, in.q.stride, Shape::queries, D),

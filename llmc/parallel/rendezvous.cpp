@@ -323,9 +323,9 @@ std::vector<Socket> gather(const Rendezvous &me, const Address &at, const std::s
     for (size_t r = 1; r < ranks.size(); r++)
         if (!ranks[r]) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
     if (!missing.empty())
-        die("of %d ranks these have not come to %s within %g s: %s%s\n  fix: start them, all with the same --rendezvous",
+        die("some of the %d ranks have not connected to %s within %g s: %s%s\n  fix: start them, all with the same --rendezvous",
             int(me.world), me.address.c_str(), timeout, missing.c_str(),
-            door.without_secret() ? format(" (%d times somebody came with another secret)", door.without_secret()).c_str() : "");
+            door.without_secret() ? format(" (%d connections had another secret)", door.without_secret()).c_str() : "");
     for (const Socket &s : ranks)
         if (s) s.send_all("!", 1, in_seconds(longest_answer));
     return ranks;

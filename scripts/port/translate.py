@@ -232,12 +232,12 @@ class Translation:
             if folder and own == theirs:
                 self.note(where, f"{theirs} is the tokenizer's own")
             elif folder:
-                self.refuse(f'{where} is "{theirs}", but that of the tokenizer in {model} is "{own}"\n'
+                self.refuse(f'{where} is "{theirs}", but the tokenizer in {model} has "{own}"\n'
                             "  fix: leave it out, or change tokenizer_config.json there")
             elif self.own["converts"]:
-                self.note(where, f"it must be the tokenizer's own, which is seen where {model or 'the model'} is")
+                self.note(where, f"it must be the tokenizer's own, which can only be checked where {model or 'the model'} is")
             else:
-                self.refuse(f'{where} "{theirs}": whether it is the tokenizer\'s cannot be told before {model or "the model"} is here\n  fix: leave it out')
+                self.refuse(f'{where} "{theirs}": this can only be compared with the tokenizer once {model or "the model"} is here\n  fix: leave it out')
 
     def step(self, samples, accumulated, packs):
         """Sets the samples of a step: a device's, times accumulation steps, times ranks."""

@@ -278,8 +278,8 @@ def test_what_changes_is_said(tmp_path):
 def test_special_tokens_must_be_the_tokenizer_s(tmp_path):
     line = f"sft --model '{DEMO}' --dataset_name D --output_dir O --eos_token"
     assert "<|end|> is the tokenizer's own" in converted(f"{line} '<|end|>'", tmp_path)[2]
-    assert f'--eos_token is "</s>", but that of the tokenizer in {DEMO} is "<|end|>"' in refused(f"{line} </s>", tmp_path)
-    assert '"E": whether it is the tokenizer\'s cannot be told before M is here' in call(f"sft {TRL} --eos_token E", tmp_path).stderr
+    assert f'--eos_token is "</s>", but the tokenizer in {DEMO} has "<|end|>"' in refused(f"{line} </s>", tmp_path)
+    assert '"E": this can only be compared with the tokenizer once M is here' in call(f"sft {TRL} --eos_token E", tmp_path).stderr
 
 
 def test_the_model_is_looked_at_where_it_is_at_hand(tmp_path):

@@ -112,8 +112,8 @@ def test_records_of_other_tasks(bench, task, template, record, message):
     *[([], AB | {"margin": value}, f"'margin' is {value!r}, not a finite number") for value in ("much", True, [1], float("nan"), 1e39)],
     ([], AB | {"margin": 10 ** 400}, "not a finite number"), ([], '{"chosen": "a\\ud83d", "rejected": "b"}', "half of a surrogate pair"),
     ([], {"post": "Why?", "chosen": "So", "rejected": "Sometimes"},
-     "a pair whose prompt is not known: both answers begin with 'So' only, and there is 'post'"),
-    ([], {"query": "Or?", "question": "Why?"} | AB, "there is 'query'; it has query, question, chosen, rejected"),  # two names are not guessed at
+     "a pair without a clear prompt: both answers begin only with 'So', but 'post' may be the prompt"),
+    ([], {"query": "Or?", "question": "Why?"} | AB, "but 'query' may be the prompt; it has query, question, chosen, rejected"),  # two names are not guessed at
     *[([], pair | {name: [["Why?", "x"]]}, f"has a field {name!r} that is in no part of what would be trained")
       for name in ("question", "instruction", "input", "query", "problem", "context", "history")
       for pair in (AB, {"chosen": [said("a")], "rejected": [said("b")]})],

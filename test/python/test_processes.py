@@ -173,7 +173,7 @@ def test_wrong_ranks_and_addresses(rank, world, address, said):
 def test_not_all_ranks_come():
     address = free_address()
     (code, _, err), (code_2, _, err_2) = ends([start("agreement", rank, 4, address, 2) for rank in [0, 2]])
-    assert code == 1 and f"of 4 ranks these have not come to {address} within 2 s: 1, 3\n  fix: " in err
+    assert code == 1 and f"some of the 4 ranks have not connected to {address} within 2 s: 1, 3\n  fix: " in err
     assert code_2 == 1 and f"rank 0 at {address} ended before all ranks had connected\n  fix: " in err_2
 
 
@@ -306,7 +306,7 @@ def test_ranks_with_other_secrets_are_turned_away_by_name():
     for secret in ["", OTHER]:
         assert f"rank 0 at {address} does not know this rank's secret\n  fix: the same LLMC_RENDEZVOUS_SECRET" in one(1, 2, address, secret=secret)
     ((code, _, err),) = ends([first])
-    assert code == 1 and "(2 times somebody came with another secret)" in err
+    assert code == 1 and "(2 connections had another secret)" in err
 
 
 @pytest.mark.parametrize("secret, said", [("", "no secret keeps them out"), ("short", "so short that it can be guessed")])

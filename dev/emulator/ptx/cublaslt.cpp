@@ -45,7 +45,7 @@ Preference &of(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preferen
 bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3; }
 size_t element_bytes(cudaDataType_t type) { return is_fp8(type) ? 1 : type == CUDA_R_16BF ? sizeof(bf16) : sizeof(float); }
 
-// The product that an algorithm was chosen for. It may be used for no other product, and only if the state was SUCCESS.
+// The product for which an algorithm was chosen. The algorithm may only be used for this product, and only if the state was SUCCESS.
 struct Algorithm {
     Preference preference;
     Matrix a, b, d;

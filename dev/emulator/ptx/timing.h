@@ -50,7 +50,7 @@ struct WarpTiming {
     float begin = 0;                   // the cycle in which the basic block begins
     float issued = 0;                  // the last cycle in which an instruction was issued
     std::array<float, units> work{};   // cycles of each unit (Unit) since then
-    float memory = 0;                  // of the current instruction: the cycles until its slowest data arrive
+    float memory = 0;                  // cycles until the last data of the current instruction arrive
     std::array<float, 16> order = {};  // for each of the last 16 instructions: the latest issue cycle so far
     size_t instructions = 0;
     float stored = 0;           // the cycle of the last store to device memory
