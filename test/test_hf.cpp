@@ -317,7 +317,8 @@ TEST(Config, Refusals) {
         {"qwen2", mixed, "layer_types of layer 3"},  // use_sliding_window is not set
         {"qwen2", R"({"layer_types": ["full_attention"]})", "layer_types must be a list of 4"},
         {"qwen2", R"({"layer_types": ["full_attention", "linear_attention", 3, 4]})", "layer_types of layer 1"},
-        {"phi3", R"({"partial_rotary_factor": 0.05, "rope_scaling": {"type": "su"}})", "even number"},
+        {"phi3", R"({"partial_rotary_factor": 0.05})",
+         "config.json: partial_rotary_factor is 0.05, but must give an even number"},
         {"smollm3", R"({"no_rope_layers": [0, 1]})", "no_rope_layers must be a list of 4"},
         {"gemma3_text", R"({"hidden_activation": "silu"})", "hidden_activation is \"silu\", but we have gelu_pytorch_tanh"},
         {"gemma3_text", R"({"use_bidirectional_attention": true})", "attention to later tokens"},

@@ -184,11 +184,12 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
             dict.refuse(
                 key,
                 "makes rotation differ between layers or axes, which we do not have\n  fix: a model with one rotation for all");
-    rope.rotated = dict.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1));
-    if (rope.rotated != 1 && !phi3) dict.refuse("partial_rotary_factor", "is not 1, which we have in models of phi3 alone");
+    const Fields &partial = dict.has("partial_rotary_factor") ? dict : fields;
+    rope.rotated = partial.number("partial_rotary_factor", 1);
+    if (rope.rotated != 1 && !phi3) partial.refuse("partial_rotary_factor", "is not 1, which we have in models of phi3 alone");
     if (!(rope.rotated > 0 && rope.rotated <= 1) || rope.channels(D) == 0 || rope.channels(D) % 2 != 0)
-        dict.refuse("partial_rotary_factor",
-                    format("is %g, but must give an even number of a head's %zu channels", rope.rotated, D));
+        partial.refuse("partial_rotary_factor",
+                       format("is %g, but must give an even number of a head's %zu channels", rope.rotated, D));
 
     rope.type = dict.text("rope_type", dict.text("type", "default"));
     if (phi3 && (rope.type == "su" || rope.type == "yarn")) rope.type = "longrope";  // its older names
