@@ -45,7 +45,7 @@ TEST_F(Choices, ADamagedLineIsNamed) {
         std::ofstream(choices.path()) << "a product: 1 2 3 4 5 6 7 8\n" << line << "\n";
         EXPECT_EQ(
             error_of([] { AlgorithmChoices("a GPU"); }),
-            choices.path() + ": line 2 is not a product and its algorithm\n  fix: remove the file; --autotune writes a new one")
+            choices.path() + ": line 2 is not a product with its algorithm\n  fix: remove the file; --autotune writes a new one")
             << line;
     }
 }
