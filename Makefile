@@ -25,16 +25,12 @@ CXXFLAGS := -std=c++20 -O3 $(CPU_FLAG) $(call known,-mprefer-vector-width=512) -
             $(patsubst -W%,-Wno-%,$(call known,-Wpass-failed -Wsubobject-linkage)) \
             $(call known,--param=ggc-min-heapsize=2000000)  # kB: g++ compiles a tenth faster where it never collects garbage
 
-# Three variants of every C++ program, each in a folder of its own:
+# Two variants of every C++ program, each in a folder of its own:
 ifeq ($(SAN),1)  # with the address and undefined-behaviour sanitizers
 BUILD    := build/san
 PLACE    := $(BUILD)/
 CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-else ifeq ($(AMX),software)  # the matrix unit's instructions are functions (llmc/ops/amx.h), so that its code runs on any CPU
-BUILD    := build/amx
-PLACE    := $(BUILD)/
-CXXFLAGS += -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
-else ifeq ($(MUTANTS),1)  # with known bugs to switch on; set by test-mutants
+else ifeq ($(MUTANTS),1)  # with known bugs to switch on, and functions for the matrix unit's instructions (llmc/ops/amx.h); set by test-mutants
 BUILD    := build/mutants
 TREE     := build/mutants/tree/
 CXXFLAGS += -O1 $(call known,-march=x86-64-v3) -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
@@ -59,10 +55,8 @@ $(PROBE): Makefile scripts/probe.sh $(if $(filter-out $(COMPILER),$(PROBED_COMPI
 probe:                                       ## look again for libraries
 	@$(RUN_PROBE)
 
-ifneq ($(CARRIED),)
-CXXFLAGS += -isystem $(CARRIED)/include
-LDLIBS   += -L$(CARRIED)/lib
-endif
+CXXFLAGS += $(CARRIED:%=-isystem %/include)
+LDLIBS   += $(CARRIED:%=-L%/lib)
 ifeq ($(HAVE_ONEDNN)$(filter 0,$(ONEDNN)),1)
 CXXFLAGS += -DLLMC_ONEDNN
 LDLIBS   += -ldnnl
@@ -129,38 +123,28 @@ $(UNITS:%=$(BUILD)/%.cpp): $(BUILD)/%.cpp: FORCE
 $(foreach folder,app data model train,$(BUILD)/llmc/$(folder).o): private FLAGS_OF_FILE := -O1
 
 # Every other file is a unit. One with kernels is compiled by g++ for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program for GPUs; and
-# for the emulator (dev/emulator/simt.h), which runs the kernels on the CPU.
+# for the emulator (dev/emulator/simt.h), which runs the kernels on the CPU. $(call compile_cpu,FOLDER/,SOURCE,FLAGS)
 EMULATE := $(if $(filter -O1,$(CXXFLAGS)),,-O2) -DLLMC_EMULATE -include $(TREE)dev/emulator/simt.h -Wno-unknown-pragmas
 EMULATE += -g1 -fno-optimize-sibling-calls  # so that messages name lines
 define compile_cpu
-$(BUILD)/$(1)%.o: $(TREE)%$(2) $(BUILD)/flags
+$(BUILD)/$(1)%.o: $(2) $(BUILD)/flags
 	@mkdir -p $$(@D)
-	@echo 'compile $$<$(if $(1), ($(patsubst %/,%,$(1))))'
-	@$$(CXX) $$(CXXFLAGS) $(3) $$(FLAGS_OF_FILE) -MMD -MP -x c++ -c $$< -o $$@
+	@echo 'compile $$(if $$(filter $$*,$$(UNITS)),$$(call files_of,$$*),$$<)$(if $(1), ($(patsubst %/,%,$(1))))'
+	@$$(CXX) $$(CXXFLAGS) $(3) $$(FLAGS_OF_FILE) -iquote . -MMD -MP -x c++ -c $$< -o $$@
 endef
-$(foreach type,.cpp .cu,$(eval $(call compile_cpu,,$(type))) \
-                        $(eval $(call compile_cpu,rehearsals/,$(type),-DLLMC_REHEARSALS -O1)) \
-                        $(eval $(call compile_cpu,with_cuda/,$(type),-DLLMC_CUDA)) \
-                        $(eval $(call compile_cpu,emulated/,$(type),$$(EMULATE))))
+$(foreach source,$(TREE)%.cpp $(TREE)%.cu $(BUILD)/%.cpp,$(eval $(call compile_cpu,,$(source))) \
+    $(eval $(call compile_cpu,rehearsals/,$(source),-DLLMC_REHEARSALS -O1)) \
+    $(eval $(call compile_cpu,with_cuda/,$(source),-DLLMC_CUDA)) \
+    $(eval $(call compile_cpu,emulated/,$(source),$$(EMULATE))))
 
-# The same for the units of several files.
-define compile_unit
-$(UNITS:%=$(BUILD)/$(1)%.o): $(BUILD)/$(1)%.o: $(BUILD)/%.cpp $(BUILD)/flags
-	@mkdir -p $$(@D)
-	@echo 'compile $$(call files_of,$$*)$(if $(1), ($(patsubst %/,%,$(1))))'
-	@$$(CXX) $$(CXXFLAGS) $(2) $$(FLAGS_OF_FILE) -iquote . -MMD -MP -c $$< -o $$@
-endef
-$(eval $(call compile_unit))
-$(eval $(call compile_unit,emulated/,$$(EMULATE)))
-
-# For GPUs. ptxas's report on the kernels is kept next to each object.
+# For GPUs: $(call compile_gpu,FOLDER,TYPE,NOTE,FLAGS). ptxas's report on the kernels is kept next to each object.
 define compile_gpu
-$(GPU)/%.o: %$(1) $(GPU)/flags
+$(1)/%.o: %$(2) $(if $(filter $(GPU),$(1)),$(GPU),$(BUILD))/flags
 	@mkdir -p $$(@D)
-	@echo 'compile $$< for sm $$(ARCHS)'
-	@$$(NVCC) $$(NVCCFLAGS) $$(GENCODE) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
+	@echo 'compile $$< $(3)'
+	@$$(NVCC) $(4) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
-$(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(type))))
+$(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(GPU),$(type),for sm $$(ARCHS),$$(NVCCFLAGS) $$(GENCODE))))
 # The units for sm_90a: the kernels of attention, and ladders of the workshop, whose instructions the emulator has not.
 HOPPER_LADDERS := $(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*hopper*.cu))
 $(patsubst %,$(GPU)/%.o,llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private ARCHS := 90a
@@ -172,6 +156,10 @@ $(BUILD)/flags $(GPU)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(FLAGS)' | cmp -s - $@ || { echo 'flags   $@'; echo '$(FLAGS)' > $@; }
 
+# $(call link,LIBRARIES,NOTE)
+link  = @echo 'link    $@$(2)'; $(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(1) -o $@
+GTEST := -lgtest -lpthread
+
 # A trainer is one file, compiled three times: by g++ for main and the CPU, at the same time for the rehearsals of the memory plan
 # (llmc/core/rehearsal.h), and by nvcc for CUDA; the last only with a GPU. The base class of its models is a unit that all programs share.
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
@@ -179,9 +167,8 @@ FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows
 HOPPER   := $(if $(filter 90,$(ARCHS)),$(GPU)/llmc/ops/attention_hopper.o)
 GPU_HALF := $(patsubst %,$(GPU)/llmc/%.o,model/decoder core/gpu_query parallel/comm_nccl) $(HOPPER)
 $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o) $(BUILD)/rehearsals/%.o $(LIBRARY)
-	@echo 'link    $@$(if $(CUDA),,$(FOR_CPU))'
 	@rm -f $@.plain  # of older sources
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
+	$(call link,$(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)),$(if $(CUDA),,$(FOR_CPU)))
 
 # The same with the emulator in place of the GPU.
 EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt races messages streams counts)
@@ -189,8 +176,7 @@ EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED_HALF := $(patsubst %,$(BUILD)/emulated/llmc/%.o,model/decoder core/gpu_query) $(EMULATED_COMM)
 $(EMULATOR): private FLAGS_OF_FILE := $(EMULATE)
 $(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/rehearsals/%.o $(BUILD)/emulated/%.o $(EMULATED_HALF) $(EMULATOR) $(LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -o $@
+	$(call link,-lboost_context)
 
 # Tests of the CPU's half, of the kernels in the emulator, and of ranks that are processes.
 TESTS      := $(TEST_UNITS:%=$(BUILD)/%.o)
@@ -202,16 +188,13 @@ PROCESSES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 # the library and the tests of ops come first, as of two functions with one name the linker keeps the first.
 $(filter-out $(BUILD)/test/ops/% %/test/z.o,$(TESTS)) $(PROCESSES:=.o): private FLAGS_OF_FILE := -O1
 $(BUILD)/test/test_llmc: $(CPU_MODELS) $(LIBRARY) $(TESTS)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+	$(call link,-lgtest_main $(GTEST))
 
 $(BUILD)/test/test_cuda: $(EMULATED) $(CPU_MODELS) $(LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
+	$(call link,-lboost_context -lgtest_main $(GTEST))
 
 $(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(CPU_MODELS) $(LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
+	$(call link,$(GTEST))
 
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, with nvcc and a GPU, for that.
 # It needs no other folders of the library.
@@ -219,23 +202,17 @@ WORKSHOP_LIBRARY := $(patsubst %,$(BUILD)/llmc/%.o,core ops parallel)
 LADDERS  := $(filter-out $(HOPPER_LADDERS),$(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu))))
 WORKSHOP := $(BUILD)/dev/cuda/common.o $(LADDERS:%=$(BUILD)/dev/cuda/%.o)
 $(WORKSHOP): private FLAGS_OF_FILE := $(EMULATE)
-$(LADDERS:%=$(BUILD)/dev/cuda/%): %: %.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o $(HOPPER)) $(WORKSHOP_LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
-ifneq ($(CUDA),)
-$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(GPU)/dev/cuda/%.o
-endif
+$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/timing.o $(HOPPER)) $(WORKSHOP_LIBRARY) $(if $(CUDA),$(GPU)/%.o)
+	$(call link,$(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context $(GTEST))
 $(call needs,$(HOPPER_LADDERS:%=$(BUILD)/dev/cuda/%),test '$(and $(CUDA),$(filter 90,$(ARCHS)))',GPU_ARCHS=90 and a Hopper GPU,make try L=hopper_copy V=2 runs a version in the PTX interpreter)
 ifneq ($(and $(CUDA),$(filter 90,$(ARCHS))),)
 $(HOPPER_LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(GPU)/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(GPU)/dev/cuda/timing.o $(WORKSHOP_LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lcublas $(CUDA_LIBS) -lgtest -lpthread -o $@
+	$(call link,-lcublas $(CUDA_LIBS) $(GTEST))
 endif
 
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 $(BENCHES): %: %.o $(LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+	$(call link)
 
 ifeq ($(SAN),1)
 $(TRAINERS): %: $(BUILD)/%

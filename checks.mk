@@ -21,23 +21,13 @@ $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test
 
 # As nvcc, which assumes that pointers of different types may alias, and which loads a struct of 16 bytes at once: so that the counts of accesses agree.
 SEE_ACCESSES := -O2 -fsanitize=thread -fno-strict-aliasing -fno-tree-sra
-
-define compile_for_races
-build/race/%.o: %$(1) $(BUILD)/flags
-	@mkdir -p $$(@D)
-	@echo 'compile $$< for races'
-	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) $$(SEE_ACCESSES) -MMD -MP -x c++ -c $$< -o $$@
-endef
-$(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
-$(eval $(call compile_unit,race/,$$(EMULATE) $$(SEE_ACCESSES)))
+$(foreach source,%.cpp %.cu $(BUILD)/%.cpp,$(eval $(call compile_cpu,race/,$(source),$$(EMULATE) $$(SEE_ACCESSES))))
 
 build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(patsubst %,build/race/%.o,llmc/model/decoder test/cuda/models $(CUDA_UNITS)) $(CPU_MODELS) $(LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
+	$(call link,-lboost_context -lgtest_main $(GTEST))
 
 $(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $(WORKSHOP_LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
+	$(call link,-lboost_context $(GTEST))
 
 # One version of a ladder, beside the one before it: checked in three orders of threads, with races, and counted; with nvcc also its PTX, which is all
 # that there is of a ladder for Hopper.
@@ -59,8 +49,7 @@ GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(GPU)/llmc/model
 # The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
 # linker keeps the first.
 $(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(GPU_HALF)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
+	$(call link,$(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main $(GTEST))
 
 test-gpu: $(GPU)/test/test_cuda              ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
@@ -93,14 +82,8 @@ $(BUILD)/ptx/llmc/core/gpu_query.o: private PTX_NVCCFLAGS += -DLLMC_GPU_ARCHS='"
 $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)
 
-define compile_for_ptx
-$(BUILD)/ptx/%.o: %$(1) $(BUILD)/flags
-	@mkdir -p $$(@D)
-	@echo 'compile $$< with its PTX'
-	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode 'arch=compute_$$(PTX_ARCH),code=$$(PTX_CODE)' -Xptxas -v --no-compress -MMD -MP -x cu -c $$< -o $$@ \
-	    2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
-endef
-$(foreach type,.cpp .cu,$(eval $(call compile_for_ptx,$(type))))
+PTX_GENCODE      = -gencode 'arch=compute_$(PTX_ARCH),code=$(PTX_CODE)' --no-compress
+$(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(BUILD)/ptx,$(type),with its PTX,$$(PTX_NVCCFLAGS) $$(PTX_GENCODE))))
 
 $(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -108,12 +91,10 @@ $(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
 	@$(NVCC) $(PTX_NVCCFLAGS) -arch=sm_90 -MMD -MP -x cu -ptx $< -o $@
 
 $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+	$(call link,-lgtest_main $(GTEST))
 
 $(BUILD)/ptx/test_cuda: $(LIBRARY) $(CPU_MODELS) $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) | $(PTX_TEXTS)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+	$(call link,-lgtest_main $(GTEST))
 
 # CUTLASS's products, as kernels of others; its headers come from PyPI.
 CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
@@ -131,13 +112,11 @@ $(BUILD)/ptx/test/ptx/cutlass/%.o: test/ptx/cutlass/%.cu test/ptx/cutlass/gemm.c
 
 $(BUILD)/test/ptx/cutlass/test_cutlass.o: private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(BUILD)/ptx/test_cutlass: $(LIBRARY) $(BUILD)/test/ptx/cutlass/test_cutlass.o $(patsubst %,$(BUILD)/ptx/test/ptx/cutlass/%.o,pingpong cooperative fp8) $(PTX_RUNTIME) $(PTX_INTERPRETER)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+	$(call link,-lgtest_main $(GTEST))
 
 # The workshop, too: a program checks its versions in the interpreter, and counts what they do.
 $(PTX_LADDERS): %: %.o $(BUILD)/dev/cuda/common.o $(PTX_LADDER) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(WORKSHOP_LIBRARY)
-	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
+	$(call link,$(GTEST))
 
 TEST_PTX         := $(BUILD)/test/test_ptx $(if $(HAVE_NVCC),$(BUILD)/ptx/test_cuda)
 TEST_PTX_LADDERS := $(if $(HAVE_NVCC),$(PTX_LADDERS))
