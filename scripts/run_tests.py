@@ -142,13 +142,13 @@ def suites(args):
     """The jobs of each suite, which are functions."""
     jobs = {}
     jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, as its last test sums up the coverage
+    if args.cpp:  # before the first Python tests, which wait more than they compute
+        jobs["C++"] = unless_slow(args.cpp, args)
     if args.python:
         subjects = {}  # test_prepare.py and test_prepare_*.py are one process, which loads transformers once
         for file in sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True):
             subjects.setdefault(re.match("test_[a-z0-9]+", os.path.basename(file))[0], []).append(file)
         jobs["Python"] = [(pytest, subject, files, args.build, args.all) for subject, files in subjects.items()]
-    if args.cpp:
-        jobs["C++"] = unless_slow(args.cpp, args)
     for binary in args.cuda:
         special = of_build(binary)
         jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
