@@ -19,52 +19,52 @@ ROWS = [
     Same("tokenizer_chat_template", "chat_template_jinja"),
     Note("the main revision is read", "datasets.revision", "main"),
     Refused("hf download --repo-type dataset OWNER/NAME --revision REVISION --local-dir DIR, and --data DIR", "datasets.revision"),
-    Note("the name of a file says what it holds", "datasets.ds_type, datasets.trust_remote_code"),
+    Note("a file's name determines its format", "datasets.ds_type, datasets.trust_remote_code"),
     Note("both names are read", "datasets.field_messages", "messages, conversations"),
     Same("chosen_key", "datasets.field_chosen"),
     Same("rejected_key", "datasets.field_rejected"),
     Note("both names are read", "datasets.message_field_role, datasets.message_property_mappings.role", "role, from"),
     Note("both names are read", "datasets.message_field_content, datasets.message_property_mappings.content", "content, value"),
     Note("these names are read", "datasets.message_field_training", "train, training, weight"),
-    Note("the end of each trained turn is trained, too", "train_on_eos, train_on_eot", "turn"),
+    Note("the end of each trained turn is also a target", "train_on_eos, train_on_eot", "turn"),
     Same("max_len", "sequence_len, max_packed_sequence_len"),
     Refused("--max_len bounds all samples; leave it out", "eval_sequence_len, min_sample_len, max_prompt_len"),
     Same("truncation", "excess_length_strategy"),
     Same("shuffle", "shuffle_merged_datasets"),
     Refused("samples are shuffled over all data (--shuffle); leave it out", "sample_packing_sequentially, shuffle_before_merging_datasets"),
-    Note("samples are tokenised once, by data/prepare.py, and kept",
+    Note("data/prepare.py tokenises samples once and caches them",
       "dataset_num_proc, dataset_processes, dataset_prepared_path, dataset_keep_in_memory, skip_prepare_dataset, streaming, "
       "streaming_multipack_buffer_size, num_dataset_shards_to_save, preprocess_iterable, is_preprocess, push_dataset_to_hub, "
       "tokenizer_use_fast, tokenizer_type, tokenizer_legacy, tokenizer_save_jinja_files"),
-    Refused("all records are used once an epoch; leave it out", "dataset_shard_num, dataset_shard_idx, dataset_exact_deduplication"),
+    Refused("each epoch uses all records once; leave it out", "dataset_shard_num, dataset_shard_idx, dataset_exact_deduplication"),
     Note("rows have no padding", "pad_token"),
-    Together("bos_token", "it must be the tokenizer's own, which is that of --model", "bos_token"),
+    Together("bos_token", "it must equal the token of the tokenizer in --model", "bos_token"),
     Together("eos_token", "see bos_token", "eos_token"),
     Together("unk_token", "see bos_token", "unk_token"),
-    Note("no code of a model's directory is run", "trust_remote_code"),
-    Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' has it as JSON", "rope_scaling"),
+    Note("code in a model's directory is never run", "trust_remote_code"),
+    Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' takes it as JSON", "rope_scaling"),
     Refused("change config.json in the directory of --model",
       "overrides_of_model_config, model_config, overrides_of_model_kwargs, base_model_config, cls_model_config, type_of_model, "
       "reinit_weights"),
-    Note("config.json says what the model is", "is_llama_derived_model, is_mistral_derived_model, is_qwen_derived_model, is_falcon_derived_model"),
-    Note("config.json says what the model is", "model_type"),
+    Note("config.json describes the model", "is_llama_derived_model, is_mistral_derived_model, is_qwen_derived_model, is_falcon_derived_model"),
+    Note("config.json describes the model", "model_type"),
     Note("all memory is planned before the start (--plan)",
       "low_cpu_mem_usage, device_map, max_memory, gpu_memory_limit, experimental_skip_move_to_device, cpu_ram_efficient_loading, "
       "sync_module_states"),
     # training steps
-    Together("device_batch", "times gradient_accumulation_steps, times the ranks that do not share a sequence: --train_batch_size, or with sample_packing --train_batch_tokens",
+    Together("device_batch", "multiplied by gradient_accumulation_steps and the number of data-parallel ranks: --train_batch_size, or with sample_packing --train_batch_tokens",
       "micro_batch_size"),
-    Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens",
+    Together("packs", "samples are always packed and never attend to each other; with this flag a step counts rows of max_len tokens: --train_batch_tokens",
       "sample_packing"),
-    Note("samples are always packed into rows of --row_tokens, and see only themselves",
+    Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other",
       "dpo_padding_free, eval_sample_packing, batch_flattening, sample_packing_group_size, sample_packing_bin_size, sample_packing_eff_est, "
       "sample_packing_mp_start_method, multipack_real_batches, pretrain_multipack_attn, pretrain_multipack_buffer_size, "
       "pretraining_sample_concatenation, pad_to_multiple_of, pad_to_sequence_len, total_num_tokens, total_supervised_tokens"),
-    Note("rows are filled by tokens (--row_tokens), and losses are averaged over all targets of a step", "eval_batch_size, include_tkps"),
+    Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step", "eval_batch_size, include_tkps"),
     Same("num_episodes,max_epochs", "num_epochs"),
     # optimizer
-    Note("there is no constant rate after the cosine", "cosine_constant_lr_ratio", "0, 0.0"),
-    Refused("one --learning_rate holds for all weights, with one --lr_scheduler; leave it out",
+    Note("the cosine has no constant phase at its end", "cosine_constant_lr_ratio", "0, 0.0"),
+    Refused("all weights share one --learning_rate and one --lr_scheduler; leave it out",
       "cosine_constant_lr_ratio, lr_quadratic_warmup, lr_div_factor, lr_groups, loraplus_lr_ratio, loraplus_lr_embedding, embedding_lr, "
       "embedding_lr_scale, jagged_restart_steps, jagged_restart_warmup_steps, jagged_restart_anneal_steps, relora, relora_prune_ratio, "
       "relora_prune_method, relora_cpu_offload"),
@@ -77,10 +77,10 @@ ROWS = [
       "qgalore_gamma_proj, qgalore_queue_size, flash_optimum, lisa_n_layers, lisa_step_interval, lisa_layers_attribute, "
       "unfrozen_parameters, trainer_cls"),
     Same("neftune_noise_alpha", "noisy_embedding_alpha"),
-    Note("there is none here", "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias", "0, 0.0"),
-    Refused("sft has the plain loss of the targets; leave it out",
+    Note("the loss has no such term", "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias", "0, 0.0"),
+    Refused("sft has only the plain cross-entropy of the targets; leave it out",
       "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias"),
-    Note("experts are computed in one way, and --load_in quantises them with the other matrices", "experts_implementation, llama4_linearized_experts, quantize_moe_experts"),
+    Note("experts have one implementation, and --load_in quantises them with the other matrices", "experts_implementation, llama4_linearized_experts, quantize_moe_experts"),
     # preferences and reward models
     Same("beta", "rl_beta, dpo_beta, orpo_alpha"),
     Sets("loss_type ipo_mean", "dpo_loss_type", "ipo"),
@@ -102,67 +102,67 @@ ROWS = [
     Same("max_epochs", "num_iterations"),
     Together("generation_batch_size", "divided by num_generations: --rollout_batch_size, which counts prompts", "generation_batch_size"),
     Same("eps_clip", "epsilon"),
-    Together("epsilon_high", "beside epsilon: --eps_clip EPSILON,EPSILON_HIGH", "epsilon_high"),
-    Note("a ratio for each token is the default", "importance_sampling_level", "token"),
+    Together("epsilon_high", "with epsilon: --eps_clip EPSILON,EPSILON_HIGH", "epsilon_high"),
+    Note("the default is one ratio for each token", "importance_sampling_level", "token"),
     Sets("policy_loss_type gspo", "importance_sampling_level", "sequence"),
     Sets("advantage_estimator group_norm", "scale_rewards", "group, true"),
     Sets("advantage_estimator dr_grpo", "scale_rewards", "none, false"),
-    Refused("--advantage_estimator reinforce_baseline divides by the deviation of the batch, that of all its tokens", "scale_rewards", "batch"),
+    Refused("--advantage_estimator reinforce_baseline divides by the standard deviation over all tokens of the batch", "scale_rewards", "batch"),
     Same("mask_truncated", "mask_truncated_completions"),
-    Note("all tokens are sampled", "top_k", "0, -1"),
-    Note("all tokens are sampled", "min_p", "0, 0.0"),
-    Note("all tokens are sampled", "top_p", "1, 1.0"),
-    Note("there is none", "repetition_penalty", "1, 1.0"),
-    Refused("answers are sampled from the distribution that is trained, all tokens at --temperature; generate and --sample_every have it",
+    Note("answers are sampled from all tokens", "top_k", "0, -1"),
+    Note("answers are sampled from all tokens", "min_p", "0, 0.0"),
+    Note("answers are sampled from all tokens", "top_p", "1, 1.0"),
+    Note("there is no repetition penalty", "repetition_penalty", "1, 1.0"),
+    Refused("answers are sampled from the trained distribution, all tokens at --temperature; this flag is for generate and --sample_every",
       "top_k, top_p, min_p, repetition_penalty"),
-    Note("answers are sampled by this program, from the weights that it trains",
+    Note("this program samples answers itself, from the weights in training",
       "use_vllm, vllm_mode, vllm_enable_sleep_mode, vllm_server_host, vllm_server_port, vllm_server_timeout, vllm_sync_interval, "
       "vllm_lora_sync, vllm, num_completions_to_print, log_completions, reward_num_workers"),
-    Note("sampling and training have the same numbers; what stale answers need has --is_correction: token_truncate is tis, token_mask icepop",
+    Note("sampling and training compute the same probabilities; for stale answers use --is_correction: token_truncate is tis, token_mask is icepop",
       "vllm_importance_sampling_correction, vllm_importance_sampling_mode, vllm_importance_sampling_cap"),
     Refused("grpo has no such variant (docs/rl.md); leave it out",
       "generation_kwargs, vllm_guided_decoding_regex, multi_objective_aggregation, off_policy_mask_threshold, use_bias_correction_kl, "
       "rollout_func, use_data_producer, streaming_partial_batch, streaming_min_groups, replay_buffer_size, replay_recompute_logps, "
       "reroll_start_fraction, reroll_max_groups, skip_zero_advantage_batches, ebft"),
     Sets("async_steps 1", "async_prefetch", "true"),
-    Note("with --async_steps 1 one batch of answers is written while one is trained on", "prefetch_depth"),
+    Note("with --async_steps 1 the program samples one batch of answers while it trains on another", "prefetch_depth"),
     # LoRA and quantisation
     Same("use_rslora", "peft_use_rslora"),
     Together("lora_whole", "with adapter: --lora_modules_to_save; score, the head of a reward model, is always trained", "lora_modules_to_save"),
-    Note("adapters are computed in one way, and are stored as floats",
+    Note("adapters have one implementation, and are stored as floats",
       "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel, lora_embedding_kernel, lora_fan_in_fan_out, peft_autocast_adapter_dtype, "
       "peft_ensure_weight_tying"),
-    Note("adapters begin as in PEFT", "peft_init_lora_weights", "true"),
-    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
+    Note("adapters are initialised as in PEFT", "peft_init_lora_weights", "true"),
+    Refused("adapters are LoRA or rsLoRA of whole linear layers (docs/lora.md); leave it out",
       "lora_target_parameters, lora_rank_pattern, lora_alpha_pattern, lora_on_cpu, peft, peft_use_dora, "
       "peft_layer_replication, peft_layers_to_transform, peft_layers_pattern, peft_init_lora_weights, peft_trainable_token_indices, "
       "loftq_bits, loftq_config, qlora_sharded_model_loading, merge_lora, merge_method"),
     Sets("load_in 4bit", "load_in_4bit"),
     Sets("load_in 8bit", "load_in_8bit"),
-    Refused("weights are stored in f32 or bf16 (--dtype), and frozen ones also in 4 or 8 bits (--load_in); leave it out",
+    Refused("weights are stored in f32 or bf16 (--dtype), and frozen weights also in 4 or 8 bits (--load_in); leave it out",
       "bnb_config_kwargs, gptq, qat, quantization, model_quantization_config, model_quantization_config_kwargs, use_onebitllms"),
-    Note("what ranks exchange stays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
+    Note("ranks exchange arrays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
     # how it is computed
-    Note("--recompute decides what is computed again", "selective_checkpointing"),
+    Note("--recompute selects the recomputed activations", "selective_checkpointing"),
     Sets("dtype bf16", "bfloat16", "true, full"),
     Sets("dtype auto", "bfloat16", "auto"),
     Sets("dtype f32", "float32", "true"),
     Refused("--dtype bf16 or f32: there is no fp16", "float16"),
     Note("sums, norms and losses are in float, weights in --dtype", "fp32_norms, fp32_norm_classes"),
-    Note("attention is this program's own: exact, blocked, on packed rows",
+    Note("this program has its own attention: exact, blocked, on packed rows",
       "attn_implementation, flash_attention, sdp_attention, xformers_attention, flex_attention, flex_attn_compile_kwargs, sage_attention, "
       "eager_attention, s2_attention, flash_attn_cross_entropy, flash_attn_fuse_mlp, flash_attn_rms_norm, flash_attn_d512, sdpa_varlen, "
       "fused_attn_kernel, gemma4_hybrid_attn_impl, large_head_attention"),
-    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits",
+    Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
       "activation_offloading, layer_offloading, offload_params, cpu_offload_pin_memory"),
     Same("device", "device"),
-    Refused("--profile measures each op", "profiler_steps, profiler_steps_start"),
-    Refused("models of text alone are trained", "freeze_mm_modules, processor_type, processor_kwargs"),
-    Refused("models of text alone are trained", "image_size, image_resize_algorithm, role_boundaries"),
+    Refused("--profile measures the time of each op", "profiler_steps, profiler_steps_start"),
+    Refused("this program trains only text models", "freeze_mm_modules, processor_type, processor_kwargs"),
+    Refused("this program trains only text models", "image_size, image_resize_algorithm, role_boundaries"),
     # ranks
     Sets("zero_stage 2", "reshard_after_forward", "false, SHARD_GRAD_OP"),
     Sets("zero_stage 3", "reshard_after_forward"),
-    Note("it belongs to FSDP; --zero_stage says what is sharded",
+    Note("a setting of FSDP; --zero_stage selects the sharded arrays",
       "fsdp_version, auto_wrap_policy, state_dict_type, fsdp_final_state_dict_type, final_state_dict_type, transformer_layer_cls_to_wrap, "
       "use_orig_params, min_num_params, mixed_precision_policy"),
     Same("expert_parallel", "expert_parallel_size"),
@@ -170,31 +170,31 @@ ROWS = [
     Same("ring_attn_head_stride", "heads_k_stride"),
     Sets("sp_mode gather", "ring_attn_func", "varlen_llama3"),
     Sets("sp_mode ring", "ring_attn_func", "batch_ring, batch_zigzag, batch_stripe"),
-    Refused("--sp_mode ring, gather or ulysses; the layout of each row is chosen by the program", "ring_attn_func"),
-    Note("the ranks that --ring_attn_size does not take share the step's rows; --zero_group says how many ranks --zero_stage divides among (all)",
+    Refused("--sp_mode ring, gather or ulysses; the program chooses the layout of each row", "ring_attn_func"),
+    Note("ranks that do not share a sequence (--ring_attn_size) divide the rows of a step; --zero_group N limits the sharding of --zero_stage to N ranks (default: all)",
       "dp_shard_size, dp_replicate_size"),
     Note("there is no tensor parallelism", "tensor_parallel_size", "1"),
-    Refused("there is no tensor parallelism: --ring_attn_size shares sequences, --zero_stage the optimizer", "tensor_parallel_size"),
+    Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "tensor_parallel_size"),
     Refused("scripts/launch.sh starts ranks with mpirun", "use_ray, ray_run_name, ray_num_workers, resources_per_worker"),
     # checkpoints, evaluation, log
     Sets("resume auto", "auto_resume_from_checkpoints", "true"),
-    Note("--sample_every shows what the model writes", "eval_table_size, eval_max_new_tokens"),
-    Refused("--eval_data gives loss, perplexity and accuracy; --sample_every shows what the model writes",
+    Note("--sample_every prints samples of the model", "eval_table_size, eval_max_new_tokens"),
+    Refused("--eval_data reports loss, perplexity and accuracy; --sample_every prints samples of the model",
       "do_causal_lm_eval, eval_causal_lm_metrics, do_bench_eval, bench_dataset, bench_split, generate_samples, num_generation_samples, "
       "generation_max_new_tokens, generation_temperature, generation_top_p, generation_top_k, generation_prompt_ratio, generation_do_sample"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_tensorboard, use_wandb, wandb_name, wandb_run_id, wandb_mode, wandb_entity, wandb_watch, wandb_log_model, use_mlflow, "
       "mlflow_tracking_uri, mlflow_experiment_name, mlflow_run_name, hf_mlflow_log_artifacts, use_comet, comet_api_key, comet_workspace, "
       "comet_project_name, comet_experiment_key, comet_mode, comet_online, comet_experiment_config, use_otel_metrics, otel_metrics_host, "
       "otel_metrics_port, use_trackio, trackio_project_name, trackio_run_name"),
-    Note("hf upload OWNER/NAME OUTPUT_DIR puts a model on the hub, and hf auth login knows you there", "hf_use_auth_token"),
-    Note("it belongs to Axolotl's own programs",
+    Note("hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model", "hf_use_auth_token"),
+    Note("a setting of Axolotl's own programs",
       "axolotl_config_path, strict, capabilities, env_capabilities, gradio_title, gradio_share, gradio_server_name, gradio_server_port, "
       "gradio_max_new_tokens, gradio_temperature"),
-    Refused("rows are packed, so that nothing is lost to padding; leave it out", "curriculum_sampling"),
+    Refused("rows are packed and have no padding; leave it out", "curriculum_sampling"),
     Together("chat_template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "chat_template"),
-    Together("types", "what the records are: --input_template, --prompt_key or the task", "datasets.type"),
-    Together("messages", "--input_key with --multiturn, or for pairs --prompt_key; messages and conversations are read by themselves",
+    Together("types", "the format of the records: --input_template, --prompt_key or the task", "datasets.type"),
+    Together("messages", "--input_key with --multiturn, or for pairs --prompt_key; the names messages and conversations need no flag",
       "datasets.field_messages"),
     Together("text", "--input_key, with the task pretrain", "datasets.field, datasets.text_column, text_column"),
     Same("input_key,prompt_key", "datasets.field_instruction, datasets.type.field_instruction"),
@@ -202,15 +202,15 @@ ROWS = [
     Same("prompt_key", "datasets.field_prompt, datasets.type.field_prompt"),
     Same("chosen_key", "datasets.type.field_chosen"),
     Same("rejected_key", "datasets.type.field_rejected"),
-    Together("format", "with {instruction}, of pairs {prompt}, alone: --input_template",
+    Together("format", "--input_template, if {instruction} (for pairs {prompt}) is the only field",
       "datasets.type.format, datasets.type.no_input_format, datasets.format, datasets.type.prompt_format"),
-    Note("answers are trained as they are", "datasets.type.chosen_format, datasets.type.rejected_format", "{chosen}, {rejected}"),
-    Note("it holds for a system message and an input, where a record has them", "datasets.type.field_system, datasets.type.field_input", "system, input"),
+    Note("answers are trained without changes", "datasets.type.chosen_format, datasets.type.rejected_format", "{chosen}, {rejected}"),
+    Note("records may have these two fields", "datasets.type.field_system, datasets.type.field_input", "system, input"),
     Note("these roles are read", "datasets.roles.user", "user, human, user,human, human,user"),
     Note("these roles are read", "datasets.roles.assistant", "assistant, gpt, model, assistant,gpt, gpt,assistant, assistant,gpt,model, gpt,model,assistant"),
     Note("these roles are read", "datasets.roles.system", "system"),
     Note("these roles are read", "datasets.roles.tool", "tool"),
-    Note("what the assistant thinks is read from these fields", "datasets.field_thinking, datasets.template_thinking_key, field_thinking, "
+    Note("the assistant's reasoning is read from these fields", "datasets.field_thinking, datasets.template_thinking_key, field_thinking, "
       "template_thinking_key", "thinking, reasoning, reasoning_content"),
     Note("tools are read from the field tools", "datasets.field_tools", "tools"),
     Note("the field system is read", "datasets.field_system", "system"),
@@ -224,8 +224,8 @@ ROWS = [
       "input_transform, conversation, drop_system_message, logprobs_field, skip, shards, shards_idx, preprocess_shards, step_separator, "
       "max_completion_length_of_step, train_on_last_step_only, default_system_message"),
     Note("the assistant's messages are trained", "roles_to_train", "assistant, gpt"),
-    Note("the end that the template gives a trained turn is trained, too", "eot_tokens"),
-    Refused("the fields of a record say what is a target (docs/data.md); leave it out", "train_on_inputs, roles_to_train, train_on_eos, train_on_eot"),
+    Note("the end-of-turn token that the template adds to a trained turn is also a target", "eot_tokens"),
+    Refused("the fields of a record determine the targets (docs/data.md); leave it out", "train_on_inputs, roles_to_train, train_on_eos, train_on_eot"),
     Together("held_out", "a share: --eval_fraction", "val_set_size"),
     Same("eval_data", "test_datasets"),
     Same("lr_scheduler", "lr_scheduler"),
@@ -244,35 +244,35 @@ ROWS = [
     Together("lora_model_dir", "with adapter: --adapter", "lora_model_dir"),
     Together("evals", "a share of the steps: --eval_steps", "evals_per_epoch"),
     Together("saves", "a share of the steps: --save_steps", "saves_per_epoch"),
-    Note("the model is saved at the end, and a run that is stopped saves itself", "save_first_step, dynamic_checkpoint"),
-    Together("plugins", "those of faster kernels and of logs are not needed here", "plugins"),
-    Note("it belongs to PyTorch; nothing here needs it",
+    Note("the model is saved at the end, and an interrupted run writes a checkpoint", "save_first_step, dynamic_checkpoint"),
+    Together("plugins", "plugins for faster kernels and logs are not needed here", "plugins"),
+    Note("a setting of PyTorch without a counterpart here",
       "deepcompile, torch_compile_options, use_liger_loss, chunked_cross_entropy, chunked_cross_entropy_num_chunks, tiled_mlp, tiled_mlp_num_shards, "
       "tiled_mlp_use_original_mlp, use_kernels, gc_steps, gc_collect_steps, ddp, liger_rope, liger_rms_norm, liger_rms_norm_gated, liger_glu_activation, "
       "liger_layer_norm, liger_fused_linear_cross_entropy, cut_cross_entropy, flash_attn_fuse_qkv"),
     Note("a high loss does not end a run", "loss_watchdog_threshold, loss_watchdog_patience"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_swanlab, swanlab_project, swanlab_experiment_name, swanlab_description, swanlab_mode, swanlab_workspace, swanlab_log_completions, "
       "swanlab_completion_log_interval, swanlab_completion_max_buffer, swanlab_log_model, swanlab_api_key, swanlab_web_host, swanlab_api_host, "
       "swanlab_lark_webhook_url, swanlab_lark_secret, swanlab_private_deploy"),
-    Note("it shows what Axolotl does", "debug"),
+    Note("it only changes Axolotl's own output", "debug"),
     Note("the best evaluation is kept in output_dir/best", "save_strategy", "best, epoch"),
     Together("tokens", "--add_tokens", "tokens, additional_special_tokens"),
-    Note("new rows begin as the mean of the others, and there is one for each token", "resize_token_embeddings_to_32x, mean_resizing_embeddings, "
+    Note("new rows start as the mean of the others, and each token has one row", "resize_token_embeddings_to_32x, mean_resizing_embeddings, "
       "embeddings_skip_upcast"),
-    Refused("the tokenizer is that of --model: change its files",
+    Refused("the tokenizer is read from --model: change its files",
       "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config"),
-    Refused("a model with tokenizer.json: tokenizers of mistral-common (tekken.json) are not read", "tokenizer_use_mistral_common"),
-    Refused("rope scaling stands in config.json; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
-    Refused("experts are computed in one way, and --expert_parallel drops no token; leave it out", "use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
+    Refused("a model with tokenizer.json: tekken.json of mistral-common is not supported", "tokenizer_use_mistral_common"),
+    Refused("config.json contains the RoPE scaling; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
+    Refused("experts have one implementation, and --expert_parallel drops no token; leave it out", "use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
       "expert_parallel_token_capacity"),
-    Refused("there is no such training here: pretrain, sft, dpo, rm, grpo and ppo", "diffusion, llmcompressor"),
+    Refused("one of the tasks pretrain, sft, dpo, rm, grpo and ppo", "diffusion, llmcompressor"),
     Note("Axolotl does not read it either", "eta_min, full_finetune, test_value, adam_eps, base_model_ignore_patterns, gptq_disable_exllama"),
-    Refused("it is of other architectures, or of weights of four bits that are trained", "nvfp4_merge_aware, dsv4_fp4_grouped_mode, use_dsv4_kernels, "
+    Refused("it is for other architectures, or for trained weights of four bits; leave it out", "nvfp4_merge_aware, dsv4_fp4_grouped_mode, use_dsv4_kernels, "
       "use_glm_dsa_kernels"),
 ]
 
-# Types of data sets, with our equivalents: a template, then the field of the prompt where the type names it.
+# Types of data sets, with their equivalents here: a template (ALPACA), or the prompt's field (PROMPTS; None if the type does not name it).
 ALPACA = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "alpaca:chat", "alpaca:chatml": "alpaca:chatml",
           "alpaca_chat.load": "alpaca:chat", "alpaca_instruct.load": "alpaca"}
 CHATS = ("chat_template", "chat_template.default", "sharegpt", "bradley_terry.chat_template", "chat_template.argilla", "chat_template.argilla_chat",
@@ -288,7 +288,7 @@ def types_of(settings):
 
 
 def task_of(given, task):
-    """The task that a file asks for, and the words that do."""
+    """Returns the task that a file requests, and the setting that requests it."""
     def says(name):
         return name in given and given[name].value.lower() not in ("false", "none", "null")
 
@@ -320,16 +320,16 @@ def complete(t):
             t.set("lr_scheduler", "cosine_with_min_lr", where)
         t.set("min_lr_ratio", t.get("min_lr_ratio"), where)
     if "lr_warmup" not in t.given:
-        t.note("", "Axolotl's default warm-up, 3 % of the steps, has at most 100 of them: --lr_warmup N")
+        t.note("", "Axolotl's default warm-up is 3 % of the steps, but at most 100 steps: --lr_warmup N")
     complete_steps(t)
     seen = next((s for s in t.settings if s.name == "model_type" and re.fullmatch(r"(?!Gemma3)\w+ForConditionalGeneration", s.value)), None)
     if seen:
-        t.refuse(f"{seen.where} {seen.value} reads pictures\n  fix: models of text alone are trained")
+        t.refuse(f"{seen.where} {seen.value} reads images\n  fix: a text model")
     if t.has("plugins"):
         for plugin in t.together["plugins"].values:
             if not any(name in plugin for name in HARMLESS):
                 t.refuse(f'{t.together["plugins"].where} "{plugin}" has no meaning here\n  fix: leave it out, if the run does not need it')
-        t.note(t.together["plugins"].where, "faster kernels are this program's own, and metrics go to --log")
+        t.note(t.together["plugins"].where, "this program has its own fast kernels, and writes metrics to --log")
     if t.has("batch_size"):
         t.set("train_batch_size", t.get("batch_size"), t.together["batch_size"].where)
         return
@@ -342,7 +342,7 @@ def complete_steps(t):
     """evals_per_epoch and saves_per_epoch are shares of all steps; val_set_size above 1 would count samples."""
     if t.has("held_out") and t.get("held_out") not in ("0", "0.0"):
         if float(t.get("held_out")) >= 1:
-            t.refuse(f'{t.together["held_out"].where} "{t.get("held_out")}" is a number of samples\n  fix: --eval_fraction 0.05, a share of them')
+            t.refuse(f'{t.together["held_out"].where} "{t.get("held_out")}" is a number of samples\n  fix: --eval_fraction 0.05, a share of the samples')
         else:
             t.set("eval_fraction", t.get("held_out"), t.together["held_out"].where)
     epochs = float(t.flag("max_epochs", t.flag("num_episodes", "1")))
@@ -377,7 +377,7 @@ def complete_data(t):
         complete_format(t, "{prompt}" if pairs else "{instruction}")
     elif own and t.task != "pretrain":
         t.set("input_template", "{}" if pairs else "{} ", own.where)
-        t.note("", "prompts of fields that are named are plain text in Axolotl, without the chat template: --input_template")
+        t.note("", "prompts from named fields are plain text in Axolotl, without the chat template: --input_template")
     names = set()
     for kind in types:
         names |= name_type(t, kind, pairs)
@@ -390,7 +390,7 @@ def complete_data(t):
 
 
 def name_type(t, kind, pairs):
-    """What a type of data set asks for: the name of a template, and flags that it sets."""
+    """Sets the flags of a type of data set, and returns the names of its templates (none or one)."""
     family, _, form = kind.partition(".")
     where = t.together["types"].where
     if kind in ALPACA and not pairs:
@@ -408,13 +408,13 @@ def name_type(t, kind, pairs):
         return {family}
     if any(s.name.startswith("datasets.type.") for s in t.settings):
         return set()
-    t.refuse(f'{where} "{kind}" is no form of records that is read\n  fix: --input_key and --output_key, or for pairs --prompt_key, --chosen_key and '
+    t.refuse(f'{where} "{kind}" is not a supported format of records\n  fix: --input_key and --output_key, or for pairs --prompt_key, --chosen_key and '
              "--rejected_key, name the fields")
     return set()
 
 
 def complete_format(t, prompt):
-    """A format of one's own around the prompt."""
+    """Converts a custom format, which surrounds the prompt, to an input template."""
     where, text = t.together["format"].where, t.get("format")
     if re.findall(r"\{\w*\}", text) != [prompt]:
         t.refuse(f'{where} {json.dumps(text)} has other fields than {prompt}, once\n  fix: write the prompt into one field, and --input_template with {{}} for it')
@@ -437,14 +437,14 @@ def complete_adapter(t):
     kind = t.get("adapter")
     if kind is None:
         if t.has("lora_r"):
-            t.note(t.together["lora_r"].where, "without adapter all weights are trained, as in Axolotl")
+            t.note(t.together["lora_r"].where, "without the key adapter all weights are trained, as in Axolotl")
         if t.has("lora_model_dir"):
             t.set("adapter", t.get("lora_model_dir"), t.together["lora_model_dir"].where)
         return
     where = t.together["adapter"].where
     if kind not in ("lora", "qlora"):
         if "adapter" not in t.own["flags"] or re.fullmatch(r"[a-z-]+", kind):
-            return t.refuse(f'{where} "{kind}" has no meaning here\n  fix: lora or qlora, or --adapter DIR to go on from one')
+            return t.refuse(f'{where} "{kind}" has no meaning here\n  fix: lora or qlora, or --adapter DIR to continue an adapter')
         return t.set("adapter", kind, where)  # our own flag
     if kind == "qlora" and "load_in" not in t.flags:
         t.set("load_in", "4bit", where)

@@ -13,7 +13,7 @@ SAID = {"lora_rank": "lora_r", "lora_targets": "lora_target_modules", "lora_alph
 
 
 def name_of(peer, flag, value):
-    """Returns their name and value for a flag of ours, or None."""
+    """Returns the peer's name and value for a flag of this program, or None."""
     if flag == "eps_clip" and "," in value:
         return ("actor.eps_clip_low_high", value) if peer is OPENRLHF else None
     if flag == "lr_warmup" and peer is not OPENRLHF:
@@ -38,7 +38,7 @@ def program_of(peer, task):
 
 
 def command_as(run):
-    """Returns the command for {"as", "task", "settings": [[flag, value], ...], "ranks"}. It ends with comments: the flags without an equivalent there."""
+    """Returns the peer's command for {"as", "task", "settings": [[flag, value], ...], "ranks"}, followed by comments on flags without an equivalent."""
     if run["as"] not in PEERS:
         raise PortError(f'--as "{run["as"]}" is unknown\n  fix: trl, openrlhf or axolotl')
     peer, world = PEERS[run["as"]], run["ranks"]
@@ -58,7 +58,7 @@ def command_as(run):
             missing.append(f"# has no equivalent there: --{flag} {value}")
     if batch:
         ring = int(flags.get("ring_attn_size", 1))
-        samples = batch * ring // world  # of a step on one rank
+        samples = batch * ring // world  # per step and rank
         theirs += [("per_device_train_batch_size" if peer is TRL else "micro_batch_size", "1"), ("gradient_accumulation_steps", str(samples))]
         if samples * world != batch * ring:
             missing.append(f"# a step of {batch} samples cannot be shared by {world // ring} ranks there")

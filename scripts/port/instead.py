@@ -2,25 +2,25 @@
 
 import re
 
-# A pattern of their path, their purpose, and the alternative here.
+# For each script or task: a pattern of its path, its purpose, and the alternative here.
 INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix in (
-    (r"(\w+/)?\w*(vlm|carla)\w*", "trains on pictures", "models of text alone are trained, by pretrain, sft, dpo, rm, grpo or ppo"),
+    (r"(\w+/)?\w*(vlm|carla)\w*", "trains on images", "a text model with pretrain, sft, dpo, rm, grpo or ppo"),
     (r"(openenv|harbor|openreward)/\w+|grpo_agent", "plays several turns with an environment",
      "grpo, with one answer to each prompt and --reward FILE.py"),
     ("rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
-    ("kto", "learns from answers that are good or bad by themselves", "dpo, with pairs of a better and a worse answer"),
+    ("kto", "learns from single answers labelled good or bad", "dpo, with pairs of a better and a worse answer"),
     ("bco", "is a loss here", "dpo, with --loss_type bco_pair"),
     ("cpo", "trains pairs without a reference", "dpo, with --loss_type simpo,sft --loss_weights 1,ALPHA, which is CPO-SimPO"),
     ("tpo", "learns from three answers to a prompt", "dpo, with two of them"),
     ("online_dpo|dpo_online|nash_md|xpo", "samples its pairs from the policy", "grpo, with --reward"),
     ("kd|gkd|gold|distillation|minillm|sdft|sdpo", "learns a teacher's probabilities",
      "sft on the teacher's answers, which generate --model TEACHER writes"),
-    ("ssd", "trains on answers of its own", "generate --model DIR --prompts FILE, and sft on what it writes"),
+    ("ssd", "trains on its own answers", "generate --model DIR --prompts FILE, and sft on its output"),
     ("prm|process_reward", "rewards each step of an answer", "rm, with one reward for each answer"),
     (r"(sft|dpo|grpo)_\w+", "is a script for one model or data set", "sft, dpo or grpo, with its --model and --data"),
     ("lora_combiner", "adds an adapter to a model", "merge --model DIR --adapter DIR --output_dir DIR"),
     ("batch_inference|interactive_chat|ssd_eval", "writes answers", "generate --model DIR --prompts FILE"),
-    ("serve_rm", "serves a reward model", "scripts/serve_rm.py --model DIR, or grpo or ppo with --reward DIR, which load one themselves"))]
+    ("serve_rm", "serves a reward model", "scripts/serve_rm.py --model DIR, or grpo or ppo with --reward DIR, which load the model themselves"))]
 
 
 def instead(name):

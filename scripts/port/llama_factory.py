@@ -15,31 +15,31 @@ ROWS = [
     Together("revision", "the revision, after an @: --model OWNER/NAME@REVISION", "model_revision"),
     Together("dataset", "names of dataset_info.json in dataset_dir, or files: --data", "dataset"),
     Together("eval_dataset", "names of dataset_info.json in dataset_dir, or files: --eval_data", "eval_dataset"),
-    Together("dataset_dir", "where dataset_info.json is", "dataset_dir"),
+    Together("dataset_dir", "the directory of dataset_info.json", "dataset_dir"),
     Together("template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "template"),
     Same("max_len", "cutoff_len"),
     Same("max_samples", "max_samples"),
     Same("eval_fraction", "val_size"),
     Same("dataset_probs", "interleave_probs"),
-    Note("one data set is read after the other", "mix_strategy", "concat"),
-    Note("--dataset_probs draws from several data sets", "mix_strategy", "interleave_under, interleave_over, interleave_once"),
+    Note("data sets are read one after another", "mix_strategy", "concat"),
+    Note("--dataset_probs samples from several data sets", "mix_strategy", "interleave_under, interleave_over, interleave_once"),
     Sets("shuffle false", "disable_shuffling", "true"),
-    Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens",
+    Together("packs", "samples are always packed and never attend to each other; with this flag a step counts rows of max_len tokens: --train_batch_tokens",
       "packing, neat_packing"),
-    Note("samples are tokenised once, by data/prepare.py, and kept",
+    Note("data/prepare.py tokenises samples once and caches them",
       "preprocessing_num_workers, preprocessing_batch_size, overwrite_cache, tokenized_path, streaming, buffer_size, use_fast_tokenizer, cache_dir, media_dir, "
       "data_shared_file_system, tool_format"),
-    Note("no code of a model's directory is run", "trust_remote_code"),
+    Note("code in a model's directory is never run", "trust_remote_code"),
     Note("all memory is planned before the start (--plan)", "low_cpu_mem_usage, print_param_status, offload_folder"),
     Refused("write it into the records: a field system, or a system message", "default_system"),
-    Refused("the fields of a record say what is a target (docs/data.md); leave it out", "train_on_prompt, mask_history"),
+    Refused("the fields of a record determine the targets (docs/data.md); leave it out", "train_on_prompt, mask_history"),
     Together("tokens", "--add_tokens", "add_tokens, add_special_tokens"),
-    Together("resizes", "new rows begin as the mean of the others; with lora the embedding and the head are then trained, too", "resize_vocab"),
-    Note("new rows begin as the mean of the others", "init_special_tokens", "noise_init"),
-    Refused("the tokenizer is that of --model: change its files", "new_special_tokens_config, init_special_tokens, split_special_tokens"),
-    Refused("models of text alone are trained", "image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, video_fps, video_maxlen, use_audio_in_video, "
+    Together("resizes", "new rows start as the mean of the others; with lora the embedding and the head are then trained as well", "resize_vocab"),
+    Note("new rows start as the mean of the others", "init_special_tokens", "noise_init"),
+    Refused("the tokenizer is read from --model: change its files", "new_special_tokens_config, init_special_tokens, split_special_tokens"),
+    Refused("this program trains only text models", "image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, video_fps, video_maxlen, use_audio_in_video, "
       "freeze_vision_tower, freeze_multi_modal_projector, freeze_language_model, audio_sampling_rate"),
-    Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' has it as JSON, with a factor", "rope_scaling"),
+    Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' takes it as JSON, with a factor", "rope_scaling"),
     Refused("change config.json in the directory of --model", "shift_attn, mixture_of_depths, train_from_scratch"),
     # the method
     Together("stage", "the task: pt is pretrain, sft, rm, dpo", "stage"),
@@ -53,21 +53,21 @@ ROWS = [
     Same("use_rslora", "use_rslora"),
     Sets("load_in 4bit", "quantization_bit", "4"),
     Sets("load_in 8bit", "quantization_bit", "8"),
-    Note("4 bits are NF4, whose scales are quantised, too", "quantization_method, quantization_type, double_quantization", "bnb, bitsandbytes, nf4, true"),
-    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
+    Note("4-bit weights are NF4, with quantised scales", "quantization_method, quantization_type, double_quantization", "bnb, bitsandbytes, nf4, true"),
+    Refused("adapters are LoRA or rsLoRA of whole linear layers (docs/lora.md); leave it out",
       "use_dora, pissa_init, pissa_iter, pissa_convert, create_new_adapter, oft_rank, oft_block_size, oft_target, module_dropout, "
       "freeze_trainable_layers, freeze_trainable_modules, freeze_extra_modules, use_llama_pro"),
     Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quantization_bit, quantization_method, quantization_type"),
-    Note("each operand of a product is scaled by its largest magnitude, as by torchao", "fp8_backend", "auto, torchao"),
+    Note("each operand of a product is scaled by its largest magnitude, as in torchao", "fp8_backend", "auto, torchao"),
     Refused("--fp8 scales each operand by its largest magnitude, as torchao does; leave it out", "fp8_backend"),
-    Note("what ranks exchange stays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
-    Refused("one --learning_rate holds for all weights; leave it out", "loraplus_lr_ratio, loraplus_lr_embedding"),
+    Note("ranks exchange arrays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
+    Refused("all weights share one --learning_rate; leave it out", "loraplus_lr_ratio, loraplus_lr_embedding"),
     Sets("optimizer muon", "use_muon", "true"),
     Refused("--optimizer adamw or muon, over all weights; leave it out",
       "use_galore, galore_target, galore_rank, galore_update_interval, galore_scale, galore_proj_type, galore_layerwise, use_apollo, apollo_target, apollo_rank, "
       "apollo_update_interval, apollo_scale, apollo_proj, apollo_proj_type, apollo_scale_type, apollo_layerwise, use_badam, badam_mode, badam_start_block, "
       "badam_switch_mode, badam_switch_interval, badam_update_ratio, badam_mask_mode, badam_verbose, use_adam_mini"),
-    Refused("sft has the plain loss of the targets; leave it out", "use_dft_loss, use_asft_loss, asft_alpha, use_eaft_loss, eaft_alpha"),
+    Refused("sft has only the plain cross-entropy of the targets; leave it out", "use_dft_loss, use_asft_loss, asft_alpha, use_eaft_loss, eaft_alpha"),
     Same("early_stopping_patience", "early_stopping_steps"),
     # preferences and rewards
     Same("beta", "pref_beta"),
@@ -76,40 +76,40 @@ ROWS = [
     Sets("loss_type ipo_mean", "pref_loss", "ipo"),
     Sets("loss_type orpo", "pref_loss", "orpo"),
     Sets("loss_type simpo", "pref_loss", "simpo"),
-    Refused("--loss_type is one of those that ./train_llama dpo --help lists", "pref_loss"),
+    Refused("one of the losses in ./train_llama dpo --help: --loss_type", "pref_loss"),
     Together("pref_ftx", "--loss_type sigmoid,sft --loss_weights 1,PREF_FTX", "pref_ftx"),
     Same("simpo_gamma", "simpo_gamma"),
     Same("label_smoothing", "dpo_label_smoothing"),
     Same("ref_model", "ref_model"),
     Refused("there is no such variant of DPO here; leave it out", "pref_bco_weight, ld_alpha, kto_chosen_weight, kto_rejected_weight, ref_model_adapters, "
       "ref_model_quantization_bit"),
-    Refused("rewards are learnt from with the tasks grpo and ppo, which have other flags (docs/rl.md)",
+    Refused("the tasks grpo and ppo learn from rewards, with other flags (docs/rl.md)",
       "ppo_buffer_size, ppo_epochs, ppo_score_norm, ppo_target, ppo_whiten_rewards, reward_model, reward_model_adapters, reward_model_quantization_bit, "
       "reward_model_type"),
     # how it is computed
-    Note("attention is this program's own: exact, blocked, on packed rows", "flash_attn, block_diag_attn"),
-    Note("--recompute decides what is computed again", "disable_gradient_checkpointing, use_reentrant_gc, use_unsloth_gc"),
-    Note("it belongs to PyTorch; nothing here needs it", "enable_liger_kernel, use_v1_kernels, use_unsloth, upcast_layernorm, upcast_lmhead_output, use_kv_cache, "
+    Note("this program has its own attention: exact, blocked, on packed rows", "flash_attn, block_diag_attn"),
+    Note("--recompute selects the recomputed activations", "disable_gradient_checkpointing, use_reentrant_gc, use_unsloth_gc"),
+    Note("a setting of PyTorch without a counterpart here", "enable_liger_kernel, use_v1_kernels, use_unsloth, upcast_layernorm, upcast_lmhead_output, use_kv_cache, "
       "ignore_pad_token_for_loss"),
     Sets("dtype bf16", "pure_bf16", "true"),
     Same("router_aux_loss_coef", "moe_aux_loss_coef"),
-    Note("evaluation gives loss, perplexity and accuracy", "compute_accuracy, include_effective_tokens_per_second, eval_num_beams, eval_on_each_dataset"),
+    Note("evaluation reports loss, perplexity and accuracy", "compute_accuracy, include_effective_tokens_per_second, eval_num_beams, eval_on_each_dataset"),
     Note("scripts/plot.py draws the loss", "plot_loss"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_swanlab, swanlab_project, swanlab_workspace, swanlab_run_name, swanlab_mode, swanlab_api_key, swanlab_logdir, swanlab_lark_webhook_url, "
       "swanlab_lark_secret"),
-    Note("hf auth login knows you on the hub", "hf_hub_token, ms_hub_token, om_hub_token"),
-    Note("the tokenizer's template has its own variables: --chat_template_kwargs", "enable_thinking, preserve_thinking"),
-    Refused("the task generate continues prompts, and eval measures", "predict_with_generate, do_predict, infer_backend, infer_dtype, vllm_maxlen, vllm_gpu_util, "
+    Note("hf auth login logs in to the hub", "hf_hub_token, ms_hub_token, om_hub_token"),
+    Note("--chat_template_kwargs sets the variables of the tokenizer's template", "enable_thinking, preserve_thinking"),
+    Refused("the task generate continues prompts, and the task eval reports the loss", "predict_with_generate, do_predict, infer_backend, infer_dtype, vllm_maxlen, vllm_gpu_util, "
       "vllm_enforce_eager, vllm_max_lora_rank, vllm_config"),
     Refused("the task merge adds an adapter to the weights of its model", "export_dir, export_size, export_device, export_quantization_bit, "
       "export_quantization_dataset, export_legacy_format, export_hub_model_id"),
-    Refused("it is another program of theirs, for Megatron, KTransformers or HyperParallel", "use_kt, kt_cpu_activation, kt_weight_path, kt_config, use_mca, "
+    Refused("it is for LLaMA-Factory's programs with Megatron, KTransformers or HyperParallel; leave it out", "use_kt, kt_cpu_activation, kt_weight_path, kt_config, use_mca, "
       "use_megatron_bridge, megatron_bridge_args, use_hyper_parallel, hyper_parallel_args, tensor_model_parallel_size, pipeline_model_parallel_size, "
       "expert_model_parallel_size, sequence_parallel, use_distributed_optimizer, bias_activation_fusion, apply_rope_fusion, overlap_grad_reduce, overlap_param_gather, "
       "moe_grouped_gemm, moe_token_dispatcher_type, recompute_granularity, export_hf_on_finish, use_packed_sequences, kt_non_expert_weight_path, kt_expert_checkpoint_path"),
     Refused("scripts/launch.sh starts ranks with mpirun", "ray_num_workers, ray_run_name, ray_init_kwargs, ray_storage_path"),
-    Refused("it is a file of LLaMA-Factory's version 1, whose keys differ: write one of version 0, or a command of this program",
+    Refused("the keys of LLaMA-Factory's version 1 are not supported: write a file of version 0, or a command of this program",
       "model_class, dist_config, train_dataset, sample_backend, kernel_config, quant_config, peft_config, init_config, batching_strategy, optim_config"),
 ]
 
@@ -135,7 +135,7 @@ def complete(t):
     if t.has("stage") and t.get("stage") not in STAGES:
         where, stage = t.together["stage"].where, t.get("stage")
         t.refuse(f"{where}: {no_task(stage)}" if instead(stage) else
-                 f'{where} "{stage}" has no meaning here\n  fix: the stages pt, sft, rm and dpo; rewards are for the tasks grpo and ppo')
+                 f'{where} "{stage}" has no meaning here\n  fix: the stages pt, sft, rm and dpo; the tasks grpo and ppo learn from rewards')
     kind = t.get("finetuning_type", "lora")
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
@@ -143,7 +143,7 @@ def complete(t):
         if (t.has("resizes") or t.has("tokens")) and not t.has("lora_whole"):
             t.set("lora_modules_to_save", ["embed_tokens", "lm_head"], (t.together.get("resizes") or t.together["tokens"]).where)
         if not t.has("finetuning_type"):
-            t.note("", "LLaMA-Factory trains adapters unless finetuning_type says full")
+            t.note("", "LLaMA-Factory trains adapters unless finetuning_type is full")
     elif kind not in ("lora", "full"):
         t.refuse(f'{t.together["finetuning_type"].where} "{kind}" has no meaning here\n  fix: lora or full')
     for key, flag in (("dataset", "data"), ("eval_dataset", "eval_data")):
@@ -158,7 +158,7 @@ def complete(t):
 
 
 def find_data(t, key, flag):
-    """Data sets are named in dataset_info.json, which gives the files of --data and their field names."""
+    """Looks up the names of data sets in dataset_info.json, and sets --data to their files and the flags of their fields."""
     where, folder = t.together[key].where, Path(t.get("dataset_dir", "data"))
     try:
         known = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
@@ -175,7 +175,7 @@ def find_data(t, key, flag):
             continue
         source = entry.get("hf_hub_url") or entry.get("file_name", "")
         if not source:
-            t.refuse(f'{where} "{name}" has neither a file nor a name of the Hugging Face hub\n  fix: --{flag} FILE or OWNER/NAME')
+            t.refuse(f'{where} "{name}" has neither a file nor a name on the Hugging Face hub\n  fix: --{flag} FILE or OWNER/NAME')
             continue
         source = str(folder / source) if "hf_hub_url" not in entry and not Path(source).exists() and known else source
         found.append(source + (f":{entry['subset']}" if "subset" in entry else "") + (f"[{entry['split']}]" if "split" in entry else ""))
@@ -187,11 +187,11 @@ def find_data(t, key, flag):
 def name_fields(t, name, entry, where):
     columns, sharegpt = entry.get("columns", {}), entry.get("formatting") == "sharegpt"
     if {"images", "videos", "audios"} & set(columns):
-        t.refuse(f'{where} "{name}" holds pictures or sounds\n  fix: only text is trained on')
+        t.refuse(f'{where} "{name}" contains images or audio\n  fix: a data set of text')
     if "kto_tag" in columns:
-        t.refuse(f'{where} "{name}" holds answers that are good or bad by themselves\n  fix: pairs of a better and a worse answer')
+        t.refuse(f'{where} "{name}" contains single answers labelled good or bad\n  fix: pairs of a better and a worse answer')
     if entry.get("ranking") is not None and bool(entry["ranking"]) != (t.task in ("dpo", "rm")):
-        t.refuse(f'{where} "{name}" holds {"pairs" if entry["ranking"] else "single answers"}, which are not for {t.task}\n  fix: another task or data set')
+        t.refuse(f'{where} "{name}" contains {"pairs" if entry["ranking"] else "single answers"}, which {t.task} does not train on\n  fix: another task or data set')
     for column, ours in LOADED.items():
         value = columns.get(column)
         if value is None or value in {"prompt": ("instruction", "text"), "query": ("input",), "response": ("output",), "tools": ("tools",), "system": ("system",),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Answers the program, which starts it with one argument, a JSON object:
+"""Translates a command line. train_llama starts this script with one argument, a JSON object:
 
     {"program": "train_llama", "words": [...], "tasks": [...], "flags": {NAME: {"tasks": [...], "boolean": ..., "whole": ..., "wanted": ...}}, "defaults": {TASK: {NAME: VALUE}},
      "ranks": N, "converts": BOOL}
 
-The answer is a JSON object, too: {"task": ..., "settings": [{"name": ..., "values": [...], "where": ...}], "notes": [...], "problems": [...]}. With "as" and
-"settings" in place of words it is the same run as a command of that peer."""
+The output is a JSON object: {"task": ..., "settings": [{"name": ..., "values": [...], "where": ...}], "notes": [...], "problems": [...]}. With "as" and
+"settings" instead of words, the output is the same run as a command of that peer."""
 
 import json
 import sys

@@ -8,39 +8,39 @@ from .trainer import complete as complete_trainer
 ROWS = [
     # experts
     Same("expert_parallel", "expert_model_parallel_size"),
-    Together("aux_loss", "--router_aux_loss_coef; theirs is a sum over layers, and its loads are divided by the experts that a token chooses", "moe_aux_loss_coeff"),
-    Note("the auxiliary loss is of the loads of the whole step", "moe_router_load_balancing_type", "aux_loss, global_aux_loss"),
+    Together("aux_loss", "--router_aux_loss_coef; Megatron sums the loss over layers, and divides its loads by the number of experts per token", "moe_aux_loss_coeff"),
+    Note("the auxiliary loss uses the loads of the whole step", "moe_router_load_balancing_type", "aux_loss, global_aux_loss"),
     Sets("router_aux_loss_coef 0", "moe_router_load_balancing_type", "none"),
-    Refused("--router_aux_loss_coef weights the loss of the whole step's loads; leave it out", "moe_router_load_balancing_type, moe_z_loss_coeff, moe_router_enable_expert_bias, "
+    Refused("--router_aux_loss_coef is the weight of the only auxiliary loss, on the loads of the whole step; leave it out", "moe_router_load_balancing_type, moe_z_loss_coeff, moe_router_enable_expert_bias, "
       "moe_router_bias_update_rate, moe_input_jitter_eps"),
     Refused("no token is dropped; leave it out", "moe_expert_capacity_factor, moe_pad_expert_input_to_capacity"),
     Note("no token is dropped", "moe_token_drop_policy"),
     Note("the router computes in float", "moe_router_dtype", "none, fp32, fp64"),
-    Note("experts are computed in one way", "moe_grouped_gemm, moe_permute_fusion, moe_router_fusion, moe_shared_expert_overlap, moe_token_dispatcher_type, moe_enable_deepep, "
+    Note("experts have one implementation", "moe_grouped_gemm, moe_permute_fusion, moe_router_fusion, moe_shared_expert_overlap, moe_token_dispatcher_type, moe_enable_deepep, "
       "moe_flex_dispatcher_backend, overlap_moe_expert_parallel_comm, delay_wgrad_compute, moe_layer_recompute, moe_use_legacy_grouped_gemm"),
-    Note("config.json says what the model is", "num_experts, moe_layer_freq, moe_ffn_hidden_size, moe_shared_expert_intermediate_size, moe_router_topk, moe_router_pre_softmax, "
+    Note("config.json describes the model", "num_experts, moe_layer_freq, moe_ffn_hidden_size, moe_shared_expert_intermediate_size, moe_router_topk, moe_router_pre_softmax, "
       "moe_router_score_function, moe_router_topk_scaling_factor"),
     # how it is divided and computed
     Same("ring_attn_size", "context_parallel_size"),
-    Note("it is a way to fit into memory, and changes no result: --zero_stage divides weights, gradients and the optimizer, --ring_attn_size sequences", "tensor_model_parallel_size, "
+    Note("it saves memory and changes no result; here --zero_stage shards weights, gradients and the optimizer, and --ring_attn_size splits sequences", "tensor_model_parallel_size, "
       "expert_tensor_parallel_size, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size, decoder_first_pipeline_num_layers, decoder_last_pipeline_num_layers, "
       "pipeline_model_parallel_layout, sequence_parallel"),
     Sets("zero_stage 0", "use_distributed_optimizer", "false"),
-    Note("--zero_stage 1 divides the optimizer among the ranks", "use_distributed_optimizer"),
+    Note("--zero_stage 1 shards the optimizer over the ranks", "use_distributed_optimizer"),
     Sets("recompute layer", "recompute_granularity", "full"),
     Sets("recompute cheap", "recompute_granularity", "selective"),
-    Note("--recompute decides what is computed again", "recompute_method, recompute_num_layers, recompute_modules"),
+    Note("--recompute selects the recomputed activations", "recompute_method, recompute_num_layers, recompute_modules"),
     Sets("offload optimizer", "optimizer_cpu_offload", "true"),
-    Note("all of it is offloaded", "optimizer_offload_fraction", "1, 1.0"),
-    Note("--moments and --grad_dtype have the types of the optimizer and of gradients", "use_precision_aware_optimizer, main_params_dtype"),
-    Note("attention is this program's own: exact, blocked, on packed rows", "attention_backend"),
-    Note("it decides how it is computed, not what", "cross_entropy_loss_fusion, cross_entropy_fusion_impl, calculate_per_token_loss, gradient_accumulation_fusion, bias_dropout_fusion, "
+    Note("the whole optimizer is offloaded", "optimizer_offload_fraction", "1, 1.0"),
+    Note("--moments and --grad_dtype are the types of the optimizer's state and of gradients", "use_precision_aware_optimizer, main_params_dtype"),
+    Note("this program has its own attention: exact, blocked, on packed rows", "attention_backend"),
+    Note("it selects an implementation and changes no result", "cross_entropy_loss_fusion, cross_entropy_fusion_impl, calculate_per_token_loss, gradient_accumulation_fusion, bias_dropout_fusion, "
       "bias_swiglu_fusion, rope_fusion, masked_softmax_fusion, overlap_grad_reduce, overlap_param_gather, tp_comm_overlap, attention_softmax_in_fp32, "
       "manual_gc, manual_gc_interval, deterministic_mode, distributed_backend, use_cpu_initialization"),
-    Refused("--fp8 scales each operand by its largest magnitude, and is not for experts", "fp8_format, fp8_recipe, fp8_param_gather"),
+    Refused("--fp8 scales each operand by its largest magnitude, and excludes experts", "fp8_format, fp8_recipe, fp8_param_gather"),
     # a step and its rate
     Together("batch", "--train_batch_size, or with packing --train_batch_tokens", "global_batch_size"),
-    Note("rows are filled by tokens (--row_tokens), and losses are averaged over all targets of a step", "micro_batch_size"),
+    Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step", "micro_batch_size"),
     Same("max_steps", "train_iters"),
     Same("num_episodes,max_epochs", "max_epochs"),
     Same("learning_rate", "lr"),
@@ -57,15 +57,15 @@ ROWS = [
     Same("output_dir", "save"),
     Same("save_steps", "save_interval"),
     Same("eval_steps", "eval_interval"),
-    Note("all of the evaluation's samples are read", "eval_iters"),
+    Note("evaluation reads all samples", "eval_iters"),
     Same("logging_steps", "log_interval"),
-    Note("models are Hugging Face directories, and nothing is converted", "load_safetensors, save_safetensors, merge_lora, finetune, no_save_rng, no_load_optim, no_load_rng, "
+    Note("models are Hugging Face directories, without conversion", "load_safetensors, save_safetensors, merge_lora, finetune, no_save_rng, no_load_optim, no_load_rng, "
       "ckpt_format, auto_detect_ckpt_format, exit_on_missing_checkpoint, no_initialization, use_hf"),
-    Note("every checkpoint holds the optimizer, too; --save_steps -1 writes none", "no_save_optim"),
-    Refused("--model is a Hugging Face directory or name, --adapter one of an adapter, --ref_model that of a reference, and --resume a checkpoint of this program",
+    Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "no_save_optim"),
+    Refused("--model, --adapter and --ref_model take a Hugging Face directory or name, --resume a checkpoint of this program",
       "load, adapter_load, ref_load, ref_adapter_load"),
-    Note("samples are tokenised once, by data/prepare.py, and kept", "num_workers, dataloader_type"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes", "tensorboard_dir, wandb_project, wandb_exp_name, "
+    Note("data/prepare.py tokenises samples once and caches them", "num_workers, dataloader_type"),
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training", "tensorboard_dir, wandb_project, wandb_exp_name, "
       "wandb_save_dir, log_throughput, log_params_norm"),
 ]
 
@@ -83,13 +83,13 @@ def complete(t):
     elif t.has("min_lr") and t.flag("lr_scheduler") == "cosine":
         t.set("lr_scheduler", "cosine_with_min_lr", t.together["min_lr"].where)
     elif t.has("min_lr"):
-        t.refuse(f'{t.together["min_lr"].where} is not 0, but --lr_scheduler {t.flag("lr_scheduler")} has no such end\n  fix: lr_decay_style cosine')
+        t.refuse(f'{t.together["min_lr"].where} is not 0, but --lr_scheduler {t.flag("lr_scheduler")} has no minimum\n  fix: lr_decay_style cosine')
     complete_trainer(t, keeps_strings=False)
     if t.has("aux_loss"):
         where = t.together["aux_loss"].where
         t.set("router_aux_loss_coef", t.get("aux_loss"), where)
         if float(t.get("aux_loss")) > 0:
-            t.note(where, "of L layers that choose K experts, Megatron's weighs L / K times as much as --router_aux_loss_coef, which is transformers'")
+            t.note(where, "with L layers and K experts per token, Megatron's loss is L / K times the loss of --router_aux_loss_coef, which is transformers'")
     swift.finish(t, kind)
     batch = t.count("batch", 16)
     t.whole_step(batch, t.has("packs"), f"a global batch of {batch} samples")

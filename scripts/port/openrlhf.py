@@ -83,28 +83,28 @@ ROWS = [
     Same("max_new_tokens", "rollout.max_new_tokens"),
     Same("temperature", "rollout.temperature"),
     # model and data
-    Note("a data set is read from its train split", "dataset_split, train_split, data.prompt_split, prompt_split", "train"),
+    Note("data sets are read from their train split", "dataset_split, train_split, data.prompt_split, prompt_split", "train"),
     Together("split", "the split, in brackets: --data OWNER/NAME[SPLIT]", "dataset_split, train_split, data.prompt_split, prompt_split"),
-    Note("a data set is read from its train split", "eval.split, eval_split", "train"),
+    Note("data sets are read from their train split", "eval.split, eval_split", "train"),
     Together("eval_split", "the split, in brackets: --eval_data OWNER/NAME[SPLIT]", "eval.split, eval_split"),
-    Note("samples are tokenised once, by data/prepare.py, and kept", "disable_fast_tokenizer"),
-    Refused("ModelScope is not read; give a local directory", "use_ms"),
+    Note("data/prepare.py tokenises samples once and caches them", "disable_fast_tokenizer"),
+    Refused("a local directory, or a name on the Hugging Face hub: ModelScope is not supported", "use_ms"),
     # training steps
-    Together("micro_batch_size", "N is --row_tokens N * max_len, for pairs twice that",
+    Together("micro_batch_size", "N becomes --row_tokens N * max_len, for pairs 2 N * max_len",
       "micro_batch_size, train.micro_batch_size, micro_train_batch_size"),
-    Note("samples are always packed into rows of --row_tokens, and see only themselves", "packing_samples, use_dynamic_batch, dynamic_batch_enable"),
+    Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other", "packing_samples, use_dynamic_batch, dynamic_batch_enable"),
     # optimizer
     Sets("optimizer adamw", "optim", "adam"),
-    Note("it is Muon's momentum", "muon.momentum", "0.95, .95"),
-    Note("it is the number of Muon's iterations", "muon.ns_steps", "5"),
-    Note("Muon's momentum is Nesterov's", "muon.nesterov", "true"),
+    Note("Muon's momentum has this value", "muon.momentum", "0.95, .95"),
+    Note("Muon has this number of iterations", "muon.ns_steps", "5"),
+    Note("Muon uses Nesterov momentum", "muon.nesterov", "true"),
     Note("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
-    Refused("Muon has a momentum of 0.95, Nesterov's, and 5 iterations; leave it out",
+    Refused("Muon has a Nesterov momentum of 0.95 and 5 iterations; leave it out",
       "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
-    Note("experts are computed in one way", "experts_implementation"),
+    Note("experts have one implementation", "experts_implementation"),
     # preferences and reward models
     Sets("loss_type ipo_sum", "model.ipo_enable, ipo_enable, ipo", "true"),
-    Note("--ref_mode precompute needs no reference in memory while training", "ref.offload, ref_offload"),
+    Note("with --ref_mode precompute the reference is not in memory during training", "ref.offload, ref_offload"),
     Note("rewards and losses are always computed in float or double", "compute_fp32_loss_enable, compute_fp32_loss"),
     Note("rewards and losses are always computed in float or double", "cast_lm_head_to_fp32"),
     Note("the head of a reward model is score.weight", "value_head_prefix", "score"),
@@ -112,12 +112,12 @@ ROWS = [
     Refused("the head of a reward model is score.weight; leave it out", "value_head_prefix"),
     Refused("the head of a reward model is score.weight; leave it out", "value_prefix_head"),
     # reinforcement learning
-    Note("all tokens are sampled", "top_p, rollout.top_p", "1, 1.0"),
-    Refused("answers are sampled from the distribution that is trained, all tokens at --temperature; generate and --sample_every have it",
+    Note("answers are sampled from all tokens", "top_p, rollout.top_p", "1, 1.0"),
+    Refused("answers are sampled from the trained distribution, all tokens at --temperature; this flag is for generate and --sample_every",
       "top_p, rollout.top_p"),
     Same("output_key", "data.label_key, label_key"),
     Same("dataset_probs", "data.prompt_probs, prompt_data_probs"),
-    Note("rows are filled by tokens (--row_tokens), and --max_sequences are answered at a time",
+    Note("rows are filled up to --row_tokens tokens, and --max_sequences prompts are answered at a time",
       "rollout.micro_batch_size, micro_rollout_batch_size, rollout.max_tokens_per_gpu, train.max_tokens_per_gpu, train_max_tokens_per_gpu, "
       "rollout_max_tokens_per_gpu, max_tokens_per_gpu, rollout.vllm_generate_batch_size, vllm_generate_batch_size"),
     Note("evaluation answers each prompt once, greedily", "eval.temperature, eval_temperature, eval.n_samples_per_prompt, eval_n_samples_per_prompt"),
@@ -126,61 +126,61 @@ ROWS = [
     Together("correction", "where is_correction_enable is given: --is_correction TYPE", "algo.advantage.is_correction_type, vllm_is_correction_type"),
     Together("correction_range", "where is_correction_enable is given: --is_correction TYPE,LOW,HIGH",
       "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
-    Note("every rank has a share of all models, and --ranks or mpirun says how many ranks there are",
+    Note("every rank has a part of all models, and --ranks or mpirun sets the number of ranks",
       "num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
       "reward_num_gpus_per_node, critic_num_nodes, critic_num_gpus_per_node, colocate_all, colocate_all_models, colocate_actor_ref, "
       "colocate_critic_reward, enable_sleep, ds.enable_sleep, deepspeed_enable_sleep, vllm_enable_sleep, vllm_num_engines, "
       "vllm_sync_backend, vllm_sync_with_ray"),
     Sets("async_steps 1", "train.async_enable, async_enable, async_train", "true"),
-    Note("with --async_steps 1 one batch of answers is written while one is trained on", "train.async_queue_size, async_queue_size"),
-    Note("a batch of answers is written by the same weights from its beginning to its end",
+    Note("with --async_steps 1 the program samples one batch of answers while it trains on another", "train.async_queue_size, async_queue_size"),
+    Note("all tokens of a batch of answers are sampled from the same weights",
       "train.partial_rollout_enable, partial_rollout_enable, partial_rollout"),
-    Note("a reward model stays in memory, and --plan counts it", "reward.offload, ref_reward_offload"),
-    Refused("no average of the weights is kept; leave it out", "train.enable_ema, enable_ema"),
-    Note("no average of the weights is kept", "train.ema_beta, ema_beta"),
-    Note("output_dir/best has the model whose evaluation was the best, of a policy that with the greatest reward",
+    Note("a reward model stays in memory; --plan includes it", "reward.offload, ref_reward_offload"),
+    Refused("there is no moving average of the weights; leave it out", "train.enable_ema, enable_ema"),
+    Note("there is no moving average of the weights", "train.ema_beta, ema_beta"),
+    Note("output_dir/best contains the model with the best evaluation, for a policy the one with the highest reward",
       "ckpt.best_metric_key, best_metric_key"),
     Refused("an answer is one turn: --reward FILE.py judges it", "train.agent_func_path, agent_func_path"),
-    Note("the critic has the policy's, and its own --critic_learning_rate",
+    Note("the critic uses the policy's value, except for --critic_learning_rate",
       "critic.adam.betas, critic.adam.eps, critic.adam.weight_decay, critic.lr_scheduler, critic.lr_warmup_ratio, critic.min_lr_ratio, "
       "critic.max_norm, critic.optim"),
-    Note("every saved model has its critic beside it, in the directory critic", "critic.save_value_network, save_value_network"),
-    Note("--recompute holds for both models", "critic.gradient_checkpointing_enable"),
+    Note("the critic is saved with every model, in the directory critic", "critic.save_value_network, save_value_network"),
+    Note("--recompute applies to both models", "critic.gradient_checkpointing_enable"),
     # LoRA and quantisation
     Sets("load_in 4bit", "load_in_4bit, ds.load_in_4bit"),
     # how it is computed
     Sets("recompute layer", "actor.gradient_checkpointing_enable, model.gradient_checkpointing_enable, gradient_checkpointing_enable", "true"),
-    Note("--recompute decides what is computed again", "gradient_checkpointing_reentrant, gradient_checkpointing_use_reentrant"),
-    Note("--recompute decides what is computed again", "recompute_layer_types"),
+    Note("--recompute selects the recomputed activations", "gradient_checkpointing_reentrant, gradient_checkpointing_use_reentrant"),
+    Note("--recompute selects the recomputed activations", "recompute_layer_types"),
     Sets("dtype bf16", "ds.param_dtype, param_dtype", "bf16"),
     Refused("--dtype bf16 or f32: there is no fp16", "param_dtype"),
     Sets("grad_dtype bf16", "ds.grad_accum_dtype, grad_accum_dtype", "bf16"),
     Note("gradients of parameters are stored in float, or with --grad_dtype bf16 in bf16", "grad_accum_dtype"),
-    Note("attention is this program's own: exact, blocked, on packed rows", "attn_implementation, flash_attn"),
-    Note("it belongs to PyTorch; nothing here needs it", "zpg, overlap_comm, deepcompile"),
-    Note("it belongs to PyTorch; nothing here needs it",
+    Note("this program has its own attention: exact, blocked, on packed rows", "attn_implementation, flash_attn"),
+    Note("a setting of PyTorch without a counterpart here", "zpg, overlap_comm, deepcompile"),
+    Note("a setting of PyTorch without a counterpart here",
       "disable_trace_cache, liger_rope, liger_rms_norm, liger_glu_activation, liger_layer_norm, liger_fused_linear_cross_entropy, "
       "cut_cross_entropy"),
-    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits", "adam_offload"),
-    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits",
+    Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits", "adam_offload"),
+    Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
       "fsdp_offload_params, offload_optimizer_device, offload_param_device"),
-    Note("runs are deterministic anyway", "full_determinism_enable"),
-    Refused("models of text alone are trained", "image_key, max_images_per_prompt, freeze_visual_encoder"),
+    Note("runs are always deterministic", "full_determinism_enable"),
+    Refused("this program trains only text models", "image_key, max_images_per_prompt, freeze_visual_encoder"),
     # ranks
     Note("there is no tensor parallelism", "tensor_parallel_size, ds_tensor_parallel_size", "1"),
-    Refused("there is no tensor parallelism: --ring_attn_size shares sequences, --zero_stage the optimizer",
+    Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights",
       "tensor_parallel_size, ds_tensor_parallel_size"),
     # checkpoints, evaluation, log
     Sets("resume auto", "ckpt.load_enable, load_enable, load_checkpoint", "true"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "tensorboard_dir, use_tensorboard, use_wandb, wandb_org, wandb_group, wandb_run_name"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "wandb.key, wandb.org, wandb.group, wandb.run_name"),
-    Note("--report_to wandb:PROJECT hands metrics on to that project as training goes", "logger.wandb.project, wandb.project, wandb_project"),
+    Note("--report_to wandb:PROJECT reports metrics to that project during training", "logger.wandb.project, wandb.project, wandb_project"),
     Note("checkpoints are written to output_dir/step_N", "ckpt.path, ckpt_path"),
     Note("--max_num limits the checkpoints kept", "max_mem, max_ckpt_mem"),
-    Note("every checkpoint holds the model as a Hugging Face directory", "save_hf, save_hf_ckpt"),
-    Note("every checkpoint holds the optimizer, too; --save_steps -1 writes none", "disable_ds, disable_ds_ckpt"),
+    Note("every checkpoint contains the model as a Hugging Face directory", "save_hf, save_hf_ckpt"),
+    Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "disable_ds, disable_ds_ckpt"),
     Note("every checkpoint can be resumed by any number of ranks", "use_universal_ckpt, use_ds_universal_ckpt"),
     Together("pretrain_mode", "the task pretrain, which trains on all tokens", "model.pretrain_mode_enable, pretrain_mode_enable, pretrain_mode"),
     # older names
@@ -191,15 +191,15 @@ ROWS = [
     Together("generate_max_len", "--max_new_tokens, and with prompt_max_len --row_tokens", "generate_max_len"),
     Same("freezing_steps", "freezing_actor_steps"),
     Same("entropy_coef", "entropy_loss_coef"),
-    Note("answers are sampled by this program, from the weights that it trains",
+    Note("this program samples answers itself, from the weights in training",
       "vllm.enable_prefix_caching, enable_prefix_caching, vllm.enforce_eager, enforce_eager, vllm.gpu_memory_utilization, vllm_gpu_memory_utilization, "
       "vllm.tensor_parallel_size, vllm_tensor_parallel_size, vllm.num_engines"),
-    Note("it belongs to PyTorch; nothing here needs it", "torch_compile, use_liger_kernel, actor_init_on_gpu, perf"),
-    Note("samples are tokenised once, by data/prepare.py, and kept", "dataloader_num_workers"),
-    Note("runs are deterministic anyway", "full_determinism"),
+    Note("a setting of PyTorch without a counterpart here", "torch_compile, use_liger_kernel, actor_init_on_gpu, perf"),
+    Note("data/prepare.py tokenises samples once and caches them", "dataloader_num_workers"),
+    Note("runs are always deterministic", "full_determinism"),
     Note("MPI tells each rank its number", "local_rank"),
-    Note("there is no pretraining data beside rewards", "ptx_coef"),
-    Refused("no loss of pretraining is added to that of rewards; leave it out", "pretrain_data, pretrain_data_probs, pretrain_split"),
+    Note("no pretraining loss is added to the loss of rewards", "ptx_coef"),
+    Refused("no pretraining loss is added to the loss of rewards; leave it out", "pretrain_data, pretrain_data_probs, pretrain_split"),
     Sets("recompute layer", "gradient_checkpointing", "true"),
     Sets("dtype bf16", "bf16", "true"),
 ]
@@ -214,7 +214,7 @@ def defaults(task):
 
 
 def task_of(given, task):
-    """Pretraining is a mode of train_sft, and the estimator says whether train_ppo_ray has a critic."""
+    """Returns the task: pretraining is a mode of train_sft, and the estimator decides whether train_ppo_ray has a critic."""
     for name in ("model.pretrain_mode_enable", "pretrain_mode_enable", "pretrain_mode"):
         if name in given and given[name].value.lower() == "true":
             return "pretrain", given[name].where
@@ -229,15 +229,15 @@ def complete(t):
     elif t.has("micro_batch_size") and "row_tokens" not in t.given:
         rows = t.count("micro_batch_size", 1)
         t.set("row_tokens", str(rows * pairs * length), t.together["micro_batch_size"].where)
-        t.note(t.together["micro_batch_size"].where, f"a row holds {rows} * {'2 * ' if pairs == 2 else ''}max_len = {rows * pairs * length} tokens")
+        t.note(t.together["micro_batch_size"].where, f"a row has {rows} * {'2 * ' if pairs == 2 else ''}max_len = {rows * pairs * length} tokens")
     if t.task in ("sft", "pretrain") and "input_key" not in t.given:
         t.set("input_key", "input", "data.input_key (OpenRLHF's default)", by_default=True)
-    if t.task in ("sft", "grpo", "ppo") and t.flag("apply_chat_template", "false") != "true":  # no chat is made of strings
+    if t.task in ("sft", "grpo", "ppo") and t.flag("apply_chat_template", "false") != "true":  # strings are not turned into chats
         t.set("input_template", "openrlhf" if t.task == "sft" else "{}", "data.input_template (OpenRLHF's default)", by_default=True)
     if t.task in ("sft", "dpo", "rm") and t.flag("apply_chat_template", "false") != "true":
-        t.note("", "plain text is followed by EOS alone; OpenRLHF puts a space before it")
+        t.note("", "plain text is followed only by EOS; OpenRLHF inserts a space before it")
     if "input_template" in t.given and "{}" not in t.flag("input_template"):
-        t.note(t.flags["input_template"].where, "without {} it is left out, as in OpenRLHF, and prompts stay as they are: --input_template {}")
+        t.note(t.flags["input_template"].where, "a template without {} is ignored, as in OpenRLHF, and prompts are not changed: --input_template {}")
         t.set("input_template", "{}", t.flags["input_template"].where)
     if t.has("filters"):
         t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
@@ -246,15 +246,15 @@ def complete(t):
         t.set("is_correction", ",".join([t.get("correction", "tis"), *limits]), t.together["corrects"].where)
     if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):
         t.set("eval_data", ",".join(f"{name}[test]" for name in t.flag("eval_data").split(",")), t.flags["eval_data"].where)
-        t.note("", "eval.dataset is read from its split test, as in OpenRLHF")
+        t.note("", "eval.dataset is read from its test split, as in OpenRLHF")
     if t.task in ("sft", "dpo", "rm") and "truncation" not in t.flags:
-        t.note("", "samples longer than max_len are left out, and counted; OpenRLHF cuts them and makes the last token EOS (--truncation keep cuts)")
+        t.note("", "samples longer than max_len are dropped and counted; OpenRLHF cuts them and makes the last token EOS (--truncation keep cuts them here)")
     if t.task == "rm" and "eval_data" not in t.flags and "eval_fraction" not in t.flags:
-        t.note("", "without eval.dataset OpenRLHF evaluates on 1 % of the training pairs: --eval_fraction 0.01 holds them out")
+        t.note("", "without eval.dataset OpenRLHF evaluates on 1 % of the training pairs; --eval_fraction 0.01 evaluates on 1 % and does not train on them")
 
 
 def complete_rewards(t, length):
-    """The longest answer: generate_max_len of older versions, or max_len minus the prompt. Only gae has a critic."""
+    """Sets the lengths of prompts and answers: prompt_max_len and generate_max_len of older versions, or max_len. Only gae has a critic."""
     for flag in [flag for flag in t.flags if t.task == "grpo" and t.own["flags"][flag]["tasks"] == ["ppo"]]:
         t.note(t.flags.pop(flag).where, "only the estimator gae has a critic")
     if t.has("generate_max_len") or t.has("prompt_max_len"):
@@ -265,7 +265,7 @@ def complete_rewards(t, length):
         return
     if "max_new_tokens" not in t.flags:
         t.set("max_new_tokens", str(length), "rollout.max_new_tokens (OpenRLHF's default)", by_default=True)
-        t.note("", f"answers may have {length} tokens; in OpenRLHF prompt and answer together have max_len")
+        t.note("", f"an answer has up to {length} tokens; in OpenRLHF max_len limits prompt and answer together")
     if "row_tokens" not in t.given:
         t.set("row_tokens", str(length + t.number("max_new_tokens", length)), "data.max_len")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the pages of docs/porting from the tables: for each peer a real file or command, what becomes of it, and its names.
+"""Writes the pages of docs/porting from the tables: for each peer a real file or command, its conversion, and its names.
 
     python3 scripts/port/page.py"""
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "porting"
 TASKS = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
 
-# One of the examples of each peer, in its own repository: where it is, the command, and the file that this names, without its comments and empty keys.
+# An example from the repository of each peer: its path, the command, and the file in the command without comments and empty keys.
 EXAMPLES = {
     "TRL": ("trl/scripts/sft.py", "trl sft --model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capybara --learning_rate 2.0e-4 --num_train_epochs 1 --packing "
             "--per_device_train_batch_size 2 --gradient_accumulation_steps 8 --eos_token '<|im_end|>' --eval_strategy steps --eval_steps 100 --use_peft --lora_r 32 "
@@ -101,12 +101,12 @@ warmup_ratio: 0.1
 bf16: true
 ddp_timeout: 180000000
 """),
-    "ms-swift": ("examples/train/lora_sft.sh, but for its data and a system message, which here stands in the records",
+    "ms-swift": ("examples/train/lora_sft.sh (with other data, and without the system message, which belongs in the records here)",
                  "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --dataset 'AI-ModelScope/alpaca-gpt4-data-en#500' --torch_dtype bfloat16 --num_train_epochs 1 "
                  "--per_device_train_batch_size 1 --per_device_eval_batch_size 1 --learning_rate 1e-4 --lora_rank 8 --lora_alpha 32 --target_modules all-linear "
                  "--gradient_accumulation_steps 16 --eval_steps 50 --save_steps 50 --save_total_limit 2 --logging_steps 5 --max_length 2048 --output_dir output "
                  "--warmup_ratio 0.05 --dataset_num_proc 4 --dataloader_num_workers 4", ""),
-    "Megatron-SWIFT": ("examples/megatron/lora/moe.sh, but for its second data set, its loss_scale and the model's name",
+    "Megatron-SWIFT": ("examples/megatron/lora/moe.sh (without its second data set, loss_scale and the model's name)",
                        "megatron sft --model Qwen/Qwen3-30B-A3B --load_safetensors true --save_safetensors true --merge_lora false --dataset 'swift/Qwen3-SFT-Mixin#2000' "
                        "--train_type lora --lora_rank 8 --lora_alpha 32 --target_modules all-linear --split_dataset_ratio 0.01 --expert_model_parallel_size 2 "
                        "--moe_permute_fusion true --moe_grouped_gemm true --moe_shared_expert_overlap true --moe_aux_loss_coeff 1e-3 --micro_batch_size 8 "
@@ -128,11 +128,11 @@ def example(peer):
         said = subprocess.run([ROOT / "train_llama", *shlex.split(words), "--convert"], cwd=folder, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     shown = [f"    # {name}", *(f"    {line}" for line in file.splitlines()), ""] if file else []
-    return [f"{peer.name}'s {place}, and what becomes of it:", "", *shown, f"    $ ./train_llama {words} --convert", *(f"    {line}" for line in said.stdout.splitlines()), ""]
+    return [f"{peer.name}'s {place} and its conversion:", "", *shown, f"    $ ./train_llama {words} --convert", *(f"    {line}" for line in said.stdout.splitlines()), ""]
 
 
 def defaults_of(peer, names):
-    """The values that a peer takes by default for one of the names, with their tasks where these differ."""
+    """Returns a peer's default values for one of the names, with their tasks if the tasks differ."""
     if not peer.defaults:
         return ""
     found = {task: next((value for name, value in peer.defaults(task).items() if name in names), None) for task in TASKS}
@@ -145,12 +145,12 @@ def defaults_of(peer, names):
 def here(row):
     if row.kind == "same":
         return ", ".join(f"`--{flag}`" for flag in row.text.split(","))
-    text = {"sets": f"`--{row.text}`", "part": f"one number of `--{row.text.split()[0]}`", "note": f"nothing: {row.text}", "refused": f"refused: {row.text}"}
+    text = {"sets": f"`--{row.text}`", "part": f"one number of `--{row.text.split()[0]}`", "note": f"no effect: {row.text}", "refused": f"refused: {row.text}"}
     return text.get(row.kind, row.text).replace("|", "\\|")
 
 
 def table(peer):
-    lines = ["| there | default there | here |", "|---|---|---|"]
+    lines = [f"| {peer.name} | default | this program |", "|---|---|---|"]
     said = set()
     for row in peer.rows:
         default = "" if said & set(row.names) else defaults_of(peer, row.names)
@@ -163,9 +163,9 @@ def table(peer):
 
 def page_of(peer):
     lines = [f"# Coming from {peer.name}", "", *(example(peer) if peer.name in EXAMPLES else []), f"## Names of {peer.name} {peer.version}", "",
-             "A row with a value applies to that value alone; other values go on to the next row with the same name."]
+             "A row with values applies only to these values; other values use the next row with the same name."]
     if peer.bases:
-        lines.append(f"Names that are not below are those of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)}.")
+        lines.append(f"The table does not repeat the names of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)}, which also apply.")
     return "\n".join([*lines, "", *table(peer)])
 
 

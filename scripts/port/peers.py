@@ -1,4 +1,4 @@
-"""All peers, and the words that start their programs."""
+"""All peers, and the command words that start their programs."""
 
 import re
 
@@ -13,16 +13,16 @@ from .swift import SWIFT
 from .trainer import TRAINER
 from .trl import TRL
 
-PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT, MEGATRON)  # of equals the first is taken
+PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT, MEGATRON)  # the first one wins a tie
 HELPERS = (TRAINER, ACCELERATE)
 
-# The tasks of OpenRLHF's and TRL's scripts, with settings that come with them.
+# The tasks of OpenRLHF's and TRL's scripts, with the settings that a script implies.
 TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",), "ppo_tldr": ("ppo",),
          "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "pt": ("pretrain",)}
 
 
 def launched(words):
-    """Returns the peer, the task, and settings that the words before the flags say: deepspeed --module openrlhf.cli.train_sft, trl sft, axolotl train."""
+    """Returns the peer, the task and the settings implied by the words before the flags: deepspeed --module openrlhf.cli.train_sft, trl sft, axolotl train."""
     line = " ".join(words)
     for pattern, peer in ((r"\bopenrlhf[./]cli[./](?:train_)?(\w+)", OPENRLHF), (r"\btrain_(\w+)(?:\.py)?$", OPENRLHF), (r"\btrl (\w+)", TRL),
                           (r"\btrl\.scripts\.(\w+)", TRL), (r"\btrl/scripts/(\w+)\.py", TRL), (r"\bexamples/scripts/((?:\w+/)?\w+)\.py", TRL), (r"\bswift (sft|pt|rlhf)\b", SWIFT),

@@ -1,4 +1,4 @@
-"""Reads a user's words of a command line, and the files that they name, as settings in order of rising precedence."""
+"""Reads a command line and the files that it names, as settings in order of rising precedence."""
 
 import json
 import re
@@ -10,13 +10,13 @@ LAUNCHERS = ("accelerate", "python", "python3", "torchrun", "deepspeed", "ray")
 
 
 class PortError(Exception):
-    """What ends the translation: a message with its fix."""
+    """An error that ends the translation; its text is the message with the fix."""
 
 
 class Setting(NamedTuple):
-    name: str  # with `_`, without dashes; a key within others has their names in front: "trl.beta"
+    name: str  # with `_`, without dashes; a nested key starts with its parents: "trl.beta"
     values: list
-    where: str  # as the user wrote it: "--max-len" or "max-len in run.json"
+    where: str  # in the user's spelling: "--max-len" or "max-len in run.json"
 
     @property
     def value(self):
@@ -30,14 +30,14 @@ def to_text(value):
 
 
 def without_empty(value):
-    """Keys without a value, or with an empty one, stand for defaults."""
+    """Removes keys with a null or empty value; they mean the default."""
     if isinstance(value, dict):
         return {str(key): inner for key, inner in ((key, without_empty(inner)) for key, inner in value.items()) if inner not in (None, {}, [])}
     return [without_empty(inner) for inner in value] if isinstance(value, list) else value
 
 
 def read_words(words):
-    """Returns the words that start a program, and the settings of the rest and of their files."""
+    """Returns the words that start a program, and the settings of the other words and of the named files."""
     if "--" in words:  # ray job submit ... -- python3 -m ...
         words = words[words.index("--") + 1:]
     launch, given, files = [], [], []
@@ -84,11 +84,11 @@ def read_file(path):
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
-        raise PortError(f"cannot read {path}: {why}\n  fix: --config takes a JSON or YAML file with flags, such as {{\"max_len\": 4096}}") from None
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise PortError(f"cannot read {path}: {why}\n  fix: --config takes a JSON or YAML file of flags, such as {{\"max_len\": 4096}}") from None
     value = read_yaml(text, path) if re.search(r"\.ya?ml$", path) else read_json(text, path)
     if not isinstance(value, dict):
-        raise PortError(f"{path} holds no keys with values\n  fix: write the flags as {{\"max_len\": 4096, ...}}, or in YAML as max_len: 4096")
+        raise PortError(f"{path} does not contain keys with values\n  fix: write the flags as {{\"max_len\": 4096, ...}}, or in YAML as max_len: 4096")
     return read_object(without_empty(value), "", path)
 
 
@@ -96,21 +96,21 @@ def read_json(text, path):
     try:
         return json.loads(text)
     except ValueError as error:
-        raise PortError(f"{path} is not valid JSON: {error}\n  fix: mend it there, or write it as YAML") from None
+        raise PortError(f"{path} is not valid JSON: {error}\n  fix: correct the file there, or write it as YAML") from None
 
 
 def read_yaml(text, path):
     try:
         import yaml
     except ImportError:
-        raise PortError(f"{path} is YAML, and Python has no yaml\n  fix: make deps (or: pip install pyyaml), or write it as JSON") from None
+        raise PortError(f"{path} is YAML, but the Python package yaml is not installed\n  fix: make deps (or: pip install pyyaml), or write it as JSON") from None
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
         raise PortError(f"{where}{path}: broken YAML: {getattr(error, 'problem', None) or error}\n"
-                        "  fix: the same indentation for keys of one level, with spaces, and a space after each colon") from None
+                        "  fix: indent keys of one level by the same number of spaces, and write a space after each colon") from None
 
 
 def read_object(value, prefix, where):
@@ -128,8 +128,8 @@ def read_object(value, prefix, where):
 
 
 def read_datasets(entries, key, where):
-    """A list of data sets as TRL and Axolotl write it, [{path, name, split, ...}], becomes the names that --data takes. The other keys of an entry
-    are settings of their own. The path may be a kind of file, or a directory, whose files data_files names."""
+    """Converts a list of data sets of TRL or Axolotl, [{path, name, split, ...}], to a value of --data. The other keys of an entry
+    become separate settings. The path may be a file type, or a directory; then data_files names the files."""
     names, others = [], []
     for number, entry in enumerate(entries, 1):
         entry = dict(entry)
@@ -141,10 +141,10 @@ def read_datasets(entries, key, where):
             files = files.get(split or "train", list(files.values()))
         files = [files] if isinstance(files, str) else files or []
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise PortError(f"data_files of {place} are no names of files\n  fix: data_files: FILE, or a list of them")
+            raise PortError(f"data_files of {place} is not a file name or a list of them\n  fix: data_files: FILE, or a list of them")
         if path in ("json", "csv", "parquet", "text"):
             if not files:
-                raise PortError(f'{place} is of the kind "{path}", without data_files\n  fix: data_files: FILE, or path: FILE.jsonl')
+                raise PortError(f'{place} has the type "{path}" but no data_files\n  fix: data_files: FILE, or path: FILE.jsonl')
             paths, split = files, None if split == "train" else split
         elif files and Path(path).is_dir():
             paths = [str(Path(path) / file) for file in files]

@@ -1,14 +1,14 @@
 """The rows of the peers' tables. A table is a list of rows; the first row that has a name, and its value where the row lists values, gives the answer:
 
-    Same       it is our flag, or the first of several that belongs to the task, with the same values
-    Sets       it stands for a flag of ours with a value
-    Part       it is one of the numbers of a flag: "adam_betas 1" is the second
-    Together   flags are computed from it and from other names: the module of the peer reads it by its key
-    Note       it decides nothing here; the text says why
-    Refused    a run must not lose its meaning, or there is no such thing here; the text says what to do instead
+    Same       a flag of this program with the same values; of several flags, the first one that belongs to the task
+    Sets       sets a flag of this program to a value
+    Part       one of the numbers of a flag: "adam_betas 1" is the second one
+    Together   determines flags together with other names: the peer's module reads it by its key
+    Note       has no effect here; the text gives the reason
+    Refused    has no equivalent here, and ignoring it would change the run; the text gives an alternative
 
-What Sets, Together and Refused answer is nothing where its value is false, none or null. Note and Refused hold for a name with any prefix
-("ds.packing_samples"), the other answers for one within a key of NESTED ("trl.beta", but not "critic.model_name_or_path")."""
+Sets, Together and Refused ignore the values false, none and null. Note and Refused match a name with any prefix
+("ds.packing_samples"); the other rows match only prefixes in NESTED ("trl.beta", but not "critic.model_name_or_path")."""
 
 from typing import NamedTuple
 
@@ -22,23 +22,23 @@ class Row(NamedTuple):
     values: tuple
     text: str
     key: str = ""
-    holder: str = ""  # of a row that was found for a key within others: the name of these
+    holder: str = ""  # for a row that matched a key's parent: the parent's name
 
     def holds_for(self, value):
         return not self.values or value.lower() in (v.lower() for v in self.values)
 
 
 class Peer(NamedTuple):
-    """A trainer whose command lines and files are understood."""
+    """A trainer with supported command lines and files."""
 
     name: str
     version: str
     rows: list
-    defaults: object = None  # of a task: their names with their values, where they differ from ours
+    defaults: object = None  # (task) -> the peer's names with default values that may differ from this program's
     task_of: object = None  # (given flags) -> the requested task and its source, or None
     complete: object = None  # (translation): computes flags from several names
-    directory: str = ""  # where their output goes unless it is said
-    bases: tuple = ()  # tables that hold for the peer, too
+    directory: str = ""  # the default output directory
+    bases: tuple = ()  # tables that also apply to the peer
 
     def knows(self, name):
         return any(name in row.names for row in self.rows)
@@ -75,7 +75,7 @@ def Refused(text, names, values=""):
 def find(rows, name, value):
     """Returns the row for a name without dashes, with any prefix, and a value; None if there is none."""
     parts = name.split(".")
-    for end in range(len(parts), 0, -1):  # "a.b.c", "b.c", "c"; then "a.b" and "b", which may be keys that hold others; then "a"
+    for end in range(len(parts), 0, -1):  # "a.b.c", "b.c", "c"; then the parents "a.b" and "b"; then "a"
         for begin in range(end):
             part = ".".join(parts[begin:end])
             row = next((row for row in rows if part in row.names and row.holds_for(value)), None)

@@ -1,4 +1,4 @@
-"""Names of transformers 5.24's Trainer, which TRL, Axolotl, LLaMA-Factory and ms-swift hand on to it."""
+"""Names of transformers 5.24's Trainer. TRL, Axolotl, LLaMA-Factory and ms-swift pass them on to it."""
 
 import json
 import re
@@ -11,18 +11,18 @@ ROWS = [
     Same("max_samples", "num_samples"),
     Note("samples are shuffled", "train_sampling_strategy", "random"),
     Sets("shuffle false", "train_sampling_strategy", "sequential"),
-    Refused("rows are packed, so that nothing is lost to padding; leave it out", "group_by_length, train_sampling_strategy"),
-    Note("samples are tokenised once, by data/prepare.py, and kept",
+    Refused("rows are packed and have no padding; leave it out", "group_by_length, train_sampling_strategy"),
+    Note("data/prepare.py tokenises samples once and caches them",
       "dataloader_num_workers, dataloader_pin_memory, dataloader_prefetch_factor, dataloader_persistent_workers, dataloader_in_order, "
       "dataloader_multiprocessing_context, remove_unused_columns, length_column_name, label_names, include_for_metrics, accelerator_config, "
       "data_seed, ignore_data_skip"),
-    Refused("all records are used once an epoch; leave it out", "dataloader_drop_last"),
+    Refused("each epoch uses all records once; leave it out", "dataloader_drop_last"),
     Note("all memory is planned before the start (--plan)", "use_cache"),
     # training steps
-    Together("device_batch", "times gradient_accumulation_steps, times the ranks that do not share a sequence: --train_batch_size, or with packing --train_batch_tokens",
+    Together("device_batch", "multiplied by gradient_accumulation_steps and the number of data-parallel ranks: --train_batch_size, or with packing --train_batch_tokens",
       "per_device_train_batch_size"),
-    Together("accumulated", "see per_device_train_batch_size; rows and ranks follow from the step", "gradient_accumulation_steps"),
-    Note("rows are filled by tokens (--row_tokens), and losses are averaged over all targets of a step",
+    Together("accumulated", "see per_device_train_batch_size; the program divides a step into rows by itself", "gradient_accumulation_steps"),
+    Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step",
       "per_device_eval_batch_size, eval_accumulation_steps, eval_do_concat_batches, eval_use_gather_object, batch_eval_metrics, "
       "prediction_loss_only, auto_find_batch_size, average_tokens_across_devices, include_num_input_tokens_seen, include_tokens_per_second"),
     Same("num_episodes,max_epochs", "num_train_epochs"),
@@ -31,7 +31,7 @@ ROWS = [
     Same("seed", "seed"),
     # optimizer
     Same("lr_scheduler", "lr_scheduler_type"),
-    Together("warmup_steps", "unless it is 0, before warmup_ratio: --lr_warmup", "warmup_steps"),
+    Together("warmup_steps", "--lr_warmup; unless it is 0, it replaces warmup_ratio", "warmup_steps"),
     Refused("--lr_warmup N, in steps", "warmup_ratio", "1, 1.0"),
     Same("lr_warmup", "warmup_ratio"),
     Same("max_norm", "max_grad_norm"),
@@ -43,27 +43,27 @@ ROWS = [
     Sets("moments 8bit", "optim", "adamw_8bit, adamw_bnb_8bit, paged_adamw_8bit, adamw_torch_8bit"),
     Same("optimizer", "optim"),
     Refused("--optimizer adamw or muon, over all weights; leave it out", "optim_args, optim_target_modules, torchdistx_path"),
-    Note("there is none here", "label_smoothing_factor", "0, 0.0"),
-    Refused("sft has the plain loss of the targets; leave it out", "label_smoothing_factor"),
+    Note("the loss of sft has no label smoothing", "label_smoothing_factor", "0, 0.0"),
+    Refused("sft has only the plain cross-entropy of the targets; leave it out", "label_smoothing_factor"),
     # how it is computed
     Sets("recompute layer", "gradient_checkpointing, activation_checkpointing", "true"),
-    Note("--recompute decides what is computed again", "gradient_checkpointing_kwargs, activation_checkpointing_kwargs, gradient_checkpointing"),
+    Note("--recompute selects the recomputed activations", "gradient_checkpointing_kwargs, activation_checkpointing_kwargs, gradient_checkpointing"),
     Sets("dtype bf16", "bf16", "true, full"),
     Sets("dtype auto", "bf16", "auto"),
     Refused("--dtype bf16 or f32: there is no fp16", "fp16, fp16_full_eval"),
     Note("sums, norms and losses are in float, weights in --dtype", "bf16_full_eval"),
-    Together("tf32", "of a run in floats, --dtype tf32; in bf16 there are no products of floats", "tf32"),
-    Note("it belongs to PyTorch; nothing here needs it",
+    Together("tf32", "--dtype tf32 if the run is in f32; a run in bf16 has no f32 products", "tf32"),
+    Note("a setting of PyTorch without a counterpart here",
       "torch_compile, torch_compile_backend, torch_compile_mode, use_liger_kernel, liger_kernel_config, torch_empty_cache_steps, "
       "skip_memory_metrics, enable_jit_checkpoint, ddp_backend, ddp_broadcast_buffers, ddp_bucket_cap_mb, ddp_find_unused_parameters, "
       "ddp_static_graph"),
-    Note("runs are deterministic anyway", "full_determinism"),
+    Note("runs are always deterministic", "full_determinism"),
     Sets("device cpu", "use_cpu, no_cuda", "true"),
-    Refused("--debug finds the first value that is not finite, and calls of ranks that differ", "debug"),
+    Refused("--debug finds the first value that is not finite, and ranks whose calls differ", "debug"),
     # ranks
     Sets("zero_stage 2", "fsdp", "shard_grad_op, shard_grad_op auto_wrap"),
     Sets("zero_stage 3", "fsdp"),
-    Refused("--config FILE.yaml reads accelerate's file; or --zero_stage and --ring_attn_size", "fsdp_config"),
+    Refused("--config FILE.yaml with accelerate's file; or --zero_stage and --ring_attn_size", "fsdp_config"),
     Same("comm_timeout", "ddp_timeout"),
     Note("MPI tells each rank its number", "local_rank"),
     # checkpoints, evaluation, log
@@ -71,41 +71,41 @@ ROWS = [
     Same("overwrite", "overwrite_output_dir"),
     Same("max_num", "save_total_limit"),
     Sets("save_steps -1", "save_strategy", "no"),
-    Note("--save_steps says when", "save_strategy", "steps"),
-    Note("the model is saved at the end, and a run that is stopped saves itself; --save_steps N, which counts optimizer steps, writes checkpoints, too",
+    Note("--save_steps sets the interval", "save_strategy", "steps"),
+    Note("the model is saved at the end, and an interrupted run writes a checkpoint; --save_steps N also writes one every N optimizer steps",
       "save_strategy"),
     Same("save_steps", "save_steps"),
     Sets("resume auto", "resume_from_checkpoint", "true"),
     Same("resume", "resume_from_checkpoint"),
-    Note("--eval_steps says when, --eval_data or --eval_fraction on what", "eval_strategy, evaluation_strategy", "no, steps"),
+    Note("--eval_steps sets the interval, --eval_data or --eval_fraction the data", "eval_strategy, evaluation_strategy", "no, steps"),
     Sets("eval_steps -1", "eval_strategy, evaluation_strategy", "epoch"),
-    Refused("--eval_steps N, which counts optimizer steps; -1 is after each epoch", "eval_strategy, evaluation_strategy"),
+    Refused("--eval_steps N, in optimizer steps; -1 evaluates after each epoch", "eval_strategy, evaluation_strategy"),
     Same("eval_steps", "eval_steps"),
-    Note("the task trains, and evaluates where --eval_data or --eval_fraction is given", "do_train, do_eval, do_predict"),
-    Refused("--eval_data gives loss, perplexity and accuracy; --sample_every shows what the model writes", "eval_on_start, eval_delay"),
-    Note("the best evaluation is the one with the least eval_loss", "metric_for_best_model", "loss, eval_loss"),
-    Note("output_dir/best has the model with the least eval_loss, output_dir the last one", "load_best_model_at_end"),
-    Refused("the best evaluation is the one with the least eval_loss; leave it out", "metric_for_best_model, greater_is_better"),
+    Note("the task trains, and evaluates if --eval_data or --eval_fraction is given", "do_train, do_eval, do_predict"),
+    Refused("--eval_data reports loss, perplexity and accuracy; --sample_every prints samples of the model", "eval_on_start, eval_delay"),
+    Note("the best evaluation has the lowest eval_loss", "metric_for_best_model", "loss, eval_loss"),
+    Note("output_dir/best contains the model with the lowest eval_loss, output_dir the last one", "load_best_model_at_end"),
+    Refused("the best evaluation has the lowest eval_loss; leave it out", "metric_for_best_model, greater_is_better"),
     Same("logging_steps", "logging_steps"),
-    Note("metrics go to --log, one JSON object a line",
+    Note("metrics go to --log, one JSON object per line",
       "logging_first_step, logging_strategy, logging_nan_inf_filter, log_level, log_level_replica, log_on_each_node, disable_tqdm, project, "
       "run_name, trackio_space_id, trackio_bucket_id, trackio_static_space_id, save_on_each_node"),
-    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes", "logging_dir"),
-    Note("every checkpoint holds the model as a Hugging Face directory", "save_safetensors"),
-    Note("every checkpoint holds the optimizer, too; --save_steps -1 writes none", "save_only_model, restore_callback_states_from_checkpoint"),
-    Note("hf upload OWNER/NAME OUTPUT_DIR puts a model on the hub, and hf auth login knows you there",
+    Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training", "logging_dir"),
+    Note("every checkpoint contains the model as a Hugging Face directory", "save_safetensors"),
+    Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "save_only_model, restore_callback_states_from_checkpoint"),
+    Note("hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model",
       "hub_strategy, hub_revision, hub_private_repo, hub_always_push, hub_token"),
     Note("no model is uploaded; after the run: hf upload OWNER/NAME OUTPUT_DIR", "push_to_hub, hub_model_id"),
     Same("min_lr_ratio", "lr_scheduler_kwargs.min_lr_rate, lr_scheduler_kwargs.min_lr_ratio"),
     Together("min_lr", "divided by learning_rate: --min_lr_ratio", "lr_scheduler_kwargs.min_lr"),
     Note("the cosine is half a period", "lr_scheduler_kwargs.num_cycles", "0.5"),
-    Refused("--min_lr_ratio is where cosine_with_min_lr and warmup_stable_decay end, --lr_decay_ratio the share of the latter's fall", "lr_scheduler_kwargs"),
-    Together("deepspeed", "the stage that the file's name or zero_optimization.stage in it says: --zero_stage", "deepspeed"),
+    Refused("--min_lr_ratio is the final share of cosine_with_min_lr and warmup_stable_decay, --lr_decay_ratio the length of the latter's decay", "lr_scheduler_kwargs"),
+    Together("deepspeed", "the stage in the file (zero_optimization.stage) or in its name: --zero_stage", "deepspeed"),
 ]
 
 
 def stage_of(value):
-    """The stage of ZeRO in the name of a file of DeepSpeed's settings, or in the file; None if neither says it."""
+    """Returns the ZeRO stage from a file with DeepSpeed's settings, or else from its name; None if neither contains one."""
     try:
         return str(json.loads(Path(value).read_text())["zero_optimization"]["stage"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -114,7 +114,7 @@ def stage_of(value):
 
 
 def complete(t, keeps_strings=True):
-    """What all of them compute from several names: the schedule, the stage of ZeRO, and what rewards have."""
+    """Computes the flags that depend on several names in all of these trainers: the schedule, the ZeRO stage and the flags of rewards."""
     t.scheduler()
     if t.has("warmup_steps") and (t.get("warmup_steps") not in ("0", "0.0") or "lr_warmup" not in t.flags):
         t.set("lr_warmup", t.get("warmup_steps"), t.together["warmup_steps"].where, by_default="default)" in t.together["warmup_steps"].where)
@@ -122,11 +122,11 @@ def complete(t, keeps_strings=True):
         if t.flag("dtype") == "f32":
             t.set("dtype", "tf32", t.together["tf32"].where)
         else:
-            t.note(t.together["tf32"].where, "--dtype tf32 is for runs in floats; bf16 has tensor cores of its own")
+            t.note(t.together["tf32"].where, "--dtype tf32 is for runs in f32; tensor cores multiply bf16 directly")
     if t.has("deepspeed"):
         where, stage = t.together["deepspeed"].where, stage_of(t.get("deepspeed"))
         if stage is None:
-            t.refuse(f'{where} "{t.get("deepspeed")}" does not say a stage\n  fix: --zero_stage 0, 1, 2 or 3, over all ranks or those of --zero_group')
+            t.refuse(f'{where} "{t.get("deepspeed")}" does not name a ZeRO stage\n  fix: --zero_stage 0, 1, 2 or 3, over all ranks or within groups (--zero_group)')
         else:
             t.note(where, f"--zero_stage {stage}")
             t.set("zero_stage", stage, where)

@@ -15,15 +15,15 @@ LINEAR = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for
 
 
 class Translation:
-    """What was understood so far. `own` describes this program: its name, and for each flag its tasks and whether it is boolean or a list."""
+    """The translation so far. `own` describes this program: its name, and for each flag its tasks and type."""
 
     def __init__(self, own, peer, task, settings, others):
         self.own, self.peer, self.task, self.others = own, peer, task, others
         self.flags, self.together, self.notes, self.problems = {}, {}, {}, []  # flags: name -> Setting
-        # Flags that only defaults have set; that were given; and that were given in our names on the command line.
+        # Flags set only by defaults; flags given by the user; flags given on the command line with this program's names.
         self.by_default, self.given, self.said = set(), set(), set()
         self.settings = settings
-        self.foreign = peer is not None  # names of another trainer were used
+        self.foreign = peer is not None  # the command uses names of another trainer
 
     # ---- for the modules of the peers
 
@@ -37,13 +37,13 @@ class Translation:
         return self.flags[name].value if name in self.flags else otherwise
 
     def set(self, flag, value, where, by_default=False):
-        """Sets a flag of ours. A flag that the user gave in our names is not overruled by defaults, and on the command line not by what follows from a file."""
+        """Sets a flag of this program. Defaults never override a given flag, and a file never overrides a flag of this program on the command line."""
         values = [value] if isinstance(value, str) else value
         if flag in self.said and not where.startswith("--"):
             return
         if by_default and (flag in self.given or same_values(values, self.own["defaults"][self.task].get(flag))):
             return
-        self.flags.pop(flag, None)  # so that the order follows the last words
+        self.flags.pop(flag, None)  # keeps the order of the last settings
         self.flags[flag] = Setting(flag, values, where)
         (self.by_default.add if by_default else self.given.add)(flag)
         if not by_default:
@@ -71,10 +71,10 @@ class Translation:
         try:
             return int(float(self.flag(flag, otherwise)))
         except (ValueError, OverflowError):
-            return otherwise  # the program names the value
+            return otherwise  # the program itself reports the bad value
 
     def ranks(self):
-        """The ranks of the run, as far as they are known before it starts, that do not share a sequence."""
+        """Returns the number of data-parallel ranks, as far as it is known before the run: all ranks divided by ring_attn_size."""
         processes = self.count("processes", 1) if self.own["ranks"] == 1 else 1  # of accelerate or torchrun
         by_hand = str(self.flag("rank", "")).partition("/")[2]
         ranks = max(self.own["ranks"], self.number("ranks", processes), int(by_hand) if by_hand.isdecimal() else 1)
@@ -83,7 +83,7 @@ class Translation:
     # ---- one setting
 
     def find(self, name, value):
-        """The row of the peer, or for a name that is no flag of ours of another one; the most of the name counts."""
+        """Returns the row of the peer for a name, or of another peer if the name is not a flag of this program. The longest match wins."""
         own = [row for peer in (self.peer, *self.peer.bases) for row in peer.rows] if self.peer else []
         if name in self.own["flags"] or name.split(".")[0] in NESTED and name.rpartition(".")[2] in self.own["flags"]:
             name = name if name in self.own["flags"] else name.rpartition(".")[2]
@@ -104,7 +104,7 @@ class Translation:
         if row is None:
             if self.find(name, "true"):
                 if not off:
-                    self.refuse(f'{setting.where} "{value}" is no value of that flag\n  fix: true or false, or leave it out')
+                    self.refuse(f'{setting.where} "{value}" is not a value of this flag\n  fix: true or false, or leave it out')
                 return None
             return self.refuse(f"unknown flag {setting.where}\n  fix: {self.hint(name)}")
         return self.answer(row, setting, off, by_default)
@@ -167,8 +167,8 @@ class Translation:
         self.set(flag, values or ["true"] * about["boolean"], setting.where, by_default)
 
     def hint(self, name):
-        """Returns the flag that was probably meant: two of its two or three words are in the name, perhaps misspelled. Letters of
-        a whole name would say that eos_token means row_tokens, and ds_type dtype."""
+        """Returns the flag that was probably meant: two of its two or three words are in the name, perhaps misspelled. The distance
+        between whole names would match eos_token with row_tokens, and ds_type with dtype."""
         last = name.rpartition(".")[2]
         names = [flag for flag, about in self.own["flags"].items() if self.task in about["tasks"]]
         alike, best = max(((likeness(last, flag), flag) for flag in names), key=lambda pair: pair[0], default=(0, ""))
@@ -186,9 +186,9 @@ class Translation:
         self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens, self.tokens)
         if self.peer and self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
             self.set("output_dir", self.peer.directory, "--output_dir")
-            self.note("", f"output_dir is {self.peer.directory}, as in {self.peer.name}")
+            self.note("", f"output_dir is {self.peer.directory}, the default of {self.peer.name}")
         if self.foreign and self.own["converts"] and self.flag("model") and not fetched(self.flag("model")):
-            self.note("", f"{self.flag('model')} is not on this machine: whether its family is one of ours is seen when a run begins")
+            self.note("", f"{self.flag('model')} is not on this machine; a run checks at its start whether this program supports its architecture")
         taken = [f"{flag} {self.flag(flag)}" for flag in self.flags if flag in self.by_default]
         if taken:
             self.note("", f"{self.peer.name}'s defaults, which differ from those of this program: {', '.join(taken)}")
@@ -199,11 +199,11 @@ class Translation:
                 call()
             except PortError as error:
                 self.refuse(str(error))
-            except ValueError as error:  # of a number that is none
+            except ValueError as error:  # from float() or int()
                 self.refuse(f"{error}\n  fix: a number in its place")
 
     def name_data(self):
-        """The revision of the model, the subset and the split of the data, which their names have at the end here."""
+        """Appends the model's revision, and the data's subset and split, to their names."""
         for key, flag, form in (("revision", "model", "@%s"), ("subset", "data", ":%s"), ("split", "data", "[%s]"), ("eval_split", "eval_data", "[%s]")):
             if self.has(key) and self.flag(flag):
                 names = [name + form % self.get(key) for name in self.flag(flag).split(",")]
@@ -212,16 +212,16 @@ class Translation:
             if self.own["ranks"] == 1 and "ranks" not in self.flags:
                 self.set("ranks", self.get("processes"), self.together["processes"].where)
             else:
-                self.note(self.together["processes"].where, "the ranks are started already")
+                self.note(self.together["processes"].where, "the ranks are already running")
 
     def refuse_rewards(self):
-        """Names of rewards; no flag of another task accepts them."""
+        """Refuses settings of rewards if the task has no rewards."""
         for key in ("generation_batch_size", "steps_per_generation", "epsilon_high"):
             if self.task not in RL and self.has(key):
                 self.refuse(f"{self.together[key].where} belongs to {', '.join(RL)}, not to {self.task}\n  fix: leave it out, or start with another task")
 
     def expect_own_tokens(self):
-        """Special tokens that a run is given must be the tokenizer's own."""
+        """Checks that given special tokens are the tokenizer's own."""
         model = self.flag("model", "")
         folder = fetched(model)
         for key in ("bos_token", "eos_token", "unk_token"):
@@ -235,14 +235,14 @@ class Translation:
                 self.refuse(f'{where} is "{theirs}", but the tokenizer in {model} has "{own}"\n'
                             "  fix: leave it out, or change tokenizer_config.json there")
             elif self.own["converts"]:
-                self.note(where, f"it must be the tokenizer's own, which can only be checked where {model or 'the model'} is")
+                self.note(where, f"it must be the tokenizer's own, which can only be checked on a machine with {model or 'the model'}")
             else:
-                self.refuse(f'{where} "{theirs}": this can only be compared with the tokenizer once {model or "the model"} is here\n  fix: leave it out')
+                self.refuse(f'{where} "{theirs}" can only be compared with the tokenizer once {model or "the model"} is on this machine\n  fix: leave it out')
 
     def step(self, samples, accumulated, packs):
-        """Sets the samples of a step: a device's, times accumulation steps, times ranks."""
+        """Sets the samples per step: samples per device * accumulation steps * ranks."""
         ranks = self.ranks()
-        self.whole_step(samples * accumulated * ranks, packs, f"{samples} samples of a device * {accumulated} accumulated * {ranks} ranks")
+        self.whole_step(samples * accumulated * ranks, packs, f"{samples} samples per device * {accumulated} accumulation steps * {ranks} ranks")
 
     def whole_step(self, batch, packs, text):
         if {"train_batch_size", "train_batch_tokens"} & self.given:
@@ -250,34 +250,34 @@ class Translation:
         length = self.number("max_len", 2048)
         packs = packs and self.task not in RL + PAIRS
         flag, value = ("train_batch_tokens", batch * length) if packs else ("train_batch_size", batch)
-        self.set(flag, str(value), "the samples of a step")
+        self.set(flag, str(value), "samples per step")
         self.note("", f"a step: {text}{f' * {length} tokens, packed,' if packs else ''} = --{flag} {value}")
 
     def answers(self, samples, accumulated):
-        """Sets the prompts of a batch of answers, which TRL counts in answers."""
+        """Sets the number of prompts per batch of answers; TRL counts answers instead."""
         if self.task != "grpo" or "rollout_batch_size" in self.given:
             return
         n, ranks = max(1, self.number("n", 8)), self.ranks()
         answers = self.count("generation_batch_size", samples * ranks * self.count("steps_per_generation", accumulated))
         if answers % n:
-            return self.refuse(f"a batch of {answers} answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no "
+            return self.refuse(f"a batch of {answers} answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is not a "
                                f"multiple of num_generations, {n}\n  fix: --rollout_batch_size N, prompts, and --n N, answers to each")
         self.set("rollout_batch_size", str(answers // n), "generation_batch_size")
-        self.note("", f"a batch of answers: {answers} / {n} to a prompt = --rollout_batch_size {answers // n}")
+        self.note("", f"a batch of answers: {answers} answers / {n} per prompt = --rollout_batch_size {answers // n}")
 
     def policy(self, keeps_strings):
-        """What TRL and those who build on it have of rewards, and whether prompts that are strings stay as they are, as in TRL."""
+        """Sets the flags of rewards shared by TRL and the trainers built on it. With keeps_strings, string prompts are not changed, as in TRL."""
         if self.task not in RL:
             return
         if keeps_strings and self.flag("apply_chat_template", "false") != "true":
-            self.set("input_template", "{}", "prompts that are strings (TRL)", by_default=True)
+            self.set("input_template", "{}", "string prompts (TRL)", by_default=True)
         if self.has("kl_coef") and self.flag("kl_coef") and float(self.flag("kl_coef")) > 0:
             self.set("kl_use_loss", "true", self.together["kl_coef"].where)
         if self.has("epsilon_high"):
             self.set("eps_clip", [self.flag("eps_clip", "0.2"), self.get("epsilon_high")], self.together["epsilon_high"].where)
 
     def lora(self, rank, alpha=None, dropout=None, targets=None):
-        """Sets the flags of an adapter, from the keys lora_r, lora_alpha, lora_dropout, lora_targets, where they are not given, from the arguments."""
+        """Sets the flags of an adapter from the keys lora_r, lora_alpha, lora_dropout and lora_targets, or from the arguments if a key is not given."""
         rank = self.get("lora_r", self.flag("lora_rank", rank))
         for flag, key, otherwise in (("lora_rank", "lora_r", rank), ("lora_alpha", "lora_alpha", alpha), ("lora_dropout", "lora_dropout", dropout),
                                      ("lora_targets", "lora_targets", targets)):
@@ -290,25 +290,25 @@ class Translation:
             names = [name for name in setting.value.split(",") if name.rpartition(".")[2] not in ("score", "classifier")]
             for name in names:
                 if name.rpartition(".")[2] not in ("embed_tokens", "wte", "lm_head"):
-                    self.refuse(f'{setting.where} has "{name}", but beside adapters only the embedding and the head are trained in full\n  fix: embed_tokens, lm_head, or both')
+                    self.refuse(f'{setting.where} has "{name}", but only the embedding and the head can be trained in full next to adapters\n  fix: embed_tokens, lm_head, or both')
             if names:
                 self.set("lora_modules_to_save", names, setting.where)
 
     def tokens(self):
-        """Tokens that a tokenizer is given."""
+        """Sets the tokens added to the tokenizer."""
         if self.has("tokens"):
             setting = self.together["tokens"]
             self.set("add_tokens", [token for value in setting.values for token in value.split(",")] if len(setting.values) == 1 else setting.values, setting.where)
 
     def scheduler(self):
-        """A least rate that is given as a number becomes a share of the peak."""
+        """Converts an absolute minimum learning rate to a share of the peak."""
         if self.has("min_lr"):
             rate = float(self.flag("learning_rate", "nan"))
             self.set("min_lr_ratio", f"{float(self.get('min_lr')) / rate:g}", self.together["min_lr"].where)
 
 
 def same_values(texts, ours):
-    """Whether texts say the value of a flag that the program has by default."""
+    """True if texts equal the program's default value of a flag."""
     def plain(value):
         try:
             return float(value)
@@ -319,25 +319,25 @@ def same_values(texts, ours):
 
 
 def linear_names(values, where):
-    """Names of linear layers as PEFT takes them: the last part of a name, or a regular expression of whole names that is the same in every layer."""
+    """Converts PEFT's names of linear layers to their last parts. A regular expression of full names must match the same names in every layer."""
     values = [value for text in values for value in text.split(",")] if not any(re.search(r"[\\|(\[*]", v) for v in values) else [",".join(values)]
     if len(values) == 1 and values[0] in ("all-linear", "all"):
         return ["all-linear"]
     if len(values) == 1 and re.search(r"[\\|(\[*]", values[0]):
-        roots = ("model", "model.language_model", "language_model.model")  # of a model of text, and of one within another
+        roots = ("model", "model.language_model", "language_model.model")  # of a text model, and of a text model inside a multimodal one
         try:
             found = [[name for name in LINEAR if any(re.fullmatch(values[0], f"{root}.layers.{layer}.{name}") for root in roots)] for layer in (0, 1, 11)]
         except re.error:
             found = [[]]
         if not found[0] or any(one != found[0] for one in found):
-            raise PortError(f'{where} "{values[0]}" is a regular expression that does not name the same layers everywhere in a model of text\n'
+            raise PortError(f'{where} "{values[0]}" is a regular expression that does not match the same names in every layer of a text model\n'
                             "  fix: --lora_targets with names such as q_proj,v_proj")
         values = found[0]
     return list(dict.fromkeys(value.rpartition(".")[2] for value in values))
 
 
 def likeness(a, b):
-    """How alike two names are, from 0 to 1: the share of their words (max, len) that the other name also has, perhaps misspelled."""
+    """Returns the similarity of two names, from 0 to 1: the share of their words (max, len) that also occur in the other name, perhaps misspelled."""
     words, others = a.split("_"), b.split("_")
     count, shared = len(words) + len(others), 0
     for word in words:
@@ -349,7 +349,7 @@ def likeness(a, b):
 
 
 def edits(a, b):
-    """The Levenshtein distance: how many insertions, deletions and replacements turn a into b."""
+    """Returns the Levenshtein distance: the smallest number of insertions, deletions and replacements that turn a into b."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i
@@ -359,7 +359,7 @@ def edits(a, b):
 
 
 def fetched(model):
-    """Returns the directory of a model if it is on this machine, else None. Asks nobody."""
+    """Returns the directory of a model if it is on this machine, else None. Never uses the network."""
     if not model or Path(model).is_dir():
         return Path(model) if model else None
     name, _, revision = model.partition("@")
@@ -379,17 +379,17 @@ def special_token(folder, name):
     return token if isinstance(token, str) else ""
 
 
-# ---- whose it is, and which task ------------------------------------------------------------------------------------------------------
+# ---- the trainer and the task ---------------------------------------------------------------------------------------------------------
 
 
 def peer_of(settings, peers):
-    """The peer that knows most of the names; ties go to the first. None if no peer knows one."""
+    """Returns the peer that knows most of the names; the first one wins a tie. None if no peer knows any."""
     best = max(peers, key=lambda peer: sum(peer.knows(s.name) for s in settings))
     return best if any(best.knows(s.name) for s in settings) else None
 
 
 def answer(own, words, peers, launches, helpers):
-    """Returns the answer to the program as a dictionary. `launches` says what words before the flags start; `helpers` are tables without defaults."""
+    """Returns the output as a dictionary. `launches` interprets the words before the flags; `helpers` are tables without defaults."""
     launch, settings = read_words(words)
     peer, task, launched, prefix = None, None, None, []
     if launch and launch[0] in own["tasks"]:
@@ -407,7 +407,7 @@ def answer(own, words, peers, launches, helpers):
         problems.append(f"{wish[1]} asks for the task {wish[0]}, not {task}\n  fix: start with {wish[0]}, or leave {wish[1]} out")
     task = task or (wish and wish[0]) or launched
     if not task:
-        raise PortError(f"the task is not named\n  fix: one of {', '.join(own['tasks'])} in front of the flags")
+        raise PortError(f"the command has no task\n  fix: write one of {', '.join(own['tasks'])} before the flags")
     translation = Translation(own, peer, task, settings, [p for p in (*peers, *helpers) if p is not peer])
     translation.problems = problems
     translation.run()

@@ -13,7 +13,7 @@ ROWS = [
     Together("revision", "the revision, after an @: --model OWNER/NAME@REVISION", "model_revision"),
     Same("data", "dataset_name"),
     Together("subset", "the subset, after a colon: --data OWNER/NAME:SUBSET", "dataset_config"),
-    Note("a data set is read from its train split", "dataset_train_split", "train"),
+    Note("data sets are read from their train split", "dataset_train_split", "train"),
     Together("split", "the split, in brackets: --data OWNER/NAME[SPLIT]", "dataset_train_split"),
     Note("the field text is read", "dataset_text_field", "text"),
     Refused("--input_key FIELD, with the task pretrain", "dataset_text_field"),
@@ -26,20 +26,20 @@ ROWS = [
     Refused("--truncation keep cuts on the right; drop leaves long samples out", "truncation_mode"),
     Same("max_samples", "max_train_samples"),
     Same("shuffle", "shuffle_dataset"),
-    Note("samples are tokenised once, by data/prepare.py, and kept", "dataset_num_proc, dataset_kwargs, dataset_streaming"),
+    Note("data/prepare.py tokenises samples once and caches them", "dataset_num_proc, dataset_kwargs, dataset_streaming"),
     Note("rows have no padding", "pad_token"),
     Together("eos_token", "see bos_token", "eos_token"),
-    Note("no code of a model's directory is run", "trust_remote_code"),
+    Note("code in a model's directory is never run", "trust_remote_code"),
     Refused("change config.json in the directory of --model", "model_init_kwargs"),
     Note("all memory is planned before the start (--plan)", "ignore_bias_buffers"),
     # training steps
-    Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens",
+    Together("packs", "samples are always packed and never attend to each other; with this flag a step counts rows of max_len tokens: --train_batch_tokens",
       "packing"),
-    Note("rows are packed by best fit: no document is cut at the end of a row, and none sees another", "packing_strategy"),
-    Note("samples are always packed into rows of --row_tokens, and see only themselves", "padding_free, eval_packing, pad_to_multiple_of"),
+    Note("rows are packed by best fit: no document is cut at the end of a row or attends to another one", "packing_strategy"),
+    Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other", "padding_free, eval_packing, pad_to_multiple_of"),
     # optimizer
-    Note("the loss is the mean over the targets of a step, and logits exist for a part of the tokens at a time", "loss_type", "nll, chunked_nll"),
-    Refused("sft has the plain loss of the targets; leave it out", "loss_type", "dft"),
+    Note("the loss is the mean over the targets of a step, and logits are computed for a part of the tokens at a time", "loss_type", "nll, chunked_nll"),
+    Refused("sft has only the plain cross-entropy of the targets; leave it out", "loss_type", "dft"),
     Note("there is no dropout", "disable_dropout"),
     Same("router_aux_loss_coef", "router_aux_loss_coef"),
     # preferences and reward models
@@ -57,8 +57,8 @@ ROWS = [
     Sets("ref_mode precompute", "precompute_ref_log_probs", "true"),
     Note("the reference is computed once, before training, on packed rows", "precompute_ref_batch_size"),
     Same("ref_model", "ref_model_name_or_path, ref_model_path"),
-    Note("it is the one of DPO", "f_divergence_type", "reverse_kl"),
-    Note("it is the one of discopop", "discopop_tau", "0.05"),
+    Note("DPO uses this divergence", "f_divergence_type", "reverse_kl"),
+    Note("the loss discopop uses this value", "discopop_tau", "0.05"),
     Refused("there is no such variant of DPO here; leave it out",
       "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, f_divergence_type, f_alpha_divergence_coef, ld_alpha, use_weighting, "
       "discopop_tau"),
@@ -68,34 +68,34 @@ ROWS = [
     Same("temperature", "temperature"),
     Same("max_epochs", "num_iterations"),
     Together("generation_batch_size", "divided by num_generations: --rollout_batch_size, which counts prompts", "generation_batch_size"),
-    Together("steps_per_generation", "times per_device_train_batch_size and the ranks it is generation_batch_size", "steps_per_generation"),
+    Together("steps_per_generation", "multiplied by per_device_train_batch_size and the number of ranks: see generation_batch_size", "steps_per_generation"),
     Same("eps_clip", "epsilon"),
-    Together("epsilon_high", "beside epsilon: --eps_clip EPSILON,EPSILON_HIGH", "epsilon_high"),
+    Together("epsilon_high", "with epsilon: --eps_clip EPSILON,EPSILON_HIGH", "epsilon_high"),
     Same("dual_clip", "delta"),
-    Note("a ratio for each token is the default", "importance_sampling_level", "token"),
+    Note("the default is one ratio for each token", "importance_sampling_level", "token"),
     Sets("policy_loss_type gspo", "importance_sampling_level", "sequence"),
     Sets("advantage_estimator group_norm", "scale_rewards", "group, true"),
     Sets("advantage_estimator dr_grpo", "scale_rewards", "none, false"),
-    Refused("--advantage_estimator reinforce_baseline divides by the deviation of the batch, that of all its tokens", "scale_rewards", "batch"),
+    Refused("--advantage_estimator reinforce_baseline divides by the standard deviation over all tokens of the batch", "scale_rewards", "batch"),
     Same("reward", "reward_model_name_or_path"),
     Same("mask_truncated", "mask_truncated_completions"),
     Same("entropy_coef", "entropy_coef"),
     Note("all tokens are trained", "top_entropy_quantile", "1, 1.0"),
-    Note("all tokens are sampled", "top_k", "0, -1"),
-    Note("all tokens are sampled", "min_p", "0, 0.0"),
-    Note("all tokens are sampled", "top_p", "1, 1.0"),
-    Note("there is none", "repetition_penalty", "1, 1.0"),
-    Refused("answers are sampled from the distribution that is trained, all tokens at --temperature; generate and --sample_every have it",
+    Note("answers are sampled from all tokens", "top_k", "0, -1"),
+    Note("answers are sampled from all tokens", "min_p", "0, 0.0"),
+    Note("answers are sampled from all tokens", "top_p", "1, 1.0"),
+    Note("there is no repetition penalty", "repetition_penalty", "1, 1.0"),
+    Refused("answers are sampled from the trained distribution, all tokens at --temperature; this flag is for generate and --sample_every",
       "top_k, top_p, min_p, repetition_penalty"),
     Same("stop", "stop_strings, generation_kwargs.stop_strings, generation_kwargs.stop"),
-    Note("answers are sampled by this program, from the weights that it trains",
+    Note("this program samples answers itself, from the weights in training",
       "use_vllm, vllm_mode, vllm_model_impl, vllm_enable_sleep_mode, vllm_server_base_url, vllm_server_host, vllm_server_port, "
       "vllm_server_timeout, vllm_group_port, vllm_gpu_memory_utilization, vllm_max_model_length, vllm_tensor_parallel_size, "
       "ds3_gather_for_generation, cache_implementation, use_transformers_continuous_batching, transformers_continuous_batching_config, "
       "use_transformers_paged, num_generations_eval, num_completions_to_print, log_completions, log_multimodal, log_unique_prompts, "
       "log_completions_hub_repo"),
-    Note("answers are sampled by this program, from the weights that it trains", "vllm.tensor_parallel_size"),
-    Note("sampling and training have the same numbers; what stale answers need has --is_correction: token_truncate is tis, token_mask icepop",
+    Note("this program samples answers itself, from the weights in training", "vllm.tensor_parallel_size"),
+    Note("sampling and training compute the same probabilities; for stale answers use --is_correction: token_truncate is tis, token_mask is icepop",
       "vllm_importance_sampling_correction, vllm_importance_sampling_mode, vllm_importance_sampling_clip_max, "
       "vllm_importance_sampling_clip_min, vllm_importance_sampling_cap"),
     Refused("grpo has no such variant (docs/rl.md); leave it out",
@@ -111,46 +111,46 @@ ROWS = [
     Same("max_new_tokens", "response_length"),
     Same("model", "sft_model_path"),
     Same("reward", "reward_model_path"),
-    Note("--train_batch_size says how many answers an update has", "num_mini_batches", "1"),
-    Refused("--train_batch_size says how many answers an update has", "num_mini_batches"),
+    Note("--train_batch_size is the number of answers per update", "num_mini_batches", "1"),
+    Refused("--train_batch_size is the number of answers per update", "num_mini_batches"),
     Refused("--num_episodes N, passes over the prompts, or --max_steps N", "total_episodes"),
-    Refused("--stop_properly_coef says what an answer without an end loses", "missing_eos_penalty"),
+    Refused("--stop_properly_coef changes the reward of an answer without an end", "missing_eos_penalty"),
     Note("answers are sampled --max_sequences at a time", "local_rollout_forward_batch_size, num_sample_generations"),
-    Refused("--advantage_estimator says what is whitened; leave it out", "whiten_rewards"),
-    Refused("--critic_learning_rate: the critic is a model of its own", "vf_coef"),
+    Refused("--advantage_estimator decides on whitening; leave it out", "whiten_rewards"),
+    Refused("--critic_learning_rate: the critic is a separate model", "vf_coef"),
     # LoRA and quantisation
-    Together("use_peft", "--lora_rank, 16 if lora_r does not say another", "use_peft"),
-    Note("the task says what the adapter is for", "lora_task_type", "CAUSAL_LM, SEQ_CLS"),
+    Together("use_peft", "--lora_rank, 16 unless lora_r is given", "use_peft"),
+    Note("the task determines the adapter's purpose", "lora_task_type", "CAUSAL_LM, SEQ_CLS"),
     Together("lora_whole", "with use_peft: --lora_modules_to_save; score, the head of a reward model, is always trained", "lora_modules_to_save"),
-    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
+    Refused("adapters are LoRA or rsLoRA of whole linear layers (docs/lora.md); leave it out",
       "lora_target_parameters, lora_task_type, use_dora"),
     Sets("load_in 4bit", "load_in_4bit"),
     Sets("load_in 8bit", "load_in_8bit"),
-    Note("4 bits are NF4", "bnb_4bit_quant_type", "nf4"),
-    Note("the scales of 4 bits are quantised, too", "use_bnb_nested_quant", "true"),
-    Note("4 bits are stored two in a byte", "bnb_4bit_quant_storage"),
-    Refused("weights are stored in f32 or bf16 (--dtype), and frozen ones also in 4 or 8 bits (--load_in); leave it out",
+    Note("4-bit weights are NF4", "bnb_4bit_quant_type", "nf4"),
+    Note("the scales of 4-bit weights are quantised as well", "use_bnb_nested_quant", "true"),
+    Note("a byte stores two 4-bit weights", "bnb_4bit_quant_storage"),
+    Refused("weights are stored in f32 or bf16 (--dtype), and frozen weights also in 4 or 8 bits (--load_in); leave it out",
       "bnb_4bit_quant_type, use_bnb_nested_quant"),
     # how it is computed
     Same("dtype", "dtype"),
     Same("dtype", "torch_dtype"),
-    Note("attention is this program's own: exact, blocked, on packed rows", "attn_implementation"),
-    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits", "activation_offloading"),
+    Note("this program has its own attention: exact, blocked, on packed rows", "attn_implementation"),
+    Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits", "activation_offloading"),
     # ranks
-    Note("one rank is the default", "accelerate_config", "single_gpu"),
+    Note("the default is one rank", "accelerate_config", "single_gpu"),
     Sets("zero_stage 0", "accelerate_config", "multi_gpu"),
     Sets("zero_stage 1", "accelerate_config", "zero1"),
     Sets("zero_stage 2", "accelerate_config", "zero2"),
     Sets("zero_stage 3", "accelerate_config", "zero3, fsdp1, fsdp2"),
-    Refused("--config FILE.yaml reads accelerate's file", "accelerate_config"),
-    Refused("--config FILE.yaml reads accelerate's file; or --zero_stage and --ring_attn_size", "parallelism_config"),
+    Refused("--config FILE.yaml with accelerate's file", "accelerate_config"),
+    Refused("--config FILE.yaml with accelerate's file; or --zero_stage and --ring_attn_size", "parallelism_config"),
     Together("lora_r", "with use_peft: --lora_rank", "lora_r"),
     Together("lora_alpha", "with use_peft: --lora_alpha", "lora_alpha"),
     Together("lora_dropout", "with use_peft: --lora_dropout", "lora_dropout"),
     Together("lora_targets", "with use_peft: --lora_targets", "lora_target_modules"),
     Together("test_split", "with an eval_strategy: --eval_data DATASET[SPLIT]", "dataset_test_split"),
-    Together("reward_funcs", "--reward, a directory or FILE.py; TRL's own functions are called", "reward_funcs"),
-    Refused("rewards are those of --reward; leave it out", "multi_turn, tools"),
+    Together("reward_funcs", "--reward, a directory or FILE.py; TRL's own functions can be named", "reward_funcs"),
+    Refused("--reward provides all rewards; leave it out", "multi_turn, tools"),
 ]
 
 REWARDS = Path(__file__).resolve().parent.parent / "rewards"  # functions of TRL
@@ -161,7 +161,7 @@ def defaults(task):
     out = {"learning_rate": LEARNING_RATES[task], "num_train_epochs": "3", "per_device_train_batch_size": "8", "lr_scheduler_type": "linear",
            "warmup_ratio": "0", "adam_beta2": "0.999"}
     if task in ("sft", "pretrain", "dpo", "rm"):
-        out |= {"max_length": "1024", **({} if task == "rm" else {"truncation_mode": "keep_start"})}  # pairs of rewards are left out whole
+        out |= {"max_length": "1024", **({} if task == "rm" else {"truncation_mode": "keep_start"})}  # a reward model's pairs are dropped whole
     if task == "grpo":
         out |= {"num_generations": "8", "max_completion_length": "512", "loss_type": "dapo", "scale_rewards": "group"}
     if task == "ppo":
@@ -182,25 +182,25 @@ def complete(t):
         split = t.get("test_split", "test")
         t.set("eval_data", ",".join(f"{name}:{t.get('subset')}[{split}]" if t.has("subset") else f"{name}[{split}]" for name in t.flag("data").split(",")),
               "dataset_test_split")
-        t.note("", f"evaluation is on the split {split} of the data, as in TRL; leave eval_strategy out if there is none")
+        t.note("", f"evaluation uses the split {split} of the data, as in TRL; leave eval_strategy out if the data has no such split")
     if t.has("reward_funcs"):
         set_rewards(t)
     if t.task == "dpo" and "label_smoothing" in t.given and not {"robust", "exo_pair"} & set(t.flag("loss_type", "sigmoid").split(",")):
-        t.note(t.flags.pop("label_smoothing").where, "left out: in TRL 1.16 it is of the losses robust and exo_pair alone; --label_smoothing is that of cDPO for sigmoid, too")
+        t.note(t.flags.pop("label_smoothing").where, "ignored: in TRL 1.16 it changes only the losses robust and exo_pair; --label_smoothing here also changes sigmoid, as in cDPO")
     if t.task in ("dpo", "rm"):
-        t.note("", "in chats TRL scores also what the template puts after an answer's end of turn, such as a line break; here the end of turn is the last")
+        t.note("", "in chats TRL also scores the text that the template adds after an answer's end of turn, such as a line break; here the end of turn is the last scored token")
     samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
     if t.task == "dpo" and accumulated > 1 and "sft" in t.flag("loss_type", "sigmoid").split(","):
-        t.note("", "sft among the losses is the mean over the tokens of a step; in TRL it is that of each accumulated batch, and these count alike")
+        t.note("", "the loss sft is the mean over the tokens of a step; in TRL it is the mean over each accumulated batch, and these means have equal weights")
     t.step(samples, accumulated, t.has("packs"))
     t.answers(samples, accumulated)
     if t.task == "sft" and not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):
-        t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set, and of a completion also what the template puts after the end of the turn, such "
-                   "as a line break; here the assistant's messages are trained, to their end of turn")
+        t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set, and in completions on the text that the template adds after the end of a turn, such "
+                   "as a line break; here the targets are the assistant's messages with their end of turn")
 
 
 def targets_of(t):
-    t.note("", "PEFT's default targets depend on the architecture; --lora_targets q_proj,v_proj is that of Llama, Mistral and Qwen"
+    t.note("", "PEFT's default targets depend on the architecture; q_proj,v_proj is the default for Llama, Mistral and Qwen"
            ) if not t.has("lora_targets") and t.own["program"] != "train_gpt2" else None
     return "c_attn" if t.own["program"] == "train_gpt2" else "q_proj,v_proj"
 
@@ -210,16 +210,16 @@ def set_rewards(t):
     known = [v for v in values if (REWARDS / f"{v}.py").is_file()]
     named = [v for v in values if v not in known and "/" not in v and not v.endswith(".py")]
     if named:
-        t.flags.pop("reward_weights", None)  # one for each of the rewards that are missing
+        t.flags.pop("reward_weights", None)  # the refused names have weights, too many for the others
     if "get_soft_overlong_punishment" in named:
-        t.refuse(f'{where} "get_soft_overlong_punishment" is no reward of its own here\n  fix: --overlong_buffer 256, which '
-                 "count from --max_new_tokens, beside --reward")
+        t.refuse(f'{where} "get_soft_overlong_punishment" is not a separate reward here\n  fix: --overlong_buffer 256, a number of '
+                 "tokens before --max_new_tokens, in addition to --reward")
     elif named:
-        t.refuse(f'{where} "{named[0]}" is a function, which is not read here\n  fix: --reward FILE.py, with reward(prompts, answers, labels)')
+        t.refuse(f'{where} "{named[0]}" is a function, which this program cannot load\n  fix: --reward FILE.py, with reward(prompts, answers, labels)')
     else:
         t.set("reward", [str(REWARDS / f"{v}.py") if v in known else v for v in values], where)
         if known:
-            t.note(where, f"{' and '.join(known)} of TRL: the Python of the rewards has to have TRL, and for answers of mathematics math_verify")
+            t.note(where, f"{' and '.join(known)} of TRL: the Python that runs rewards needs TRL, and math_verify for mathematical answers")
 
 
 TRL = Peer("TRL", "1.16", ROWS, defaults, None, complete, "trainer_output", (TRAINER,))

@@ -165,8 +165,8 @@ def test_a_file_of_llama_factory(tmp_path):
     _, found, notes = converted("", tmp_path, FACTORY | {"dataset": "chats"})
     assert found == {"learning_rate": "5e-5", "max_epochs": "3", "lr_scheduler": "linear", "lr_warmup": "0", "adam_betas": "0.9,0.999", "truncation": "keep",
                      "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "input_key": "talk", "data": "data/c.json", "train_batch_size": "8"}, found
-    assert "LLaMA-Factory trains adapters unless finetuning_type says full" in notes
-    assert "holds pictures or sounds" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
+    assert "LLaMA-Factory trains adapters unless finetuning_type is full" in notes
+    assert "contains images or audio" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
 
 
 def test_functions_of_trl_are_called(tmp_path, monkeypatch):
@@ -183,27 +183,27 @@ def test_functions_of_trl_are_called(tmp_path, monkeypatch):
 
 NOT_HERE = [  # words, the task, what it does, and the fix
     ("rloo", "rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
-    ("trl kto", "kto", "learns from answers that are good or bad by themselves", "dpo, "),
+    ("trl kto", "kto", "learns from single answers labelled good or bad", "dpo, "),
     ("openrlhf.cli.train_kd", "kd", "learns a teacher's probabilities", "sft on the teacher's answers"),
     ("trl gkd", "gkd", "learns a teacher's probabilities", "sft on"),
     ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
     ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
-    ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on pictures", "models of text alone"),
+    ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on images", "a text model with"),
     ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo")]
 WORDS = [
-    (f"sft {TRL} --use_dora", "--use_dora has no meaning here\n  fix: there are LoRA and rsLoRA"),
-    (f"sft {TRL} --bf16 3", '--bf16 "3" is no value of that flag\n  fix: true or false'),
+    (f"sft {TRL} --use_dora", "--use_dora has no meaning here\n  fix: adapters are LoRA or rsLoRA"),
+    (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true or false'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
     (f"sft {TRL} --epsilon_high 4", "--epsilon_high belongs to grpo, ppo, not to sft"),
-    (f"grpo {TRL} --num_generations 7", "is no multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
-    (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which is not read here\n  fix: --reward FILE.py'),
-    (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is no reward of its own here\n  fix: --overlong_buffer 256"),
-    (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no word of weights
-    (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
+    (f"grpo {TRL} --num_generations 7", "is not a multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
+    (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which this program cannot load\n  fix: --reward FILE.py'),
+    (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is not a separate reward here\n  fix: --overlong_buffer 256"),
+    (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no message about weights
+    (f"grpo {TRL} --top_p 0.9", "answers are sampled from the trained distribution"),
     ("megatron sft --model M --dataset a/b --save O --moe_expert_capacity_factor 1.25", '--moe_expert_capacity_factor "1.25" has no meaning here\n  fix: no token is dropped'),
-    ("megatron sft --model M --dataset a/b --save O --load D", '--load "D" has no meaning here\n  fix: --model is a Hugging Face directory'),
-    ("megatron sft --model M --dataset a/b --save O --lr_decay_style linear --min_lr 1e-6", "--min_lr is not 0, but --lr_scheduler linear has no such end"),
-    (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
+    ("megatron sft --model M --dataset a/b --save O --load D", '--load "D" has no meaning here\n  fix: --model, --adapter and --ref_model take'),
+    ("megatron sft --model M --dataset a/b --save O --lr_decay_style linear --min_lr 1e-6", "--min_lr is not 0, but --lr_scheduler linear has no minimum"),
+    (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size splits sequences"),
     (f"sft {OPENRLHF} --pretrain_mode", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out"),
     (f"sft {OPENRLHF} --ds.param_dtype fp16", '--ds.param_dtype "fp16" has no meaning here\n  fix: --dtype bf16 or f32'),
     (f"sft {OPENRLHF} --critic.model_name_or_path C", "belongs to ppo, not to sft"),  # is not the model
@@ -214,15 +214,15 @@ WORDS = [
     ("sft --config missing.yml", "cannot read missing.yml: No such file"),
 ]
 LINES = [
-    (LORA | {"lora_modules_to_save": ["norm"]}, 'has "norm", but beside adapters only the embedding and the head'),
+    (LORA | {"lora_modules_to_save": ["norm"]}, 'has "norm", but only the embedding and the head'),
     ({"adapter": "lora"}, '"lora" needs lora_r, which has no default in Axolotl\n  fix: --lora_rank 16'),
     ({"datasets": [{"path": ["a/b"]}]}, 'the path of datasets in c.yml is ["a/b"], not a name'),
-    ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is no form of records that is read'),
-    ({"chat_template": "gemma3"}, '"gemma3" is a template that is not here'),
+    ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is not a supported format of records'),
+    ({"chat_template": "gemma3"}, '"gemma3" is an unknown template'),
     ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
-    ({"rl": "kto"}, 'rl in c.yml: there is no task "kto", which learns from answers that are good or bad by themselves\n  fix: dpo, with pairs'),
+    ({"rl": "kto"}, 'rl in c.yml: there is no task "kto", which learns from single answers labelled good or bad\n  fix: dpo, with pairs'),
     ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: one of'),
-    (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not name the same"),
+    (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not match the same"),
     ({"train_on_inputs": True}, "train_on_inputs in c.yml has no meaning here"),
     ({"qat": {"weight_dtype": "int4", "group_size": 8}}, "qat in c.yml has no meaning here"),
     ({"datasets": [{"path": "a/b", "field_instruction": "x"}, {"path": "c/d", "field_instruction": "y"}]}, "field_instruction differs between data sets: x, y"),
@@ -235,7 +235,7 @@ REFUSED = [
     ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" has no meaning here'),
     ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
     ("", FACTORY | {"dataset": "identity"}, 'train_llama: dataset in c.yml "identity" is a name in LLaMA-Factory\'s data/dataset_info.json, which is not here'),
-    ("", AXOLOTL | {"model_type": "Llama4ForConditionalGeneration"}, "model_type in c.yml Llama4ForConditionalGeneration reads pictures")]
+    ("", AXOLOTL | {"model_type": "Llama4ForConditionalGeneration"}, "model_type in c.yml Llama4ForConditionalGeneration reads images")]
 
 
 @pytest.mark.parametrize("words, config, message", REFUSED)
@@ -271,7 +271,7 @@ def test_what_changes_is_said(tmp_path):
                       "--assistant_only_loss --truncation_mode keep_start", tmp_path)[2]
     assert "defaults" not in notes and "trains on all tokens" not in notes
     notes = converted("", tmp_path, AXOLOTL)[2]
-    assert "at most 100 of them" in notes and "M is not on this machine: whether its family is one of ours is seen when a run begins" in notes
+    assert "at most 100 steps" in notes and "M is not on this machine; a run checks at its start whether this program supports its architecture" in notes
     assert "OpenRLHF cuts them" in converted(f"sft {OPENRLHF}", tmp_path)[2]
 
 
@@ -279,7 +279,7 @@ def test_special_tokens_must_be_the_tokenizer_s(tmp_path):
     line = f"sft --model '{DEMO}' --dataset_name D --output_dir O --eos_token"
     assert "<|end|> is the tokenizer's own" in converted(f"{line} '<|end|>'", tmp_path)[2]
     assert f'--eos_token is "</s>", but the tokenizer in {DEMO} has "<|end|>"' in refused(f"{line} </s>", tmp_path)
-    assert '"E": this can only be compared with the tokenizer once M is here' in call(f"sft {TRL} --eos_token E", tmp_path).stderr
+    assert '"E" can only be compared with the tokenizer once M is on this machine' in call(f"sft {TRL} --eos_token E", tmp_path).stderr
 
 
 def test_the_model_is_looked_at_where_it_is_at_hand(tmp_path):

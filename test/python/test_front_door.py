@@ -104,7 +104,7 @@ def test_openrlhf_long_context(home):
 
 def test_openrlhf_dpo_ring_evaluates_on_the_split_test(home):
     said = first_step(home, [*words(DPO_RING), "--ref_model", MODELS[0]], ranks=2)
-    assert "note: eval.dataset is read from its split test, as in OpenRLHF\n" in said and f"note: {MODELS[0]} is " in said
+    assert "note: eval.dataset is read from its test split, as in OpenRLHF\n" in said and f"note: {MODELS[0]} is " in said
 
 
 # ---- TRL ----------------------------------------------------------------------------------------------------------------------------
