@@ -363,13 +363,13 @@ def refuse_lost(lost, messages):
     number, what = WORD.fullmatch(lost[0]).groups()
     message, what = messages[int(number)], "reasoning" if what == "thought" else re.sub("^calls*$", "tool calls", what)
     if what == "tools":
-        raise DataError("has tools, of which the chat template shows nothing",
+        raise DataError("has tools, which the chat template does not render",
                          "leave 'tools' out, or take a template for tools: --tokenizer_chat_template FILE")
     fix = "leave it out, or take a template that shows it: --tokenizer_chat_template FILE"
     if what == "content" and message["role"] not in ROLES:
         fix = f"write one of the roles {', '.join(ROLES)}, {fix}"
     beside = " beside tool calls" if what == "content" and "tool_calls" in message else ""
-    raise DataError(f"has {what}{beside} in a message of the role {message['role']!r}, of which the chat template shows nothing", fix)
+    raise DataError(f"has {what}{beside} in a message of the role {message['role']!r}, which the chat template does not render", fix)
 
 
 class Turns:

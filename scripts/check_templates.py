@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prepares chats with every chat template of TRL, and compares the trained text with TRL's own marks. The table is in docs/data.md.
+"""Prepares chats with every chat template of TRL, and compares the targets with TRL's own marks. The table is in docs/data.md.
 
     scripts/check_templates.py [--trl DIR] [--write]      DIR: TRL, installed or unpacked (default: .venv-compare); any folder of .jinja files
 
 TRL has two versions of many templates: the original, and NAME_training.jinja with {% generation %} marks around the trained text.
-data/prepare.py infers the trained text of the original, and follows the marks of the other, so the versions check each other. Each message
-of the chats has a word of its own; whatever the twin says, the trained text must hold the assistant's words and no others.
+data/prepare.py infers the trained text of the original and follows the marks of its twin, so the two versions check each other. Each message
+of the chats contains a unique word; regardless of the twin's marks, the assistant's words, and no others, must be trained.
 """
 import argparse
 import glob
@@ -26,7 +26,7 @@ from tokenizer import Tokenizer  # noqa: E402
 
 PAGE = ROOT / "docs" / "data.md"
 BEGIN, END = "<!-- made by scripts/check_templates.py --write -->\n", "<!-- end -->\n"
-# What looks like a special token: <|im_end|>, <turn|>, [|user|], <｜User｜>, <s>, <end_of_turn>, [INST].
+# Text that looks like a special token: <|im_end|>, <turn|>, [|user|], <｜User｜>, <s>, <end_of_turn>, [INST].
 SPECIAL = re.compile(r"<\|[\w /]+\|?>|\[\|\w+\|\]|<[\w ]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]")
 BOS, EOS = "<bos>", "<eos>"
 EMPTY = re.compile(r"\s*(<think>\s*</think>\s*)?")
@@ -65,11 +65,11 @@ CHATS = {
 
 
 class Outcome(NamedTuple):
-    """What became of a chat: its tokens as text and which are trained, or why it was refused."""
+    """Result of preparing a chat: its tokens as text and their target mask, or the reason for a refusal."""
 
     tokens: list = []
     mask: list = []
-    prompt: str = ""  # what asks for the first answer
+    prompt: str = ""  # the text before the first answer
     open_turns: int = 0  # answers after which no special token is trained
     refusal: str = ""
 
@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 
 
 def save_tokenizer(folder, templates):
-    """A byte-level BPE without merges, with all that looks like a special token in the templates."""
+    """Saves a byte-level BPE without merges. Its special tokens are all texts in the templates that look like one."""
     from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -103,26 +103,26 @@ class Preparer:
         except DataError as error:
             return Outcome(refusal=re.sub(r" \(roles: .*\)$", "", error.what.removeprefix("record 1 of the chat: ")))
         if not len(lot.tokens):
-            return Outcome(refusal="nothing of it is trained")
+            return Outcome(refusal="no token is trained")
         prompt, _ = self.recipe.template.prompt([user(0)], {"tools": None, **fields.get("chat_template_kwargs", {})})
         return Outcome([self.tokenizer.hf.decode([i]) for i in lot.tokens], lot.mask.tolist(), prompt, lot.counts["open turns"])
 
 
 def words(fields):
-    """The assistant's words, and the words of all others."""
+    """Returns the assistant's words, and the words of all other roles."""
     found = set(re.findall(r"(?:rule|question|answer|result)\d", str(fields)))
     return {word for word in found if word.startswith("answer")}, {word for word in found if not word.startswith("answer")}
 
 
 def faults(outcome, fields):
-    """Sentences about words that are trained and should not be, or the other way round. A template may leave reasoning out."""
+    """Yields sentences about wrongly trained, untrained or lost words. A template may omit reasoning."""
     own, others = words(fields)
-    yield from (f"`{word}`, which is not the assistant's, is trained" for word in sorted(others) if word in outcome.trained())
-    yield from (f"`{word}` of the assistant's is not trained" for word in sorted(own) if word in outcome.trained(0))
+    yield from (f"`{word}` of another role is trained" for word in sorted(others) if word in outcome.trained())
+    yield from (f"the assistant's `{word}` is not trained" for word in sorted(own) if word in outcome.trained(0))
     contents = {word for word in own if word in "answer1 answer3"}
-    yield from (f"`{word}` of the assistant's is lost" for word in sorted(contents) if word not in "".join(outcome.tokens))
+    yield from (f"the assistant's `{word}` is lost" for word in sorted(contents) if word not in "".join(outcome.tokens))
     if "'type': 'text'" in "".join(outcome.tokens):
-        yield "a list of parts is written as Python prints it"
+        yield "a list of parts is rendered as a Python list"
 
 
 def differences(outcome, twin):
@@ -139,7 +139,7 @@ def is_convention(outcome, marked, text, leads):
 
 
 def verdict(outcome, twin, fields):
-    """Signs of SIGNS, or a sentence."""
+    """Returns signs of SIGNS, or a sentence on the difference."""
     if outcome.refusal:
         return f"refused: {outcome.refusal}"
     wrong = list(faults(outcome, fields))
@@ -157,14 +157,14 @@ def verdict(outcome, twin, fields):
 
 SIGNS = {
     "=": "the marks train the same tokens",
-    "~": "the marks train, too, what the generation prompt holds (`<|im_start|>assistant`), an empty think block, or the line break after the turn",
-    "✓": "there are no marks for this text, and the assistant's words are trained and no others",
-    "°": "no special token ends the turn, so stopping is not learnt; preparing says so (GLM ends a turn by beginning the user's, `<|user|>`)",
+    "~": "the marks also train the generation prompt (`<|im_start|>assistant`), an empty think block, or the line break after the turn",
+    "✓": "this text has no marks to compare with; the assistant's words, and no others, are trained",
+    "°": "no special token ends the turn, so the model does not learn to stop; prepare.py reports this (GLM ends a turn with the start of the user's turn, `<|user|>`)",
 }
 
 
 def check(plain, marked=None):
-    """Returns {chat: verdict} for a template, with its twin's text if it has one."""
+    """Returns {chat: verdict} for a template and, if it has one, its twin."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(folder, [text for text in (plain, marked) if text])
         preparer, twin = Preparer(folder, plain), marked and Preparer(folder, marked)
@@ -172,7 +172,7 @@ def check(plain, marked=None):
 
 
 def table(templates):
-    """A table in Markdown of {name: text}, in which NAME_training is the twin of NAME, and the sentences that its numbers stand for."""
+    """Returns a Markdown table for {name: text}, followed by its legend and numbered sentences. NAME_training is the twin of NAME."""
     rows, notes = [], {}
     plain = [name for name in templates if not name.endswith("_training")]
     for name in plain:
@@ -188,14 +188,14 @@ def table(templates):
 def find_templates(folder):
     paths = sorted(Path(folder).rglob("*.jinja"), key=lambda path: path.stem)
     if not paths:
-        sys.exit(f"{folder}: holds no template (*.jinja)\n  fix: --trl with the directory of TRL, or scripts/install_compare.sh")
+        sys.exit(f"{folder} contains no template (*.jinja)\n  fix: --trl with the directory of TRL, or scripts/install_compare.sh")
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl", default=next(iter(glob.glob(str(ROOT / ".venv-compare/lib/*/site-packages/trl"))), ".venv-compare"))
-    parser.add_argument("--write", action="store_true", help="into docs/data.md")
+    parser.add_argument("--write", action="store_true", help="update the table in docs/data.md")
     options = parser.parse_args()
     text = table(find_templates(options.trl))
     if not options.write:

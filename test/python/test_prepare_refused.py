@@ -159,8 +159,8 @@ def called(*calls, **message):
     return {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [*calls], **message}, {"role": "tool", "content": "sunny"}, *ANSWER]}
 
 
-CRITIC = "has content in a message of the role 'critic', of which the chat template shows nothing"
-CALLS = "has tool calls in a message of the role 'assistant', of which the chat template shows nothing\n  fix: "
+CRITIC = "has content in a message of the role 'critic', which the chat template does not render"
+CALLS = "has tool calls in a message of the role 'assistant', which the chat template does not render\n  fix: "
 
 
 @pytest.mark.parametrize("template, record, lost", [
@@ -176,7 +176,7 @@ CALLS = "has tool calls in a message of the role 'assistant', of which the chat 
     (CALLING.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"), called({"function": LOOK}, content="Now"),
      "has content beside tool calls in a message of the role 'assistant'"),
     (CHATML, SAID | {"tools": [{"type": "function", "function": {"name": "look"}}]},
-     "has tools, of which the chat template shows nothing\n  fix: leave 'tools' out, or take a template for tools"),
+     "has tools, which the chat template does not render\n  fix: leave 'tools' out, or take a template for tools"),
     (CHATML, {"messages": [QUESTION[0] | {"images": ["a.png"]}, *ANSWER]}, "has images in a message of the role 'user'"),
     (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"function_calls": "look()"}]}, "has function_calls in a message of the role 'assistant'"),
     (CALLING, {"messages": [*QUESTION, ANSWER[0] | {"reasoning": "a", "thinking": "b"}]}, "messages[1] has reasoning and thinking, which differ"),
