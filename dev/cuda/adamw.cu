@@ -1,8 +1,8 @@
 // adamw_update: m, v and params from grads, element by element                                       Contract: llmc/ops/adamw.h
 //
-// Timed with 2^24 parameters in bf16. Elementwise: grads, m, v, params in, m, v, params out: 28 bytes a parameter, also in bf16,
-// where a parameter is 2 bytes and the lower half of its float 2 more. No access has anything to do with another one, so this
-// ladder is about not moving, and not computing, what need not be.
+// Timed with 2^24 parameters in bf16. The op reads grads, m, v and params, and writes m, v and params: 28 bytes per parameter, also
+// in bf16, where a parameter is 2 bytes and the lower half of its float another 2. Elements are independent of each other, so this
+// ladder removes redundant memory traffic and redundant arithmetic.
 #include "../../llmc/ops/adamw.cuh"
 #include "../../test/reference_adamw.h"
 #include "common.h"
@@ -11,8 +11,8 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a kernel for each line of the formula --------------------------------------------------------------------------
 //
-// As a framework that composes elementwise ops would do it: m, then v, then the parameter. 12 + 12 + 16 bytes, 40 where 28 would
-// do.
+// A framework that composes elementwise ops runs these kernels: m, then v, then the parameter. They move 12 + 12 + 16 = 40 bytes
+// instead of 28.
 
 __global__ void adamw_m_kernel1(float *m, const float *grads, AdamWFactors f, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -41,9 +41,9 @@ template <class X> void adamw_update1(Cuda<X> dev, Floats<X> params, float *m, f
 
 // ---- version 2: one kernel -----------------------------------------------------------------------------------------------------
 //
-// 28 bytes. But the formula is copied from the paper: each thread raises the betas to the power of the step again, in double, for
-// the same two numbers. Compiled for sm_90 it has 623 instructions, 194 of them in double, for which most GPUs have few units
-// (version 3: 235 and none): arithmetic limits an op that has none to speak of.
+// This kernel moves 28 bytes. But it copies the formula from the paper: every thread computes the same two powers of the betas, in
+// double. Compiled for sm_90 it has 623 instructions, 194 of them in double, for which most GPUs have few units (version 3: 235 and
+// none). So arithmetic limits an elementwise op.
 
 template <class X> __global__ void adamw_kernel2(Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -63,8 +63,8 @@ template <class X> void adamw_update2(Cuda<X> dev, Floats<X> params, float *m, f
 
 // ---- version 3: common factors are computed once -------------------------------------------------------------------------------
 //
-// The host turns the settings into eight float factors (AdamWFactors), in double where it matters: 1 - 0.999f is off by 1e-5. A
-// square root and two divisions are left. Loads are of 4 bytes.
+// The host computes eight float factors from the settings (AdamWFactors), in double because 1 - 0.999f has a relative error of 1e-5.
+// A thread computes only a square root and two divisions. Loads have 4 bytes.
 
 template <class X>
 __global__ void adamw_kernel3(Floats<X> params, float *m, float *v, const float *grads, AdamWFactors f, size_t n) {
@@ -83,10 +83,10 @@ template <class X> void adamw_update3(Cuda<X> dev, Floats<X> params, float *m, f
 
 // ---- version 4: llmc/ops/adamw.cuh ---------------------------------------------------------------------------------------------
 //
-// Four parameters a thread, 16 bytes per load. The memory's bandwidth is the limit.
+// Each thread updates four parameters with 16-byte loads. The memory bandwidth is the limit.
 
 template <class X> struct AdamWUpdate {
-    static constexpr size_t step = 3;  // the step that runs, from the state after the earlier ones
+    static constexpr size_t step = 3;  // the step that runs, on the state after steps 1 and 2
     size_t n;
     std::vector<float> grads;
     AdamWState state;

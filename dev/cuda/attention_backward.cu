@@ -1,12 +1,12 @@
-// Attention backward in bf16. Contract and formulas: llmc/ops/attention.h. All versions are the op's middle part: from what
-// attention_forward and attention_backward_begin left, lse and delta, they compute P and dS again and add to dq32, dk32 and dv32
-// what some of the queries and some of the keys make. dQ is a sum over keys, dK and dV are sums over queries: two kernels, so that
-// every sum has one owner and a fixed order, without atomics.
+// Attention backward in bf16. Contract and formulas: llmc/ops/attention.h. All versions are the op's middle part: from lse of
+// attention_forward and delta of attention_backward_begin they recompute P and dS, and add the contribution of some queries and some
+// keys to dq32, dk32 and dv32. dQ is a sum over keys, dK and dV are sums over queries. Two kernels give every sum one owner and a fixed
+// order, without atomics.
 //
-// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 10 D for each visible pair of
-// query and key and each head, half of T^2 for one document: 344 GFLOP. That is what five products need; with two kernels Q K^T and
-// dO V^T are computed twice, so the versions really make 14 D. Q, K, V, dO and the float gradients are 185 MB: limited by
-// arithmetic, if each is read about once.
+// Timed with one document of 4096 tokens, 32 query heads, 8 key heads, D 128. FLOP are counted as 10 D for each visible pair of query
+// and key and each head, half of T^2 pairs for one document: 344 GFLOP. This is the count for five products; the two kernels compute
+// Q K^T and dO V^T twice, so the versions run 14 D. Q, K, V, dO and the float gradients have 185 MB. If each is read about once,
+// arithmetic is the limit.
 //
 //   version                           in dQ: K and V    in dK, dV: Q and dO    limited by
 //                                     are read for      are read for
@@ -14,13 +14,13 @@
 //   2 a warp per row                  one query         one key                twenty shuffles for 7 D / 32 multiply-adds a lane
 //   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply-add
 //   4 mma.sync, two stages            64 queries        64 keys                mma.sync and shared memory (wgmma would be next)
-//   5 shipped: one part is the whole  64 queries        64 keys                the same; of one part the keys' blocks are more, and equal
+//   5 shipped: one part is the whole  64 queries        64 keys                the same; with one part more and equal blocks of keys
 //                                                                             (on Hopper: llmc/ops/attention_hopper_backward.cuh)
 #include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
 
-// What comes in besides, and both sides of one pair of query and key. Rows are local: of queries, and of keys.
+// The further inputs of the backward pass, and the scores of one pair of query and key. Rows are local rows of queries or of keys.
 struct BackwardPart : Part {
     Heads<const bf16> dout;
     const float *lse, *delta;
@@ -33,7 +33,7 @@ struct BackwardPart : Part {
     }
 };
 
-// f(head, query) for the group's heads and the queries that see the key
+// Calls f(head, query) for the heads of the group and the queries that see the key.
 template <class F> __device__ void for_each_query(const BackwardPart &part, int position, size_t kv, F f) {
     const int end = first_unseeing(part.first_key, {{position, position + 1, 0}, 0, INT32_MAX, 0}, part.q_pieces);
     for (size_t h = kv * part.shape.group(); h < (kv + 1) * part.shape.group(); h++)
@@ -42,8 +42,8 @@ template <class F> __device__ void for_each_query(const BackwardPart &part, int 
 
 // ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
-// By the definition, a thread per query and head for dQ, one per key and key head for dK and dV. As a row is too long for the
-// registers of one thread, they add to it in memory.
+// The definition, with a thread per query and head for dQ, and one per key and key head for dK and dV. A row is too long for the
+// registers of one thread, so each thread adds to its row in memory.
 
 constexpr int naive_threads = 64;
 
@@ -89,8 +89,8 @@ void attention_backward_part1(CudaBf16 dev, AttentionGrads grads, const Backward
 
 // ---- version 2: a warp per row -------------------------------------------------------------------------------------------------
 //
-// The same with rows spread over 32 lanes, whose registers hold the sums; they read 32 neighbours at a time. Both dot products of a
-// pair end in a sum over the warp.
+// The 32 lanes of a warp share a row: their registers hold the sums, and each load reads 32 neighbouring elements. Both dot products
+// of a pair end with a sum over the warp.
 
 constexpr int warps = 4;
 
@@ -135,7 +135,7 @@ void attention_backward_part2(CudaBf16 dev, AttentionGrads grads, const Backward
 
 // ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
 //
-// What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
+// The shipped kernel for float (llmc/ops/attention_f32.cuh): 16 rows of queries share tiles of 16 keys in shared memory, or vice versa.
 
 void attention_backward_part3(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
     launch(dev, attention::attention_backward_queries_kernel3<bf16>,
@@ -148,8 +148,8 @@ void attention_backward_part3(CudaBf16 dev, AttentionGrads grads, const Backward
 
 // ---- version 4: mma.sync, two stages -------------------------------------------------------------------------------------------
 //
-// What versions 4 and 5 of attention_forward bring, in one step: tiles on tensor cores, P and dS in registers from one product to
-// the next, the next tile on its way while one is multiplied.
+// The changes of versions 4 and 5 of attention_forward in one step: tiles on tensor cores, P and dS in registers between two products,
+// and a prefetch of the next tile during the products of the current one.
 
 void attention_backward_part4(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
     float *no_scratch = nullptr;
@@ -158,9 +158,9 @@ void attention_backward_part4(CudaBf16 dev, AttentionGrads grads, const Backward
 
 // ---- version 5: one part is the whole ------------------------------------------------------------------------------------------
 //
-// As in attention_forward 6, gradients are written once and not added to. And blocks of version 4 walk over all query heads of a group: with 2 KV
-// heads and 8192 tokens there are 256 of them, fewer than an H100 runs at a time, so that all others wait for the longest. Here the heads of a group
-// are split among blocks until there are 1024, whose sums another kernel adds up in a fixed order.
+// As in attention_forward 6, the kernel writes each gradient once instead of adding to it. A block of version 4 loops over all query heads of a
+// group: with 2 KV heads and 8192 tokens there are 256 blocks, fewer than an H100 runs at a time, so the longest block determines the time. Here the
+// heads of a group are split among blocks until there are 1024 blocks, and another kernel adds their sums in a fixed order.
 
 template <class X> struct AttentionBackward : AttentionRow {
     DeviceArray<bf16> dout, out, dqkv;    // (T, H, D) twice, (T, (H+2*KV)*D)

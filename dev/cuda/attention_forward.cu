@@ -1,20 +1,20 @@
-// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys first_key[p] .. p, so all
-// kinds of masks are one. All versions are the op's middle part: they merge what some of the queries see of some of the keys into
+// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys first_key[p] .. p; this
+// rule covers all kinds of masks. All versions are the op's middle part: they merge the attention of some queries to some keys into
 // (out32, lse).
 //
-// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of
-// query and key and each head, so half of T^2 for one document: 137 GFLOP. Q, K, V and the float result are 117 MB: 1200 FLOP a
-// byte, limited by arithmetic if each is read about once. No version writes scores to memory; the versions differ in who shares the
-// reading of K and V.
+// Timed with one document of 4096 tokens, 32 query heads, 8 key heads, D 128. FLOP are counted as 4 D for each visible pair of query
+// and key and each head, half of T^2 pairs for one document: 137 GFLOP. Q, K, V and the float result have 117 MB, so there are 1200
+// FLOP per byte; if each is read about once, arithmetic is the limit. No version writes scores to memory; the versions differ in the
+// number of queries that share one read of K and V.
 //
 //   version                          K and V are   FLOP per byte   limited by
 //                                    read for      of K and V
-//   1 a thread per query and head    one query     2/3             adding to a row in memory for every key: 8 D bytes for 6 D FLOP
+//   1 a thread per query and head    one query     2/3             adding to a row in memory for every key: 8 D bytes per 6 D FLOP
 //   2 a warp per query and head      one query     1               five shuffles, two exponentials for D / 16 multiply-adds a lane
 //   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply-add
 //   4 mma.sync, one stage            128 queries   128             waiting: no products while a tile of keys arrives
 //   5 two stages                     128 queries   128             mma.sync and the exponentials (wgmma would be next)
-//   6 shipped: one part is the whole 128 queries   128             the same; of one part without floats in memory
+//   6 shipped: one part is the whole 128 queries   128             the same; with one part no floats in memory
 //                                                                  (on Hopper: attention_hopper 4)
 #include "attention_common.h"
 
@@ -22,8 +22,8 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a thread per query and head ------------------------------------------------------------------------------------
 //
-// By the definition, in two passes over the keys: the first gives lse, the second computes each score again and adds up P V, right
-// in memory, as a row is too long for the registers of one thread. Neighbouring threads are at the same key most of the time.
+// The definition, in two passes over the keys: the first computes lse, the second recomputes each score and sums P V in memory,
+// because a row is too long for the registers of one thread. Neighbouring threads are at the same key most of the time.
 
 constexpr int naive_threads = 64;
 
@@ -43,7 +43,7 @@ __global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
     });
     const float part_lse = largest + logf(sum);
     const float weight = merge_lse(lse + h * part.shape.T + row, part_lse, sum > 0, true);
-    if (sum == 0) return;  // sees no key of this part
+    if (sum == 0) return;  // the query sees no key of this part
     float *out = out32 + (row * part.shape.H + h) * part.shape.D;
     for (size_t d = 0; d < part.shape.D; d++) out[d] *= 1 - weight;
     for_each_row(part.k_pieces, first, end, [&](size_t key) {
@@ -60,8 +60,8 @@ void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part 
 
 // ---- version 2: a warp per query and head --------------------------------------------------------------------------------------
 //
-// One pass, by the online softmax: the sum under an old maximum is rescaled at a larger score. The row of the sum is held
-// in the registers of 32 lanes, which also read K and V 32 neighbours at a time. A dot product ends in a sum over the warp.
+// One pass with the online softmax: a larger score rescales the sum relative to the old maximum. The registers of 32 lanes hold the
+// row of the sum, and each load of K and V reads 32 neighbouring elements. A dot product ends with a sum over the warp.
 
 constexpr int warps = 4;
 
@@ -93,7 +93,7 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
 
 // ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
 //
-// What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
+// The shipped kernel for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory, without tensor cores.
 
 void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     launch(dev, attention::attention_forward_kernel3<bf16>,
@@ -103,9 +103,9 @@ void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part 
 
 // ---- version 4: mma.sync, one stage --------------------------------------------------------------------------------------------
 //
-// Scores are accumulators in registers, and rounded to bf16 they are the left operand of P V (llmc/ops/attention_tile.cuh). There
-// is one tile of keys, so that a block waits for its arrival, then multiplies, and only then fetches the next; and every score is
-// masked.
+// The scores are accumulators in registers; rounded to bf16 they become the left operand of P V (llmc/ops/attention_tile.cuh). Shared
+// memory has one tile of keys, so a block waits for the tile, multiplies it, and only then loads the next one. Every score goes
+// through the mask.
 
 template <int width> struct OneStage {
     Tile<ForwardShape<width>::queries, width> q;
@@ -164,15 +164,15 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
 
 // ---- version 5: two stages -----------------------------------------------------------------------------------------------------
 //
-// The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied;
-// blocks with the longest rows start first.
+// The next tile of keys is loaded during the products of the current one. Fully visible tiles skip the mask, and fully masked tiles are
+// skipped as a whole. The blocks with the longest rows start first.
 
 void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) { add_part(dev, out32, lse, part); }
 
 // ---- version 6: one part is the whole ------------------------------------------------------------------------------------------
 //
-// Parts are merged in floats, which are cleared before, read and written by each part, and rounded at the end: 18 bytes an element of the result. A
-// rank that has all keys needs none of that: the kernel writes bf16, 2 bytes. For documents of 1k tokens that is a third of the time.
+// Parts are merged in floats. These are cleared first, read and written by each part, and rounded at the end: 18 bytes per element of the result.
+// On a rank with all keys the kernel writes bf16 directly, 2 bytes. For documents of 1k tokens the difference is a third of the time.
 
 template <class X> struct AttentionForward : AttentionRow {
     DeviceArray<bf16> out;

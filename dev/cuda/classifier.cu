@@ -86,7 +86,7 @@ __global__ void classifier_kernel2(HeadStats stats, X *dlogits, const float *log
         return;
     }
     const size_t y = size_t(targets[r]);
-    const float target = row[y];  // now: dlogits may take its place
+    const float target = row[y];  // before dlogits overwrites it
     float max = -INFINITY, earlier = 0;
     for (size_t v = threadIdx.x; v < V; v += blockDim.x) max = fmaxf(max, row[v]);
     max = block_max(max, partial);

@@ -1,8 +1,8 @@
 // embedding_backward: dw[tokens[t]] += dout[t]                                                     Contract: llmc/ops/embedding.h
 //
-// Timed with T 8192, V 32000, C 4096 in bf16. A scatter with collisions: the same token may stand anywhere in the text, and each
-// row of dw must add up its tokens in the order of the text, so that every version gives the bits of the CPU. Float atomics do
-// not. Moved at least: T C elements of dout, and each row of dw that occurs, in and out.
+// Timed with T 8192, V 32000, C 4096 in bf16. The op is a scatter with collisions: a token may occur anywhere in the text, and each
+// row of dw must add its tokens in the order of the text, so that every version gives the same bits as the CPU. Float atomics have no
+// fixed order. The op reads at least T C elements of dout, and reads and writes each row of dw whose token occurs.
 #include "../../llmc/ops/embedding.cuh"
 
 #include <set>
@@ -13,9 +13,9 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a thread per vocabulary entry ----------------------------------------------------------------------------------
 //
-// Each entry looks through the whole text for itself. No two threads share a row of dw, so nothing can collide. V T comparisons,
-// though the tokens come from cache; worse, a thread that finds one adds C channels on its own, with neighbours that look
-// elsewhere.
+// Each thread searches the whole text for its entry. No two threads share a row of dw, so there are no collisions. The threads make
+// V T comparisons, although with tokens from cache. Worse, a thread that finds a token adds C channels alone, and its neighbours read
+// other addresses.
 
 template <class X>
 __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V, size_t C) {
@@ -33,8 +33,8 @@ void embedding_backward1(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
 
 // ---- version 2: a thread per channel -------------------------------------------------------------------------------------------
 //
-// The CPU's way: threads share the channels, and each goes through the text. T steps instead of V T, and a warp reads and writes
-// 32 neighbouring channels. But C threads are few, and each step waits for memory: the next token may be the same row of dw.
+// As on the CPU, threads divide the channels, and each walks through the text: T steps instead of V T, and a warp reads and writes 32
+// neighbouring channels. But C threads are few, and each step waits for memory, because the next token may have the same row of dw.
 
 template <class X>
 __global__ void embedding_backward_kernel2(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
@@ -50,11 +50,11 @@ void embedding_backward2(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
 
 // ---- version 3: a warp per part of the vocabulary and slice of the channels ----------------------------------------------------
 //
-// Both at once: the vocabulary is dealt out to `parts` warps, token v to warp v % parts, and each looks through the text for
-// tokens of its part, 256 warps for each slice of 32 channels. Whoever reads a token that is not its own loses one step, not a
-// trip to dw; with 256 parts that is nearly every one, and T such steps, one after the other, are what limits it.
+// This version combines both: warp v % parts owns token v, and each warp searches the text for its tokens, with 256 warps for each
+// slice of 32 channels. A token of another warp costs one step, without an access to dw. With 256 parts nearly every token belongs to
+// another warp, so the T sequential steps are the limit.
 
-constexpr unsigned part_warps = 8;  // of a block
+constexpr unsigned part_warps = 8;  // per block
 constexpr size_t part_blocks = 32;
 
 template <class X>
@@ -73,8 +73,8 @@ void embedding_backward3(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
 
 // ---- version 4: 32 tokens at a time --------------------------------------------------------------------------------------------
 //
-// The lanes look at 32 different tokens, and __ballot_sync tells all of them which are their warp's: T / 32 steps, and then one
-// for each token found. No lane may leave early, as the others wait for its vote.
+// The lanes read 32 different tokens, and __ballot_sync tells all lanes which tokens belong to their warp: T / 32 steps, plus one step
+// for each token found. No lane may exit early, because the others wait for its vote.
 
 template <class X>
 __global__ void embedding_backward_kernel4(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
@@ -82,7 +82,7 @@ __global__ void embedding_backward_kernel4(float *dw, const X *dout, const int32
     const size_t c = blockIdx.y * size_t(32) + lane;
     for (size_t t0 = 0; t0 < T; t0 += 32) {
         const bool ours = t0 + lane < T && unsigned(tokens[t0 + lane]) % parts == part;
-        for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {  // lowest bit first: the order of the text
+        for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {  // lowest bit first: in text order
             const size_t t = t0 + __ffs(left) - 1;
             if (c < C) dw[size_t(tokens[t]) * C + c] += float(dout[t * C + c]);
         }
@@ -96,7 +96,7 @@ void embedding_backward4(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
 
 // ---- version 5: llmc/ops/embedding.cuh -----------------------------------------------------------------------------------------
 //
-// The same with 16 bytes of dout per lane: a slice is 256 channels in bf16, so the text is looked through an eighth as often.
+// Version 4 with 16 bytes of dout per lane: a slice has 256 channels in bf16, so an eighth as many warps search the text.
 
 template <class X>
 void embedding_backward5(Cuda<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V, size_t C) {

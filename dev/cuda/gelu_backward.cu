@@ -10,8 +10,8 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: the formula ----------------------------------------------------------------------------------------------------
 //
-// tanhf has two branches, a polynomial for small arguments and an exp for others: a warp whose lanes disagree takes both. And where
-// x is negative, 1 + tanh cancels: the difference is off by a rounding of 1, however small it is.
+// tanhf has two branches, a polynomial for small arguments and an exp for others; if the lanes of a warp disagree, the warp runs both.
+// For negative x, 1 + tanh cancels: its absolute error is a rounding of 1, even if the result is tiny.
 
 template <class X> __global__ void gelu_backward_kernel1(X *dx, const X *dout, const X *x, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -27,8 +27,8 @@ template <class X> void gelu_backward1(Cuda<X> dev, X *dx, const X *dout, const 
 
 // ---- version 2: P as a sigmoid -------------------------------------------------------------------------------------------------
 //
-// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): one exp and a division for P, and P' = P (1 - P) 2 u' costs three products more. No
-// branch, and where x is negative nothing cancels. Loads are still of 2 bytes.
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): P costs one exp and one division, and P' = P (1 - P) 2 u' three more products. There is no
+// branch, and no cancellation for negative x. Loads still have 2 bytes.
 
 template <class X> __global__ void gelu_backward_kernel2(X *dx, const X *dout, const X *x, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -44,7 +44,7 @@ template <class X> void gelu_backward2(Cuda<X> dev, X *dx, const X *dout, const 
 
 // ---- version 3: llmc/ops/gelu.cuh ----------------------------------------------------------------------------------------------
 //
-// 16 bytes per load. The memory's bandwidth is the limit.
+// Loads have 16 bytes. The memory bandwidth is the limit.
 
 template <class X> struct GeluBackward {
     size_t n;

@@ -1,7 +1,7 @@
 // gelu_forward: out = x * P(x) with P(x) = (1 + erf(x / sqrt 2)) / 2                                   Contract: llmc/ops/gelu.h
 //
-// Timed with n = 8192 * 6400 in bf16. Elementwise: 2 n elements moved, 4 bytes for each in bf16. With so few the arithmetic counts: a
-// GPU that moves 3 TB/s has 90 FLOP of float for each of these elements, and an SM's unit for exp takes 16 a cycle.
+// Timed with n = 8192 * 6400 in bf16. The op moves 2 n elements, in bf16 4 bytes per output. With so few bytes arithmetic matters: a GPU
+// that moves 3 TB/s can do 90 float FLOP per output in this time, and an SM computes 16 exponentials per cycle.
 #include "../../llmc/ops/gelu.cuh"
 #include "../../test/reference_gelu.h"
 #include "common.h"
@@ -10,8 +10,8 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: the formula ----------------------------------------------------------------------------------------------------
 //
-// erff has two branches, a polynomial for small arguments and one inside an exp for others: a warp whose lanes disagree takes both.
-// And where x is negative, 1 + erf cancels: the difference is off by a rounding of 1, however small it is.
+// erff has two branches, a polynomial for small arguments and one inside an exp for others; if the lanes of a warp disagree, the warp
+// runs both. For negative x, 1 + erf cancels: its absolute error is a rounding of 1, even if the result is tiny.
 
 template <class X> __global__ void gelu_forward_kernel1(X *out, const X *x, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -26,8 +26,8 @@ template <class X> void gelu_forward1(Cuda<X> dev, X *out, const X *x, size_t n)
 
 // ---- version 2: a polynomial times exp, for all x ------------------------------------------------------------------------------
 //
-// gelu_factor (llmc/ops/gelu.h): one exp, one division, 9 multiply-adds and a select. No branch, and the tail keeps its digits. The
-// backward pass gets P' from the same exp. Loads are still of 2 bytes.
+// gelu_factor (llmc/ops/gelu.h) has one exp, one division, 9 multiply-adds and a select. It has no branch, and the tail stays accurate.
+// The backward pass computes P' from the same exp. Loads still have 2 bytes.
 
 template <class X> __global__ void gelu_forward_kernel2(X *out, const X *x, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -42,7 +42,7 @@ template <class X> void gelu_forward2(Cuda<X> dev, X *out, const X *x, size_t n)
 
 // ---- version 3: llmc/ops/gelu.cuh ----------------------------------------------------------------------------------------------
 //
-// 16 bytes per load: an eighth of the loads, and 8 independent exps for a thread to overlap.
+// Loads have 16 bytes, so there are an eighth as many, and a thread overlaps 8 independent exponentials.
 
 template <class X> struct GeluForward {
     size_t n;

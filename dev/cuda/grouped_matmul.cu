@@ -1,10 +1,10 @@
 // grouped_matmul_forward: rows of group e times the matrix of group e,  out[r,o] = sum_i x[r,i] w[e,o,i]
 // Contract: llmc/ops/grouped_matmul.h
 //
-// A layer of experts: each token's row is there once for each expert that the router chose, sorted by expert. Timed with 16384
-// rows, 64 experts, IC 2048 and OC 768 in bf16, which is a layer of Qwen3-30B-A3B with half its experts: 2 R IC OC = 52 GFLOP,
-// whatever the sizes of the groups. A product alone is matmul.cu's lesson; this ladder's is that there are many, of unequal
-// sizes, and that only the GPU knows them.
+// The product of a layer of experts: x has each token's row once for each expert of the token, sorted by expert. Timed with 16384
+// rows, 64 experts, IC 2048 and OC 768 in bf16, a layer of Qwen3-30B-A3B with half of its experts: 2 R IC OC = 52 GFLOP for any sizes
+// of the groups. matmul.cu explains a single product; this ladder explains many products of unequal sizes, which only the GPU
+// knows.
 #include "../../llmc/ops/grouped_matmul.cuh"
 #include "../../test/reference_matmul.h"
 #include "common.h"
@@ -21,8 +21,8 @@ struct Groups {
 
 // ---- version 1: a launch for each group ----------------------------------------------------------------------------------------
 //
-// A thread computes an output, 16 x 16 of them a block. The host must know the sizes, so it waits for the router, and then the
-// GPU waits for the host. Launches run one after the other, and a group of a few rows is a few blocks: most of the GPU is idle.
+// A thread computes one output, a block 16 x 16. The host needs the sizes, so it waits for the router, and then the GPU waits for the
+// host. The launches run one after another, and a group of a few rows has a few blocks, so most of the GPU is idle.
 
 template <class X> __device__ void outputs_of_block(X *out, const X *x, const X *w, size_t t0, size_t n, size_t IC, size_t OC) {
     const size_t t = t0 + threadIdx.x / 16, o = blockIdx.y * size_t(16) + threadIdx.x % 16;
@@ -47,15 +47,15 @@ template <class X> void grouped_matmul1(Cuda<X> dev, X *out, const X *x, const X
 
 // ---- version 2: a work list ----------------------------------------------------------------------------------------------------
 //
-// One launch. Its blocks are numbered through all groups: group e has ceil(n_e / 16) tiles of rows, and tile b belongs to the
-// first group whose tiles and those before it are more than b. Nobody writes the list down: each warp adds up the tiles of 32
-// groups by shuffles and asks by a vote which group is the first beyond b (find_group, llmc/ops/grouped_matmul.cuh). The sizes
-// stay on the GPU.
+// One launch, with blocks numbered across all groups: group e has ceil(n_e / 16) tiles of rows, and tile b belongs to the first group
+// at which the running sum of tiles exceeds b. The list is never stored: each warp computes the running sums of 32 groups with
+// shuffles, and finds the first one above b with a vote (find_group, llmc/ops/grouped_matmul.cuh). The sizes stay on the
+// GPU.
 //
-// How many blocks? The host knows R and E alone. A group of n rows has at most n / 16 whole tiles and one more, so all have at
-// most R / 16 + min(E, R); the blocks that find no tile end at once.
+// The number of blocks must be known at the launch, and the host knows only R and E. A group of n rows has at most n / 16 full tiles
+// and one partial tile, so all groups have at most R / 16 + min(E, R) tiles. Blocks without a tile exit at once.
 //
-// The instructions are those of version 1 and the search, but the blocks of all groups run at the same time.
+// A block runs the instructions of version 1 and the search, but the blocks of all groups run at the same time.
 
 template <class X>
 __global__ void grouped_matmul_forward_kernel2(X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t IC,
@@ -74,9 +74,9 @@ template <class X> void grouped_matmul2(Cuda<X> dev, X *out, const X *x, const X
 
 // ---- version 3: tiles of mma.sync ----------------------------------------------------------------------------------------------
 //
-// The parts of the shipped kernel, without its pipeline: a block computes 64 x 128 outputs, and slabs of 64 bytes of each row
-// pass through shared memory, one at a time. Tiles of 64 rows, not matmul 4's 128, because groups are small: rows that a tile has
-// too many cost as much as others, half a tile a group on average. With 256 rows a group, as in the timed shape, that is one
+// The shipped kernel without its pipeline: a block computes 64 x 128 outputs, and slabs of 64 bytes of each row pass through shared
+// memory, one at a time. A tile has 64 rows instead of 128 (matmul 4), because groups are small: unused rows of a tile cost as much as
+// others, on average half a tile per group. With 256 rows per group, as in the timed shape, the unused rows add one
 // eighth.
 
 template <class X, bool wide>
@@ -117,13 +117,13 @@ template <class X> void grouped_matmul3(Cuda<X> dev, X *out, const X *x, const X
 
 // ---- version 4: llmc/ops/grouped_matmul.cuh ------------------------------------------------------------------------------------
 //
-// Three slabs of shared memory: while one is multiplied the next two are on their way (matmul 5), and one barrier a slab is left.
-// Blocks with the same columns of a group read the same part of its matrix from L2; with a group per tile it is read once, and
-// then the matrices' bytes are the limit.
+// Shared memory has three slabs: during the products of one, the next two are loaded (matmul 5), with one barrier per slab.
+// Blocks with the same columns of a group read the same part of its matrix from L2. If every group has one tile, each matrix is read
+// once, and its bytes are the limit.
 //
-// A quarter of the wavefronts are conflicts: rows of shared memory are 80 bytes apart, so that eight rows that ldmatrix reads are
-// in different banks, but eight neighbours of a copy write two rows, bytes 0 to 63 and 80 to 143, of which the last 16 are in the
-// banks of the first. Swizzled rows of 64 bytes (matmul 4) would have none.
+// A quarter of the wavefronts are bank conflicts. Rows of shared memory are 80 bytes apart, so that the eight rows of an ldmatrix are
+// in different banks. But eight neighbouring threads of a copy write two rows, bytes 0 to 63 and 80 to 143, and the last 16 bytes are
+// in the banks of the first 16. Swizzled rows of 64 bytes (matmul 4) would have no conflicts.
 
 template <class X> void grouped_matmul4(Cuda<X> dev, X *out, const X *x, const X *w, const Groups &g) {
     grouped_matmul_forward(dev, out, x, w, g.d_starts, g.count(), g.R, g.IC, g.OC);
@@ -149,7 +149,7 @@ template <class X> struct GroupedMatmul {
           out(R * OC),
           d_starts(starts) {}
 
-    static std::vector<int32_t> growing(size_t R, size_t E) {  // as routers do it: some experts get much, some nothing
+    static std::vector<int32_t> growing(size_t R, size_t E) {  // as from a router: some experts have many rows, some none
         std::vector<int32_t> out;
         for (size_t e = 0; e <= E; e++) out.push_back(int32_t(R * e * e / (E * E)));
         return out;

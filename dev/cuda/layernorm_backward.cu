@@ -1,15 +1,15 @@
 // layernorm_backward: with g = dout * w and xh = (x - mean) * rstd                               Contract: llmc/ops/layernorm.h
 //     dx = dresidual + rstd * (g - mean_c(g) - xh * mean_c(g * xh))          dw += sum_t dout * xh          dbias += sum_t dout
 //
-// Timed with T 8192, C 1600 in bf16. As rmsnorm_backward, whose ladder comes first, with two sums over a row in place of one, and
-// two over a column. Moved at least: x, dout, dresidual in and dx out, 4 T C elements.
+// Timed with T 8192, C 1600 in bf16. Read the ladder of rmsnorm_backward first; this op has two sums over a row instead of one, and
+// two over a column. It reads at least x, dout and dresidual and writes dx: 4 T C elements.
 #include "../../llmc/ops/layernorm.cuh"
 #include "../../test/reference_layernorm.h"
 #include "common.h"
 
 namespace CUDA_BACKEND::workshop {
 
-// dx of a row by one warp; also_sum(c, dout, xh) meets every element before dx overwrites it.
+// Computes dx of a row with one warp. Calls also_sum(c, dout, xh) for every element before dx overwrites it.
 template <class X, class AlsoSum>
 __device__ void layernorm_dx(X *dx, const X *dresidual, const X *dout, const X *x, const X *w, float mean, float rstd, size_t C,
                              AlsoSum also_sum) {
@@ -30,9 +30,9 @@ __device__ void layernorm_dx(X *dx, const X *dresidual, const X *dout, const X *
 
 // ---- version 1: a warp per row for dx, a thread per column for dw and dbias ----------------------------------------------------
 //
-// A kernel for each direction. C threads are too few to keep a memory busy, and x and dout are read three times: 8 T C elements.
+// Each direction has its own kernel. C threads are too few to keep the memory busy, and x and dout are read three times: 8 T C elements.
 
-constexpr unsigned row_warps = 4;  // rows of a block
+constexpr unsigned row_warps = 4;  // rows per block
 
 template <class X>
 __global__ void layernorm_dx_kernel1(X *dx, const X *dresidual, const X *dout, const X *x, const X *w, const float *mean,
@@ -67,8 +67,8 @@ void layernorm_backward1(Cuda<X> dev, X *dx, float *dw, float *dbias, float *, c
 
 // ---- version 2: everything in one kernel ---------------------------------------------------------------------------------------
 //
-// A warp that has loaded a row for dx adds its share of dw and dbias to sums of its own in shared memory, 2 C floats a warp: half
-// the warps of rmsnorm_backward fit. x and dout are loaded from memory once and a second time from cache. Loads are of 2 bytes.
+// A warp loads a row for dx, and adds the row's terms of dw and dbias to its own sums in shared memory. With 2 C floats per warp, half
+// as many warps fit as in rmsnorm_backward. x and dout are read once from memory and once from cache. Loads have 2 bytes.
 
 template <class X>
 __global__ void layernorm_backward_kernel2(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
@@ -99,8 +99,8 @@ void layernorm_backward2(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scr
 
 // ---- version 3: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
-// The same with 16-byte loads and stores, also of the sums in shared memory. These, 2 C floats a warp, leave an SM 14 warps, too few for its memory. It is
-// shipped for rows of more than 8192 elements: layernorm_backward_any in llmc/ops/layernorm.cuh.
+// Version 2 with 16-byte loads and stores, also for the sums in shared memory. With 2 C floats per warp an SM runs 14 warps, too few for the
+// memory bandwidth. This version is shipped for rows of more than 8192 elements: layernorm_backward_any in llmc/ops/layernorm.cuh.
 
 template <class X>
 void layernorm_backward3(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
@@ -110,8 +110,8 @@ void layernorm_backward3(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scr
 
 // ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
 //
-// As rmsnorm_backward 6: several warps share a row, which waits in registers for its means, as do a lane's shares of dw and dbias. Both sums over
-// a row take one barrier. The memory's bandwidth is the limit.
+// As in rmsnorm_backward 6, several warps share a row. A lane keeps its elements of the row and its sums of dw and dbias in registers. Both sums over
+// a row need one barrier. The memory bandwidth is the limit.
 
 template <class X>
 void layernorm_backward4(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,

@@ -1,16 +1,16 @@
 // layernorm_forward: out[t,c] = (x[t,c] - mean[t]) * rstd[t] * w[c] + bias[c] with rstd[t] = 1 / sqrt(variance_c x[t,c] + eps)
 //                                                                                                 Contract: llmc/ops/layernorm.h
-// Timed with T 8192, C 1600 in bf16. As rmsnorm_forward, whose ladder comes first, but for the variance: that wants the mean, which
-// is known when the row has been read. Moved at least: x in and out out, 2 T C elements.
+// Timed with T 8192, C 1600 in bf16. Read the ladder of rmsnorm_forward first; here the variance also depends on the mean, which is
+// known only after a pass over the row. The op reads at least x and writes out: 2 T C elements.
 #include "../../llmc/ops/layernorm.cuh"
 #include "../../test/reference_layernorm.h"
 #include "common.h"
 
 namespace CUDA_BACKEND::workshop {
 
-constexpr unsigned row_warps = 4;  // rows of a block, one by each warp
+constexpr unsigned row_warps = 4;  // rows per block, one for each warp
 
-// The last reading, of one row; with it mean and rstd are written.
+// The last pass over a row: writes out, mean and rstd.
 template <class X>
 __device__ void layernorm_apply(X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, float m, float variance,
                                 size_t C, float eps) {
@@ -22,8 +22,8 @@ __device__ void layernorm_apply(X *out, float *mean, float *rstd, const X *x, co
 
 // ---- version 1: the formula, read three times ----------------------------------------------------------------------------------
 //
-// A warp per row: once for the mean, once for the variance, once for the output. The second and the third reading come from L1 or
-// L2, if the row is still there: 4 T C elements pass through the SM, and each sum ends in shuffles for which its warp waits.
+// A warp reads its row for the mean, for the variance and for the output. The second and third read hit L1 or L2 if the row is still
+// there. 4 T C elements pass through the SM, and the warp waits for the shuffles at the end of each sum.
 
 template <class X>
 __global__ void layernorm_forward_kernel1(X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T,
@@ -46,9 +46,9 @@ void layernorm_forward1(Cuda<X> dev, X *out, float *mean, float *rstd, const X *
 
 // ---- version 2: both sums in one reading ---------------------------------------------------------------------------------------
 //
-// variance = mean(x^2) - mean(x)^2 needs no mean beforehand: two readings. But it is the difference of two large numbers where the
-// mean is far from zero: at a mean of 100 deviations, x^2 is rounded by 2^-24 of 10^4, which is a thousandth of the variance. Rows
-// around zero do not show it; the residual stream of a real model has channels that do.
+// variance = mean(x^2) - mean(x)^2 does not need the mean first, so two reads suffice. But if the mean is far from zero, this is the
+// difference of two large numbers: at a mean of 100 standard deviations, x^2 has a rounding error of 2^-24 * 10^4, a thousandth of
+// the variance. Rows around zero do not show the error; the residual stream of a real model has channels that do.
 
 template <class X>
 __global__ void layernorm_forward_kernel2(X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T,
@@ -74,9 +74,9 @@ void layernorm_forward2(Cuda<X> dev, X *out, float *mean, float *rstd, const X *
 
 // ---- version 3: Welford's running mean -----------------------------------------------------------------------------------------
 //
-// One reading without the difference: each lane keeps count, mean and sum of squared differences of its elements, and lanes are
-// merged by the formula of Chan, Golub and LeVeque (1983). The price is a division for each element, which depends on the one
-// before: latency, not bandwidth, is the limit. And still two readings with the one for the output.
+// This version needs one read without the cancellation. Each lane keeps the count, the mean and the sum of squared differences of its
+// elements, and the formula of Chan, Golub and LeVeque (1983) merges the lanes. The price is a division per element that depends on
+// the previous one, so latency is the limit, not bandwidth. With the read for the output there are still two reads.
 
 struct Moments {
     float n = 0, mean = 0, squares = 0;  // sum of (v - mean)^2
@@ -113,12 +113,12 @@ void layernorm_forward3(Cuda<X> dev, X *out, float *mean, float *rstd, const X *
 
 // ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
 //
-// Version 1 again, but the row is kept in shared memory: one pass over device memory, with 16 bytes per load, and two over shared memory,
-// where a lane reads only its own stores. Two passes there cost less than Welford's divisions, and the second one also finds the rounding error of the first
-// one's mean. The same kernel adds the residual. The memory's bandwidth is the limit.
+// Version 1 with the row in shared memory: one pass over device memory with 16-byte loads, and two over shared memory, where a lane reads
+// only its own stores. Two passes there cost less than Welford's divisions, and the second one also measures the rounding error of the
+// first one's mean. The same kernel adds the residual. The memory bandwidth is the limit.
 
 template <class X> struct LayernormForward {
-    static constexpr double eps = 0.125;  // large enough to show where it is forgotten
+    static constexpr double eps = 0.125;  // large enough to reveal a kernel that omits it
     size_t T, C;
     std::vector<X> x, w, bias;
     DeviceArray<X> d_x, d_w, d_bias, out;

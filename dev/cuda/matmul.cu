@@ -1,22 +1,22 @@
 // The forward pass of the linear layer in bf16: out[t,o] = sum_i x[t,i] w[o,i], contract in llmc/ops/matmul.h (here without bias).
 //
-// T = IC = OC = 4096 for timing: 2 T IC OC = 137 GFLOP, and 2 (T IC + OC IC + T OC) = 101 MB to read and write once, that is 1365
-// FLOP a byte: a kernel that reads each value about once is limited by arithmetic. Versions 2 and 3 read fewer times, 4 multiplies
-// faster, 5 overlaps loads with products.
+// Timed with T = IC = OC = 4096: 2 T IC OC = 137 GFLOP, and 2 (T IC + OC IC + T OC) = 101 MB to read and write once, so 1365 FLOP per
+// byte. Arithmetic is the limit for a kernel that reads each value about once. Versions 2 and 3 read each value fewer times, version 4
+// multiplies faster, version 5 overlaps loads and products.
 //
-// A tile of R x C outputs reads (R + C) IC values, for 2 R C IC FLOP. All tiles together read 2 T IC OC (1/R + 1/C) bytes from L2:
+// A tile of R x C outputs reads (R + C) IC values for 2 R C IC FLOP. All tiles together read 2 T IC OC (1/R + 1/C) bytes from L2:
 //
 //   version                        outputs of a    FLOP per      shared memory per FLOP    limited by
 //                                  block           byte of L2
-//   1 a thread per output          16 x 16         0.5 (L1)      none                      its loads: two for each multiply and add
+//   1 a thread per output          16 x 16         0.5 (L1)      none                      two loads for each multiply and add
 //   2 tiles in shared memory       32 x 32         16            4 bytes                   loads from shared memory
 //   3 an 8 x 8 tile per thread     128 x 128       64            1/2 byte                  the float units, without tensor cores
 //   4 mma.sync                     128 x 128       64            1/32 byte                 waiting: no products while slabs arrive
 //   5 mma.sync and cp.async        128 x 128       64            1/32 byte                 shared memory, and mma.sync itself
 //   6 cuBLAS, 7 shipped: cuBLASLt  the library's choice
 //
-// A library is still better by wgmma and TMA, larger tiles, and an order in which concurrent blocks share rows
-// of x and w in L2. Arbitrary T and OC; IC is a multiple of 8 for versions 3 to 5, which read 16 bytes at a time.
+// A library is faster than version 5 because of wgmma and TMA, larger tiles, and an order of blocks in which concurrent blocks share
+// rows of x and w in L2. T and OC are arbitrary; versions 3 to 5 read 16 bytes at a time, so IC must be a multiple of 8.
 #include "../../llmc/ops/attention_tile.cuh"
 #include "../../test/cuda/matmul_context.cuh"
 #include "../../test/reference_matmul.h"
@@ -29,7 +29,7 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a thread per output --------------------------------------------------------------------------------------------
 //
-// Reads 4 bytes for every 2 FLOP. The threads of a row of the block read the same x, and 16 different rows of w.
+// A thread reads 4 bytes for every 2 FLOP. The threads of a row of the block read the same x, and 16 different rows of w.
 
 __global__ void matmul_forward_kernel1(bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
     const size_t t = blockIdx.x * size_t(16) + threadIdx.x / 16, o = blockIdx.y * size_t(16) + threadIdx.x % 16;
@@ -45,9 +45,9 @@ void matmul_forward1(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 
 // ---- version 2: tiles in shared memory -----------------------------------------------------------------------------------------
 //
-// Still a thread per output, but the 1024 of a block fetch 32 x 32 of x and of w together, a warp 32 neighbours of one row, and
-// then all read them 32 times. Every multiply and add still waits for two loads, now from shared memory: of x one value for the
-// whole warp (a broadcast), and a column of w, whose rows are 33 floats apart, so that its 32 values are in 32 banks.
+// A thread still computes one output, but the 1024 threads of a block load 32 x 32 values of x and of w together, a warp 32 neighbours
+// of one row, and then use each value 32 times. Every multiply and add still waits for two loads, now from shared memory: one value of
+// x for the whole warp (a broadcast), and a column of w. Rows of w are 33 floats apart, so the 32 values are in 32 banks.
 
 struct SquareTiles {
     float x[32][33], w[32][33];
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(1024)
         s.w[r][c] = o0 + r < OC && k0 + c < IC ? float(w[(o0 + r) * IC + k0 + c]) : 0.0f;
         __syncthreads();
         for (int k = 0; k < 32; k++) sum += s.x[r][k] * s.w[c][k];
-        __syncthreads();  // no thread reads the tiles any more
+        __syncthreads();  // all threads are done with the tiles
     }
     if (t0 + r < T && o0 + c < OC) out[(t0 + r) * OC + o0 + c] = sum;
 }
@@ -75,18 +75,18 @@ void matmul_forward2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 
 // ---- version 3: an 8 x 8 tile per thread ---------------------------------------------------------------------------------------
 //
-// 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs are stored transposed, so that
-// one 16-byte load gets four neighbours, and 8 threads read 128 consecutive bytes: all banks once. In a store, a warp fills 32
+// 16 values in registers give 64 products, so each load from shared memory is used 8 times. The slabs are stored transposed: a 16-byte
+// load reads four neighbours, and 8 threads read 128 consecutive bytes, so each bank is used once. In a store a warp writes 32
 // neighbours.
 
-constexpr int block_rows = 128;  // of x, and the same number of w: versions 3 to 5 make 128 x 128 outputs a block
+constexpr int block_rows = 128;  // of x and of w: in versions 3 to 5 a block computes 128 x 128 outputs
 
-// 8 values of a row of a matrix (rows, IC), zeros outside of it
+// Returns 8 values of a row of a matrix (rows, IC), or zeros outside of the matrix.
 __device__ Vec<bf16> read_8(const bf16 *from, size_t row, size_t rows, size_t k, size_t IC) {
     return row < rows && k < IC ? Vec<bf16>::load(from + row * IC + k) : Vec<bf16>{};
 }
 
-constexpr int depth3 = 16;  // values of each row that are in shared memory at a time
+constexpr int depth3 = 16;  // values of each row in shared memory at a time
 
 struct TransposedSlab {
     float x[depth3][block_rows];
@@ -96,7 +96,7 @@ struct TransposedSlab {
         const Vec<bf16> values = read_8(from, row0 + row, rows, k0 + k, IC);
         for (int j = 0; j < 8; j++) x[k + j][row] = float(values[j]);
     }
-    // Of 128 rows a thread owns four, and four more at a distance of 64.
+    // A thread owns four of the 128 rows, and four more at a distance of 64.
     __device__ static int row(int i, int e) { return e / 4 * 64 + 4 * i + e % 4; }
     __device__ void read(float (&values)[8], int k, int i) const {
         for (int half = 0; half < 2; half++) {
@@ -142,24 +142,24 @@ void matmul_forward3(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 
 // ---- version 4: mma.sync -------------------------------------------------------------------------------------------------------
 //
-// Four warps own 64 x 64 outputs each, 128 accumulators a lane. Per 16 values of depth a warp reads 4 KiB by 8 ldmatrix and makes
-// 32 products of 16 x 8 x 16. ldmatrix reads eight chunks of 16 bytes at once, of eight rows: were rows of 64 bytes simply one
-// after the other, four of the eight chunks would be in the same banks. A Tile swaps the chunks of a row by r / 2 % 4
-// (llmc/ops/attention_tile.cuh), which puts them into eight different groups of four banks at no cost in memory; so do the 16-byte
-// writes.
+// Each of four warps owns 64 x 64 outputs, with 128 accumulators per lane. For 16 values of depth a warp reads 4 KiB with 8 ldmatrix
+// and computes 32 products of 16 x 8 x 16. ldmatrix reads eight chunks of 16 bytes at once, one from each of eight rows. With rows of
+// 64 bytes in plain order, four of the eight chunks would be in the same banks. A Tile swaps the chunks of row r by r / 2 % 4
+// (llmc/ops/attention_tile.cuh), which puts the eight chunks into different groups of four banks without extra memory. The same holds
+// for the 16-byte writes.
 
 constexpr int depth = 32, tensor_threads = 128;
 using Slab = attention::Tile<block_rows, depth>;
 
 struct WarpTile {
-    float c[4][8][4] = {};  // accumulators of mma: 16 rows by 8 columns each
+    float c[4][8][4] = {};  // accumulators of mma, for 16 rows by 8 columns each
     int lane, row0, column0;
 
     __device__ WarpTile() {
         const int warp = int(threadIdx.x) / 32;
         lane = int(threadIdx.x) % 32, row0 = warp / 2 * 64, column0 = warp % 2 * 64;
     }
-    // c += x w^T, the warp's rows of both
+    // Computes c += x w^T for the warp's rows of x and w.
     __device__ void multiply(Slab &x, Slab &w) {
 #pragma unroll
         for (int k = 0; k < depth / 8; k += 2) {  // in chunks
@@ -175,7 +175,7 @@ struct WarpTile {
                 for (int j = 0; j < 8; j++) mma_m16n8k16(c[i][j], a[i], {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]});
         }
     }
-    // f(row, column, two neighbours), rows and columns of the block's 128 x 128
+    // Calls f(row, column, two neighbours), with rows and columns of the block's 128 x 128 outputs.
     template <class F> __device__ void for_each_pair(F f) const {
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -225,13 +225,13 @@ void matmul_forward4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 
 // ---- version 5: mma.sync and cp.async ------------------------------------------------------------------------------------------
 //
-// Four pairs of slabs, 64 KiB: while one is multiplied, the next three are on their way, from memory to shared memory past the
-// registers. One barrier per slab is enough: after it slab n has landed for all threads, and no thread reads slab n-1, whose memory
-// slab n+3 takes. At the end the outputs, of which a lane has two neighbours, are rearranged in the same memory into rows of 16-byte
-// chunks.
+// Shared memory has four pairs of slabs, 64 KiB. During the products of one pair the next three are copied from memory to shared
+// memory, bypassing the registers. One barrier per slab is enough: after it, slab n has arrived for all threads, and no thread reads
+// slab n-1, whose memory slab n+3 reuses. At the end the outputs, two neighbours per lane, are rearranged in the same memory into rows
+// of 16-byte chunks.
 //
-// The tensor cores of an SM of sm_80 make 2048 FLOP a clock: at 1/32 byte each that is half of the 128 bytes that its shared memory
-// gives. Those of sm_90 make 4096, for which it is all of them; wgmma, which needs no ldmatrix, is the way on.
+// The tensor cores of an SM of sm_80 do 2048 FLOP per clock. At 1/32 byte per FLOP they use half of the 128 bytes per clock of shared
+// memory. On sm_90 they do 4096 FLOP and use all of it; the next step is wgmma, which needs no ldmatrix.
 
 constexpr int stages = 4;
 
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(tensor_threads)
             attention::load<tensor_threads>(s.stage[n % stages].x, {x + k0, IC}, x_rows, IC - k0);
             attention::load<tensor_threads>(s.stage[n % stages].w, {w + k0, IC}, w_rows, IC - k0);
         }
-        cp_async_commit();  // also if the group is empty, because the waits count groups
+        cp_async_commit();  // even if the group is empty, because the waits count groups
     };
     for (int n = 0; n < stages - 1; n++) fetch(n);
     WarpTile tile;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(tensor_threads)
     }
 
     auto &outputs = shared_mem<attention::Tile<block_rows, block_rows>>();
-    __syncthreads();  // no thread reads the slabs any more
+    __syncthreads();  // all threads are done with the slabs
     tile.for_each_pair([&](int row, int column, float first, float second) {
         reinterpret_cast<uint32_t *>(outputs.chunk(row, column / 8))[column % 8 / 2] = pack_bf16(first, second);
     });
@@ -289,9 +289,9 @@ void matmul_forward5(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 
 // ---- version 6: cuBLAS, version 7: shipped -------------------------------------------------------------------------------------
 //
-// A library picks tiles, stages and the order of blocks for the shape. llmc takes cuBLASLt, which adds the bias in its epilogue,
-// accumulates gradients in place and lets one forbid sums in no fixed order; plain cuBLAS is here to measure the cost of that
-// anything. The emulator has no library of NVIDIA's: there the CPU's matmul stands for both.
+// A library selects tiles, stages and the order of blocks for the shape. llmc uses cuBLASLt, because it adds the bias in its epilogue,
+// accumulates gradients in place, and can be restricted to algorithms with a fixed order of sums. Plain cuBLAS shows the cost of this
+// restriction. The emulator has no NVIDIA library; the CPU's matmul replaces both.
 
 #ifdef LLMC_EMULATE
 void matmul_forward6(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {

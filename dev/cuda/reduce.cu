@@ -1,8 +1,8 @@
 // squared_norm = sum_i x[i]^2, in double, the global norm of the gradients                          Contract: llmc/ops/reduce.h
 //
-// Timed with 2^26 floats. 4 n bytes are moved, and nothing else should count. The order of the sum must depend on n alone, so
-// that a run can be repeated bit for bit: no atomics. (Sums are double because n terms in float lose log2(n) bits. Where a GPU
-// has few units for double, that is a limit of its own: an add and a multiply for 4 bytes.)
+// Timed with 2^26 floats. The op reads 4 n bytes, and these should determine the time. The order of the sum must depend only on n, so
+// that runs are reproducible bit for bit; this excludes atomics. (Sums are double, because n float terms lose log2(n) bits. On a GPU
+// with few units for double, an add and a multiply for each 4 bytes are another limit.)
 #include "../../llmc/ops/reduce.cuh"
 #include "common.h"
 
@@ -13,7 +13,7 @@ struct Tree {
     double sum[tree_threads];
 };
 
-// Sum over the block, known to thread 0. A level of the tree halves the threads that work, and all wait at its barrier.
+// Returns the sum over the block in thread 0. Each level of the tree halves the working threads, and all threads wait at its barrier.
 __device__ inline double tree_sum(double v, double *sum) {
     sum[threadIdx.x] = v;
     for (unsigned half = tree_threads / 2; half > 0; half /= 2) {
@@ -23,7 +23,7 @@ __device__ inline double tree_sum(double v, double *sum) {
     return sum[threadIdx.x];
 }
 
-inline double fetch(Cuda<float> dev, const double *from) {  // waits for the stream
+inline double fetch(Cuda<float> dev, const double *from) {  // after waiting for the stream
     double out;
     cudaError_t error = cudaMemcpyAsync(&out, from, sizeof out, cudaMemcpyDeviceToHost, dev.stream);
     if (!error) error = cudaStreamSynchronize(dev.stream);
@@ -33,8 +33,8 @@ inline double fetch(Cuda<float> dev, const double *from) {  // waits for the str
 
 // ---- version 1: one block ------------------------------------------------------------------------------------------------------
 //
-// Each thread takes every 512th element, and the 512 sums meet in a tree. Neighbours read neighbours, and yet only one SM works:
-// so only one SM's loads are in flight.
+// Each thread adds every 512th element, and a tree adds the 512 sums. Neighbouring threads read neighbouring elements, but only one SM
+// works, so only the loads of one SM are in flight.
 
 __global__ void squared_norm_kernel1(double *out, const float *x, size_t n) {
     double sum = 0;
@@ -50,8 +50,8 @@ inline double squared_norm1(Cuda<float> dev, double *scratch, const float *x, si
 
 // ---- version 2: two kernels ----------------------------------------------------------------------------------------------------
 //
-// A block for each part of 65536 elements leaves its sum in scratch; then one block adds up the parts. Parts have a fixed size,
-// not a share of n that the number of SMs decides: the same bits on every GPU. All SMs load; small blocks spend part of their
+// A block for each part of 65536 elements writes its sum to scratch; then one block adds the parts. The size of a part is fixed and
+// does not depend on the number of SMs, so every GPU gives the same bits. All SMs load data, but the small blocks spend part of their
 // time in the tree.
 
 __global__ void squared_norm_kernel2(double *parts, const float *x, size_t n) {
@@ -78,8 +78,8 @@ inline double squared_norm2(Cuda<float> dev, double *scratch, const float *x, si
 
 // ---- version 3: shuffles instead of the tree -----------------------------------------------------------------------------------
 //
-// Within a warp values go from register to register (warp_sum); only the 16 warps' sums go through shared memory, and 2 barriers
-// replace 9.
+// Within a warp, shuffles move values from register to register (warp_sum). Only the sums of the 16 warps go through shared memory,
+// with 2 barriers instead of 9.
 
 __global__ void squared_norm_kernel3(double *parts, const float *x, size_t n) {
     const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);
@@ -98,8 +98,8 @@ inline double squared_norm3(Cuda<float> dev, double *scratch, const float *x, si
 
 // ---- version 4: llmc/ops/reduce.cuh --------------------------------------------------------------------------------------------
 //
-// 16 bytes per load: a quarter of the loads. The memory's bandwidth is the limit, and for small n two launches and the wait for
-// the result.
+// Loads have 16 bytes, so there are a quarter as many. The memory bandwidth is the limit; for small n the limit is the two launches
+// and the wait for the result.
 
 template <class X> struct SquaredNorm {
     size_t n;

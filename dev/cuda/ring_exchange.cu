@@ -1,17 +1,17 @@
 // out of one layer's attention over a row split over P ranks, forward                         Contract: llmc/parallel/ring.h, mode ring
 //
-// What overlaps with what, when K and V go around a ring. The ranks are virtual: they share one device, on which each has arrays of its
-// own, and a hop is a copy from a rank's array to its neighbour's. All compute on one stream, with the shipped kernels. So the
-// schedules are real, but a copy takes from the same memory that the kernels use: between devices there is more to gain.
+// Schedules that overlap the kernels with the copies of K and V around a ring. The ranks are virtual: they share one device, where each
+// rank has its own arrays, and a hop copies from a rank's array to its neighbour's. All ranks compute on one stream with the shipped
+// kernels. The schedules are real, but copies and kernels share one memory; with several devices the overlap gains more.
 //
 // Timed with 16384 tokens in 8 documents of growing lengths, 4 ranks, 32 query heads, 8 key heads, D 128. FLOP are counted as for
-// attention_forward: the least bytes of any version. T tokens, b bytes of an element; R row-hops (KeyTravel in llmc/parallel/split.h).
+// attention_forward. In the table T is the number of tokens, b the bytes of an element, R the row-hops (KeyTravel in llmc/parallel/split.h).
 //
-//   version                                   bytes copied            with one link a rank it would take
+//   version                                   bytes copied            time with one link per rank
 //   1 compute, then exchange                  2*KV*D*b * T*(P-1)      computing + copying
-//   2 the next block on a second stream       2*KV*D*b * T*(P-1)      the longer one of each hop
-//   3 only what a rank ahead needs            2*KV*D*b * R            the same of fewer bytes; and no kernels that see nothing
-//   4 shipped: the calls of a communicator    2*KV*D*b * R            the same, where the communicator works by events (NCCL)
+//   2 the next block on a second stream       2*KV*D*b * T*(P-1)      the longer of the two for each hop
+//   3 only what a rank ahead needs            2*KV*D*b * R            the same with fewer bytes, without fully masked kernels
+//   4 shipped: the calls of a communicator    2*KV*D*b * R            as 3 if the communicator uses events (NCCL)
 #include "../../llmc/ops/layout.cuh"
 #include "../../llmc/parallel/ring.h"
 #include "../../llmc/parallel/slices.cuh"
@@ -26,19 +26,19 @@ class Event {
     Event(const Event &) = delete;
     Event &operator=(const Event &) = delete;
 
-    void record(cudaStream_t stream) { cuda_check(cudaEventRecord(event_, stream), "an event"); }  // all that is in it by now
+    void record(cudaStream_t stream) { cuda_check(cudaEventRecord(event_, stream), "an event"); }  // after its work so far
     void hold_up(cudaStream_t stream) { cuda_check(cudaStreamWaitEvent(stream, event_), "waiting for an event"); }
 
   private:
     cudaEvent_t event_ = nullptr;
 };
 
-// A packed row dealt to ranks, zigzag; arrays hold the ranks' parts, one after the other.
+// A packed row dealt to ranks in the zigzag layout. The arrays hold the parts of all ranks in order of rank.
 struct RingRow {
     AttentionCase problem;
-    size_t ranks, T, H, KV, D, row, width;  // T of a rank; row of qkv, width of a row of [k | v]
+    size_t ranks, T, H, KV, D, row, width;  // tokens per rank; elements of a row of qkv, and of [k | v]
     SequenceSplit split;
-    KeyTravel everything;            // as if every query saw every key
+    KeyTravel everything;            // for queries that see all keys
     AttentionValues<bf16> in;        // by global position
     DeviceArray<bf16> qkv, blocks;   // (ranks, T, row), (ranks, 2, T, width)
     DeviceArray<bf16> out;           // (ranks, T, H, D)
@@ -70,16 +70,16 @@ struct RingRow {
     bf16 *block(size_t rank, size_t hop) { return blocks.data() + (2 * rank + hop % 2) * T * width; }
     Heads<const bf16> view(size_t rank, size_t head) { return {qkv.data() + rank * T * row + head * D, row}; }
 
-    // Block 0 of each rank: its rows of [k | v]; rows that travel farthest come first.
+    // Packs each rank's rows of [k | v] into its block 0, the rows with the most hops first.
     void pack(CudaBf16 dev, const KeyTravel &travel) {
         for (size_t r = 0; r < ranks; r++)
             for (const KeyTravel::Stop &stop : travel.block(r)) {
                 if (stop.hops == 0) break;
-                const bf16 *from = view(r, H).data + stop.piece.offset * row;  // v lies right behind k
+                const bf16 *from = view(r, H).data + stop.piece.offset * row;  // v follows k in memory
                 copy_rows(dev, block(r, 0) + stop.packed * width, width, from, row, stop.piece.end - stop.piece.begin, width);
             }
     }
-    // Every rank's queries against the block that has made `hop` hops to it; hop 0 is its own.
+    // Attends, on every rank, from its queries to the block that arrived after `hop` hops; hop 0 is the rank's own block.
     void attend(CudaBf16 dev, const KeyTravel &travel, size_t hop) {
         for (size_t r = 0; r < ranks; r++) {
             if (!travel.sees(r, behind(r, hop))) continue;
@@ -90,7 +90,7 @@ struct RingRow {
                                    {hop == 0, hop == travel.last_hop(r)});
         }
     }
-    // Every block makes hop number `hop`, from 1.
+    // Copies every block to the next rank, as hop number `hop` >= 1.
     void exchange(cudaStream_t stream, const KeyTravel &travel, size_t hop) {
         for (size_t r = 0; r < ranks; r++) {
             const size_t bytes = travel.rows(behind(r, hop), hop) * width * sizeof(bf16);
@@ -127,7 +127,7 @@ struct RingRow {
 
 // ---- version 1: compute, then exchange -----------------------------------------------------------------------------------------
 //
-// One stream does one after the other. A rank still needs two blocks, as it receives one while it sends another.
+// One stream runs kernels and copies in turn. A rank needs two blocks, because it receives one while it sends the other.
 
 void ring_exchange1(CudaBf16 dev, RingRow &x) {
     x.pack(dev, x.everything);
@@ -139,9 +139,9 @@ void ring_exchange1(CudaBf16 dev, RingRow &x) {
 
 // ---- version 2: the next block on a second stream --------------------------------------------------------------------------------
 //
-// A block is only read, by the kernels and by the hop that takes it on: both can go on at once. What may not: a hop overwrites the
-// block before last, so it waits until the kernels are done with that; and the kernels wait until their block is there. Two events
-// say so, and the host never waits.
+// The kernels and the next hop only read a block, so both can run at the same time. But a hop overwrites the block of the previous
+// kernels, so the copy waits until these kernels are done, and the next kernels wait until their block has arrived. Two events order
+// the streams, and the host never waits.
 
 void overlapped(CudaBf16 dev, RingRow &x, const KeyTravel &travel) {
     x.pack(dev, travel);
@@ -161,16 +161,16 @@ void ring_exchange2(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.everything)
 
 // ---- version 3: only what a rank ahead needs -------------------------------------------------------------------------------------
 //
-// Causality and borders of documents make most blocks useless to most ranks. A piece of a block stops at the last rank that sees a
-// key of it; pieces are packed by falling number of hops, so what goes on is the front of the block, in one copy.
+// With a causal mask and several documents most ranks see only a part of most blocks. A piece of a block stops at the last rank that
+// sees one of its keys. Pieces are sorted by falling number of hops, so each hop is one copy of the front of the block.
 
 void ring_exchange3(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.split.travel[0]); }
 
 // ---- version 4: shipped ----------------------------------------------------------------------------------------------------------
 //
-// llmc/parallel/ring.h: the same schedule, but each rank is a program of its own, and exchange() and wait() of a communicator stand
-// for copies and events. It runs on anything that has them. Over NCCL they are events on streams again; here, where ranks are threads
-// that share the device, each exchange makes the host wait for the stream, and version 3 shows what that costs.
+// llmc/parallel/ring.h: the same schedule, but each rank is a separate program that calls exchange() and wait() of a communicator
+// instead of copies and events, so it runs on any communicator. Over NCCL these calls use events on streams again. Here the ranks are
+// threads that share the device, and each exchange makes the host wait for the stream; the difference to version 3 is the cost.
 
 void ring_exchange4(CudaBf16 dev, RingRow &x) {
     run_threads(int(x.ranks), {}, [&](Comm &comm) {
@@ -228,10 +228,10 @@ static const Ladder<RingExchange, bf16> ladder(
                {"H", "query heads", 32, 8},
                {"KV", "key and value heads", 8, 2},
                {"D", "head size", 128, 128}},
-     .checked = {{8, 1, 1, 8, 1, 1, 8},      // a rank alone
-                 {64, 1, 4, 64, 2, 1, 8},    // every block is needed somewhere
-                 {96, 3, 3, 96, 4, 2, 16},   // documents
-                 {128, 6, 4, 24, 3, 1, 64},  // and a window: some are not
+     .checked = {{8, 1, 1, 8, 1, 1, 8},      // one rank
+                 {64, 1, 4, 64, 2, 1, 8},    // every block makes all hops
+                 {96, 3, 3, 96, 4, 2, 16},   // several documents
+                 {128, 6, 4, 24, 3, 1, 64},  // with a window: some blocks are not needed
                  {160, 2, 2, 160, 2, 2, 24}},
      .ideas = {"compute, then exchange", "the next block on a second stream", "only what a rank ahead needs",
                "shipped: the calls of a communicator"}});

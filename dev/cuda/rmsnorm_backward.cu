@@ -1,16 +1,16 @@
 // rmsnorm_backward: with g = dout * w and xh = x * rstd                                           Contract: llmc/ops/rmsnorm.h
 //     dx[t,c] = dresidual[t,c] + rstd[t] * (g - xh * mean_c(g * xh))          dw[c] += sum_t dout[t,c] * xh[t,c]
 //
-// Timed with T 8192, C 4096 in bf16. dx sums over a row and dw over a column, so one of the sums runs against the grain of any way
-// to cut up the work. Moved at least: x, dout, dresidual in and dx out, 4 T C elements. Float atomics would sum dw in another
-// order each time.
+// Timed with T 8192, C 4096 in bf16. dx needs a sum over a row and dw a sum over a column, so every division of the work splits one of
+// the two sums. The op reads at least x, dout and dresidual and writes dx: 4 T C elements. Float atomics would sum dw in a different
+// order in each run.
 #include "../../llmc/ops/rmsnorm.cuh"
 #include "../../test/reference_rmsnorm.h"
 #include "common.h"
 
 namespace CUDA_BACKEND::workshop {
 
-// Element i = (t, c) of dx, where mean is the mean of its row.
+// Returns element i = (t, c) of dx; mean is mean_c(g * xh) of row t.
 template <class X>
 __device__ float dx_element(const X *dresidual, const X *dout, const X *x, const X *w, float rstd, float mean, size_t i,
                             size_t c) {
@@ -19,8 +19,8 @@ __device__ float dx_element(const X *dresidual, const X *dout, const X *x, const
 
 // ---- version 1: a thread per row for dx, a thread per column for dw ------------------------------------------------------------
 //
-// Both loops of the CPU, one kernel each, and nobody shares a sum. dx reads a row apart (see rmsnorm_forward, version 1); dw reads
-// neighbouring columns, but C threads are too few to keep a memory busy. x and dout are read three times: 8 T C elements.
+// The two loops of the CPU as two kernels; threads share no sum. For dx neighbouring threads read addresses a row apart (rmsnorm_forward 1).
+// For dw they read neighbouring columns, but C threads are too few to keep the memory busy. x and dout are read three times: 8 T C elements.
 
 template <class X>
 __global__ void rmsnorm_dx_kernel1(X *dx, const X *dresidual, const X *dout, const X *x, const X *w, const float *rstd, size_t T,
@@ -51,10 +51,10 @@ void rmsnorm_backward1(Cuda<X> dev, X *dx, float *dw, float *, const X *dresidua
 
 // ---- version 2: a warp per row for dx, the warps of a block share the rows for dw ----------------------------------------------
 //
-// dx as in rmsnorm_forward, version 3. For dw a block has 32 columns and each of its 8 warps every eighth row; their sums meet in
-// shared memory. Eight times the threads, and still only C / 32 blocks: 128 at C 4096, less than one for each SM of a large GPU.
+// dx works as in rmsnorm_forward 3. For dw a block has 32 columns, and each of its 8 warps every eighth row; shared memory joins their
+// sums. There are eight times as many threads, but still only C / 32 blocks: 128 at C 4096, less than one per SM of a large GPU.
 
-constexpr unsigned row_warps = 4;  // rows of a block
+constexpr unsigned row_warps = 4;  // rows per block
 
 template <class X>
 __global__ void rmsnorm_dx_kernel2(X *dx, const X *dresidual, const X *dout, const X *x, const X *w, const float *rstd, size_t T,
@@ -96,9 +96,9 @@ void rmsnorm_backward2(Cuda<X> dev, X *dx, float *dw, float *, const X *dresidua
 
 // ---- version 3: the rows are cut into runs, too --------------------------------------------------------------------------------
 //
-// A second dimension of blocks takes runs of rows and writes one partial sum per run and column; a small kernel adds these up,
-// always in the same order. That is how to sum across blocks without atomics: 64 runs make 64 times the blocks for 2 * 64 C
-// floats more to move. What is left is reading x and dout three times.
+// The second dimension of the grid divides the rows into runs. A block writes one partial sum per run and column, and a small kernel
+// adds the partial sums in a fixed order. This is a sum across blocks without atomics: 64 runs give 64 times as many blocks, for
+// 2 * 64 C more floats to move. x and dout are still read three times.
 
 constexpr size_t dw_runs = 64;
 
@@ -122,9 +122,9 @@ void rmsnorm_backward3(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 
 // ---- version 4: dx and dw in one kernel ----------------------------------------------------------------------------------------
 //
-// A warp that has loaded a row for dx adds its share of dw to sums of its own, in shared memory: C floats a warp, so that warps
-// need no barrier until the end. A block takes a run of rows and leaves one partial sum per column. x and dout come from memory
-// once and a second time from cache: 4 T C elements, and the partial sums.
+// A warp loads a row for dx, and adds the row's terms of dw to its own sums in shared memory, C floats per warp, so warps need no
+// barrier until the end. A block processes a run of rows and writes one partial sum per column. x and dout are read once from memory
+// and once from cache: 4 T C elements, and the partial sums.
 
 template <class X>
 __global__ void rmsnorm_backward_kernel4(X *dx, float *parts, const X *dresidual, const X *dout, const X *x, const X *w,
@@ -156,8 +156,8 @@ void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 
 // ---- version 5: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
-// The same with 16-byte loads and stores, also of the sums in shared memory. But these sums, C floats a warp, leave an SM 12 warps. It
-// is shipped for rows of more than 8192 elements: rmsnorm_backward_any in llmc/ops/rmsnorm.cuh.
+// Version 4 with 16-byte loads and stores, also for the sums in shared memory. With C floats per warp an SM runs only 12 warps. This
+// version is shipped for rows of more than 8192 elements: rmsnorm_backward_any in llmc/ops/rmsnorm.cuh.
 
 template <class X>
 void rmsnorm_backward5(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
@@ -167,8 +167,8 @@ void rmsnorm_backward5(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 
 // ---- version 6: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
 //
-// Several warps share a row. A lane has the same two vectors of each, so that its share of dw stays in registers, as does the row until
-// its mean is known: x and dout are read once. The price is a barrier for each row. Of 90 us on an H200 8 are norm_add_runs.
+// Several warps share a row. A lane has the same two vectors of every row, so its sums of dw stay in registers, and so do its elements
+// of the row: x and dout are read once. The price is a barrier for each row. norm_add_runs takes 8 of the 90 us on an H200.
 
 template <class X>
 void rmsnorm_backward6(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,

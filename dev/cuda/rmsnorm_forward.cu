@@ -1,7 +1,7 @@
 // rmsnorm_forward: out[t,c] = x[t,c] * rstd[t] * w[c] with rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps).  Contract: llmc/ops/rmsnorm.h
 //
-// Timed with T 8192, C 4096 in bf16. A few FLOP per element: what counts is that each byte crosses the bus once, x in and out out,
-// 2 T C elements, and that enough bytes are under way at any time.
+// Timed with T 8192, C 4096 in bf16. The op has a few FLOP per element, so two things matter: each byte of x and out crosses the bus
+// once, 2 T C elements, and enough bytes are in flight at any time.
 #include "../../llmc/ops/rmsnorm.cuh"
 #include "../../test/reference_rmsnorm.h"
 #include "common.h"
@@ -10,9 +10,9 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
-// The loop of the CPU, T of them side by side. Neighbouring threads read addresses a row apart, so each load of a warp touches 32
-// lines of 128 bytes and uses 2 bytes of each. L1 serves the following loads of a line, as long as it holds 32 lines for each warp
-// of its SM, but each of them still costs 32 sectors. And T threads are few: 8192 of the 270 000 that a large GPU holds.
+// The loop of the CPU, in T threads. Neighbouring threads read addresses a row apart, so each load of a warp touches 32 lines of 128
+// bytes and uses 2 bytes of each. The next loads from these lines hit L1 as long as L1 has room for 32 lines of each warp of its SM,
+// but each load still costs 32 sectors. And T threads are few: 8192 of the 270 000 that a large GPU can hold.
 
 template <class X>
 __global__ void rmsnorm_forward_kernel1(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -32,9 +32,9 @@ void rmsnorm_forward1(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 // ---- version 2: a block per row ------------------------------------------------------------------------------------------------
 //
-// Neighbouring threads read neighbouring elements, so a warp's load is one stretch of memory. The price is a sum over threads: a
-// tree in shared memory, whose every level waits at a barrier, 8 of them for 256 threads, and while it is climbed nothing is
-// loaded.
+// Neighbouring threads read neighbouring elements, so a warp's load is contiguous. The price is a sum over threads with a tree in
+// shared memory. Each level ends with a barrier, 8 barriers for 256 threads, and no data is loaded during the
+// sum.
 
 constexpr unsigned tree_threads = 256;
 struct Tree {
@@ -64,10 +64,10 @@ void rmsnorm_forward2(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 // ---- version 3: a warp per row -------------------------------------------------------------------------------------------------
 //
-// The lanes of a warp exchange values without shared memory and without a barrier (warp_sum, 5 shuffles), and while one warp
-// sums, the others of its SM load. Same bytes as version 2: x is read twice, the second time from L2 if it is still there.
+// The lanes of a warp exchange values without shared memory or a barrier (warp_sum, 5 shuffles), and during the sum of one warp the
+// other warps of the SM load. As in version 2, x is read twice, the second time from L2 if it is still there.
 
-constexpr unsigned row_warps = 4;  // rows of a block
+constexpr unsigned row_warps = 4;  // rows per block
 
 template <class X>
 __global__ void rmsnorm_forward_kernel3(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -87,9 +87,9 @@ void rmsnorm_forward3(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 // ---- version 4: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
-// 2 bytes a lane make 64 of a warp's load, half a line, and one instruction for each. With Vec a lane loads 16 bytes, a warp 512:
-// an eighth of the instructions for the same bytes, so eight times the loads are in flight. Rows that are not a multiple of 16
-// bytes, or do not begin at one, take N = 1.
+// With 2 bytes per lane a load instruction of a warp reads 64 bytes, half a line. With Vec a lane loads 16 bytes and a warp 512: an
+// eighth of the instructions for the same bytes, so eight times as many bytes are in flight. Rows whose size or start is not a multiple
+// of 16 bytes use N = 1.
 
 template <class X, int N>
 __global__ void rmsnorm_forward_kernel4(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -119,8 +119,8 @@ void rmsnorm_forward4(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 // ---- version 5: the row waits in shared memory ---------------------------------------------------------------------------------
 //
-// Lanes keep the row in shared memory until rstd is known; x is read once, whatever the cache evicts. A lane reads only its own stores: still no barrier. But
-// the rows of a block's warps fill the shared memory: 48 KB for 6 rows of 4096, and four such blocks are an SM's.
+// Lanes keep the row in shared memory until rstd is known, so x is read once, independent of the cache. A lane reads only its own stores, so there is
+// still no barrier. But the rows of a block's warps fill the shared memory: 48 KB for 6 rows of 4096, so an SM has room for four such blocks.
 
 template <class X, int N>
 __global__ void rmsnorm_forward_kernel5(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -153,8 +153,8 @@ void rmsnorm_forward5(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 // ---- version 6: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
 //
-// Several warps share a row, so that each lane has about two vectors of it. The row's bytes are all under way at once, a block holds
-// one row in place of six, and eight blocks fit an SM. The price is a barrier. The same kernel adds the residual.
+// Several warps share a row, and each lane has about two vectors of it. All bytes of the row are in flight at once, a block has one row
+// instead of six, and eight blocks fit on an SM. The price is a barrier. The same kernel adds the residual.
 
 template <class X>
 void rmsnorm_forward6(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -162,7 +162,7 @@ void rmsnorm_forward6(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 }
 
 template <class X> struct RmsnormForward {
-    static constexpr double eps = 0.125;  // large enough to show where it is forgotten
+    static constexpr double eps = 0.125;  // large enough to reveal a kernel that omits it
     size_t T, C;
     std::vector<X> x, w;
     DeviceArray<X> d_x, d_w, out;

@@ -1,8 +1,8 @@
 // rope_forward: for each of the H + KV query and key heads of a row, and i < D/2, with (cos, sin) = table[doc_pos[t], i]
 //     (x[i], x[i + D/2])  <-  (x[i] * cos - x[i + D/2] * sin,  x[i + D/2] * cos + x[i] * sin)            Contract: llmc/ops/rope.h
 //
-// Timed with T 8192, H 32, KV 8, D 128 in bf16. In place, so 2 T (H + KV) D elements are moved; the table is read by all heads of
-// a token and should come from cache. With hardly anything to compute, the arithmetic of addresses decides.
+// Timed with T 8192, H 32, KV 8, D 128 in bf16. The op works in place, so it moves 2 T (H + KV) D elements. All heads of a token read
+// the same row of the table, which should hit the cache. There is little to compute, so the arithmetic of addresses matters.
 #include "../../llmc/ops/rope.cuh"
 #include "../../llmc/ops/rope_table.h"
 #include "../../test/reference_rope.h"
@@ -18,7 +18,7 @@ template <class X> __device__ void turn_pair(X *first, X *second, const float *c
 
 // ---- version 1: a thread per token ---------------------------------------------------------------------------------------------
 //
-// The loops of the CPU. Neighbouring threads are a row of heads apart: every element of a warp's load is in a line of its own.
+// The loops of the CPU. Neighbouring threads access addresses a row of heads apart, so each element of a warp's load is in another line.
 
 template <class X>
 __global__ void rope_kernel1(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
@@ -39,9 +39,9 @@ void rope1(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 
 // ---- version 2: a thread per pair ----------------------------------------------------------------------------------------------
 //
-// Neighbouring threads turn neighbouring pairs, one thread per pair. Now token, head and pair must be found
-// from one number by 64-bit divisions, which no GPU has an instruction for: twice the instructions of version 3, of which half are
-// integers (docs/ladder_counts.md). Instructions limit it, not bytes.
+// Neighbouring threads rotate neighbouring pairs, one pair per thread. A thread computes token, head and pair from one number with
+// 64-bit divisions, for which no GPU has an instruction. The kernel has twice the instructions of version 3, half of them integer
+// instructions (docs/ladder_counts.md). Instructions are the limit, not bytes.
 
 template <class X>
 __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
@@ -60,8 +60,8 @@ void rope2(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 
 // ---- version 3: a block per token ----------------------------------------------------------------------------------------------
 //
-// The grid does the division by tokens, the rest fits 32 bits, and the row of the table is found once for the block: all heads of
-// the token read it from L1. Loads are still of 2 bytes.
+// The block's number is the token, the other divisions fit 32 bits, and all heads of the block's token read the same row of the table
+// from L1. Loads still have 2 bytes.
 
 template <class X>
 __global__ void rope_kernel3(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride) {
@@ -81,8 +81,8 @@ void rope3(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 
 // ---- version 4: llmc/ops/rope.cuh ----------------------------------------------------------------------------------------------
 //
-// A thread turns the neighbouring pairs whose first halves fill 16 bytes: one division and four wide loads for 8 pairs
-// in bf16 (two of X, and the table's in pieces of 16 bytes). The memory's bandwidth is the limit.
+// A thread rotates neighbouring pairs whose first halves fill 16 bytes: one division and four wide loads for 8 pairs in bf16 (two
+// loads of X, and the table in pieces of 16 bytes). The memory bandwidth is the limit.
 
 template <class X>
 void rope4(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride) {
@@ -114,7 +114,7 @@ template <class X> struct Rope {
         if (D % 2) die("rope rotates pairs of channels, and a head has %zu\n  fix: an even D", D);
         return D;
     }
-    static std::vector<int32_t> documents(size_t T) {  // two of them
+    static std::vector<int32_t> documents(size_t T) {  // of two documents
         std::vector<int32_t> out(T);
         for (size_t t = 0; t < T; t++) out[t] = int32_t(t < T / 3 ? t : t - T / 3);
         return out;
@@ -132,7 +132,7 @@ template <class X> struct Rope {
         versions[version - 1](dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
     }
 
-    void check(Check &check) const {  // value heads, which stay as they are, are part of the reference
+    void check(Check &check) const {  // the reference includes the value heads, which the op does not change
         check("qkv", d_x.values(), rope_reference(widen(x), table, doc_pos, heads, D, D, stride, 1), rope_error<X>);
     }
 

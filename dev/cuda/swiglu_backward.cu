@@ -1,8 +1,8 @@
 // swiglu_backward: with s = 1 / (1 + exp(-gate))                                                     Contract: llmc/ops/swiglu.h
 //     dgate = dout * up * s * (1 + gate * (1 - s))          dup = dout * gate * s
 //
-// Timed with T 8192, F 14336 in bf16. Elementwise: gate, up and dout in, dgate and dup out, 5 T F elements. s is computed again,
-// not kept from the forward pass: an exp is cheaper than reading 2 bytes more, and activations are what memory runs out of.
+// Timed with T 8192, F 14336 in bf16. The op reads gate, up and dout, and writes dgate and dup: 5 T F elements. It recomputes s instead
+// of storing it in the forward pass, because an exp is cheaper than reading 2 more bytes, and activations fill the memory.
 #include "../../llmc/ops/swiglu.cuh"
 #include "../../test/reference_swiglu.h"
 #include "common.h"
@@ -19,8 +19,8 @@ __device__ inline SwigluGradient swiglu_gradient(float gate, float up, float dou
 
 // ---- version 1: a kernel for each gradient -------------------------------------------------------------------------------------
 //
-// Two formulas, two kernels. Both read gate and dout and find s: 7 T F elements are moved. And it cannot work in place, where
-// dgate_up is gate_up: the first kernel would overwrite the gates that the second one needs.
+// Each formula has its own kernel. Both kernels read gate and dout and compute s, so they move 7 T F elements. They cannot work in
+// place, with dgate_up equal to gate_up, because the first kernel would overwrite the gates before the second one reads them.
 
 template <class X> __global__ void swiglu_dgate_kernel1(X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x, gate = i / F * 2 * F + i % F;
@@ -38,7 +38,7 @@ template <class X> void swiglu_backward1(Cuda<X> dev, X *dgate_up, const X *dout
 
 // ---- version 2: both in one ----------------------------------------------------------------------------------------------------
 //
-// 5 T F elements, and in place, as a thread overwrites only elements that it has read. A 64-bit division for each thread.
+// The kernel moves 5 T F elements and works in place: a thread overwrites only elements that it has read. Each thread needs a 64-bit division.
 
 template <class X> __global__ void swiglu_backward_kernel2(X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x, gate = i / F * 2 * F + i % F;
@@ -54,8 +54,8 @@ template <class X> void swiglu_backward2(Cuda<X> dev, X *dgate_up, const X *dout
 
 // ---- version 3: a block walks along its row ------------------------------------------------------------------------------------
 //
-// A block per row, whose threads take every 256th element: no division, T blocks instead of T F / 256, and the row's addresses
-// are found once. Loads are of 2 bytes; each turn of the loop waits for its three before the next begins.
+// Each thread of a block processes every 256th element of the block's row: there is no division, T blocks instead of T F / 256, and one
+// computation of the row's addresses. Loads have 2 bytes, and each iteration waits for its three loads before the next one starts.
 
 template <class X> __global__ void swiglu_backward_kernel3(X *dgate_up, const X *dout, const X *gate_up, size_t F) {
     const X *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F, *dout_t = dout + blockIdx.x * F;
@@ -73,7 +73,7 @@ template <class X> void swiglu_backward3(Cuda<X> dev, X *dgate_up, const X *dout
 
 // ---- version 4: llmc/ops/swiglu.cuh --------------------------------------------------------------------------------------------
 //
-// 16 bytes per load, and no loop: the scheduler starts the next block where a loop would wait. The memory's bandwidth is the
+// Loads have 16 bytes, and there is no loop: instead of waiting in a loop, the SM starts the next block. The memory bandwidth is the
 // limit.
 
 template <class X> struct SwigluBackward {

@@ -1,6 +1,6 @@
 // swiglu_forward: out[t,f] = gate * s * up with s = 1 / (1 + exp(-gate)), gate = gate_up[t,f], up = gate_up[t,F+f]
 //                                                                                                    Contract: llmc/ops/swiglu.h
-// Timed with T 8192, F 14336 in bf16. Elementwise: 3 T F elements moved, and an exp and a division for each.
+// Timed with T 8192, F 14336 in bf16. The op moves 3 T F elements, and computes an exp and a division for each output.
 #include "../../llmc/ops/swiglu.cuh"
 #include "../../test/reference_swiglu.h"
 #include "common.h"
@@ -11,8 +11,8 @@ __device__ inline float silu(float gate) { return gate / (1.0f + expf(-gate)); }
 
 // ---- version 1: two elementwise ops --------------------------------------------------------------------------------------------
 //
-// What one gets by composing: silu(gate), then times up, with the product's first factor in memory in between. It is kept in
-// float, or it would be rounded twice. In bf16 14 bytes an element are moved where 6 would do, and that is the speed.
+// A composition of elementwise ops: silu(gate) is stored in memory, then multiplied by up. It is stored in float to avoid a second
+// rounding. In bf16 the kernels move 14 bytes per element instead of 6, and these bytes determine the time.
 
 template <class X> __global__ void swiglu_silu_kernel1(float *act, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -30,8 +30,8 @@ template <class X> void swiglu_forward1(Cuda<X> dev, X *out, float *scratch, con
 
 // ---- version 2: one kernel -----------------------------------------------------------------------------------------------------
 //
-// Fused, so nothing is in memory that need not be: 3 T F elements. But each thread finds its row by a 64-bit division, dozens of
-// instructions for an element of 2 bytes.
+// The fused kernel stores no intermediate result and moves 3 T F elements. But each thread finds its row with a 64-bit division, which
+// takes dozens of instructions for an element of 2 bytes.
 
 template <class X> __global__ void swiglu_forward_kernel2(X *out, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -46,7 +46,7 @@ template <class X> void swiglu_forward2(Cuda<X> dev, X *out, float *, const X *g
 
 // ---- version 3: the grid has rows ----------------------------------------------------------------------------------------------
 //
-// The block's number is the row: no division. Loads are of 2 bytes, 64 a warp, and the number of loads in flight per SM is limited.
+// The block's number is the row, so there is no division. A load has 2 bytes, 64 per warp, and an SM limits its loads in flight.
 
 template <class X> __global__ void swiglu_forward_kernel3(X *out, const X *gate_up, size_t F) {
     const size_t t = blockIdx.x, f = blockIdx.y * size_t(blockDim.x) + threadIdx.x;
@@ -60,7 +60,7 @@ template <class X> void swiglu_forward3(Cuda<X> dev, X *out, float *, const X *g
 
 // ---- version 4: llmc/ops/swiglu.cuh --------------------------------------------------------------------------------------------
 //
-// 16 bytes of gates and 16 of ups a thread: an eighth of the loads. The memory's bandwidth is the limit.
+// Each thread loads 16 bytes of gates and 16 of ups: an eighth of the loads. The memory bandwidth is the limit.
 
 template <class X> void swiglu_forward4(Cuda<X> dev, X *out, float *, const X *gate_up, size_t T, size_t F) {
     swiglu_forward(dev, out, gate_up, T, F);
