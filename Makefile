@@ -2,12 +2,12 @@
 #
 # Needs g++ 12 or newer, or clang 16 or newer, and the headers of CLI11, nlohmann/json and xxHash. Optional libraries are detected by compiling and
 # linking a few lines (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
-#   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    build without that library although it is installed
-#   CXX=clang++-16                 another compiler; scripts/compilers.sh tests all that it finds
+#   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    build without this library, even if it is installed
+#   CXX=clang++-16                 another compiler; scripts/compilers.sh tests all installed ones
 #   CPU=znver4                     code for that CPU (a name of the compiler's -march) instead of this one; for every CPU: make plain
 #   GPU_ARCHS="80 90"              kernels for compute capabilities 8.0 and 9.0 instead of the GPUs of this machine
-#   STRICT=0                       nvcc's warnings are not errors: for versions of nvcc and g++ that nobody has tried
-# The builds that check (sanitizers, races, mutants, fuzzers, PTX) are in checks.mk.
+#   STRICT=0                       nvcc's warnings are not errors: for untested versions of nvcc and g++
+# The builds for checks (sanitizers, races, mutants, fuzzers, PTX) are in checks.mk.
 
 CPU      := native
 CXX      := g++
@@ -18,19 +18,19 @@ PLACE    :=#  where the programs go
 TREE     :=#  where the sources are
 PROBE    := build/probe.mk
 
-# Other compilers name these flags differently. A cross compiler knows no native CPU, and compiles for its whole architecture.
+# Other compilers have other names for these flags. A cross compiler has no native CPU, and compiles for its whole architecture.
 known     = $(foreach flag,$1,$(if $(shell $(CXX) -Werror $(flag) -x c++ -E /dev/null > /dev/null 2>&1 && echo yes),$(flag)))
 CPU_FLAG := $(or $(call known,-march=$(CPU)),$(call known,-mcpu=$(CPU)),$(patsubst %,-march=%,$(filter-out native,$(CPU))))
 CXXFLAGS := -std=c++20 -O3 $(CPU_FLAG) $(call known,-mprefer-vector-width=512) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra \
             $(patsubst -W%,-Wno-%,$(call known,-Wpass-failed -Wsubobject-linkage)) \
-            $(call known,--param=ggc-min-heapsize=2000000)  # kB: g++ compiles a tenth faster where it never collects garbage
+            $(call known,--param=ggc-min-heapsize=2000000)  # kB: without garbage collection g++ compiles a tenth faster
 
-# Two variants of every C++ program, each in a folder of its own:
+# Two variants of every C++ program, each in a separate folder:
 ifeq ($(SAN),1)  # with the address and undefined-behaviour sanitizers
 BUILD    := build/san
 PLACE    := $(BUILD)/
 CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-else ifeq ($(MUTANTS),1)  # with known bugs to switch on, and functions for the matrix unit's instructions (llmc/ops/amx.h); set by test-mutants
+else ifeq ($(MUTANTS),1)  # with switchable known bugs, and functions for the matrix unit's instructions (llmc/ops/amx.h); set by test-mutants
 BUILD    := build/mutants
 TREE     := build/mutants/tree/
 CXXFLAGS += -O1 $(call known,-march=x86-64-v3) -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
@@ -90,13 +90,13 @@ NVCCFLAGS   += -DLLMC_NCCL $(NCCL_HEADERS)
 NCCL_LIBS   := $(NCCL_LIBRARIES)
 endif
 
-# $(call needs,TARGETS,a shell command that succeeds if it is installed,its name,how to get it): ends make before anything is built
+# $(call needs,TARGETS,shell command that succeeds if the dependency is installed,its name,how to install it): stops make before it builds anything
 define NEWLINE
 
 
 endef
 needs = $(if $(filter $1,$(MAKECMDGOALS)),$(if $(shell $2 > /dev/null 2>&1 && echo yes),,$(error make $(filter $1,$(MAKECMDGOALS)) needs $3$(NEWLINE)  fix: $4)))
-ifneq ($(HAVE_COMPILER),)  # else the probe runs first, and then make reads this file again
+ifneq ($(HAVE_COMPILER),)  # otherwise the probe runs first, and then make reads this file again
 $(call needs,test test-% build-mutants count %/test_llmc %/test_cuda %/test_ptx,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
 $(call needs,try test test-all test-mutants %_emu %/test_cuda $(BUILD)/dev/cuda/%,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
 endif
@@ -105,9 +105,9 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
-# A unit of compilation is a generated file that includes several files: the .cpp files of a folder of llmc, or the tests of a folder with these first
-# letters. The compiler reads the headers that they share once: with a unit for each test, make test would compile for 115 s of CPU more (a Xeon).
-# The units of the library that take longest start first, so that no core waits for another at the end.
+# A unit of compilation is a generated file that includes several files: the .cpp files of a folder of llmc, or the tests of a folder with the same
+# first letters. The compiler reads shared headers once per unit: with a unit for each test, make test would compile for 115 s of CPU more (a Xeon).
+# The slowest units of the library start first, so that no core is left waiting at the end.
 FOLDERS    := $(patsubst %,llmc/%,train app model data $(filter-out train app model data,$(patsubst llmc/%/,%,$(wildcard llmc/*/))))
 LIBRARY    := $(patsubst %,$(BUILD)/%.o,llmc/model/decoder $(FOLDERS))
 OPS_UNITS  := $(addprefix test/ops/,a-c d-g h-n o-z)
@@ -122,8 +122,8 @@ $(UNITS:%=$(BUILD)/%.cpp): $(BUILD)/%.cpp: FORCE
 # These folders compute little, and compile in less time with -O1.
 $(foreach folder,app data model train,$(BUILD)/llmc/$(folder).o): private FLAGS_OF_FILE := -O1
 
-# Every other file is a unit. One with kernels is compiled by g++ for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program for GPUs; and
-# for the emulator (dev/emulator/simt.h), which runs the kernels on the CPU. $(call compile_cpu,FOLDER/,SOURCE,FLAGS)
+# Every other file is a unit. g++ compiles a file with kernels for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program for GPUs; and for
+# the emulator (dev/emulator/simt.h), which runs the kernels on the CPU. $(call compile_cpu,FOLDER/,SOURCE,FLAGS)
 EMULATE := $(if $(filter -O1,$(CXXFLAGS)),,-O2) -DLLMC_EMULATE -include $(TREE)dev/emulator/simt.h -Wno-unknown-pragmas
 EMULATE += -g1 -fno-optimize-sibling-calls  # so that messages name lines
 define compile_cpu
@@ -137,7 +137,7 @@ $(foreach source,$(TREE)%.cpp $(TREE)%.cu $(BUILD)/%.cpp,$(eval $(call compile_c
     $(eval $(call compile_cpu,with_cuda/,$(source),-DLLMC_CUDA)) \
     $(eval $(call compile_cpu,emulated/,$(source),$$(EMULATE))))
 
-# For GPUs: $(call compile_gpu,FOLDER,TYPE,NOTE,FLAGS). ptxas's report on the kernels is kept next to each object.
+# For GPUs: $(call compile_gpu,FOLDER,TYPE,NOTE,FLAGS). The report of ptxas on the kernels is stored next to each object.
 define compile_gpu
 $(1)/%.o: %$(2) $(if $(filter $(GPU),$(1)),$(GPU),$(BUILD))/flags
 	@mkdir -p $$(@D)
@@ -145,11 +145,11 @@ $(1)/%.o: %$(2) $(if $(filter $(GPU),$(1)),$(GPU),$(BUILD))/flags
 	@$$(NVCC) $(4) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(GPU),$(type),for sm $$(ARCHS),$$(NVCCFLAGS) $$(GENCODE))))
-# The units for sm_90a: the kernels of attention, and ladders of the workshop, whose instructions the emulator has not.
+# The units for sm_90a: attention kernels and ladders of the workshop with instructions that the emulator does not have.
 HOPPER_LADDERS := $(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*hopper*.cu))
 $(patsubst %,$(GPU)/%.o,llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private ARCHS := 90a
 
-# These files change when the compiler or a flag does, and everything is compiled again.
+# These files change with the compiler and the flags; then everything is compiled again.
 $(BUILD)/flags: private FLAGS = $(COMPILER) $(CXXFLAGS)
 $(GPU)/flags: private FLAGS = $(NVCC) $(NVCCFLAGS) $(GENCODE)
 $(BUILD)/flags $(GPU)/flags: FORCE
@@ -160,17 +160,17 @@ $(BUILD)/flags $(GPU)/flags: FORCE
 link  = @echo 'link    $@$(2)'; $(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(1) -o $@
 GTEST := -lgtest -lpthread
 
-# A trainer is one file, compiled three times: by g++ for main and the CPU, at the same time for the rehearsals of the memory plan
-# (llmc/core/rehearsal.h), and by nvcc for CUDA; the last only with a GPU. The base class of its models is a unit that all programs share.
+# A trainer is one file, compiled three times: by g++ for main and the CPU, by g++ in parallel for the rehearsals of the memory plan
+# (llmc/core/rehearsal.h), and, with a GPU, by nvcc for CUDA. The base class of its models is a unit shared by all programs.
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows; GPU_ARCHS=90 compiles for 9.0, for the CPU alone)
 HOPPER   := $(if $(filter 90,$(ARCHS)),$(GPU)/llmc/ops/attention_hopper.o)
 GPU_HALF := $(patsubst %,$(GPU)/llmc/%.o,model/decoder core/gpu_query parallel/comm_nccl) $(HOPPER)
 $(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o) $(BUILD)/rehearsals/%.o $(LIBRARY)
-	@rm -f $@.plain  # of older sources
+	@rm -f $@.plain  # from older sources
 	$(call link,$(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)),$(if $(CUDA),,$(FOR_CPU)))
 
-# The same with the emulator in place of the GPU.
+# The same with the emulator instead of the GPU.
 EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt races messages streams counts)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED_HALF := $(patsubst %,$(BUILD)/emulated/llmc/%.o,model/decoder core/gpu_query) $(EMULATED_COMM)
@@ -178,14 +178,14 @@ $(EMULATOR): private FLAGS_OF_FILE := $(EMULATE)
 $(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/rehearsals/%.o $(BUILD)/emulated/%.o $(EMULATED_HALF) $(EMULATOR) $(LIBRARY)
 	$(call link,-lboost_context)
 
-# Tests of the CPU's half, of the kernels in the emulator, and of ranks that are processes.
+# Tests of the CPU's half, of the kernels in the emulator, and of ranks as processes.
 TESTS      := $(TEST_UNITS:%=$(BUILD)/%.o)
 CPU_MODELS := $(BUILD)/test/models.o $(TRAINERS:%=$(BUILD)/rehearsals/%.o)
 CUDA_TESTS := $(wildcard test/cuda/*.cpp test/ops/*.cpp)
 EMULATED   := $(EMULATOR) $(EMULATED_COMM) $(patsubst %,$(BUILD)/emulated/%.o,llmc/model/decoder test/cuda/models $(CUDA_UNITS))
 PROCESSES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
-# Tests without kernels of their own compile in less time with -O1; test_zero updates parameters itself, by the bits that the library has. The models,
-# the library and the tests of ops come first, as of two functions with one name the linker keeps the first.
+# Tests without kernels of their own compile in less time with -O1; test_zero updates parameters itself, with the library's bits. The models, the
+# library and the tests of ops come first, because the linker keeps the first of two functions with the same name.
 $(filter-out $(BUILD)/test/ops/% %/test/z.o,$(TESTS)) $(PROCESSES:=.o): private FLAGS_OF_FILE := -O1
 $(BUILD)/test/test_llmc: $(CPU_MODELS) $(LIBRARY) $(TESTS)
 	$(call link,-lgtest_main $(GTEST))
@@ -196,7 +196,7 @@ $(BUILD)/test/test_cuda: $(EMULATED) $(CPU_MODELS) $(LIBRARY)
 $(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(CPU_MODELS) $(LIBRARY)
 	$(call link,$(GTEST))
 
-# The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, with nvcc and a GPU, for that.
+# The workshop (dev/cuda/common.h): a program contains its ladder for the emulator and, with nvcc and a GPU, for the GPU.
 # It needs no other folders of the library.
 WORKSHOP_LIBRARY := $(patsubst %,$(BUILD)/llmc/%.o,core ops parallel)
 LADDERS  := $(filter-out $(HOPPER_LADDERS),$(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu))))
@@ -219,7 +219,7 @@ $(TRAINERS): %: $(BUILD)/%
 .PHONY: $(TRAINERS)
 endif
 
-# ---- what to make -----------------------------------------------------------------------------------------------------------------
+# ---- targets ----------------------------------------------------------------------------------------------------------------------
 
 all: $(PROGRAMS)
 
@@ -244,7 +244,7 @@ test: $(PROGRAMS) $(BUILD)/test/test_llmc $(BUILD)/test/test_cuda $(PROCESSES)  
 	@$(RUN_TESTS) --cuda $(BUILD)/test/test_cuda
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
-	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
+	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as in the program
 
 SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/ops/* test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/emulator/ptx/* test/ptx/*.h test/ptx/*.cpp test/ptx/kernels/* test/ptx/cutlass/*)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it

@@ -1,8 +1,8 @@
-# The builds that check: races, GPUs, the PTX interpreter, sanitizers, mutants, fuzzers; and make test-all, which runs them. Included by the Makefile.
+# The builds for checks: races, GPUs, the PTX interpreter, sanitizers, mutants, fuzzers; and make test-all, which runs them. Part of the Makefile.
 
 .PHONY: try test-all build-mutants test-mutants test-gpu test-ptx ptxas count
 
-# CHECKS: which of these test-all makes. PART=2/4: of the tests that take longest every fourth, from the second on. CI takes other ones for each commit.
+# CHECKS: the targets of test-all. PART=2/4: every fourth one of the longest tests, starting with the second. CI selects another part for each commit.
 ALL_CHECKS := races sanitizers mutants fuzzers ptxas
 CHECKS     := $(ALL_CHECKS)
 PART       := 1/1
@@ -19,7 +19,7 @@ $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test
 
 # ---- races: only the kernels' files call the race detector, at every load and store -----------------------------------------------------
 
-# As nvcc, which assumes that pointers of different types may alias, and which loads a struct of 16 bytes at once: so that the counts of accesses agree.
+# nvcc assumes that pointers of different types may alias, and loads a struct of 16 bytes at once. These flags do the same, so access counts agree.
 SEE_ACCESSES := -O2 -fsanitize=thread -fno-strict-aliasing -fno-tree-sra
 $(foreach source,%.cpp %.cu $(BUILD)/%.cpp,$(eval $(call compile_cpu,race/,$(source),$$(EMULATE) $$(SEE_ACCESSES))))
 
@@ -29,8 +29,8 @@ build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(patsubst %,build/race/
 $(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $(WORKSHOP_LIBRARY)
 	$(call link,-lboost_context $(GTEST))
 
-# One version of a ladder, beside the one before it: checked in three orders of threads, with races, and counted; with nvcc also its PTX, which is all
-# that there is of a ladder for Hopper.
+# make try checks one version of a ladder in three orders of threads, with race detection, and counts it and the previous version; with nvcc also their
+# PTX. Ladders for Hopper exist only as PTX.
 TRY_PTX := $(if $(filter $(L),$(HOPPER_LADDERS)),y)
 try: $(if $(L),build/$(if $(TRY_PTX),ptx,race)/dev/cuda/$(L))     ## a version of a kernel, checked and counted beside the one before: make try L=rope V=3
 	@./$< $(or $(V),shipped) $(if $(TRY_PTX),,--emu)
@@ -44,10 +44,10 @@ endif
 
 GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
 GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS) $(if $(HOPPER),$(HOPPER_LADDERS)))
-GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(GPU)/llmc/model/decoder.o $(HOPPER)) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
+GPU_LOGS    := $(patsubst %.o,%.ptxas,$(TRAINERS:%=$(GPU)/%.o) $(GPU)/llmc/model/decoder.o $(HOPPER)) $(call part,$(GPU_TESTS:.o=.ptxas))  # only of shipped kernels; the workshop's first versions may be worse
 
-# The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
-# linker keeps the first.
+# The library comes first: nvcc's host compiler compiles CPU functions for any CPU, with other tile layouts, and the linker keeps the first of two
+# functions with the same name.
 $(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(GPU_HALF)
 	$(call link,$(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main $(GTEST))
 
@@ -60,7 +60,7 @@ ptxas: $(GPU_OBJECTS) $(BUILD)/test/test_cuda  ## compile the kernels for GPU_AR
 
 # ---- the PTX interpreter (dev/emulator/README.md) -----------------------------------------------------------------------------------
 
-# The kernels' tests as nvcc compiles them, with their PTX, which the interpreter executes on the CPU in place of libcudart and cuBLASLt. -O1 is for the
+# The kernels' tests, compiled by nvcc to PTX. The interpreter replaces libcudart and cuBLASLt, and executes the PTX on the CPU. -O1 applies to the
 # host's half and saves time; the PTX is the same with -O3.
 PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/emulator/ptx/*.cpp)))
 PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
@@ -70,7 +70,7 @@ PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard te
 PTX_TEXTS       := $(patsubst %,$(BUILD)/ptx/%.ptx,llmc/model/decoder $(TRAINERS))
 PTX_LADDERS     := $(patsubst %,$(BUILD)/ptx/dev/cuda/%,$(LADDERS) $(HOPPER_LADDERS))
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
-# The slow suites are left out: they launch the same kernels. Launches that are interpreted at once cannot be recorded.
+# Slow suites are excluded, because they launch the same kernels; so are recorded launches, because the interpreter runs each launch at once.
 PTX_TESTS_RUN   := -*Slow*:CudaGraphs*
 PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
 # ptxas reports the registers of the ladders; nothing runs its machine code.
@@ -96,7 +96,7 @@ $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)
 $(BUILD)/ptx/test_cuda: $(LIBRARY) $(CPU_MODELS) $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) | $(PTX_TEXTS)
 	$(call link,-lgtest_main $(GTEST))
 
-# CUTLASS's products, as kernels of others; its headers come from PyPI.
+# CUTLASS's products, as foreign kernels for the interpreter; the headers come from PyPI.
 CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
 TEST_CUTLASS := $(if $(HAVE_NVCC),$(BUILD)/ptx/test_cutlass)
 $(CUTLASS)/include:
@@ -114,7 +114,7 @@ $(BUILD)/test/ptx/cutlass/test_cutlass.o: private FLAGS_OF_FILE := -I$(dir $(NVC
 $(BUILD)/ptx/test_cutlass: $(LIBRARY) $(BUILD)/test/ptx/cutlass/test_cutlass.o $(patsubst %,$(BUILD)/ptx/test/ptx/cutlass/%.o,pingpong cooperative fp8) $(PTX_RUNTIME) $(PTX_INTERPRETER)
 	$(call link,-lgtest_main $(GTEST))
 
-# The workshop, too: a program checks its versions in the interpreter, and counts what they do.
+# The workshop in the interpreter: a program checks its versions, and counts their work.
 $(PTX_LADDERS): %: %.o $(BUILD)/dev/cuda/common.o $(PTX_LADDER) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(WORKSHOP_LIBRARY)
 	$(call link,$(GTEST))
 
@@ -140,7 +140,7 @@ build-mutants:
 test-mutants: build-mutants                  ## build known bugs in and require that a test fails
 	@$(PYTHON) scripts/mutants.py
 
-# The parsers of a user's files, for libFuzzer, which comes with clang; single-threaded, so without OpenMP.
+# The parsers of user files for libFuzzer, which is part of clang; single-threaded, so without OpenMP.
 FUZZERS    := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas \
               -Wno-unknown-warning-option -idirafter $(shell $(CXX) -print-file-name=include)
@@ -182,7 +182,7 @@ compare: $(PROGRAMS) $(BUILD)/dev/bench/few_tokens .venv-compare/installed.sh ou
 	@.venv-compare/bin/python scripts/compare_generate.py --out docs/benchmarks.md
 	@.venv-compare/bin/python scripts/compare_grpo.py --out docs/benchmarks.md
 
-out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file that it writes
+out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file written by the rule
 	@.venv-compare/bin/python scripts/smollm2.py out/smollm2
 
 .venv-compare/installed.sh: scripts/install_compare.sh

@@ -2,8 +2,8 @@
 //
 //   ./attention [threads]
 //
-// GFLOP/s count the scores that the mask leaves: 4 * D forward, 10 * D backward for each visible pair of query and key and each
-// head. The best of several rounds; every round times all columns of a line, so that other work on the machine slows them alike.
+// GFLOP/s count the visible scores: 4 * D forward, 10 * D backward for each visible pair of query and key and each head. A time is
+// the best of several rounds; every round times all columns of a line, so other work on the machine slows them down equally.
 #include "../../llmc/ops/attention.h"
 
 #include "bench.h"
@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
         line<CpuBf16>(plain, 2048, 4, 2, D);
     }
 
-    // One document of 2048 tokens and seven of 50: packed a row of 2398 tokens, padded a batch of 8 x 2048.
+    // One document of 2048 tokens and seven of 50, either packed to a row of 2398 tokens or padded to a batch of 8 x 2048.
     AttentionBench<CpuF32> longest(plain.dev, {2048}, 9, 3, 64), packed(plain.dev, {2048, 50, 50, 50, 50, 50, 50, 50}, 9, 3, 64),
         padded(plain.dev, std::vector<size_t>(8, 2048), 9, 3, 64);
     const auto t = fastest(4, {[&] { longest.forward(); }, [&] { longest.backward(); }, [&] { packed.forward(); },
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     printf("2048 and 7 x 50, packed   %8.1f  %8.1f\n", t[2] * 1e3, t[3] * 1e3);
     printf("2048 and 7 x 50, padded   %8.1f  %8.1f\n", t[4] * 1e3, t[5] * 1e3);
 
-    // Chats of 1 to 2000 tokens, and documents of one length with the same number of query-key pairs: the cost of ragged ends.
+    // The cost of ragged ends: chats of 1 to 2000 tokens, and documents of equal length with the same number of query-key pairs.
     std::vector<size_t> chats;
     for (size_t i = 0; i < 16; i++) chats.push_back(1 + i * 797 % 2000);
     AttentionBench<CpuF32> ragged(plain.dev, chats, 9, 3, 64);

@@ -2,9 +2,9 @@
 //
 //   ./attention_decode [threads]
 //
-// GB/s count each key and value once. A copy counts its reads and writes, but also loads the lines that it will overwrite, three
-// transfers for two: hence shares of up to 1.5. Heads are taken from SmolLM2-135M. A run goes over the caches of several layers, 512 MiB in
-// all, so that they come from memory as in a model.
+// GB/s count each key and value once. A copy counts its reads and writes, but it also loads the lines that it will overwrite, so it makes
+// three transfers and counts two; shares can reach 1.5. The heads are those of SmolLM2-135M. A run reads the caches of several layers,
+// 512 MiB together, so they are read from memory as in a model.
 #include "../../llmc/ops/attention_decode.h"
 
 #include "bench.h"
@@ -28,7 +28,7 @@ template <class Dev> static void line(Dev dev, size_t B, size_t length, double c
     std::vector<X> cache(layers * layer), out(B * H * D);
     for (size_t i = 0; i < cache.size(); i += page_elements) std::ranges::copy(page, cache.begin() + ptrdiff_t(i));
     std::vector<int32_t> table(B * pages), first_key(B), lengths(B, int32_t(length));
-    // Sequences that grow together take pages in turn.
+    // The sequences grow together, so they allocate pages in turn.
     for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i % pages * B + i / pages);
     std::vector<float> scratch(attention_decode_scratch(dev, B, pages, H, D));
     const double time = fastest(5, {[&] {

@@ -24,7 +24,7 @@ inline double seconds(const Job &work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The fastest time of each work. A round does all of them in turn, so that whatever else the machine does slows them alike.
+// Returns the fastest time of each function. A round runs all of them in turn, so other work on the machine slows them down equally.
 inline std::vector<double> fastest(int rounds, const std::vector<Job> &works) {
     std::vector<double> best(works.size(), INFINITY);
     for (int round = 0; round < rounds; round++)
@@ -39,7 +39,7 @@ template <class X> std::vector<X> noise(size_t n, uint32_t stream) {  // in [-1,
     return out;
 }
 
-// What other rates are a share of: out = x w^T, all three 2048 x 2048.
+// The product to which other rates are compared: out = x w^T, all three matrices 2048 x 2048.
 template <class Dev> struct PlainMatmul {
     using X = typename Dev::X;
     static constexpr size_t n = 2048;

@@ -1,9 +1,9 @@
-// How fast the products of one step of decoding are on this CPU, as a share of what memory and multiplication allow.
+// Speed of the products of one decoding step on this CPU, as a share of the limit set by memory and arithmetic.
 //
 //   ./few_tokens [threads]
 //
-// The products of SmolLM2-135M in bf16, with 269 MB of weights, which are loaded from memory as in a model. The limit of a step is the larger of two
-// times: of reading the weights at the rate at which all threads sum up 512 MiB, and of the FLOPs at the rate of a large product.
+// The products are those of SmolLM2-135M in bf16, with 269 MB of weights, which are read from memory as in a model. The limit of a step is the larger
+// of two times: reading the weights at the rate of all threads summing 512 MiB, and the FLOPs at the rate of a large product.
 #include <array>
 
 #include "bench.h"
@@ -18,7 +18,7 @@ static double read_rate(int threads) {
 #pragma omp parallel for simd num_threads(threads) reduction(+ : sum)
                                     for (size_t i = 0; i < from.size(); i++) sum += double(from[i]);
                                 }})[0];
-    if (sum < 0) puts("");  // so that the sum is needed
+    if (sum < 0) puts("");  // uses the sum
     return double(from.size() * sizeof(float)) / time;
 }
 

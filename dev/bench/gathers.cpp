@@ -1,11 +1,11 @@
-// What ranks wait for weights at stage 3 of ZeRO, over a link that moves bytes while they compute: if a layer's weights are asked for when they are
-// needed, and if, as the decoder does, when the layer before begins.
+// Waiting time for weights at ZeRO stage 3, over a link that moves bytes while ranks compute: with a layer's gather started when the layer needs its
+// weights, and started one layer earlier, as in the decoder.
 //
 //   ./gathers
 //
-// Two ranks are threads, and the link is simulated: the bytes are there at once, but a gather counts as under way until the bytes that the rank receives
-// could have come at the link's rate, one gather after the other. Sums of gradients take no time, but wait for the gathers that were started before, as on
-// NCCL's stream. (Threads have no such link: their cores copy, and can do nothing else meanwhile.)
+// The two ranks are threads, and the link is simulated: the bytes arrive at once, but a gather stays in flight for the time that the received bytes
+// would take at the link's rate, one gather after another. Sums of gradients take no time, but wait for all earlier gathers, as on NCCL's stream.
+// (Threads have no such link: their cores make the copies, and cannot compute at the same time.)
 #define LLMC_NO_MAIN
 #include "../../train_llama.cu"
 
@@ -19,7 +19,7 @@ static Instant now() { return std::chrono::steady_clock::now(); }
 
 class LinkComm final : public WrappedComm {
   public:
-    // bytes_a_second: 0 stands for a link that takes no time     ahead: a gather is under way from its start(), not only from its wait()
+    // bytes_a_second: 0 means an infinitely fast link     ahead: a gather starts at its start(), not at its wait()
     LinkComm(Comm &comm, double bytes_a_second, bool ahead) : WrappedComm(comm), rate_(bytes_a_second), ahead_(ahead) {}
 
     Request start(const std::function<void()> &f) override {
@@ -57,7 +57,7 @@ class LinkComm final : public WrappedComm {
     const double rate_;
     const bool ahead_;
     double received_ = 0, waited_ = 0;
-    Instant free_ = now();  // when the link is
+    Instant free_ = now();  // when the link becomes free
     std::vector<Gather> gathers_;
 };
 
@@ -65,7 +65,7 @@ struct Timed {
     double seconds, waited;
 };
 
-// Returns the fastest of some steps of one row for each of two ranks.
+// Returns the time of the fastest of several steps; each of the two ranks has one row.
 static Timed step(const ModelConfig &config, const Row &row, double bytes_a_second, bool ahead) {
     Timed best{INFINITY, 0};
     run_threads(2, {}, [&](Comm &threads) {
@@ -98,9 +98,9 @@ int main() {
     const Row row = make_row({document}, {std::vector<uint8_t>(document.size(), 1)});
     const Table table = llama_table(config);
     const auto parameters = [&](size_t unit) { return double(table.units[unit].end - table.units[unit].begin); };
-    const double bytes = parameters(1) * sizeof(bf16) / 2;  // of a layer, which a rank receives
+    const double bytes = parameters(1) * sizeof(bf16) / 2;  // received by a rank for one layer
     const double alone = step(config, row, 0, true).seconds;
-    // Seconds of a layer's forward pass. Unit 0 is the head.
+    // Seconds per layer in the forward pass. Unit 0 is the head.
     const double layer = alone / (3 * (double(config.L) + parameters(0) / parameters(1)));
     printf("%zu layers, 2 ranks, rows of %zu tokens, bf16; %.0f ms a step without a link\n\n", config.L, row.T, 1e3 * alone);
     printf("a layer's gather, of its    when needed          ahead\n");

@@ -1,11 +1,11 @@
-// How fast the other ops are on this CPU: the linear layers of SmolLM2-135M and its head as a share of a plain matmul of the same
-// type, what streams through memory as a share of a copy. (Attention has a benchmark of its own.)
+// Speed of the other ops on this CPU: the linear layers of SmolLM2-135M and its head as a share of a plain matmul of the same type,
+// memory-bound ops as a share of a copy. (Attention has a separate benchmark.)
 //
 //   ./ops [threads]
 //
-// GFLOP/s count two operations per multiply and add. GB/s count each array that an op reads or writes once. A copy also loads the
-// lines that it will overwrite, three transfers where two are counted. AdamW only writes lines that it has read, hence its share
-// of up to 1.5.
+// GFLOP/s count two operations per multiply and add. GB/s count each read and each written array once. A copy also loads the lines
+// that it will overwrite, so it makes three transfers and counts two. AdamW writes only lines that it has read, so its share can
+// reach 1.5.
 #include "../../llmc/ops/adamw.h"
 #include "../../llmc/ops/gelu.h"
 #include "../../llmc/ops/grouped_matmul.h"
@@ -45,8 +45,8 @@ template <class Dev> static void linear_layers(PlainMatmul<Dev> &plain) {
     }
 }
 
-// The gate and up products of a layer of Qwen3-30B-A3B, with an eighth of its experts and of their inputs: 2048 tokens with 8 experts each,
-// and the same rows when half of them belong to one expert.
+// The gate and up products of a layer of Qwen3-30B-A3B, with an eighth of its experts and of their inputs. There are 2048 tokens with 8
+// experts each; in the second case half of the rows belong to one expert.
 template <class Dev> static void experts(PlainMatmul<Dev> &plain) {
     using X = typename Dev::X;
     constexpr size_t E = 16, R = 2048 * 8, IC = 256, OC = 1536;
@@ -70,7 +70,7 @@ template <class Dev> static void experts(PlainMatmul<Dev> &plain) {
     }
 }
 
-// Two chunks of rows, every row with a target; forward only, and all three products.
+// Times two chunks of rows, each row with a target: the forward pass alone, and all three products.
 template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     using X = typename Dev::X;
     constexpr size_t N = 2 * lm_head_chunk(CpuF32{}, V);
@@ -79,7 +79,7 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), max(N), sum(N), weights(N, 1.0f / N);
     std::vector<int32_t> rows(N), targets(N);
     for (size_t n = 0; n < N; n++) rows[n] = int32_t(n), targets[n] = int32_t(n * 7919 % V);
-    std::vector<float> scratch(lm_head_scratch(plain.dev, N, C, V) / sizeof(float) + 16);  // to be aligned to 64
+    std::vector<float> scratch(lm_head_scratch(plain.dev, N, C, V) / sizeof(float) + 16);  // 16 for the alignment to 64
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),
@@ -92,7 +92,7 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     printf(" %14s %8.1f\n", "", reference * 1e-9);
 }
 
-// What GPT-2 has in place of rmsnorm and swiglu.
+// The ops of GPT-2 that replace rmsnorm and swiglu.
 template <class Dev> static void gpt2_streams(Dev dev) {
     using X = typename Dev::X;
     constexpr size_t T = 16384, n = T * F;
@@ -122,7 +122,7 @@ template <class Dev> static void gpt2_streams(Dev dev) {
 
 template <class Dev> static void streams(Dev dev) {
     using X = typename Dev::X;
-    constexpr size_t T = 16384, n = T * 2 * F;  // of every array n elements at most
+    constexpr size_t T = 16384, n = T * 2 * F;  // each array has at most n elements
     const auto a = noise<X>(n, 8), b = noise<X>(n, 9), w = noise<X>(C, 10);
     std::vector<X> out(n);
     std::vector<float> rstd(T), dw(C), scratch(rmsnorm_scratch(dev, C)), m(n), v(n), copied(n);

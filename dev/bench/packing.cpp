@@ -1,10 +1,10 @@
-// What packing is worth in a whole training step: one sample of 2048 tokens and seven of 50, in one packed row of 2398 tokens, and
-// padded to a batch of 8 rows of 2048.
+// The gain of packing in a whole training step: one sample of 2048 tokens and seven of 50, packed to one row of 2398 tokens, or padded
+// to a batch of 8 rows of 2048.
 //
 //   ./packing [threads]
 //
-// A step is the trainer's: gradients cleared, forward, backward, gradient norm, AdamW. Padding follows a sample as tokens
-// without a target, so that losses agree; the head skips them in both, which a padded trainer would not.
+// A step is the trainer's step: clear gradients, forward, backward, gradient norm, AdamW. Padding tokens follow a sample and have no
+// target, so the losses are equal. The head skips these tokens in both cases; a padded trainer would not.
 #define LLMC_NO_MAIN
 #include "../../train_llama.cu"
 
@@ -21,7 +21,7 @@ static ModelConfig small_model() {
     return parse_config(source, "the benchmark's model", notes);
 }
 
-// The samples as rows of one each, filled up to `length` with tokens that are no targets.
+// Returns a row for each sample, padded to `length` with tokens without a target.
 static std::vector<Row> padded_rows(const Documents &samples, size_t length) {
     std::vector<Row> rows;
     for (std::vector<int32_t> tokens : samples) {
@@ -61,7 +61,7 @@ template <class Dev> static void table(Dev dev, std::vector<Case> cases) {
         for (const Row &row : c.rows) model.accumulate(row, 1 / float(targets), true);
         return model.take_sums().nll / double(targets);
     };
-    for (Case &c : cases) c.loss = loss_and_gradient(c);  // before any update
+    for (Case &c : cases) c.loss = loss_and_gradient(c);  // before the first update
 
     std::vector<Job> steps;
     for (Case &c : cases)

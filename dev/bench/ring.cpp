@@ -1,10 +1,10 @@
-// Cost of spreading attention over ranks: one rank with all threads against ranks of one thread each, on the same cores.
+// Cost of dividing attention among ranks: one rank with all threads compared to ranks with one thread each, on the same cores.
 //
 //   ./ring [threads]
 //
-// Ranks are threads. `rate` is the time of the single rank divided by the time of the many: 1 if nothing is lost to copies, to messages and to ranks
-// that wait for others. Each pass is the best of several rounds; every round times all lines of a table in turn, so that other work on
-// the machine slows them alike.
+// Ranks are threads. `rate` is the time of the single rank divided by the time of the ranks together: 1 if copies, messages and waiting ranks cost
+// nothing. A time is the best of several rounds; every round times all lines of a table in turn, so other work on the machine slows
+// them down equally.
 #include "../../llmc/parallel/ring.h"
 
 #include "bench.h"
@@ -55,7 +55,7 @@ class RingBench {
             offsets.push_back(offsets.back() + length);
         }
         const LayerKind kinds[] = {{0, 1}};
-        const AttentionCost cost{model.H, model.KV, model.D, sizeof(X), 5e10, 5e9};  // as ranks_of() has them for CPUs
+        const AttentionCost cost{model.H, model.KV, model.D, sizeof(X), 5e10, 5e9};  // the values of ranks_of() for CPUs
         split_ = mode == SpMode::ulysses ? split_sequence(Layout::contiguous, offsets, offsets.back(), ranks, kinds, cost)
                                          : choose_split(offsets, offsets.back(), ranks, kinds, cost);
         const auto buffers = ring_attention_buffers(mode, ranks, head_stride, model.shape(split_.local_T()), true);

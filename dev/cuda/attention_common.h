@@ -11,17 +11,17 @@ using namespace attention;
 
 // ---- kernels -----------------------------------------------------------------------------------------------------------------
 
-// Some of the queries against some of the keys, as attention_forward_part takes them (llmc/ops/attention.h).
+// The arguments of attention_forward_part (llmc/ops/attention.h): some of the queries and some of the keys.
 struct Part : AttentionInputs<bf16> {
     Pieces q_pieces, k_pieces;
 
-    // Rows of D values. All take the number of a query head.
+    // Return rows of D values; h is the number of a query head.
     __device__ const bf16 *query(size_t row, size_t h) const { return q.data + row * q.stride + h * shape.D; }
     __device__ const bf16 *key(size_t row, size_t h) const { return k.data + row * k.stride + h / shape.group() * shape.D; }
     __device__ const bf16 *value(size_t row, size_t h) const { return v.data + row * v.stride + h / shape.group() * shape.D; }
 };
 
-// f(local row) for the positions [begin, end) in the pieces, in order
+// Calls f(local row) for the positions [begin, end) in the pieces, in order.
 template <class F> __device__ void for_each_row(const Pieces &pieces, int begin, int end, F f) {
     Tiles tiles{pieces, begin, end, 1 << 20};
     for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
@@ -47,12 +47,12 @@ struct WarpRow {
         }
         return out;
     }
-    __device__ float dot(const WarpRow &other) const {  // known to all lanes
+    __device__ float dot(const WarpRow &other) const {  // the result is in all lanes
         float sum = 0;
         for (int c = 0; c < columns; c++) sum += x[c] * other.x[c];
         return warp_sum(sum);
     }
-    __device__ void add(float factor, const WarpRow &other, float keep = 1) {  // to `keep` times this row
+    __device__ void add(float factor, const WarpRow &other, float keep = 1) {  // row = keep * row + factor * other
         for (int c = 0; c < columns; c++) x[c] = x[c] * keep + factor * other.x[c];
     }
     template <class F> __device__ void for_each(size_t D, F f) const {  // f(column, value)
@@ -72,7 +72,7 @@ inline void add_part(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     attention_forward_part<bf16>(dev, nullptr, out32, lse, part, part.q_pieces, part.k_pieces, {});
 }
 
-// On Hopper the shipped version has its kernels (llmc/ops/attention_hopper.h). While this exists, versions have those for every GPU.
+// While this object exists, the shipped version uses the kernels for every GPU, also on Hopper (llmc/ops/attention_hopper.h).
 struct WithoutHopper {
     const HopperKernels *const unit = std::exchange(hopper_kernels, nullptr);
     ~WithoutHopper() { hopper_kernels = unit; }
@@ -115,7 +115,7 @@ inline AttentionCase attention_case(const Sizes &s) {
     return problem;
 }
 
-// The rows of all ranks, one rank after the other.
+// A packed row dealt to ranks. The arrays hold the parts of all ranks in order of rank.
 struct AttentionRow {
     AttentionCase problem;
     size_t T, H, KV, D;
@@ -156,14 +156,14 @@ struct AttentionRow {
         for (size_t q = 0; q < ranks.size(); q++)
             for (size_t k = 0; k < ranks.size(); k++) f(part(q, k), first[q], first[k]);
     }
-    double pairs() const {  // of a query and a key that it sees
+    double pairs() const {  // number of pairs of a query and a visible key
         double sum = 0;
         const auto first_key = problem.first_key();
         for (size_t p = 0; p < T; p++) sum += double(p + 1 - size_t(first_key[p]));
         return sum;
     }
 
-    // Rows of n values, by global position and in device order.
+    // Convert rows of n values from the order of global positions to the order on the device, and back.
     template <class V> std::vector<V> to_ranks(const std::vector<V> &rows, size_t n) const {
         std::vector<V> out(rows.size());
         for (size_t t = 0; t < T; t++) std::copy_n(&rows[global[t] * n], n, &out[t * n]);

@@ -1,13 +1,13 @@
 // Attention of one new token of each sequence to the tokens before it, whose keys and values are stored in the pages of a cache. Contract and formulas:
 // llmc/ops/attention_decode.h
 //
-// 8 sequences of up to 8192 tokens, 32 query heads, 8 key heads, D 128 in bf16 for timing. A key and its value are 4 D bytes and make 4 D FLOP
-// for each query head of their group: 4 FLOP a byte here, so that the time is that of reading the cache once, 151 MB. Full bandwidth takes many loads
-// in flight at the same time, on all SMs; the versions differ in their number, and in how often K and V are read.
+// Timed with 8 sequences of up to 8192 tokens, 32 query heads, 8 key heads, D 128 in bf16. A key and its value have 4 D bytes and need 4 D FLOP
+// for each query head of their group: 4 FLOP per byte here, so the lower bound is the time of reading the cache once, 151 MB. Full bandwidth
+// needs many loads in flight at the same time, on all SMs. The versions differ in this number, and in the number of reads of K and V.
 //
 //   version                            K and V are read    warps at work           limited by
-//   1 a warp per query head            4 times             256                     one key after the other, of a sequence of 8192
-//   2 a block per query head           4 times, from L2    1024                    the same, a quarter of it
+//   1 a warp per query head            4 times             256                     one key after another, 8192 times
+//   2 a block per query head           4 times, from L2    1024                    one key after another, 2048 times
 //   3 a block per key head             once                256                     64 blocks, half of the GPU; the longest sequence
 //   4 a block per 256 keys             once                all that fit            instructions: two exponentials, five shuffles a score
 //   5 shipped: 16 bytes a lane         once                all that fit            memory
@@ -34,13 +34,13 @@ struct Decode {
     __device__ const bf16 *value(size_t b, int p, size_t kv) const { return key(b, p, kv) + KV * D; }
 };
 
-// A query head in the registers of a warp: the online softmax over the keys that it was given.
+// A query head in the registers of a warp, with the online softmax over the keys passed to add().
 struct WarpHead {
     WarpRow q, out;
     float max, sum;
 
     __device__ static WarpHead load(const bf16 *q, size_t D) { return {WarpRow::load(q, D), {}, -INFINITY, 0}; }
-    __device__ void add(const WarpRow &k, const WarpRow &v, float scale) {  // of a score in units of log 2
+    __device__ void add(const WarpRow &k, const WarpRow &v, float scale) {  // the scores are in units of log 2
         const float score = scale * log2_e * q.dot(k), before = max;
         max = fmaxf(max, score);
         const float shrink = exp2_approx(before - max), weight = exp2_approx(score - max);
@@ -51,8 +51,8 @@ struct WarpHead {
 
 // ---- version 1: a warp per query head ------------------------------------------------------------------------------------------
 //
-// The row of version 2 of attention_forward, with one query: K and V are read by all four heads of a group, each in its own time. A warp
-// waits for a key and its value before it asks for the next, 8192 times, and 256 warps are 2 to an SM.
+// The warp of attention_forward 2, with one query. All four heads of a group read K and V, each at a different time. A warp waits for a
+// key and its value before it loads the next one, 8192 times, and 256 warps are 2 per SM.
 
 __global__ void attention_decode_kernel1(bf16 *out, Decode in) {
     const size_t row = blockIdx.x, b = row / in.H, h = row % in.H, kv = h / (in.H / in.KV);
@@ -68,10 +68,10 @@ void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 2: a block per query head -----------------------------------------------------------------------------------------
 //
-// Four warps take every fourth key each. Their results are merged through shared memory, in order: the largest maximum counts, and sums under a
-// smaller maximum are rescaled (join_channel, of the shipped kernel).
+// Each of four warps processes every fourth key. Their results are merged through shared memory, in order: sums relative to a smaller maximum
+// are rescaled to the largest one (join_channel of the shipped kernel).
 
-// Stores the state of this warp among (warps, 2) sums and (warps, D) outputs.
+// Stores this warp's state in (warps, 2) sums and (warps, D) outputs.
 __device__ void put_warp(float *sums, float *out, const WarpHead &head, size_t D) {
     const size_t warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) sums[2 * warp] = head.max, sums[2 * warp + 1] = head.sum;
@@ -104,7 +104,7 @@ void attention_decode2(CudaBf16 dev, bf16 *out, const Decode &in) {
 constexpr int most_heads = 8;
 constexpr size_t group_shared(size_t D) { return most_heads * decode_warps * (D + 2) * sizeof(float); }
 
-// Query heads h0 ... of key head kv over the keys from begin to end: calls done(head, d, output of channel d).
+// Processes query heads h0 ... of key head kv over the keys from begin to end, and calls done(head, d, output of channel d).
 template <class F> __device__ void sum_group(const Decode &in, size_t b, size_t kv, int begin, int end, F done) {
     const size_t group = in.H / in.KV;
     float *sums = &shared_mem<float>(), *outs = sums + most_heads * decode_warps * 2;  // (heads, warps, 2), (heads, warps, D)
@@ -139,10 +139,10 @@ void attention_decode3(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 4: a block per split of the keys ----------------------------------------------------------------------------------
 //
-// Each block has 256 of the keys (more where a sequence has more than 8192), and writes its result to scratch: 2 % of the bytes read.
-// A second kernel joins a sequence's splits in order. Their places depend on the sequence alone, so its result does not change with the
-// rest of the batch. Memory is busy now. But a warp still takes one key at a time, 2 bytes a lane and load, ends each score with
-// five shuffles, and rescales its sums for every key.
+// Each block processes 256 keys (more if a sequence has more than 8192), and writes its result to scratch: 2 % of the bytes read. A
+// second kernel joins the splits of a sequence in order. The splits depend only on their own sequence, so its result does not depend on
+// the rest of the batch. Now the memory is busy. But a warp still processes one key at a time, with 2 bytes per lane and load, ends each
+// score with five shuffles, and rescales its sums for every key.
 
 __global__ void attention_decode_kernel4(Decode in) {
     const size_t b = blockIdx.x, kv = blockIdx.y, i = blockIdx.z;
@@ -164,8 +164,8 @@ void attention_decode4(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 5: llmc/ops/attention_decode.cuh ----------------------------------------------------------------------------------
 //
-// 16 bytes a lane, so that 16 lanes have a key of 128 channels, and a warp two. Each takes four neighbouring keys at once: eight loads of 16
-// bytes in flight per lane, four shuffles for the scores of two keys, and one rescaling of the sums for four keys.
+// A lane loads 16 bytes, so 16 lanes hold a key of 128 channels, and a warp two keys. Each half of the warp processes four neighbouring keys at
+// once: eight loads of 16 bytes in flight per lane, four shuffles for the scores of two keys, and one rescaling of the sums for four keys.
 
 void attention_decode5(CudaBf16 dev, bf16 *out, const Decode &in) {
     attention_decode(dev, out, in.parts.sums, in.q, in.cache, in.table, in.first_key, in.length, in.B, in.pages, in.H, in.KV,

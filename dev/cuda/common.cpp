@@ -44,12 +44,12 @@ struct Arguments {
     size_t sample = 0;
 };
 
-static size_t number(const std::string &text) {  // 0 if it is none
+static size_t number(const std::string &text) {  // 0 if the text is not a number
     const bool digits = !text.empty() && text.size() < 13 && text.find_first_not_of("0123456789") == text.npos;
     return digits ? strtoul(text.c_str(), nullptr, 10) : 0;
 }
 
-static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &ladder) {  // nothing: --help was asked for
+static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &ladder) {  // nothing after --help
     const Description &about = ladder.about;
     if (about.ideas.size() != ladder.versions)
         die("%s has %zu versions and %zu ideas\n  fix: an entry in `versions` and one in `.ideas` of dev/cuda/%s.cu for each version",
@@ -104,14 +104,14 @@ struct Counts {
     size_t passed = 0, failed = 0;
 };
 
-// The largest error / allowed of a version over types and shapes; nothing where it failed, and then the first failure is printed.
+// Returns the largest error / allowed of a version over types and shapes. If a check fails, prints the first failure and returns nothing.
 static std::optional<double> check(const AnyLadder &ladder, size_t version, const std::vector<Sizes> &shapes, Counts &counts) {
     double worst = 0;
     Counts here;
     for (size_t dtype = 0; dtype < ladder.dtypes.size(); dtype++)
         for (const Sizes &sizes : shapes) try {
                 const auto error = ladder.check(dtype, version, sizes);
-                if (!error) continue;  // not for this type or these sizes
+                if (!error) continue;  // the version does not run for this type or these sizes
                 worst = std::max(worst, *error);
                 here.passed++;
             } catch (const std::exception &error) {
@@ -133,7 +133,7 @@ static Counts check_all(const AnyLadder &ladder, const Arguments &args, const ch
     const std::vector<Sizes> shapes = args.shape ? std::vector<Sizes>{*args.shape} : ladder.about.checked;
     std::vector<std::string> names;
     for (const Sizes &sizes : shapes) names.push_back(shape_name(sizes));
-    if (args.shape) ladder.timed(*args.shape);  // if the op refuses it, one message for all versions
+    if (args.shape) ladder.timed(*args.shape);  // dies here, once for all versions, if the op refuses the shape
     if (args.csv) printf("op,version,error_of_allowed\n");
     else
         printf("%s in the %s, %s = %s, %s\nversion  error / allowed\n", ladder.about.name, where,
@@ -151,8 +151,8 @@ static Counts check_all(const AnyLadder &ladder, const Arguments &args, const ch
 
 // ---- the interpreter -----------------------------------------------------------------------------------------------------------
 
-// All versions at all shapes must run every kernel of the workshop that is in the program. Of shipped kernels it may hold some that only other
-// shapes need; build/ptx/test_cuda runs all of them.
+// All versions at all shapes together must run every workshop kernel of the program. The program may also contain shipped kernels for other
+// shapes; build/ptx/test_cuda runs all of those.
 static Counts check_ptx(const AnyLadder &ladder, const Arguments &args) {
     Counts counts = check_all(ladder, args, "PTX interpreter");
     const std::vector<std::string> missing = the_interpreter->not_run();
@@ -167,7 +167,7 @@ static Counts check_ptx(const AnyLadder &ladder, const Arguments &args) {
     return counts;
 }
 
-// What the versions do by the emulator's own accesses, a row per kernel.
+// Prints the counts of the emulator for each version, with a row for each kernel.
 static void count_accesses(const AnyLadder &ladder, const Arguments &args) {
     const Sizes shape = args.shape.value_or(counted_shape(ladder.about));
     const auto op = ladder.timed(shape);

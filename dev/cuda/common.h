@@ -4,22 +4,22 @@
 //
 //     namespace CUDA_BACKEND::workshop {                           // so that op_kernel2 here is not the op_kernel2 of llmc/ops
 //     template <class X> struct Op {
-//         explicit Op(const Sizes &sizes);                       // inputs on the device, outputs full of NaN; may die() of sizes
+//         explicit Op(const Sizes &sizes);                       // inputs on the device, outputs full of NaN; may refuse sizes: die()
 //         static constexpr void (*versions[])(Cuda<X>, X *out, const X *x, size_t n) = {op1, op2, op_forward};
 //         void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), x.data(), n); }
 //         void check(Check &check) const;                          // check("out", out.values(), reference, allowed), each output
 //         Work work() const;                                       // the least work of any version
-//         bool runs(size_t version) const;                         // optional: false where it is not for this type or these sizes
-//         static constexpr size_t last_version;                    // optional: more than the table has, if run() calls the last itself
+//         bool runs(size_t version) const;                         // optional: false if the version excludes this type or these sizes
+//         static constexpr size_t last_version;                    // optional: number of versions, if run() itself calls the last ones
 //     };
 //     static const Ladder<Op, float, bf16> ladder({.name = "op", .sizes = {{"T", "tokens", 8192, 512}}, .checked = {{1}, {7}},
 //                                                  .ideas = {"a thread per row", "a warp per row", "the shipped kernel"}});
 //     }
 //
-// Each version is checked in each type at each of the shapes `checked`, on an Op of its own; in the emulator with three orders of
-// threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is timed on a GPU: there
-// run() is called many times: it may accumulate, and use up its inputs as long as their values do not change the time. The PTX
-// interpreter counts the work of such an Op at a smaller shape, also given by `sizes`.
+// Each version is checked in each type at each of the shapes `checked`, on a new Op. In the emulator it runs with three orders of threads,
+// which must give the same bits. On a GPU an Op of the last type with the timed shape of `sizes` is timed. There run() is called many
+// times; it may accumulate, and may overwrite its inputs if their values do not change the time. The PTX interpreter counts the work of
+// such an Op at the counted shape of `sizes`.
 #pragma once
 #include <functional>
 #include <map>
@@ -38,19 +38,19 @@ using Sizes = std::vector<size_t>;
 
 struct Size {
     const char *name, *meaning;
-    size_t timed, counted;  // counted: by the emulator and the PTX interpreter, which are no GPUs
+    size_t timed, counted;  // counted: the smaller size for the emulator and the PTX interpreter
 };
 
 struct Description {
     const char *name;                 // of the file
-    std::vector<Size> sizes;          // what --shape sets, and the shapes that are timed and counted
-    std::vector<Sizes> checked;       // shapes that are checked: small and ragged
+    std::vector<Size> sizes;          // of --shape, with the timed and the counted values
+    std::vector<Sizes> checked;       // shapes for the checks: small and ragged
     std::vector<const char *> ideas;  // a line for each version
 };
 
-// Either bytes or FLOP. Bytes: all inputs read once and all outputs written once, so that rates compare as times do; the rate is shown
-// as a share of a copy's. FLOP: the rate is shown as a share of a large bf16 product's. Both are measured in the same
-// run.
+// Either bytes or FLOP. Bytes count each input and each output once, the same for all versions, so the rates of two versions compare like their
+// times; the table shows a rate as a share of a copy's. FLOP rates are shown as a share of a large bf16 product's. The copy and the product
+// are measured in the same run.
 struct Work {
     double bytes = 0, flops = 0;
 };
@@ -62,7 +62,7 @@ class Check {
   public:
     double worst = 0;  // the largest error / allowed
 
-    // `allowed` is absolute: derive it as the op's test does; 0 where the bits are known.
+    // `allowed` is an absolute error, derived as in the op's test, or 0 if the bits are known.
     template <class A, class B>
     void operator()(const char *what, const std::vector<A> &got, const std::vector<B> &want, double allowed) {
         if (got.size() != want.size()) die("%s: %zu values, but the reference has %zu", what, got.size(), want.size());
@@ -76,7 +76,7 @@ class Check {
     }
 };
 
-// ---- what common.cpp sees ------------------------------------------------------------------------------------------------------
+// ---- interface for common.cpp --------------------------------------------------------------------------------------------------
 
 struct Timed {  // an Op on the GPU
     virtual ~Timed() = default;
@@ -88,7 +88,7 @@ struct Timed {  // an Op on the GPU
 struct AnyLadder {  // on one backend
     Description about;
     std::vector<const char *> dtypes;
-    size_t versions;  // as the Op has them
+    size_t versions;  // number of versions of the Op
 
     virtual ~AnyLadder() = default;
     virtual std::optional<double> check(size_t dtype, size_t version, const Sizes &) const = 0;  // the largest error / allowed
@@ -101,7 +101,7 @@ struct Gpu {  // timing.cu
         double median, best;
     };
     virtual ~Gpu() = default;
-    virtual std::string name() const = 0;                              // of the device; empty if none answers
+    virtual std::string name() const = 0;                              // of the device; empty without a GPU
     virtual Seconds time(const std::function<void()> &run) const = 0;  // of one run, with a cold L2 cache
     virtual double copied_per_second() const = 0;                      // bytes read and bytes written by a large copy
     virtual double multiplied_per_second() const = 0;                  // FLOP of a large bf16 product
@@ -109,13 +109,13 @@ struct Gpu {  // timing.cu
 
 struct Interpreter {  // ptx/ladder.cpp, in programs that run nvcc's PTX on the CPU
     virtual ~Interpreter() = default;
-    virtual std::vector<std::string> not_run() const = 0;  // kernels of this program that no launch has run so far
-    virtual size_t kernels() const = 0;                    // of this program
+    virtual std::vector<std::string> not_run() const = 0;  // kernels of this program without a launch so far
+    virtual size_t kernels() const = 0;                    // number of kernels in this program
     // Prints the counts of a run.
     virtual void count(const std::string &what, const std::function<void()> &run, size_t sample, bool csv) const = 0;
 };
 
-// Set before main(), by the ladder, timing.cu and ptx/ladder.cpp; null where they are not part of the program.
+// The ladder, timing.cu and ptx/ladder.cpp set these before main(); null if the program does not contain them.
 inline const AnyLadder *emulated_ladder = nullptr, *gpu_ladder = nullptr;
 inline const Gpu *the_gpu = nullptr;
 inline const Interpreter *the_interpreter = nullptr;

@@ -1,6 +1,6 @@
-// dequantise: weights in 4 or 8 bits, written out as X for a product                                Contract: llmc/ops/dequantise.h
-// Timed with the gate and up projections of Llama-3 8B in 4 bits. Elementwise: 0.516 bytes are read and sizeof(X) written for each weight, 2.5
-// bytes in bf16 where a copy moves 4.
+// dequantise: converts weights of 4 or 8 bits to X for a product                                    Contract: llmc/ops/dequantise.h
+// Timed with the gate and up projections of Llama-3 8B in 4 bits. For each weight the op reads 0.516 bytes and writes sizeof(X): 2.5 bytes
+// in bf16, where a copy moves 4.
 #include "../../llmc/ops/dequantise.cuh"
 #include "../../llmc/ops/quantise.h"
 #include "../../test/reference_dequantise.h"
@@ -10,8 +10,8 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a thread a weight ----------------------------------------------------------------------------------------------
 //
-// Each thread reads a byte of codes, of which it uses half, and finds the magnitude of its block, as 63 others do: three loads that wait for each
-// other. It writes 2 bytes. In 8 bits it finds its row by a 64-bit division. `values` are the 16 of NF4, in memory.
+// Each thread reads a byte of codes and uses half of it. Like the 63 other threads of its block of weights, it computes the magnitude of this
+// block with three dependent loads. It writes 2 bytes. In 8 bits it finds its row with a 64-bit division. `values` are the 16 NF4 values, in memory.
 
 template <class X> __global__ void dequantise_kernel1(X *out, const float *values, Quantised q) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -26,8 +26,8 @@ template <class X> void dequantise1(Cuda<X> dev, X *out, const float *values, Qu
 
 // ---- version 2: a thread 8 weights ---------------------------------------------------------------------------------------------
 //
-// Eight weights of a block, or of a row, share a load of codes, a magnitude, and in bf16 a store of 16 bytes. This version is kept from the
-// memory's bandwidth by its loads of values, one per weight: lanes that read different elements of a table make wavefronts of their own.
+// Eight weights of a block, or of a row, share a load of codes, a magnitude, and in bf16 a store of 16 bytes. The limit is one load of `values`
+// per weight, not the memory bandwidth: lanes that read different elements of a table need separate wavefronts.
 
 template <class X> __global__ void dequantise_kernel2(X *out, const float *values, Quantised q) {
     constexpr int N = 8;
@@ -53,8 +53,8 @@ template <class X> void dequantise2(Cuda<X> dev, X *out, const float *values, Qu
 
 // ---- version 3: llmc/ops/dequantise.cuh ----------------------------------------------------------------------------------------
 //
-// The 16 values are in 16 banks of shared memory, so that the lanes of a warp read any of them at once; the memory's bandwidth is the limit. The grid
-// has the rows of 8 bits, which need no division.
+// The 16 values are in 16 banks of shared memory, so all lanes of a warp can read any of them at once; the memory bandwidth is the limit. With
+// 8 bits a dimension of the grid is the row, without a division.
 
 template <class X> void dequantise3(Cuda<X> dev, X *out, const float *, Quantised q) { dequantise(dev, out, q); }
 

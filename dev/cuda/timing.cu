@@ -1,4 +1,4 @@
-// Timings of the workshop on a GPU, and the copy and product rates that all others are compared with. Only nvcc compiles this file.
+// Timings of the workshop on a GPU, and the rates of a copy and of a product, to which all others are compared. Only nvcc compiles this file.
 #include <cuda_profiler_api.h>
 
 #include <chrono>
@@ -11,7 +11,7 @@ static void must(cudaError_t error, const char *what) {
     if (error) die("%s: %s", what, cudaGetErrorString(error));
 }
 
-// Reads everything and writes nothing, so that no line is left to be written back while the next kernel is timed.
+// Reads everything and writes nothing, so that no cache line must be written back during the next timed kernel.
 __global__ void read_kernel1(uint4 *bytes, size_t n) {
     for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += gridDim.x * size_t(blockDim.x)) {
         const uint4 v = bytes[i];
@@ -55,8 +55,8 @@ struct ThisGpu : Gpu {
     Seconds time(const std::function<void()> &run) const override {
         using std::chrono::steady_clock;
         constexpr size_t warm_up = 3, runs = 31, least_runs = 3;
-        constexpr auto until_clocks_are_up = std::chrono::milliseconds(50);  // of a GPU that was idle
-        constexpr auto long_enough = std::chrono::seconds(1);                // for the first versions of a ladder
+        constexpr auto until_clocks_are_up = std::chrono::milliseconds(50);  // after the GPU was idle
+        constexpr auto long_enough = std::chrono::seconds(1);                // for the slow first versions of a ladder
         DeviceArray<uint4> other(large / sizeof(uint4));
         Stopwatch stopwatch;
         const auto cold = [&] {
@@ -70,7 +70,7 @@ struct ThisGpu : Gpu {
         while (seconds.size() < runs && (seconds.size() < least_runs || elapsed() < long_enough)) seconds.push_back(cold());
         std::sort(seconds.begin(), seconds.end());
 
-        // The one run that `ncu --profile-from-start off` sees.
+        // `ncu --profile-from-start off` profiles only this run.
         must(cudaProfilerStart(), "the profiler's start");
         run();
         must(cudaProfilerStop(), "the profiler's end");
@@ -86,7 +86,7 @@ struct ThisGpu : Gpu {
     double multiplied_per_second() const override {
         constexpr size_t n = 8192;
         const MatmulContext context;
-        std::vector<bf16> values = random_values<bf16>(1 << 20, 1);  // not zeros, which take less power
+        std::vector<bf16> values = random_values<bf16>(1 << 20, 1);  // random values, because zeros take less power
         while (values.size() < n * n) values.insert(values.end(), values.begin(), values.begin() + (1 << 20));
         DeviceArray<bf16> x(values), w(values), out(n * n);
         const bf16 *no_bias = nullptr;
