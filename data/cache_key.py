@@ -17,7 +17,7 @@ from hub import is_hub_name, snapshot
 from sources import hub_version, source_of, split_names, splits_of
 
 LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow", "numpy")
-# The files that transformers may read of a tokenizer's directory. What config.json says of the model decides about a repair of Mistral's tokenizers.
+# The files that transformers may read in a tokenizer's directory. It repairs Mistral's tokenizers depending on the model in config.json.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
 UNREAD = ("key", "out", "show", "color", "input", "tokenizer")  # options without an effect on the result, and options whose files are hashed instead
 
@@ -58,7 +58,7 @@ def files_in(directory, patterns):
 
 
 def code_key():
-    """The modules that preparation consists of."""
+    """Returns the modules of preparation."""
     here = os.path.dirname(os.path.abspath(__file__))
     paths = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     return [(os.path.basename(path), hash_of(path)) for path in sorted(paths) if os.path.dirname(os.path.abspath(path)) == here]

@@ -17,16 +17,16 @@ WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # rendered in place of the tex
 EXAMPLE_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {SENTINEL: "x"}}}
 EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "description": "Word0tools7f3a9c51", "parameters": {
     "type": "object", "properties": {"Word0tools7f3a9c51": {"type": "string", "description": "Word0tools7f3a9c51"}}}}}
-# What a message may hold beside its content. A template that names it may show it.
+# Keys of a message in addition to its content. A template that names a key may render it.
 OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "videos", "files", "attachments", "documents", "refusal", "tools",
                   "functions", "function_calls"}
 READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", REASONING[0], *TRAIN_FLAGS, *OTHER_CONTENTS}  # others are counted
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of published models know
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # of published templates
 
 
 class Span(NamedTuple):
-    """A trained stretch of a text: the characters start .. content_end, and the first special token that follows them before `limit`."""
+    """A trained part of a text: the characters start .. content_end, and the first special token after them and before `limit`."""
 
     start: int
     content_end: int
@@ -38,17 +38,17 @@ class Unrenderable(Exception):
 
 
 class Form(NamedTuple):
-    """What a template wants of messages."""
+    """The form of messages that a template expects."""
 
     parts: bool  # contents as lists of parts
     reasoning: str  # the template's name for reasoning content
 
 
 class CallForm(NamedTuple):
-    """What a template wants of messages that call tools."""
+    """The form of messages with tool calls that a template expects."""
 
-    content: dict  # where there is none
-    is_wrapped: bool  # a call as {"type": "function", "function": ...}, where the record has the inner object alone
+    content: dict  # of a message without content
+    is_wrapped: bool  # calls are {"type": "function", "function": ...}, also if the record has only the inner object
     is_text: bool  # arguments as JSON text
 
 
@@ -83,7 +83,7 @@ class ChatTemplate:
         return text, left_out
 
     def conversation(self, messages, trained, variables):
-        """Returns the whole chat as text, the spans of the messages with the indices `trained`, and what prompt() returns as left out."""
+        """Returns the whole chat as text, the spans of the messages with the indices `trained`, and the omissions, as prompt() does."""
         text = self._render_or_refuse(messages, variables)
         lost, left_out = self._lost(messages, variables, text)
         refuse_lost([word for word in lost if "content" not in word], messages)
@@ -110,7 +110,7 @@ class ChatTemplate:
         return self._rendered_as_given(self._formed(messages, variables), variables, **how)
 
     def _rendered_as_given(self, messages, variables, **how):
-        """Returns text and generation marks, as apply_chat_template does, without the checks that it makes in each call."""
+        """Returns text and generation marks, as apply_chat_template does, without its checks in each call."""
         from transformers.utils.chat_template_utils import render_jinja_template  # imported here, because that takes a second
 
         template = self._template(variables)
@@ -137,7 +137,7 @@ class ChatTemplate:
     # ---- the template's inputs
 
     def _formed(self, messages, variables):
-        """Returns the messages in the form that the template wants."""
+        """Returns the messages in the form that the template expects."""
         kind = kind_of(variables)
         form = self.form(kind)
         if not form.parts and not any("tool_calls" in message or REASONING[0] in message for message in messages):
@@ -170,7 +170,7 @@ class ChatTemplate:
         return Form(parts, next(names, REASONING[0]))
 
     def _call_form(self, kind, is_flat, has_content):
-        """Returns the first form of a message with tool calls of which the template shows the arguments."""
+        """Returns the first form of a message with tool calls whose arguments the template renders."""
         call = EXAMPLE_CALL["function"] if is_flat else EXAMPLE_CALL
         chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call], **({"content": "Hi"} if has_content else {})}]
         for form in CALL_FORMS:
@@ -180,17 +180,17 @@ class ChatTemplate:
                 text = self._rendered_as_given(messages, json.loads(kind))[0]
             except Unrenderable:
                 continue
-            if SENTINEL in text and f"'{SENTINEL}'" not in text:  # not as Python writes an object
+            if SENTINEL in text and f"'{SENTINEL}'" not in text:  # not in the Python notation of an object
                 return form
         return CALL_FORMS[0]
 
     # ---- the template's output
 
     def _lost(self, messages, variables, text):
-        """Returns the outline's words of texts that the template does not show, and the omissions, as prompt() does."""
+        """Returns the outline's words for texts that the template does not render, and the omissions, as prompt() does."""
         outlined, said = outline(messages)
         missing = self.missing(kind_of({**variables, "messages": outlined}))
-        if missing is None:  # the template refuses the outline; then only the texts themselves can tell
+        if missing is None:  # the template refuses the outline, so the texts themselves are checked
             missing = [word for word, words in said.items() if words.strip() not in text and json.dumps(words)[1:-1] not in text], 0
         template = self._template(variables)
         for message in messages:
@@ -224,7 +224,7 @@ class ChatTemplate:
         return lost, left_out
 
     def _refuse_disguised(self, role, kind):
-        """Refuses a role whose message the template shows as the assistant's, or one of another name that it shows as the user's."""
+        """Refuses a role that the template renders exactly like the assistant or, if the role is not in ROLES, like the user."""
         variables, question = json.loads(kind), {"role": "user", "content": "Hi"}
 
         def shown(role):
@@ -243,7 +243,7 @@ class ChatTemplate:
                                 f"write the role that it is, or take a template for {role!r}: --tokenizer_chat_template FILE")
 
     def _marks(self, messages, variables):
-        """Returns {index: span} of the assistant messages, for a template that marks them by {% generation %}."""
+        """Returns {index: span} of the assistant messages, for a template with {% generation %} marks."""
         _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(marks) != len(assistant):
@@ -278,8 +278,8 @@ def has_generation_marks(template):
 
 @lru_cache
 def refuse_misspelled(role, template):
-    """Many templates render any role, so an "asistant" would silently not be trained. Other unknown names
-    are the template's business."""
+    """Refuses a misspelled role. Many templates render any role, so an "asistant" would silently not be trained. The template handles other
+    unknown names."""
     near = difflib.get_close_matches(role.lower(), ROLES, 1, 0.8)
     if near and role not in ROLES and not re.search(f"""['"]{re.escape(role)}['"]""", template):
         raise DataError(f"has a message of the role {role!r}, which seems to be {near[0]!r} misspelled",
@@ -290,13 +290,13 @@ json_text = json.JSONEncoder(default=str).encode
 
 
 def kind_of(variables):
-    if len(variables) == 1:  # mostly; this is asked in each rendering
+    if len(variables) == 1:  # the common case; every rendering comes here
         return '{"tools": null}' if variables["tools"] is None else '{"tools": []}'
     return json_text(variables if variables["tools"] is None else {**variables, "tools": []})
 
 
 def outline(messages):
-    """Returns the messages with a word in place of each text, without parts that no template branches on, and {word: text}."""
+    """Returns the messages with a word instead of each text, without parts that no template branches on, and {word: text}."""
     outlined, said = [], {}
 
     def word(i, what, text):
@@ -328,7 +328,7 @@ def outline(messages):
 
 
 def outlined_call(call, word):
-    """A call with a word in place of its arguments, or, if it has none, of its name."""
+    """Returns a call with a word instead of its arguments or, if it has none, instead of its name."""
     function = call.get("function", call)
     key = "arguments" if "arguments" in function else "parameters"
     given = function.get(key)
@@ -373,7 +373,7 @@ def refuse_lost(lost, messages):
 
 
 class Turns:
-    """Finds in a rendered chat the text of a trained message. It knows the template only by render(messages, generation_prompt) and
+    """Finds the text of a trained message in a rendered chat. It uses the template only through render(messages, generation_prompt) and
     usual_turn; `special` is a pattern of the special tokens.
 
     There are four ways. 1. Usually a turn is the message's content, unchanged, between both parts of usual_turn.
@@ -430,7 +430,7 @@ class Turns:
         return Span(start, content_end, content_end + len(self._end_of_turn(i, rest)))
 
     def _span_of_turn(self, i):
-        """For a message that says more than its content, in a chat whose earlier renderings begin the whole one."""
+        """Returns the span of a message with more than a content, if the renderings before and after this message are prefixes of the whole."""
         turn, says_more = self._prefix(i + 1), "tool_calls" in self.messages[i] or REASONING[0] in self.messages[i]
         if not says_more or turn is None or not self.text.startswith(turn):
             return None
@@ -441,8 +441,8 @@ class Turns:
         return self._ended_span(start, len(turn))
 
     def _span_of_call(self, i):
-        """For a tool call in a chat whose earlier renderings are not prefixes of the whole: the turn begins where the previous one ends, and its
-        end is found with a sentinel in place of the called name."""
+        """Returns the span of a tool call in a chat whose earlier renderings are not prefixes of the whole: the turn starts at the end of the
+        previous one, and a sentinel instead of the called name shows its end."""
         if i == 0 or "tool_calls" not in self.messages[i]:
             return None
         call, *others = self.messages[i]["tool_calls"]
@@ -457,14 +457,14 @@ class Turns:
         return self._ended_span(start, len(self.text) - len(ends[0]) + len(self._shared(*ends)))
 
     def _ended_span(self, start, end):
-        """Returns the span of a turn between two places of the text; special tokens at its end end it."""
+        """Returns the span of a turn between two positions of the text; special tokens at its end are end-of-turn tokens."""
         turn = self.text[start:end]
         ends = [match.start() for match in self.special.finditer(turn) if not self.special.sub("", turn[match.start():]).strip()]
         return Span(start, start + (ends[0] if ends else len(turn.rstrip())), end)
 
     def _end_of_turn(self, i, rest):
-        """Returns with how much of the text that follows a content the turn ends: with what would follow if the chat ended there, or if it went
-        on with a generation prompt."""
+        """Returns the part of the text after a content that belongs to the turn: its common prefix with the text that would follow at the end of
+        the chat, or before a generation prompt."""
         if i == len(self.messages) - 1:
             return rest
         header, usual_end = self.usual_turn
@@ -474,7 +474,7 @@ class Turns:
         return max((self._shared(rest, end) for end in ends), key=len)
 
     def _shared(self, text, other):
-        """Returns what both begin with, up to a special token that they do not share whole."""
+        """Returns the common prefix of both, cut so that it does not end inside a special token."""
         shared = len(os.path.commonprefix([text, other]))
         cut = (match.start() for part in (text, other) for match in self.special.finditer(part) if match.start() < shared < match.end())
         return text[:min(cut, default=shared)]
@@ -488,7 +488,7 @@ class Turns:
         return len(before_content.rstrip(" ")) if before_content is not None and self.text.startswith(before_content) else None
 
     def _generation_prompt(self, i):
-        """Returns the rendering that asks for message i, or None if there is none or the message is not the assistant's."""
+        """Returns the rendering up to message i with the generation prompt, or None if there is none or the message is not the assistant's."""
         return self._prefix(i, generation_prompt=True) if self.messages[i]["role"] == "assistant" else None
 
     def _prefix(self, count, generation_prompt=False):
@@ -499,8 +499,8 @@ class Turns:
         return self.rendered[key]
 
     def _around_sentinel(self, i, rest, generation_prompt=False):
-        """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content gets lost. `rest` is
-        empty, or all the messages that follow."""
+        """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content is not rendered.
+        `rest` is empty, or all following messages."""
         key = i, len(rest), generation_prompt
         if key not in self.around:
             message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
@@ -537,7 +537,7 @@ def mark_targets(mask, span, ids, offsets, tokenizer):
     while end < len(ids) and offsets[end][0] < span.limit and not special[ids[end]]:
         end += 1
     is_ended = end < len(ids) and offsets[end][0] < span.limit
-    last = end  # of several end-of-turn tokens, which stand side by side
+    last = end  # of several adjacent end-of-turn tokens
     while is_ended and last + 1 < len(ids) and special[ids[last + 1]] and offsets[last][1] == offsets[last + 1][0] < span.limit:
         last += 1
     mask[first:last + 1 if is_ended else stop] = 1

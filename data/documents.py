@@ -42,21 +42,21 @@ class Draft(NamedTuple):
 
     text: Optional[str] = None
     spans: Any = None
-    is_chat: bool = False  # a template has rendered the text; to other texts BOS and EOS may be added
+    is_chat: bool = False  # the text is rendered by a template; other texts may get BOS and EOS
     ids: Optional[np.ndarray] = None
     mask: Optional[np.ndarray] = None
     left_out: Any = ()  # parts of messages that the template omits, one entry each
 
 
-# Fields that hold a part of a prompt or of an answer where a record has them. One of which the document has nothing is refused. Fields of other
-# names are taken for notes about the record, and counted.
+# Names of fields that belong to a prompt or an answer. A record with such a field is refused if its document does not contain the field. Fields
+# with other names are treated as notes on the record, and counted.
 PROMPTS = {"prompt", "question", "query", "problem"}
 ANSWERS = ("answer", "response", "solution", "output")
 MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-QUESTIONS = ("prompt", "context_messages", "question", "query", "problem")  # the prompt of reinforcement learning, the first that is there
-LABELS = ("ground_truth", "answer", "final_answer", "solution", "label", "target", "response", "output", "answers")  # and its right answer
-# Two answers and which of them is better: the names of the prompt, the answers and the judgement, and the judgements for the first and the second.
-# Others, and a zero where a sign decides, are draws.
+QUESTIONS = ("prompt", "context_messages", "question", "query", "problem")  # the prompt in reinforcement learning: the first field that exists
+LABELS = ("ground_truth", "answer", "final_answer", "solution", "label", "target", "response", "output", "answers")  # its right answer, likewise
+# Two answers with a judgement: the names of the prompt, the answers and the judgement, and the values that prefer the first and the second answer.
+# Any other value is a draw, and so is a zero if the sign decides.
 SIGN = "below zero", "above zero"
 JUDGED = (("prompt", "response_0", "response_1", "better_response_id", ("0", "1")),  # PKU-SafeRLHF
           ("context", "response1", "response2", "overall_preference", SIGN),  # HelpSteer3
@@ -69,8 +69,8 @@ WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context",
 
 
 def refuse_unseen(fields, drafts, is_named=False):
-    """Refuses a record with a field that belongs to the prompt or the answer, and that is not in the drafts. As in OpenRLHF,
-    others of the same meaning do not count with flags that name the fields."""
+    """Refuses a record with a field that belongs to the prompt or the answer but is missing in the drafts. As in OpenRLHF, if flags name
+    the fields, other fields with the same meaning are ignored."""
     if "context_messages" in fields.used:
         fields.used.add("context")  # OpenRLHF's prompts have both: a text, and its messages
     suspects = [name for name in fields.unused() if name in WATCHED and not (is_named and name in (*PROMPTS, "system"))]
@@ -89,7 +89,7 @@ def refuse_unseen(fields, drafts, is_named=False):
 
 
 def refuse_unknown_prompt(fields, chosen, rejected):
-    """Answers without a prompt of their own begin with it. A field that is longer than what both begin with may be the prompt instead."""
+    """Without a prompt field, both answers begin with the prompt. Refuses a field longer than their common beginning: it may be the prompt."""
     shared = os.path.commonprefix([chosen, rejected])
     longer = [name for name in fields.unused() if name != "margin" and isinstance(fields.get(name), str) and len(fields.get(name)) > len(shared)]
     for name in longer:
@@ -102,7 +102,7 @@ def one_line(text):
 
 
 def texts_in(value):
-    """Yields the texts of a field, of messages without their roles."""
+    """Yields the texts of a field; of messages only the contents, without the roles."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -121,7 +121,7 @@ def sft_draft(fields, options, template):
 
 
 def formed_draft(fields, options, template):
-    """Returns the draft of a record whose fields tell its form."""
+    """Returns the draft of a record; the record's fields determine its format."""
     refuse_other_losses(fields)
     name = chat_field(fields)
     if name:
@@ -145,14 +145,14 @@ def formed_draft(fields, options, template):
     if len(asked) == 1 and has(fields, "answers") and has(fields, "tools"):  # xlam: the answers are calls
         turns = [{"role": "user", "content": string(fields, asked[0])}, {"role": "function_call", "content": fields["answers"]}]
         return chat_draft(checked_messages(turns, "answers"), 0, fields, options, template)
-    if len(asked) == len(said) == 1:  # gsm8k, dolly, OpenOrca and their like
+    if len(asked) == len(said) == 1:  # gsm8k, dolly, OpenOrca and similar data sets
         return named_draft(fields, asked[0], said[0], options, template)
     raise missing(fields, SFT_FORMATS)
 
 
 def pref_drafts(fields, options, template):
-    """Returns the drafts of the chosen and of the rejected answer, or none if neither is better. Drafts without spans are texts whose prompt is
-    what both begin with."""
+    """Returns the drafts of the chosen and of the rejected answer, or none if neither is better. Drafts without spans are texts; their common
+    beginning is the prompt."""
     refuse_other_losses(fields)
     keys = [key if has(fields, key) or not has(fields, f"{key}_response") else f"{key}_response" for key in (options.chosen_key, options.rejected_key)]
     found, judged = judged_pair(fields) if not has(fields, keys[0]) else (None, keys)
@@ -166,7 +166,7 @@ def pref_drafts(fields, options, template):
     prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else given(fields, "prompt")
     name = options.prompt_key or "prompt"
     if prompt is None and chat_field(fields) and as_messages(chosen, "assistant", keys[0])[0]["role"] == "assistant":
-        name = chat_field(fields)  # the form of LLaMA-Factory and Axolotl
+        name = chat_field(fields)  # the format of LLaMA-Factory and Axolotl
         prompt = checked_messages(fields[name], name)
         prompt = None if prompt[-1]["role"] == "assistant" else prompt
     found = found or (None if prompt is not None else prompt_of_pair(fields, keys))
@@ -286,12 +286,12 @@ def asked_draft(messages, fields, options, template):
 
 
 def makes_chats(options):
-    """Whether prompts and answers that are strings become turns of a chat: where the tokenizer has a template, unless a text around them is given."""
+    """True if string prompts and answers become chat turns: if the tokenizer has a template, and no input template is given."""
     return options.apply_chat_template or options.chat_template and not options.input_template
 
 
 def keyed_draft(fields, options, template):
-    """Reads the fields that --input_key and --output_key name, as OpenRLHF does. Without an output_key the last message is the answer."""
+    """Reads the fields named by --input_key and --output_key, as in OpenRLHF. Without an output_key the last message is the answer."""
     return named_draft(fields, options.input_key, options.output_key, options, template)
 
 
@@ -314,11 +314,11 @@ def named_draft(fields, input_key, output_key, options, template):
 
 
 def instruction_draft(fields, context_key, answer_key, options, template):
-    """Alpaca's instruction, input (which may be empty) and output, and LLaMA-Factory's history of [question, answer]: a chat if the tokenizer
-    has a template, else as --input_template says."""
+    """Converts Alpaca's instruction, input (may be empty) and output, and LLaMA-Factory's history of [question, answer]: to a chat if the
+    tokenizer has a template, otherwise to a text with --input_template."""
     context = given(fields, context_key)
     prompt = string(fields, "instruction") + (f"\n\n{string(fields, context_key)}" if context not in (None, "") else "")
-    fields.used.update(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # in a template's words
+    fields.used.update(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # it contains the instruction
     if options.input_template in ALPACA:
         prompt = alpaca_prompt(options.input_template, fields["instruction"], context or "")
         return completion_draft(prompt, string(fields, answer_key))
@@ -334,7 +334,7 @@ def instruction_draft(fields, context_key, answer_key, options, template):
 
 
 def framed(prompt, options):
-    """Returns a prompt string within --input_template."""
+    """Returns a prompt string inserted into --input_template."""
     template = options.input_template or OPENRLHF_TEMPLATE
     return alpaca_prompt(template, prompt, "") if template in ALPACA else template.replace("{}", prompt, 1)
 
@@ -386,12 +386,12 @@ def chat_field(fields):
 
 
 def is_text(value):
-    """Whether a field is a plain string, and no JSON text of messages."""
+    """True if a field is a plain string, not JSON text of messages."""
     return isinstance(value, str) and not is_chat(value)
 
 
 def refuse_other_losses(fields):
-    """Refuses records of losses that we do not have: answers that are judged alone (KTO), or step by step."""
+    """Refuses records for unsupported losses: single answers with a judgement (KTO), or answers judged step by step."""
     label = fields.get("label", fields.get("kto_tag"))
     judgements = ("true", "false", "0", "1") if has(fields, "completion") else ("true", "false") if chat_field(fields) else ()
     if str(label).lower() in judgements:
@@ -417,7 +417,7 @@ def completion_draft(prompt, completion):
 
 
 def ids_draft(fields):
-    """Labels are aligned with tokens, as in transformers: a label is -100, or the token's id. Without labels every token is trained."""
+    """Reads ids and labels. As in transformers, label i belongs to token i: -100, or the token's id. Without labels all tokens are trained."""
     ids = integers(fields, "input_ids")
     if not has(fields, "labels"):
         return Draft(ids=ids, mask=np.ones(len(ids), np.uint8))
@@ -441,7 +441,7 @@ def answer_of(fields, name):
 
 
 def margin_of(fields):
-    """Returns by how much the chosen answer is better, or NaN if the record does not say. A cell of CSV is a string, and may be empty."""
+    """Returns the margin of the chosen answer, or NaN if the record has none. A CSV cell is a string, and may be empty."""
     value = given(fields, "margin")
     if value is None or value == "":
         return np.nan

@@ -3,7 +3,7 @@
 
     {"texts": [text, ...]}     ->     {"ids": [[id, ...], ...]} or {"error": text}
 
-Texts begin with the begin-of-text token if the tokenizer adds one and they have none."""
+Texts get the begin-of-text token if the tokenizer adds one and the text does not start with it."""
 
 import json
 import sys

@@ -1,11 +1,11 @@
-"""The only error type that a user of the data tools sees."""
+"""The only error type shown to a user of the data tools."""
 
 
 class DataError(Exception):
     """An error in the input: the problem with its place, and the fix."""
 
     def __init__(self, what, fix):
-        super().__init__(what, fix)  # both as arguments, so that it travels between processes
+        super().__init__(what, fix)  # both as arguments, so that pickle can send the error to another process
         self.what = what
         self.fix = fix
 

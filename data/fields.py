@@ -1,4 +1,4 @@
-"""Access to the fields of a record. A field that is missing or of the wrong kind is refused."""
+"""Access to the fields of a record. A missing field, or a field of the wrong type, is refused."""
 
 import ast
 import json
@@ -39,7 +39,7 @@ def has(fields, name):
 
 
 def given(fields, name):
-    """Returns a field that a record may lack, and None if it does."""
+    """Returns an optional field of a record, or None without it."""
     return fields[name] if has(fields, name) else None
 
 

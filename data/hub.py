@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches a model, or its tokenizer, from the Hugging Face hub into the cache that all programs share.
+"""Downloads a model, or its tokenizer, from the Hugging Face hub to the cache of huggingface_hub.
 
     hub.py OWNER/NAME [REVISION]"""
 
@@ -14,12 +14,12 @@ TOKENIZER = ["tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.j
 
 
 def is_hub_name(name):
-    """Whether the name is OWNER/NAME[@REVISION], and not of a file or directory."""
+    """True if the name is OWNER/NAME[@REVISION], and not a file or directory."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name) is not None and not name.startswith(".") and not os.path.exists(name)
 
 
 def snapshot(model, revision="main", weights=True):
-    """Returns the directory of a model in the cache, which it downloads if need be."""
+    """Returns the directory of a model in the cache, after a download if necessary."""
     if find_spec("huggingface_hub") is None:
         raise DataError(f"{model}: Python has no huggingface_hub to fetch it from the hub with", "make deps; or give a directory")
     from huggingface_hub import snapshot_download
@@ -36,7 +36,7 @@ def snapshot(model, revision="main", weights=True):
     except RepositoryNotFoundError:
         raise DataError(f"{model}: there is no such directory, and the hub has no such model, or not for you",
                         "check the name; for a private model: hf auth login") from None
-    except Exception as error:  # of the network, or of a server that is no hub
+    except Exception as error:  # from the network, or from a server that is not a hub
         raise DataError(f"{model}: there is no such directory, the cache does not have that model, and the hub cannot be reached: "
                         f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
                         f"check the network (HF_ENDPOINT, HTTPS_PROXY); or, {elsewhere}") from None
@@ -44,7 +44,7 @@ def snapshot(model, revision="main", weights=True):
 
 def main(model, revision="main"):
     message = os.fdopen(os.dup(sys.stderr.fileno()), "w")
-    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # progress is shown as it comes, and only an error goes to standard error
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # shows progress at once; standard error gets only an error
     try:
         snapshot(model, revision)
     except DataError as error:

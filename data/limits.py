@@ -1,19 +1,19 @@
-"""Limits for chat templates. A template is a program, often a stranger's, which could run for ever or fill the memory."""
+"""Limits for chat templates. A template is a program, often by an unknown author, and could run forever or fill the memory."""
 
 import resource
 import signal
 
-SECONDS = 10  # for one rendering; the usual ones take less than a thousandth of one
+SECONDS = 10  # for one rendering; a usual one takes less than a millisecond
 MEMORY = 1 << 30  # bytes that one rendering may allocate
-CHARACTERS = 1 << 26  # of the rendered text; to tokenise one takes about 70 bytes
+CHARACTERS = 1 << 26  # of the rendered text; tokenising takes about 70 bytes per character
 
 
 class BeyondLimit(Exception):
-    """A rendering was stopped: its words say at which limit."""
+    """A rendering exceeded a limit; the text names the limit."""
 
 
 class Limits:
-    """A context in which renderings are limited. Only the main thread of a process can enter it, because only that receives signals."""
+    """A context that limits renderings. Only the main thread of a process can enter it, because only the main thread receives signals."""
 
     def __init__(self):
         self.usual = resource.getrlimit(resource.RLIMIT_AS)
@@ -21,14 +21,14 @@ class Limits:
         self.renew()
 
     def renew(self):
-        """Measures the process now and then, because its memory grows with the prepared data."""
+        """Measures the process from time to time, because its memory grows with the prepared data."""
         with open("/proc/self/statm", encoding="ascii") as file:
             limit = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
         self.lowered = (limit, self.usual[1]) if self.usual[0] == resource.RLIM_INFINITY else self.usual
 
     def __enter__(self):
         resource.setrlimit(resource.RLIMIT_AS, self.lowered)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # again after a second, as Python drops exceptions raised in a destructor
+        signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # again after a second, because Python drops exceptions in a destructor
 
     def __exit__(self, kind, error, traceback):
         resource.setrlimit(resource.RLIMIT_AS, self.usual)

@@ -74,7 +74,7 @@ CONFIG = {
 
 
 def make_word(rng):
-    """Three to six letters, consonants and vowels mostly in turn."""
+    """Returns three to six letters, with consonants and vowels mostly in turn."""
     word = ""
     for i in range(rng.randint(3, 6)):
         letters = "bdfgklmnprstvz" if (i % 2 == 0) != (rng.random() < 0.15) else "aeiou"
@@ -83,7 +83,7 @@ def make_word(rng):
 
 
 def make_prompts(rng):
-    """(task, word) pairs for training, and for the tests."""
+    """Returns (task, word) pairs for training, and for the tests."""
     words = set()
     while len(words) < TRAIN_WORDS + TEST_WORDS:
         word = make_word(rng)
@@ -103,7 +103,7 @@ def right_answer(task, word):
 
 
 def wrong_answer(rng, task, word):
-    """The answer to another task; where all are the same, one letter more."""
+    """Returns the answer to another task; if all answers are equal, the answer with one more letter."""
     right = right_answer(task, word)
     others = [answer for answer in (right_answer(other, word) for other in TASKS) if answer != right]
     return rng.choice(others) if others else right + "a"
@@ -130,7 +130,7 @@ def right_pairs(rng, prompts):
 
 
 def save_model_dir(path):
-    """A tokenizer whose tokens are the 256 bytes and four marks, and the configuration of a small Llama without weights."""
+    """Saves a tokenizer with the 256 bytes and four marks as tokens, and the configuration of a small Llama without weights."""
     path.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

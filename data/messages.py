@@ -6,7 +6,7 @@ import json
 from errors import DataError
 from fields import a_kind, has, json_field, parsed, seen
 
-# Role names of templates, of ShareGPT and data sets derived from it, and of OpenAssistant, in letters of any case.
+# Role names of templates, of ShareGPT and derived data sets, and of OpenAssistant. Upper and lower case are equivalent.
 ALIASES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool")},
            "human": "user", "prompter": "user", "observation": "tool", "tool_response": "tool", "function_response": "tool", "function": "tool",
            **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "bot", "ai", "model"), "assistant")}
@@ -21,7 +21,7 @@ RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversatio
 
 
 def is_chat(value):
-    """Whether a field holds messages: a list of them, also as JSON text, or one."""
+    """True if a field contains messages: a list of them, possibly as JSON text, or a single one."""
     messages = parsed(value) if not isinstance(value, dict) else [value]
     return isinstance(messages, list) and bool(messages) and all(
         isinstance(turn, dict) and bool(turn.keys() & {"role", "from"}) and bool(turn.keys() & {"content", "value", "tool_calls"})
@@ -29,7 +29,7 @@ def is_chat(value):
 
 
 def as_messages(value, role, name):
-    """The messages in a field, whose text, if it has nothing else, is one of the given role."""
+    """Returns the messages in a field. A plain text becomes a message of the given role."""
     if isinstance(value, str) and not is_chat(value):
         return [{"role": role, "content": value}]
     return checked_messages([value] if isinstance(value, dict) else value, name)
@@ -70,7 +70,7 @@ def checked_message(turn, where, fix):
         message |= {"role": "assistant", "tool_calls": tool_calls(message.pop("content", None), where)}
     elif not isinstance(message.get("content", ""), str):
         message |= text_of(message["content"], message["role"], where)
-    if "function_call" in message:  # OpenAI's name of one call
+    if "function_call" in message:  # OpenAI's name for a single call
         message["tool_calls"] = [message.pop("function_call")]
     if "tool_calls" in message:
         message["tool_calls"] = tool_calls(message["tool_calls"], where)
@@ -115,7 +115,7 @@ def with_one_reasoning(message, where):
 
 
 def tool_calls(value, where):
-    """Calls as objects, with their arguments as objects, from whatever of it is JSON text."""
+    """Returns calls as objects with arguments as objects; any of these may be given as JSON text."""
     fix = 'write a call as {"type": "function", "function": {"name": "...", "arguments": {...}}}'
     value = parsed(value)
     calls = []
@@ -180,7 +180,7 @@ def template_variables(fields, options):
 
 
 def tools_of(fields, name):
-    """Tools as {"type": "function", "function": {...}}, from whatever of it is JSON text."""
+    """Returns tools as {"type": "function", "function": {...}}; any part may be given as JSON text."""
     if fields.get(name) is None:
         return []
     tools = []

@@ -29,7 +29,7 @@ def comma_list(text):
 
 
 def inputs(text):
-    """Returns the names of a comma list, each with * replaced by the files that it stands for."""
+    """Returns the names in a comma-separated list; a name with * is replaced by the matching files."""
     return [file for name in comma_list(text) for file in files_for(name)]
 
 
@@ -72,7 +72,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def template_text(text):
-    """Returns a Jinja template, given as text, as the file that holds it, or by the name of one of ours."""
+    """Returns a Jinja template, given as text, as a file, or as the name of a template in data/templates."""
     if (TEMPLATES / f"{text}.jinja").is_file():
         text = str(TEMPLATES / f"{text}.jinja")
     if not os.path.isfile(text):
@@ -100,7 +100,7 @@ TRAINERS_INPUTS = ("--data", "--eval_data", "--prompts")
 
 
 def trainers_names(message, arguments):
-    """Returns a message in the words of a command that was given: the trainer calls an input as its user did, and has no --tokenizer."""
+    """Returns a message with the flags of the user's command: the trainer has other flags for inputs, and no --tokenizer."""
     names = [argument.partition("=")[0] for argument in map(snake_case, arguments)]
     called = next((name for name in names if name in TRAINERS_INPUTS), None)
     if called is None:
@@ -175,7 +175,7 @@ def add_sft(sft):
 def build_parser(description=None):
     parser = Parser(prog="prepare.py", description=description, allow_abbrev=False)
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
-    # Values of options for which a task has no flag.
+    # Values of the options that a task does not have as flags.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, input_template=None, append_eos=False, max_len=None,
                         truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
                         eos_token_id=None, vocab_size=None)
@@ -216,6 +216,6 @@ def build_parser(description=None):
 
 
 def snake_case(argument):
-    """Turns --max-len=5 into --max_len=5."""
+    """Converts --max-len=5 to --max_len=5."""
     name, equals, value = argument.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument

@@ -45,19 +45,19 @@ FORMAT_VERSION = "1"
 
 
 class Lot(NamedTuple):
-    """The documents of a group of records, laid end to end."""
+    """The concatenated documents of a group of records."""
 
     tokens: np.ndarray
     mask: np.ndarray
     lengths: np.ndarray
-    margins: np.ndarray  # one for each pair, NaN if it has none
+    margins: np.ndarray  # one for each pair, NaN if the pair has none
     ends: set  # the special tokens that ended trained turns
     counts: Counter
     size: int  # bytes of the records in their source
 
 
 class Recipe:
-    """Turns records into documents. Each worker process has a copy of the parent's, made by fork."""
+    """Converts records to documents. Each worker process has a copy of the parent's object, made by fork."""
 
     def __init__(self, task, options, tokenizer):
         self.draft = DRAFTS[task]
@@ -108,7 +108,7 @@ class Recipe:
             raise DataError(f"{record.where()}: its JSON is nested too deeply", "leave out what is not used of it") from None
 
     def _drafted(self, record):
-        """Returns the drafts of a record, two if it is a pair, the margin of the pair, and the names of the fields that are in none of this."""
+        """Returns the drafts of a record (two for a pair), the margin of the pair, and the names of the unused fields."""
         fields = record.fields()
         drafts = self.draft(fields, self.options, self.template)
         drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts] if self.is_pref else [drafts]
@@ -216,18 +216,18 @@ class Recipe:
 
 
 def trained_ends(ids, mask, tokenizer):
-    """Returns the special tokens that end a run of targets: where they stand, a model that has learned this document stops."""
+    """Returns the special tokens that end a run of targets; a model that learned this document stops at them."""
     is_last = mask.astype(bool)
     is_last[:-1] &= mask[1:] == 0
     ends = ids[is_last]
-    if tokenizer.special[ends].all():  # mostly
+    if tokenizer.special[ends].all():  # the common case
         return set(ends.tolist())
     borders = np.flatnonzero(np.diff(mask, prepend=np.uint8(0), append=np.uint8(0)))
     return {ending(ids, first, stop, tokenizer) for first, stop in borders.reshape(-1, 2)} - {None}
 
 
 def usual_end(recipe):
-    """Returns the special token, in a list, that ends an answer by the chat template. Data without answers cannot show it."""
+    """Returns a list with the special token that the chat template puts after an answer. Data without answers does not contain it."""
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SENTINEL}]
     try:
         text, *_ = recipe.template.conversation(chat, [], {"tools": None, **recipe.options.chat_template_kwargs})
@@ -243,7 +243,7 @@ def are_equal(document, other):
 
 
 def unmark_shared_tokens(document, other):
-    """Takes the tokens that both documents begin with out of the targets: they are the prompt. The first token that differs is the answer's."""
+    """Excludes the common first tokens of both documents from the targets: they are the prompt. The first different token belongs to the answer."""
     (ids, mask), (other_ids, other_mask) = document, other
     shorter = min(len(ids), len(other_ids))
     differing = np.flatnonzero(ids[:shorter] != other_ids[:shorter])
@@ -255,7 +255,7 @@ def unmark_shared_tokens(document, other):
 
 
 def lots_of_records(records, count=1000, size=1 << 20):
-    """Groups records into lists that are so small that memory stays bounded."""
+    """Groups records into small lists, which bounds the memory."""
     lot, lot_size = [], 0
     for record in records:
         lot.append(record)
@@ -312,7 +312,7 @@ def result_of(future, lot, recipe):
 
 
 class Progress:
-    """Shows one line on a terminal, and nothing elsewhere."""
+    """Shows one line if the output is a terminal."""
 
     def __init__(self, total):
         self.total = total
@@ -389,7 +389,7 @@ def first_documents(lot, count):
 
 def show(task, options, tokenizer, documents):
     color = options.color == "always" or options.color == "auto" and sys.stdout.isatty()
-    sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that does not take UTF-8
+    sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
     print(f"\n{LEGEND[color]}")
     for i, (ids, mask) in enumerate(documents):
         name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if task == "pref" else f"document {i + 1}"
@@ -454,7 +454,7 @@ def table(task, options, counts, lengths, targets):
 
 
 def named_row(title, what, counts, note=""):
-    """A row for the names that are counted as (what, name), the most frequent ones first."""
+    """Returns a row with the names counted as (what, name), the most frequent ones first."""
     found = [(key[1], count) for key, count in counts.most_common() if isinstance(key, tuple) and key[0] == what and key[1] != "reasoning"]
     listed = [f"{name} ({count:,})" for name, count in found[:8]] + ["..."] * (len(found) > 8)
     return [(title, f"{len(found):,}", f"{', '.join(listed)} {note}".strip())] if found else []

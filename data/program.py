@@ -6,7 +6,7 @@ LOST = "not all output reached its file or pipe\n  fix: free space there, or a r
 
 
 class Watched:
-    """A stream that remembers that it lost something; argparse drops such errors."""
+    """A stream that remembers a failed write; argparse ignores such errors."""
 
     def __init__(self, stream):
         self.stream, self.lost = stream, False

@@ -1,4 +1,4 @@
-"""Reads records, one at a time, from JSON lines, JSON, CSV, parquet, llm.c's token shards, directories of them, or a data set of the hub."""
+"""Reads records, one at a time, from JSON lines, JSON, CSV, parquet, llm.c's token shards, directories of them, or a data set on the hub."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ from sources import COMPRESSED, check, hub_records, slices_of, source_of, splits
 
 
 class Fields(dict):
-    """The fields of a record. It notes which of them were used, so that none is left out without being counted."""
+    """The fields of a record. It remembers the used fields, so that every unused one is counted."""
 
     def __init__(self, fields):
         super().__init__(fields)
@@ -34,9 +34,9 @@ class Fields(dict):
 class Record(NamedTuple):
     source: str
     number: int  # from 1
-    line: Optional[int]  # from 1, where the source has lines
+    line: Optional[int]  # from 1, if the source has lines
     raw: Any  # a dict, or the bytes of one JSON object, which fields() parses
-    size: int  # about the bytes that it takes in its source
+    size: int  # approximate bytes in its source
 
     def where(self):
         line = f" (line {self.line})" if self.line else ""
@@ -67,14 +67,14 @@ def check_inputs(names):
 
 
 def total_size(names):
-    """Returns about the sum of the sizes of all records, or None if it cannot be known."""
+    """Returns the approximate sum of the sizes of all records, or None if it is unknown."""
     if not all(os.path.isfile(name) and not name.endswith(COMPRESSED) for name in names):
         return None
     return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
 
 
 def read_records(names, end_of_text, probs=None, seed=0, max_samples=None):
-    """Yields the first max_samples records of each input, one input after the other, or, with probs, in the order of interleaved()."""
+    """Yields the first max_samples records of each input, one input after another or, with probs, in the order of interleaved()."""
     inputs = [lambda name=name: itertools.islice(read_input(name, end_of_text), max_samples) for name in names]
     return interleaved(inputs, probs, seed) if probs else itertools.chain.from_iterable(open_input() for open_input in inputs)
 
@@ -125,7 +125,7 @@ def read_file(path, end_of_text):
 
 
 def open_bytes(path):
-    """Opens a file for reading, through its decompression if it has one."""
+    """Opens a file for reading, and decompresses it if it is compressed."""
     if not path.endswith(COMPRESSED):
         return open(path, "rb")
     if path.endswith(".gz"):
@@ -137,7 +137,7 @@ def open_bytes(path):
 
 def interleaved(inputs, probs, seed):
     """Draws each record from one of the inputs, with its probability, until every input has been read to its end. An input that ends earlier
-    begins again. The order equals datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
+    starts again. The order equals datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
     random = np.random.default_rng(seed)
     streams = [open_input() for open_input in inputs]
     ahead = [next(stream) for stream in streams]
@@ -167,7 +167,7 @@ def read_json_lines(path):
 
 
 def read_json(path):
-    """Reads a file that is one list of records, or JSON lines in a file called .json, which is as common."""
+    """Reads a .json file: one list of records, or JSON lines, which are as common."""
     with open_bytes(path) as file:
         is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     if not is_list:
@@ -183,14 +183,14 @@ def read_json(path):
 
 
 def read_csv(path):
-    """Every cell is read as the string that it is: the reader never takes one for a number or for a missing value."""
+    """Reads every cell as a string: the reader never interprets a cell as a number or as a missing value."""
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(open_bytes(path), newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, strict=True)
         line = 1
         try:
             header = next(rows, [])
-            line = rows.line_num + 1  # where the row begins that is read next
+            line = rows.line_num + 1  # first line of the next row
             for row in rows:
                 if row and len(row) != len(header):
                     raise DataError(f"line {line} of {path}: has {len(row)} cells but the header has {len(header)}",

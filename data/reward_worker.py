@@ -19,7 +19,7 @@ TRIES = 5
 def of_openrlhf(reward_func):
     def reward(prompts, answers, labels, raw_prompts, raw_answers):
         rewards = reward_func([p + a for p, a in zip(raw_prompts, raw_answers)], raw_prompts, labels)["rewards"]
-        return rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards  # often a tensor
+        return rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards  # for a tensor
     return reward
 
 
@@ -35,7 +35,7 @@ def of_file(path):
 
 
 def of_server(address):
-    """A server that is starting, or is busy, is asked again."""
+    """Returns a function that asks a server, repeatedly if the server is starting or busy."""
     import urllib3
 
     retry = urllib3.Retry(TRIES - 1, backoff_factor=1, backoff_max=1, status_forcelist=[429, 502, 503, 504], allowed_methods=None, raise_on_status=False)
@@ -57,7 +57,7 @@ def of_server(address):
 
 
 class NotNumbers(Exception):
-    """Rewards came, but not a number for each answer."""
+    """The result is not a number for each answer."""
 
 
 def numbers_of(rewards):
@@ -66,7 +66,7 @@ def numbers_of(rewards):
     except TypeError:
         raise NotNumbers(f"the rewards are {rewards!r}") from None
     for number, reward in enumerate(rewards):
-        if reward is None:  # it cannot say
+        if reward is None:  # no judgement
             continue
         try:
             rewards[number] = float(reward)
@@ -76,7 +76,7 @@ def numbers_of(rewards):
 
 
 def what_is_wrong(error, source):
-    """With the line of the user's file."""
+    """Returns the message with the line of the user's file."""
     if isinstance(error, NotNumbers):
         return f"{error}\n  fix: a list with one number for each answer, or None where there is none"
     if source.endswith(".py"):
@@ -94,7 +94,7 @@ def main():
         try:
             reward = reward or (of_file if source.endswith(".py") else of_server)(source)
             answer = {"rewards": numbers_of(reward(**json.loads(line)))}
-        except Exception as error:  # whatever the user's code does wrong
+        except Exception as error:  # from the user's code
             answer = {"error": what_is_wrong(error, source)}
         print(json.dumps(answer), file=out, flush=True)
 

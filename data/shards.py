@@ -14,7 +14,7 @@ from errors import DataError
 from whole_file import whole_file
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
-SHARD_TOKENS = 10**8  # tokens of a shard that is written, as in llm.c's scripts
+SHARD_TOKENS = 10**8  # tokens of a written shard, as in llm.c's scripts
 
 
 def open_shard(path):
@@ -44,7 +44,7 @@ def read_shard(path, end_of_text):
     ends = np.flatnonzero(tokens == end_of_text)
     begins = np.unique([0, *ends])
     for begin, end in zip(begins, [*begins[1:] + 1, len(tokens)]):
-        if end - begin > 1 or len(tokens) == 1:  # otherwise it is only the end of the last document
+        if end - begin > 1 or len(tokens) == 1:  # otherwise it is only the end-of-text token of the last document
             yield None, {"input_ids": tokens[begin:end].astype(np.int32)}, 2 * (end - begin)
 
 
@@ -61,7 +61,7 @@ def check_prefix(prefix, tokenizer):
 
 
 def write_shards(prefix, tokens, lengths, end_of_text):
-    """Writes PREFIX_000000.bin and on, all of them or none, and returns their number. tokens (N) uint16 are documents of these lengths."""
+    """Writes PREFIX_000000.bin and so on, all of them or none, and returns their number. tokens (N) uint16 are documents of these lengths."""
     starts = np.cumsum(lengths)[:-1]
     again = starts[(tokens[starts] == end_of_text) & (tokens[starts - 1] == end_of_text)]  # the second of two end-of-text tokens in a row
     firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # the first token of each shard, counted without `again`

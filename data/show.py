@@ -1,4 +1,4 @@
-"""Shows documents so that a person sees which of their tokens are trained."""
+"""Shows documents with their trained tokens highlighted."""
 
 import unicodedata
 
@@ -24,7 +24,7 @@ def shown(backend, ids, mask, color):
 
 
 def pieces(backend, ids, mask):
-    """Yields (text, state) of the smallest groups of tokens that make whole characters; mostly that is one token."""
+    """Yields (text, state) of the smallest groups of tokens that form whole characters; most groups have one token."""
     stream, pending = DecodeStream(skip_special_tokens=False), []
     for token, target in zip(ids, mask):
         pending.append(bool(target))
@@ -32,7 +32,7 @@ def pieces(backend, ids, mask):
         if text is not None:
             yield text, state_of(pending)
             pending = []
-    if pending:  # the document ends within a character
+    if pending:  # the document ends inside a character
         yield "\N{REPLACEMENT CHARACTER}", state_of(pending)
 
 
@@ -41,7 +41,7 @@ def state_of(targets):
 
 
 def visible(text):
-    """Puts a sign before each line break, and replaces other control characters, which a terminal would obey, by escapes."""
+    """Puts a sign before each line break, and replaces other control characters by escapes, because a terminal would execute them."""
     return "".join("↵\n" if c == "\n" else escaped(c) if unicodedata.category(c) == "Cc" else c for c in text)
 
 

@@ -1,4 +1,4 @@
-"""What --input names: a file, a directory, or a data set of the Hugging Face hub, with a subset, a directory and a split.
+"""The sources in --input: a file, a directory, or a data set on the Hugging Face hub, with a subset, a directory and a split.
 
     NAME[:SUBSET][@DIRECTORY][\\[SPLIT\\]]      squad:plain[validation], chats@2024, saved/chats[test], chats.jsonl[train[:10%]+train[-5:]]
 
@@ -19,7 +19,7 @@ COMPRESSED = tuple(f"{kind}{packing}" for kind in (".jsonl", ".json", ".csv") fo
 
 
 class Source(NamedTuple):
-    text: str  # as it was given
+    text: str  # as given by the user
     name: str
     subset: Optional[str] = None
     directory: Optional[str] = None
@@ -38,7 +38,7 @@ def source_of(text):
 
 
 def files_for(text):
-    """Returns the names that a name with * stands for, each with its split."""
+    """Returns the names that match a name with *, each with its split."""
     if "*" not in text or os.path.exists(text):
         return [text]
     pattern = re.fullmatch(r"(.*?)((?:\[[^*]*\])?)", text, re.DOTALL)
@@ -49,12 +49,12 @@ def files_for(text):
 
 
 def is_saved(path):
-    """Whether datasets has written the directory with save_to_disk."""
+    """True if the directory was written by save_to_disk of datasets."""
     return any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
 
 
 def check(source):
-    """Refuses, before any work is done, what could not be opened."""
+    """Refuses, before any work is done, sources that could not be opened."""
     if source.is_hub():
         return
     if not os.path.isdir(source.name):
@@ -110,8 +110,8 @@ def check_files(files):
 
 
 def unpadded(value, feature=None):
-    """Returns a value of a table without the keys that are null: a table gives each object all keys that any of its kind has. `feature` is what
-    the library datasets knows about the value; one that holds JSON has no such keys."""
+    """Returns a value of a table without null keys: a table adds all keys of a column's objects to each of them. `feature` describes the
+    value in the datasets library; a feature of JSON text has no such keys."""
     if isinstance(value, dict) and type(feature).__name__ != "Json":
         kinds = feature if isinstance(feature, dict) else {}
         return {key: unpadded(part, kinds.get(key)) for key, part in value.items() if part is not None}
@@ -122,7 +122,7 @@ def unpadded(value, feature=None):
 
 
 def saved_splits(source):
-    """Returns what save_to_disk has written: data sets that are mapped into memory."""
+    """Returns the memory-mapped data sets that save_to_disk has written."""
     import datasets
 
     try:
@@ -133,7 +133,7 @@ def saved_splits(source):
 
 
 def split_names(source, splits):
-    """Returns the splits that a source names, each once; without a name it is train, or the only one."""
+    """Returns the splits named by a source, each once; without a name it is train, or the only one."""
     if source.split is None:
         names = ["train" if "train" in splits or len(splits) != 1 else next(iter(splits))]
     else:
@@ -146,9 +146,9 @@ def split_names(source, splits):
 
 
 def slices_of(source, splits, length_of):
-    """Parses the splits that a source names, in order: [(split, begin, end or None)], in records.
+    """Parses the splits named by a source, in order: [(split, begin, end or None)], in records.
 
-    length_of counts the records of a split, which is asked for only where a slice is counted from the end or in percent."""
+    length_of counts the records of a split; it is called only for a slice counted from the end or in percent."""
     names = split_names(source, splits)
     if source.split is None or source.split in splits:
         return [(names[0], 0, None)]
@@ -176,7 +176,7 @@ def cached_snapshot(source):
 
 
 def hub_records(source):
-    """Yields the records of a hub data set, as they arrive."""
+    """Yields the records of a hub data set as they arrive."""
     import datasets
 
     # Without a network, datasets uses its earlier conversions in memory-mapped files. A stream has no slices.

@@ -20,7 +20,7 @@ from errors import DataError
 from whole_file import whole_file
 
 DTYPES = {"U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), "I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
-LEAST_BLOCK, MOST_BLOCKS = 1 << 19, 4096  # tokens of a block with a checksum, and blocks of a file, so that its header stays small
+LEAST_BLOCK, MOST_BLOCKS = 1 << 19, 4096  # fewest tokens of a block with a checksum; most blocks of a file, which keeps its header small
 
 
 class TokenFile:
@@ -33,7 +33,7 @@ class TokenFile:
             raise DataError(f"{path}: cannot be written: its directory does not exist, or it is one itself",
                             f"mkdir -p {self.directory}, or another --out")
         self.dtype = "U16" if vocab_size <= 65536 else "I32"
-        try:  # temporary files have no name, so that none is left behind however this ends
+        try:  # temporary files have no name, so none remains after any exit
             self.tokens = tempfile.TemporaryFile(dir=self.directory)
             self.mask = tempfile.TemporaryFile(dir=self.directory)
         except OSError as error:
@@ -42,7 +42,7 @@ class TokenFile:
         self.margins = []
 
     def append(self, tokens, mask, lengths, margins=()):
-        """margins: one of each pair, NaN where there is none."""
+        """Appends documents. margins: one for each pair, NaN without one."""
         self.tokens.write(tokens.astype(DTYPES[self.dtype]).tobytes())
         self.mask.write(mask.astype(np.uint8).tobytes())
         self.lengths.append(lengths)

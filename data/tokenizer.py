@@ -1,5 +1,5 @@
-"""Reads a Hugging Face tokenizer directory: it turns text into ids with offsets, knows special tokens, and computes the hash that ties data to
-a model."""
+"""Reads a Hugging Face tokenizer directory: converts text to ids with offsets, identifies special tokens, and computes the hash that ties data
+to a model."""
 
 import json
 import os
@@ -40,8 +40,8 @@ class Tokenizer:
         self.encoder.no_truncation()
         self.encoder.no_padding()
         self.adds_bos = self.bos is not None and self.encoder.encode("a").ids[:1] == [self.bos]
-        # The post-processor adds special tokens, which Recipe does, and may shorten offsets by the space before a word. Then a token that
-        # holds the last space of the prompt would seem to lie wholly inside the answer.
+        # The post-processor would add special tokens, which Recipe does, and may exclude the space before a word from the offsets. Then a
+        # token with the last space of the prompt would appear to be wholly inside the answer.
         self.encoder.post_processor = None
 
     def encode(self, texts, with_offsets):
@@ -51,7 +51,7 @@ class Tokenizer:
 
 
 class Ids:
-    """Takes the place of a tokenizer if all data are ids already."""
+    """Replaces a tokenizer if all data are ids already."""
 
     hash, bos, adds_bos = "", None, False
     hf = SimpleNamespace(chat_template=None, special_tokens_map={}, added_tokens_decoder={})
@@ -108,7 +108,7 @@ def fnv1a(text):
 
 
 def load_fast_tokenizer(directory):
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # hides its note that there is no torch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # hides its note about missing torch
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the work is spread over processes, one thread each
     from transformers import PreTrainedTokenizerFast  # imported here, because that takes a second
 
@@ -116,6 +116,6 @@ def load_fast_tokenizer(directory):
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a broken file can raise any exception, also tokenizers' panics, which are no Exception
+    except BaseException as error:  # a broken file can raise any exception, also a panic of tokenizers, which is not an Exception
         raise DataError(f"{directory}: transformers cannot load the tokenizer: {error}",
                         "copy its files from the model again") from None

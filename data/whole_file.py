@@ -7,7 +7,7 @@ from errors import DataError
 
 
 def refuse_other_file(flag, path, mark):
-    """Refuses to replace a file that is no earlier result, which has the mark in its first bytes."""
+    """Refuses to replace a file that is not an earlier result; a result has the mark in its first bytes."""
     if os.path.isfile(path) and os.path.getsize(path):
         with open(path, "rb") as file:
             if mark not in file.read(200):
@@ -16,11 +16,10 @@ def refuse_other_file(flag, path, mark):
 
 @contextlib.contextmanager
 def whole_file(path):
-    """Opens a file for writing. At the end of the block it gets its name, from an older file that may have it; no error may have left the block.
+    """Opens a file for writing. If the block ends without an error, the file gets its name, and replaces an older file with this name.
 
-    Until then the file has no name, so that a process that is killed leaves nothing behind. Where a file system has no such files, it has a
-    name that no other process takes. If the path is a symbolic link the file that it leads to is written. A device or a pipe gets the bytes as they
-    come."""
+    Until then the file has no name, so a killed process leaves nothing behind. On a file system without unnamed files it has a unique
+    temporary name. If the path is a symbolic link, the link's target is written. A device or a pipe gets the bytes at once."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:
             yield file
