@@ -85,7 +85,7 @@ def copy_of_sources(to):
         (to / "dev" / name).symlink_to(ROOT / "dev" / name)
     for name in ("Makefile", "checks.mk", "llmc", "test", "scripts", "train_llama.cu", "train_gpt2.cu"):
         (to / name).symlink_to(ROOT / name)
-    patterns = ("probe.mk", "flags", "llmc/*", "dev/emulator/*.[od]", "dev/emulator/ptx/*.[od]", "dev/cuda/common.[od]")
+    patterns = ("probe.mk", "flags", "llmc/*.*", "dev/emulator/*.[od]", "dev/emulator/ptx/*.[od]", "dev/cuda/common.[od]")
     objects = [path for pattern in patterns for path in (ROOT / "build").glob(pattern)]
     for path in objects:  # with their times, so that make does not build them again
         copy = to / path.relative_to(ROOT)

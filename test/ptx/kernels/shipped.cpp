@@ -1,4 +1,4 @@
-// The kernels in the trainers' PTX files, which are in this program's directory, and the share of them that the tests ran.
+// The kernels in the trainers' PTX files, which are below this program's directory, and the share of them that the tests ran.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -10,7 +10,8 @@ namespace {
 
 std::vector<std::string> shipped() {
     std::vector<std::string> paths;
-    for (const auto &file : std::filesystem::recursive_directory_iterator(std::filesystem::read_symlink("/proc/self/exe").parent_path()))
+    for (const auto &file :
+         std::filesystem::recursive_directory_iterator(std::filesystem::read_symlink("/proc/self/exe").parent_path()))
         if (file.path().extension() == ".ptx") paths.push_back(file.path());
     return paths;
 }
@@ -46,7 +47,7 @@ class Coverage : public testing::Environment {
 }  // namespace
 
 TEST(PtxShipped, EveryInstructionIsKnown) {
-    EXPECT_EQ(shipped().size(), 2u);
+    EXPECT_EQ(shipped().size(), 3u);  // of both trainers, and of the base class of their models
     for (const std::string &path : shipped()) {
         ptx::Module module = ptx::Module::read(path);
         EXPECT_FALSE(module.entries().empty()) << path;
