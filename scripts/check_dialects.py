@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Hands every command line and file of other trainers in their checkouts to the program, with --convert, and counts what becomes of them, by peer and cause.
+"""Converts every command line and file in checkouts of other trainers with --convert, and counts conversions and refusals by trainer and cause.
 
     scripts/check_dialects.py CHECKOUT... [--show N] [--list FILE]
 
-A checkout of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift; files of Axolotl and LLaMA-Factory are in its folder examples, command lines in its
-scripts and pages. --show prints N answers, drawn by a seed, whole; --list writes all of them to a file."""
+A checkout is one of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift. Files are read from the folder examples of Axolotl and LLaMA-Factory,
+command lines from the scripts and pages of the others. --show prints N complete answers, drawn at random with a fixed seed; --list writes all
+answers to a file."""
 
 import argparse
 import collections
@@ -19,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STARTS = {"OpenRLHF": r"openrlhf\.cli\.train_\w+", "TRL": r"\b(?:accelerate launch|python3?)\b.*?(?:scripts/(?:\w+/)?\w+\.py|trl\.scripts\.\w+)|\btrl (?:sft|dpo|reward|grpo|rloo|kto)\b",
           "ms-swift": r"(?:swift|megatron) (?:sft|pt|rlhf)\b"}
-# What the program is for: files of other architectures are counted by themselves.
+# The supported architectures; files of others are counted separately.
 FAMILIES = re.compile(r"llama|mistral|qwen|phi-3|smollm|yi-|gpt2|skywork|cogito|deepcoder|plano|zephyr", re.I)
 OTHERS = re.compile(r"mixtral|moe|llama-?4|vision|vl-|-vl|pixtral|-a\d+b|next|bitnet|qwen-7b|llava|small-3|mistral-small|mistral-medium|ministral-3|qwen3\.5|dbrx|gemma|falcon|"
                     r"jamba|nemotron|xgen|mamba|moondream|voxtral|qwen2\.5-omni|smolvlm|GPTQ|linearized", re.I)
@@ -33,7 +34,7 @@ def peer_of(checkout):
 
 
 def lines_in(text):
-    """Yields the command lines of a script, or of a page or a comment that quotes one, with their continuations."""
+    """Yields the command lines in a script, a page or a comment, with their continuation lines."""
     for name, words in re.findall(r"^(\w+)=\(\n(.*?)^\)", text, re.M | re.S):  # arrays of bash
         values = " ".join(line.split(" #")[0].strip() for line in words.splitlines() if not line.strip().startswith("#"))
         text = re.sub(rf'"?\$\{{{name}\[@\]\}}"?', lambda _, values=values: values, text)
@@ -102,7 +103,7 @@ def group_of(peer, name):
 
 
 def cause_of(message):
-    """The heads of the problems, without their values."""
+    """Returns the first lines of the problems, without their values."""
     heads = re.findall(r"^(.*)\n  fix: ", re.sub(r"^train_llama: ", "", message), re.M)
     return [re.sub(r' in /\S+| of \w+( \(\d\))? in /\S+', "", re.sub(r'"[^"]*"', "...", head))[:110] for head in heads]
 

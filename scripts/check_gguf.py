@@ -3,7 +3,7 @@
 
     scripts/check_gguf.py out/mine ~/llama.cpp [--python PYTHON]
 
-The second directory is a checkout of llama.cpp, and PYTHON one that has what its converter needs: torch, transformers, and what gguf-py asks for."""
+The second directory is a checkout of llama.cpp. PYTHON needs the packages of its converter: torch, transformers, and the requirements of gguf-py."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def read_json(path):
 
 
 def elements_of(directory):
-    """How many numbers the tensors of a Hugging Face directory have."""
+    """Returns the number of elements of all tensors in a Hugging Face directory."""
     count = 0
     for path in directory.glob("*.safetensors"):
         with open(path, "rb") as file:

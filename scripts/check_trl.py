@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Trains by command lines and files of other trainers in TRL and in train_llama, and compares the figures of each step.
+"""Runs command lines and files of other trainers in TRL and in train_llama, and compares the figures of each step.
 
     .venv-compare/bin/python scripts/check_trl.py CHECKOUT [--only TEXT]
 
-A checkout of TRL, OpenRLHF or Axolotl. Both sides get every sft, dpo and reward line of TRL unchanged, and the lines of LINES; a file of
-OTHERS goes to train_llama, and TRL gets a translation made by hand. Both have a tiny random model and look-alike data for three
-steps, in floats on the CPU, in the order of the file, without dropout; chats have assistant_only_loss, without which the conversion says that TRL
-trains all tokens. The learning rate, samples and target tokens of each step must be equal, and the loss and the norm of the gradients agree
-within 1e-4. Adapters begin with the same random matrices."""
+A checkout is one of TRL, OpenRLHF or Axolotl. Both sides get every sft, dpo and reward line of TRL unchanged, and the lines of LINES; a file of
+OTHERS goes to train_llama, and TRL gets a manual translation. Both train a tiny random model on similar data for three steps, in floats on
+the CPU, in the order of the file, without dropout. Chats have assistant_only_loss; without it the conversion reports that TRL trains on all
+tokens. The learning rate, samples and target tokens of each step must be equal, and loss and gradient norm must agree within 1e-4. Adapters
+start from the same random matrices."""
 
 import argparse
 import importlib
@@ -93,7 +93,7 @@ def text(rng, words):
 
 
 def record(rng, name, packed=False):
-    """A record in the form of a data set, None if it is not known. With `packed` it has PACKED tokens, of which rows are filled without a rest."""
+    """Returns a record in the form of a data set, None for an unknown one. With `packed` it has PACKED tokens, which divide a row exactly."""
     question, good, bad = text(rng, 3), text(rng, rng.randint(2, 6)), text(rng, rng.randint(2, 6))
     alpaca = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\n"
               f"{question}\n\n### Response:\n")
@@ -124,7 +124,7 @@ def record(rng, name, packed=False):
 
 
 def write_data(folder, form, count, packed):
-    """Both sides draw the same texts. When rows are packed, which TRL does in an order of its own, all records are the same."""
+    """Writes the same texts for both sides. With packing all records are equal, because TRL packs in its own order."""
     rng = random.Random(1)
     folder.mkdir(parents=True)
     for split, records in (("train", count), ("test", 2)):
@@ -145,12 +145,12 @@ class Line(NamedTuple):
         return int(float(self.settings.get(name, [otherwise])[0]))
 
     def samples(self):
-        """Those of all steps."""
+        """Returns the number of samples of all steps."""
         step = self.number("per_device_train_batch_size", 8) * self.number("gradient_accumulation_steps", 1)
         return STEPS * step * (self.number("max_length", 1024) // PACKED if "packing" in self.settings else 1)
 
     def words(self, **more):
-        """As a command of TRL, which both sides take."""
+        """Returns the words of the TRL command for both sides; `more` replaces settings."""
         settings = {**self.settings, **{name: [str(value)] for name, value in more.items()}}
         objects = {}
         for name in [name for name in settings if "." in name]:  # {"min_lr_rate": 0.1}
@@ -161,7 +161,7 @@ class Line(NamedTuple):
 
 
 def trl_line(name, words):
-    """A command line of TRL, None if it cannot be run here."""
+    """Returns the Line of a TRL command line, or None if it cannot run here."""
     launch, settings = read_words([word for before, word in zip(["", *words], words) if "--config_file" not in (before, word.partition("=")[0])])
     task = next((TASKS[task] for word in launch for task in TASKS if task in word.replace(".", "/").split("/")), None)
     settings = {s.name: list(s.values) for s in settings if s.name not in WITHOUT}
@@ -175,7 +175,7 @@ def trl_line(name, words):
 
 
 def lines_of(checkout, folder):
-    """The lines of the checkout that can be run, each once."""
+    """Returns the runnable command lines of the checkout, without duplicates."""
     peer, lines, seen = check_dialects.peer_of(checkout), [], set()
     added = [(line.replace(SMALL, "..."), shlex.split(line)) for line in LINES]
     of_trl = [*check_dialects.read_lines(checkout, peer, folder), *added] if peer == "TRL" else []
@@ -200,7 +200,7 @@ def lines_of(checkout, folder):
 # ---- both sides ------------------------------------------------------------------------------------------------------------------------------
 
 def train_in_trl(task, words, adapter, out, log):
-    """Runs TRL's own script in a process of its own, counts its trained tokens, and writes the figures of its steps."""
+    """Runs TRL's own script in a separate process, counts its trained tokens, and writes the figures of its steps."""
     import transformers
 
     for stream in (1, 2):
@@ -268,7 +268,7 @@ def theirs(line, folder, model, adapter):
 
 
 def compare_line(line, models, folder):
-    """The largest relative differences, or in words why they cannot be compared."""
+    """Returns the largest relative differences, or a text with the reason if the runs cannot be compared."""
     for name, form in zip(("data", "their_data"), line.forms):
         write_data(folder / name, form, line.samples(), "packing" in line.settings)
     model, adapter = models / ("qwen2_reward" if line.task == "rm" else "qwen2"), None

@@ -5,18 +5,18 @@
     .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|moments|autocast] [--out docs/benchmarks.md]
 
 A step is forward, backward, clipping to norm 1 and AdamW on rows of T random tokens; every token but the first of a row is a target. A step
-has one row, or four with GPT-2; all rows are the same, and there is no dropout. Both sides start from the same random weights, so that their
-first losses must agree, and both have all cores. In each of three rounds each side does one step to warm up and two that are timed, while the
-other is idle; the fastest step is reported. Memory is the peak resident size of the process (VmHWM), libraries included.
+has one row, or four with GPT-2; all rows are equal, and there is no dropout. Both sides start from the same random weights, so their first
+losses must agree, and both use all cores. In each of three rounds each side runs one warm-up step and two timed steps while the other side
+is idle; the fastest step is reported. Memory is the peak resident size of the process (VmHWM), including libraries.
 
-One thing differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in bfloat16. Our programs keep moments and
-gradients in float, and the lower halves of the weights, so the weights are also floats. With autocast, transformers keeps everything in
-float and multiplies in bfloat16, while our programs do the same as with bf16. All of this concerns CPUs; scripts/gpu_bench.py compares GPUs,
-with the functions below.
+There is one difference: with bf16, transformers keeps AdamW's moments and the only copy of the weights in bfloat16. This project's programs
+keep moments and gradients in float, and also the lower halves of the weights, so the weights are floats. With autocast, transformers keeps
+everything in float and multiplies in bfloat16; this project's programs run as with bf16. All of this is for CPUs; scripts/gpu_bench.py
+compares GPUs with the functions below.
 
-If LLMC_SOURCE names a checkout of karpathy/llm.c, its train_gpt2.c is a third side of gpt2-short in f32, in a row of its own. It is
-compiled with the flags of its Makefile and starts from the same weights. A round is a run that is stopped after the same number of steps. A
-step is what llm.c prints as one: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
+If LLMC_SOURCE names a checkout of karpathy/llm.c, its train_gpt2.c is a third side of gpt2-short in f32, in a separate row. It is compiled
+with the flags of its Makefile and starts from the same weights. A round is a run that is stopped after the same number of steps. Its steps
+are those that llm.c prints: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
 """
 import argparse
 import datetime
@@ -68,7 +68,7 @@ def random_tokens(V, T):
 # ---- the transformers side: a process of its own that does one step for each line it is sent ----------------------------------------
 
 def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
-    """A step has `batch` rows. dtype "autocast" is bf16 over float weights. On a GPU the model is compiled, as people do there."""
+    """Runs steps of `batch` rows. dtype "autocast" is bf16 with float weights. On a GPU the model is compiled, as usual there."""
     import torch
     import transformers
 
@@ -103,8 +103,8 @@ def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
 
 
 def gpu_memory():
-    """Returns the bytes of the GPU that are in use, as our programs count them (the allocator gives nothing back, so this is the peak), and
-    the most bytes that tensors took."""
+    """Returns the used bytes of the GPU, counted as in train_llama (the allocator never frees memory, so this is the peak), and the peak bytes of
+    tensors."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -116,7 +116,7 @@ def peak_memory(process="self"):
 
 
 class Peer:
-    """Runs `python3 script worker [arguments]`: a process that says when it is ready, and then how long each step took."""
+    """Runs `python3 script worker [arguments]`: a process that reports when it is ready, and then the time of each step."""
 
     def __init__(self, script, *arguments):
         environment = dict(os.environ, OMP_NUM_THREADS=str(CORES))
@@ -146,7 +146,7 @@ class Peer:
 # ---- our side: a short run of the program ---------------------------------------------------------------------------------------------
 
 def write_data(path, V, T, documents):
-    """Repeats the same row of tokens `documents` times, so that every step has the same data whatever the order of samples."""
+    """Repeats the same row of tokens `documents` times, so every step has the same data in any order of samples."""
     import numpy as np
 
     sys.path.insert(0, str(ROOT / "data"))
@@ -162,7 +162,7 @@ def write_data(path, V, T, documents):
 
 
 def train(program, task, out, learning_rate, *flags):
-    """Trains into the directory `out`, and returns the log's steps and the program's output. It uses no cache of an earlier run."""
+    """Trains with output directory `out`, without the cache of an earlier run, and returns the log's steps and the program's output."""
     command = [ROOT / program, task, "--output_dir", out, "--overwrite", "--threads", CORES, "--learning_rate", learning_rate,
                "--lr_scheduler", "constant", "--lr_warmup", 0, "--weight_decay", WEIGHT_DECAY,
                "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM, *flags]
@@ -176,7 +176,7 @@ def train(program, task, out, learning_rate, *flags):
 
 
 def our_run(program, count, batch, T, dtype, folder, flags, device="cpu"):
-    """Returns the log's steps and the program's output. `flags` choose the model. The rows of a step are packed into one."""
+    """Returns the log's steps and the program's output. `flags` select the model. The rows of a step are packed into one."""
     run = train(program, "pretrain", folder / "run", LEARNING_RATE, *flags, "--data", folder / "data.safetensors",
                      "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
                      "--max_steps", count)
@@ -259,12 +259,12 @@ def memory(rounds):
 
 
 def product_share(log):
-    """The last figure of --profile: FLOP/s of a step as a percentage of a large matrix product in the same run."""
+    """Returns the last figure of --profile: FLOP/s of a step as a percentage of a large matrix product in the same run."""
     return int(re.search(r"(\d+)% of the product's rate", log)[1])
 
 
 def compare(name, dtype):
-    """A row of the table for each program that ours is compared with."""
+    """Returns a row of the table for each of the other programs."""
     shape, batch, T, program = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
         folder, steps = Path(folder), WARM_UP + COUNTED
@@ -325,7 +325,7 @@ def table_row(task, dtype, peer, theirs, ours, their_memory, our_memory, share, 
 
 
 def merge_rows(text, rows):
-    """Returns a document in which this CPU's table has these rows in place of earlier rows about the same training, dtype and peer."""
+    """Returns a document in which these rows replace earlier rows on the same training, dtype and peer in this CPU's table."""
     heading = f"## {describe_cpu()}"
     parts = [part.strip() for part in re.split(r"(?m)^(?=## )", text) if part.strip()]
     if heading not in [part.splitlines()[0] for part in parts]:
@@ -345,7 +345,7 @@ def merge_rows(text, rows):
 
 
 def report(rows, out):
-    """Prints the rows as a table, and puts them into the file `out` if there is one."""
+    """Prints the rows as a table, and inserts them into the file `out`, if given."""
     print(merge_rows("", rows))
     if out:
         out.write_text(merge_rows(out.read_text() if out.exists() else "# Benchmarks\n", rows))

@@ -4,14 +4,14 @@
     scripts/install_compare.sh && make build/dev/bench/few_tokens
     .venv-compare/bin/python scripts/compare_generate.py [--out docs/benchmarks.md]
 
-The model is SmolLM2-135M with random weights, in bf16. A batch of 1, 8 or 64 prompts of 32 tokens is continued by 128 tokens each, sampled at
-temperature 1 from all tokens; transformers' generate gets the batch as a whole, with its cache of keys and values. Both sides have all cores. In each
-of two rounds each side does it once, after a warm-up, while the other is idle; the faster one is reported, with the prompts' time. Memory is
-the peak resident size of the process, libraries included. Each row is printed and written as soon as it is measured: transformers takes minutes
-for the last.
+The model is SmolLM2-135M with random weights, in bf16. Each of 1, 8 or 64 prompts of 32 tokens is continued by 128 tokens, sampled at temperature
+1 from all tokens; transformers' generate gets the whole batch, with its KV cache. Both sides use all cores. In each of two rounds each side
+generates once, after a warm-up, while the other side is idle; the faster time is reported and includes the prompts. Memory is the peak resident
+size of the process, including libraries. Each row is printed and written as soon as it is measured, because transformers takes minutes for the
+last one.
 
-The limit is the larger of two times: of reading all weights once for each token of the batch, at the rate at which all cores read memory, and of the
-products' FLOPs at the rate of a large product (dev/bench/few_tokens.cpp measures both). It leaves out attention, sampling and the prompts.
+The limit is the larger of two times: reading all weights once for each token of the batch at the rate at which all cores read memory, and the FLOPs
+of the products at the rate of a large product (dev/bench/few_tokens.cpp measures both rates). It excludes attention, sampling and the prompts.
 """
 import argparse
 import json
@@ -64,7 +64,7 @@ def worker(batch, folder):
 # ---- our side ------------------------------------------------------------------------------------------------------------------------
 
 def write_tokenizer(folder):
-    """One token per byte, padded to the model's vocabulary."""
+    """Writes a tokenizer with one token per byte, padded to the model's vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -95,7 +95,7 @@ def our_run(batch, folder):
 # ---- both, and the table -----------------------------------------------------------------------------------------------------------------
 
 def limits():
-    """Bytes a second that memory gives, and FLOPs a second of a large product."""
+    """Returns the memory's bytes per second, and the FLOPs per second of a large product."""
     said = subprocess.run([ROOT / "build/dev/bench/few_tokens", str(compare.CORES)], text=True, stdout=subprocess.PIPE, check=True).stdout
     print(said, file=sys.stderr)
     found = re.search(r"memory (\S+) GB/s, product (\S+) GFLOP/s", said)

@@ -3,13 +3,13 @@
 
     .venv-compare/bin/python scripts/compare_grpo.py [--dtype bf16] [--out docs/benchmarks.md]
 
-The model is SmolLM2-135M with random weights. A step writes 8 answers of 128 tokens to each of 8 prompts of 32 tokens, sampled at temperature 1 from
-all tokens, judges them by the same function in Python, and trains on them once. There is no reference. TRL samples with transformers' generate, all 64 answers
-at a time, and trains on 8 at a time without gradient checkpointing; train_llama packs them into rows of 2048 tokens. Both sides have all cores. In each of two
-rounds each side does one step to warm up and one that is timed, while the other is idle; the faster one is reported. Only tokens of answers are counted.
-Both sides' mean rewards must agree within 5 %, for they sample from the same distribution. Memory is the peak resident size of the process (VmHWM), libraries
-included. One thing differs in bf16: TRL keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and weights in
-float.
+The model is SmolLM2-135M with random weights. A step samples 8 answers of 128 tokens to each of 8 prompts of 32 tokens, at temperature 1 from all
+tokens, judges them with the same Python function, and trains on them once. There is no reference. TRL samples with transformers' generate, all 64
+answers at a time, and trains on 8 at a time without gradient checkpointing; train_llama packs the answers into rows of 2048 tokens. Both sides use
+all cores. In each of two rounds each side runs one warm-up step and one timed step while the other side is idle; the faster step is reported. Only
+the tokens of answers are counted. The mean rewards of both sides must agree within 5 %, because they sample from the same distribution. Memory is the
+peak resident size of the process (VmHWM), including libraries. There is one difference in bf16: TRL keeps AdamW's moments and the only copy of the
+weights in bfloat16; train_llama keeps moments, gradients and weights in float.
 """
 import argparse
 import json
@@ -65,7 +65,7 @@ def worker(dtype, model_dir):
 # ---- train_llama: short runs of the program ------------------------------------------------------------------------------------------------
 
 def make_model(folder):
-    """Random weights, and a tokenizer of bytes. There is no token that ends an answer."""
+    """Saves random weights and a byte tokenizer. No token ends an answer."""
     import torch
     import transformers
 
@@ -77,7 +77,7 @@ def make_model(folder):
 
 
 def write_questions(path, model_dir, steps):
-    """The prompts, once for each step, with an answer of one token, as every record has one."""
+    """Writes the prompts once for each step, with an answer of one token, because every record has an answer."""
     import numpy as np
     import transformers
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks whether two runs of a trainer did the same: every figure of their logs, except times, memory and bytes sent, and every weight.
+"""Checks that two runs of a trainer are equal: every figure of their logs, except times, memory and bytes sent, and every weight.
 
     scripts/compare_runs.py OUT_A OUT_B            bit for bit
     scripts/compare_runs.py OUT_A OUT_B --loss R   only the losses, which may differ by R times their size: for two devices or types
@@ -18,13 +18,13 @@ OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute
 
 
 def lines(out):
-    """Returns the lines of the log without the first, which describes the run, and the last, which sums it up."""
+    """Returns the lines of the log without the first one, which describes the run, and the last one, which summarises it."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in log if "step" in line]
 
 
 def first_difference(a, b):
-    """Returns in words where two runs begin to differ, or None if they do not."""
+    """Returns a text on the first difference between two runs, or None without one."""
     logs = lines(a), lines(b)
     for one, other in zip(*logs):
         for key in one | other:

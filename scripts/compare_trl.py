@@ -7,18 +7,18 @@ scripts/smollm2.py makes DIR: a model, chats and pairs. Both sides train from th
 bf16. A step has 32 chats or pairs: in TRL 4 batches of 8, without gradient checkpointing and otherwise with its defaults; in train_llama they
 are packed into rows of 2048 tokens.
 
-    sft                         on chats of 512 tokens at most
-    sft, LoRA                   the same by adapters of rank 16 of all linear layers, in TRL by PEFT
+    sft                         on chats of at most 512 tokens
+    sft, LoRA                   the same with adapters of rank 16 on all linear layers, in TRL with PEFT
     sft, packed                 TRL also packs into rows of 2048 tokens; a step has the same 32 chats, in any order
-    dpo, reference in memory    TRL keeps the reference and computes it in every step; train_llama's sweep before training is not counted
-    dpo, reference in advance   both sweep over the pairs before training; the sweep's time for the pairs of the timed steps is added
+    dpo, reference in memory    TRL keeps the reference and evaluates it in every step; train_llama's pass before training is not counted
+    dpo, reference in advance   both evaluate the reference on all pairs before training; its time for the pairs of the timed steps is added
     rm                          a reward model
 
-The policy of dpo is the model after one step of sft, and its reference is the model before; both sides' reward models begin with the same head.
-Tokens of the documents are counted once for each step, without padding and without the reference. In each of two rounds each side does one
-step to warm up and two that are timed, while the other is idle; the faster round of each step is reported. Both sides must have trained on
-the same tokens, and their first losses must agree within 1 %. Memory is the peak resident size of the process (VmHWM), libraries included. One
-thing differs: TRL keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and weights in float.
+The policy of dpo is the model after one step of sft, and its reference is the model before it. The reward models of both sides start with the same
+head. Tokens of the documents are counted once for each step, without padding and without the reference. In each of two rounds each side runs one
+warm-up step and two timed steps while the other side is idle; the faster round of each step is reported. Both sides must train on the same
+tokens, and their first losses must agree within 1 %. Memory is the peak resident size of the process (VmHWM), including libraries. There is one
+difference: TRL keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and weights in float.
 """
 import argparse
 import json
@@ -56,7 +56,7 @@ def read_documents(file):
 
 
 def read_chats(file, count):
-    """Returns the first chats, in the form in which TRL's SFTTrainer takes token ids."""
+    """Returns the first chats as token ids in the form for TRL's SFTTrainer."""
     import datasets
 
     return datasets.Dataset.from_list([dict(input_ids=tokens, labels=[token if target else -100 for token, target in zip(tokens, mask)])
@@ -64,7 +64,7 @@ def read_chats(file, count):
 
 
 def read_pairs(file, count):
-    """Returns the first pairs, in the form in which TRL's trainers of preferences take token ids."""
+    """Returns the first pairs as token ids in the form for TRL's preference trainers."""
     import datasets
 
     documents, records = read_documents(file), []
@@ -119,7 +119,7 @@ def make_trainer(kind, start, reference, file, count, options):
 
 
 def quiet_libraries():
-    """Keeps standard output for the answers, which it returns, so that they have nothing that libraries print."""
+    """Returns standard output for the answers, and redirects everything that libraries print."""
     import datasets
     import transformers
 
@@ -131,7 +131,7 @@ def quiet_libraries():
 
 
 def train_on_demand(trainer, answers, figures):
-    """Does a step for each line of standard input, and answers with its time, memory and what `figures` takes from TRL's log of it."""
+    """Runs a step for each line of standard input, and answers with its time, its memory and the result of `figures` on TRL's log."""
     import transformers
 
     class OnDemand(transformers.TrainerCallback):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The whole way in ten minutes on two cores: SFT, a reward model, DPO, each on the bundled data (data/make_demo.py), and a table.
+"""Post-training in ten minutes on two cores: SFT, a reward model and DPO on the bundled data (data/make_demo.py), and a table of results.
 
     make train_llama && python3 scripts/demo.py [flags for all three runs, such as --ranks 2]
-    make train_llama && python3 scripts/demo.py --rl [flags]      GRPO from the SFT model, which is trained first if it is not there
+    make train_llama && python3 scripts/demo.py --rl [flags]      GRPO from the SFT model, which is trained first if it is missing
 
-Writes out/demo (the SFT model, as ./train_llama without arguments does), out/demo/rm and out/demo/dpo. Both go on from the SFT model. The
-reward model learns to tell a right answer from that to another task. DPO learns to leave out the exclamation mark, which an answer is right
-with and without. GRPO (out/demo/grpo) sees no answer: it learns the same from its own, of which those are rewarded that are right and without
-the mark. Asked are 200 prompts with words that no training file has.
+Writes out/demo (the SFT model, as ./train_llama without arguments does), out/demo/rm and out/demo/dpo. Both start from the SFT model. The reward
+model learns to distinguish a right answer from the answer to another task. DPO learns to omit the exclamation mark; answers with and without it
+are right. GRPO (out/demo/grpo) sees no answers: it learns the same from its own answers, with a reward for right answers without the mark. All
+models are measured on 200 prompts with words that no training file contains.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ DATA, OUT = ROOT / "data" / "demo", ROOT / "out" / "demo"
 
 
 def train_llama(*arguments, read=False):
-    """Runs the program; its lines, where they are read rather than shown."""
+    """Runs the program. Returns its lines if they are read instead of shown."""
     command = [str(word) for word in (ROOT / "train_llama", *arguments)]
     result = subprocess.run(command, text=True, stdout=subprocess.PIPE if read else None, stderr=subprocess.DEVNULL if read else None)
     if result.returncode:
@@ -42,7 +42,7 @@ def last_evaluation(out, key):
 
 
 def answers(model, n=1, temperature=0):
-    """The shares of answers to the prompts that are right, with the mark or without, and that are right and without."""
+    """Returns two shares of the answers: the right ones, with or without the mark, and the right ones without the mark."""
     wanted = [json.loads(line)["answer"] for line in (DATA / "prompts.jsonl").read_text().splitlines() for _ in range(n)]
     lines = train_llama("generate", "--model", model, "--prompts", DATA / "prompts.jsonl", "--max_new_tokens", 16, "--n", n,
                         "--temperature", temperature, read=True)
@@ -56,7 +56,7 @@ def sft(flags):
 
 
 def preferences(flags):
-    """SFT, a reward model and DPO: the rows of the table."""
+    """Trains by SFT, a reward model and DPO. Returns the rows of the table."""
     pairs = ["--model", OUT, "--train_batch_size", 32, "--row_tokens", 2048, "--overwrite"]
     seconds = [
         sft(flags),
@@ -74,7 +74,7 @@ def preferences(flags):
 
 
 def reinforcement(flags):
-    """GRPO: the rows of the table."""
+    """Trains by GRPO. Returns the rows of the table."""
     if not (OUT / "model.safetensors").exists():
         sft(flags)
     seconds = timed("grpo", "--model", OUT, "--data", DATA / "asked.safetensors", "--output_dir", OUT / "grpo", "--overwrite",

@@ -2,11 +2,11 @@
 """Exercises of the workshop: a version to start from, a check, and a solution.
 
     scripts/exercise.py                     lists them
-    scripts/exercise.py rope                says the task, and writes the version to start from into dev/cuda/rope.cu
+    scripts/exercise.py rope                prints the task, and writes the version to start from into dev/cuda/rope.cu
     scripts/exercise.py rope --check        builds it, checks it in three orders of threads with races, counts it, and compares with the bound
-    scripts/exercise.py rope --solution     writes the solution over the start: dev/cuda/exercises/rope.patch
+    scripts/exercise.py rope --solution     replaces the start by the solution: dev/cuda/exercises/rope.patch
 
-A start misses its bound, or its results are wrong. --tree DIRECTORY works on a copy of the sources instead.
+A start misses its bound, or its results are wrong. --tree DIRECTORY uses a copy of the sources instead.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Exercise:
                      f"  fix: git checkout dev/cuda/{self.name}.cu, then scripts/exercise.py {self.name}")
 
     def check(self, tree):
-        """What is wrong with the last version; nothing if it is right and within the bounds."""
+        """Returns the faults of the last version: none if it is right and within the bounds."""
         hopper = ladder_counts.for_hopper(self.name)
         program = (ladder_counts.INTERPRETER if hopper else ladder_counts.EMULATOR) + self.name
         version = len(new_version.Ladder(tree, self.name).launchers)
@@ -78,7 +78,7 @@ def names():
 
 
 def copy_of_sources(to):
-    """A tree in which make builds a ladder from a copy of dev/cuda, and everything else from here."""
+    """Makes a tree in which make builds a ladder from a copy of dev/cuda, and everything else from this tree."""
     (to / "dev").mkdir(parents=True)
     shutil.copytree(ROOT / "dev/cuda", to / "dev/cuda")
     for name in ("emulator", "bench"):

@@ -7,29 +7,30 @@ attention_rows.png: a packed row, the keys each query sees, and which tiles of s
 forward_span() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for each the keys from the first that its first query sees,
 192 at a time. A tile is computed in strips of 6 queries, each from the first key that one of them sees to the last, in whole vectors.
 
-attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
-walks over the keys of one block of queries at head width 64.
+attention_tile.png: the elements in each lane for one mma.m16n8k16 (llmc/ops/ptx.cuh), and the order in which attention_forward_kernel5
+(attention_forward.cuh) processes the keys of one block of queries at head width 64.
 
-ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. The script deals the pieces as
-llmc/parallel/split.h does, and lets them travel as its KeyTravel does.
+ring.png: the hops of keys and values around a ring of four ranks for two rows, and the omitted hops. The script deals the pieces as
+llmc/parallel/split.h does, and moves them as its KeyTravel does.
 
-ring_backward.png: which rank computes with which keys when, in the backward pass of a ring of four, and the ways of the keys and of their gradients, as
-each_block() and VisitingGradients of llmc/parallel/ring.h send them.
+ring_backward.png: the keys on each rank at each hop in the backward pass of a ring of four, and the paths of the keys and of their gradients, as in
+each_block() and VisitingGradients of llmc/parallel/ring.h.
 
-banks.png: the rows that the lanes of an ldmatrix name, and the banks of shared memory in which these rows are, without and with the swizzle of
-llmc/ops/attention_tile.cuh, whose formula is read from there.
+banks.png: the rows addressed by the lanes of an ldmatrix, and the shared-memory banks of these rows, without and with the swizzle of
+llmc/ops/attention_tile.cuh. The script reads the formula from that file.
 
-attention_hopper.png, hopper_matmul.png: what the copies, products and warps of a block do in each version of these ladders, in the cycles of the PTX
-interpreter's time model, which writes them to the file that PTX_TIMELINE names. They need the ladders' build for it (dev/emulator/README.md).
+attention_hopper.png, hopper_matmul.png: the work of the copies, products and warps of a block in each version of these ladders, in cycles of the PTX
+interpreter's time model, which writes them to the file named by PTX_TIMELINE. They need the ladders' build for the interpreter
+(dev/emulator/README.md).
 
-lifetimes.png: when the arrays of a layer are alive, as a rehearsed step found it, by ./train_llama --plan --timeline.
+lifetimes.png: the lifetimes of the arrays of a layer in a rehearsed step, from ./train_llama --plan --timeline.
 
-timeline.png: predicted computation, communication, copies and memory over time, by ./train_llama --plan --timeline.
+timeline.png: predicted computation, communication, copies and memory over time, from ./train_llama --plan --timeline.
 
 book/*.png: the pictures of docs/book, from the functions of each chapter's program.
 
-longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the seconds of a step of it, by ./train_llama --plan --fit,
-next to TRL's published figures.
+longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the time of one step, from ./train_llama --plan --fit,
+compared with TRL's published figures.
 """
 import json
 import os
@@ -60,7 +61,7 @@ def first_keys(documents, window):
 
 
 def computed_strips(first_key):
-    """Yields (first query, end, first key, end) of the scores that are computed, for each strip of queries and each tile of keys."""
+    """Yields (first query, end, first key, end) of the computed scores, for each strip of queries and each tile of keys."""
     T = len(first_key)
     for block in range(0, T, QUERIES):
         block_end = min(block + QUERIES, T)
@@ -115,7 +116,7 @@ LANE = 5  # the one whose elements are framed
 
 
 def draw_fragment(axis, x, y, rows, columns, held_by):
-    """Draws a matrix whose cells say which lane holds them, in the colour of the register; held_by(row, column) = lane, register."""
+    """Draws a matrix with the number of the lane in each cell, in the colour of the register; held_by(row, column) = lane, register."""
     for row in range(rows):
         for column in range(columns):
             lane, register = held_by(row, column)
@@ -164,7 +165,7 @@ WALKED = [250, 170, 50, 90]             # lengths of the documents
 
 
 def walk(first_key):
-    """(tile, its first key, end, first query of a warp, "none" | "part" | "all") in the order of the walk."""
+    """Yields (tile, its first key, end, first query of a warp, "none" | "part" | "all") in the order of the kernel."""
     for tile, key in enumerate(range(first_key[BLOCK[0]], BLOCK[1], TILE)):
         key_end = min(key + TILE, BLOCK[1])
         for first in range(*BLOCK, WARP):
@@ -247,7 +248,7 @@ def zigzag(piece):
 
 
 def sees(documents):
-    """[i, j]: whether a query of piece i sees a key of piece j."""
+    """Returns a matrix; element [i, j] is true if a query of piece i sees a key of piece j."""
     number = np.repeat(np.arange(len(documents)), documents).reshape(-1, PIECE)
     n = len(number)
     return np.array([[j <= i and number[j, -1] >= number[i, 0] for j in range(n)] for i in range(n)])
@@ -310,7 +311,7 @@ def ring():
 
 
 def ring_backward():
-    """Time goes down. A block of keys moves one rank on a hop, the sums of its gradients follow one hop later, and the last rank sends them home."""
+    """Draws time downwards. A block of keys moves one rank per hop, its gradients follow one hop later, and the last rank sends them home."""
     figure, axis = plt.subplots(figsize=(9, 5.2), layout="constrained")
     width, across = 2.4, 4
     for hop in range(RANKS):
@@ -387,7 +388,7 @@ COPIED, OWN, WAITS = "#c6e3bd", "#f0b27a", "#eeeeee"
 
 
 def block_events(ladder, shape):
-    """Of the last block of each version: {kernel: [(warp, what, from, to)]}, in the order in which the versions run."""
+    """Returns the events of the last block of each version, {kernel: [(warp, what, from, to)]}, in the order of the versions."""
     program = Path("build/ptx/dev/cuda", ladder)
     if not program.exists():
         sys.exit(f"figures.py: {program} is not built\n  fix: make {program}, which needs nvcc; or name other figures")
@@ -577,7 +578,7 @@ def longest_sample():
 
 
 def book_backward():
-    """RMSNorm's gradient, in the plane that is spanned by xh and g."""
+    """Draws RMSNorm's gradient in the plane spanned by xh and g."""
     import backward as chapter
     rstd = 1 / np.sqrt(np.mean(chapter.x**2))
     g, along = chapter.dout * chapter.w, chapter.x / np.linalg.norm(chapter.x)
@@ -597,7 +598,7 @@ def book_backward():
 
 
 def book_softmax():
-    """What a query's running (lse, out) is while tiles of keys arrive, in two orders."""
+    """Draws a query's running (lse, out) after each tile of keys, for two orders of the tiles."""
     import softmax as chapter
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
     for axis, order, title in [(axes[0], range(8), "tiles from first to last"), (axes[1], reversed(range(8)), "from last to first")]:
@@ -610,7 +611,7 @@ def book_softmax():
 
 
 def book_warp():
-    """The sectors of device memory that a warp's 32 addresses touch, and the banks of shared memory."""
+    """Draws the sectors of device memory and the banks of shared memory for the 32 addresses of a warp."""
     import warp as chapter
     figure, axes = plt.subplots(len(chapter.PATTERNS), 1, figsize=(10, 4.2), layout="constrained")
     for axis, (name, addresses, bytes_each) in zip(axes, chapter.PATTERNS):
@@ -668,7 +669,7 @@ def book_adamw():
 
 
 def book_matmul():
-    """What a tile's edge brings, counted, and where eight rows of an ldmatrix lie in the banks."""
+    """Draws the reuse of data for square tiles, by formula and counted, and the banks of the eight rows of an ldmatrix."""
     import matmul as chapter
     figure, (left, *right) = plt.subplots(1, 4, figsize=(13, 3.4), width_ratios=(1.4, 1, 1, 1), layout="constrained")
     edges = [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -694,7 +695,7 @@ def book_matmul():
 
 
 def book_ranks():
-    """What hops where in attention around a ring of four, and what stages of ZeRO hold and send."""
+    """Draws the hops of attention around a ring of four ranks, and the bytes per parameter on each rank in the ZeRO stages."""
     import ranks as chapter
     P = 4
     figure, (*deals, right) = plt.subplots(1, 3, figsize=(13, 3.4), width_ratios=(1, 1, 1.2), layout="constrained")

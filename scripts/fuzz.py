@@ -2,9 +2,10 @@
 
     scripts/fuzz.py build/fuzz/config test/fuzz/chats.py [more] [--seconds 60]      from the repository root, as `make test-all` does
 
-Those of the parsers in C++ are libFuzzer's: each begins with valid files and mutates them. One in Python makes records and templates. Two run at a time, always from the same seed, so that a verdict can be repeated. An input
-that makes a parser crash, hang, or ask for more than 16 MiB at once (inputs have at most 64 KiB) is kept as build/fuzz/crash-..., and
-`build/fuzz/NAME FILE` repeats the failure; the fuzzer in Python says how to repeat its own.
+The C++ parsers have libFuzzer programs, which start with valid files and mutate them. The Python fuzzer generates records and templates. Two fuzzers
+run at a time, always from the same seed, so a verdict is reproducible. If an input makes a parser crash, hang, or allocate more than 16 MiB at once
+(inputs have at most 64 KiB), it is stored as build/fuzz/crash-..., and `build/fuzz/NAME FILE` repeats the failure; the Python fuzzer prints its own
+command.
 """
 import argparse
 import glob
@@ -40,7 +41,7 @@ def make_corpus(name, folder):
 
 
 def fuzz(program, seconds):
-    """Returns whether the fuzzer found nothing, and a summary of its run."""
+    """Returns true if the fuzzer found nothing, and a summary of its run."""
     name, kind = os.path.basename(program), os.path.splitext(program)[1]
     if kind == ".py":
         command = [sys.executable, program, f"--seconds={seconds}"]

@@ -3,21 +3,22 @@
 
     scripts/gpu_bench.py [--out docs/benchmarks.md] [--quick] [ops] [attention] [training]      (all three, if none is named)
 
-The script needs the programs of `make train_llama` and `make -C dev/cuda`. All sections but `ops` need PyTorch, and `training` also needs transformers.
+The script needs the programs of `make train_llama` and `make -C dev/cuda`. All sections but `ops` need PyTorch, and `training` also needs
+transformers.
 
 ops        The shipped version of each op, at the shape of its ladder in dev/cuda: checked, then timed. Rates of bytes are shares of a
            large copy's rate, rates of FLOP of an 8192^3 bf16 product's, all on the same GPU in the same minute.
-attention  The middle part of attention, causal, in bf16, 16 query and 4 key heads, beside scaled_dot_product_attention with the cuDNN and
-           the flash backend. A dense row is one document; a packed one is eight of growing lengths. FLOP are 4 D for each visible pair
-           of query and key and each head, 2.5 times that backward, whatever a kernel does besides. PyTorch's packed rows are
-           varlen_attn under "flash" where PyTorch has it; else, and under "cuDNN", one dense call for each document of more than one token.
+attention  The middle part of attention, causal, in bf16, 16 query and 4 key heads, compared with scaled_dot_product_attention with the cuDNN
+           and the flash backend. A dense row is one document; a packed row has eight documents of growing lengths. FLOP are 4 D for each
+           visible pair of query and key and each head, and 2.5 times as many backward, for every kernel. PyTorch's packed rows use
+           varlen_attn under "flash" if PyTorch has it; otherwise, and under "cuDNN", one dense call for each document of several tokens.
 training   A step (forward, backward, clipping, AdamW) of Qwen2.5 shapes with random weights on random tokens. transformers: float weights,
-           bf16 autocast, torch.compile, SDPA, fused AdamW; a batch of rows. train_llama: the same rows packed. One after the other, each
-           alone on the GPU; the median step after the warm-up. Memory: used memory of the GPU, driver and caches included; in
-           brackets what PyTorch's tensors took at most.
+           bf16 autocast, torch.compile, SDPA, fused AdamW; a batch of rows. train_llama: the same rows packed. Each side runs alone on the
+           GPU; the time is the median step after the warm-up. Memory is the GPU's used memory, including driver and caches; in
+           brackets the peak memory of PyTorch's tensors.
 
-Times of ops and attention: CUDA events around the calls, the median of 31 after 3 and 50 ms to warm up, 512 MB read before each so that L2
-is cold.
+Times of ops and attention are measured with CUDA events around the calls: the median of 31 calls after a warm-up of 3 calls and 50 ms, with 512 MB
+read before each call so that L2 is cold.
 """
 import argparse
 import csv
@@ -76,7 +77,7 @@ def table(columns, rows):
 
 
 def write_section(path, text):
-    """Replaces the section that has the same heading, or appends the section at the end."""
+    """Replaces the section with the same heading, or appends the section."""
     old = path.read_text() if path.exists() else "# Benchmarks\n"
     heading = text.splitlines()[0]
     parts = [part for part in re.split(r"(?m)^(?=## )", old) if part.strip()]
@@ -87,7 +88,7 @@ def write_section(path, text):
 
 
 class Report:
-    """A section of the file. It is written anew after every row, so that an interrupted run leaves the rows that it has."""
+    """A section of the file. It is written again after every row, so an interrupted run keeps its finished rows."""
 
     def __init__(self, out, title, machine, columns):
         self.out, self.columns, self.rows, self.targets = out, columns, [], []
@@ -144,7 +145,7 @@ def compiler():
 # ---- ours: the ladders of dev/cuda ----------------------------------------------------------------------------------------------------
 
 def read_csv(text):
-    """Parses the last row that a ladder printed with --csv: its rate in FLOP or bytes a second, whether these are bytes, and its share."""
+    """Parses the last row of a ladder's --csv: its rate in FLOP or bytes per second, true if these are bytes, and its share."""
     rows = list(csv.DictReader(text.splitlines()))
     if not rows:
         return None
@@ -155,7 +156,7 @@ def read_csv(text):
 
 
 def run_ladder(name, shape=None):
-    """Returns None if the program failed; its message is on stderr."""
+    """Returns the program's rows, or None if it failed; its message is on stderr."""
     command = [str(ROOT / "build" / "dev" / "cuda" / name), "shipped", "--csv"]
     if shape:
         command += ["--shape", "x".join(map(str, shape))]
@@ -207,7 +208,7 @@ def our_rate(direction, T, documents, D):
 
 
 class TorchAttention:
-    """Holds inputs on the GPU, and calls a backend over the documents of a row."""
+    """Stores inputs on the GPU, and calls a backend for the documents of a row."""
 
     def __init__(self, lengths, D):
         import torch
@@ -356,7 +357,7 @@ def torch_with_gpu():
 # ---- training, beside transformers ------------------------------------------------------------------------------------------------------
 
 def typical(steps, tokens):
-    """Returns the tokens a second of the median step, and the most memory, in GiB."""
+    """Returns the tokens per second of the median step, and the peak memory in GiB."""
     counted = [step["step_s"] for step in steps[STEPS_WARM_UP:]]
     return tokens / statistics.median(counted), max(step["peak_mem"] for step in steps) / 2**30
 

@@ -4,8 +4,8 @@
     scripts/gpu_counts.py --nvcc NVCC --check PROGRAM...       the last line is "N passed, M failed", with a test per kernel and shape
     scripts/gpu_counts.py --nvcc NVCC --measured PROGRAM...    writes the table of docs/gpu_model.md: measured times (docs/benchmarks.md) and predictions
 
-A check fails on more sectors per request, more bank conflicts, more spilled bytes, or a longer predicted time on one of the GPUs. The counts are exact
-and the same on every machine, but another version of nvcc may generate different code: then nothing is checked.
+A check fails on more sectors per request, more bank conflicts, more spilled bytes, or a longer predicted time on one of the GPUs. The counts are
+exact and equal on all machines, but another version of nvcc may generate different code; then nothing is checked.
 """
 
 import argparse

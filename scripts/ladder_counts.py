@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares the counts of the workshop's versions.
 
-    scripts/ladder_counts.py try LADDER VERSION [--ptx]    what `make try L=LADDER V=VERSION` prints behind the checks: the version and the
-                                                           one before it
-    scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes docs/ladder_counts.md, as `make count` does: every version of every ladder; or of
-                                                           these ladders, and the others stay as they are in the page
+    scripts/ladder_counts.py try LADDER VERSION [--ptx]    prints the counts of `make try L=LADDER V=VERSION` after the checks: the version and
+                                                           the previous one
+    scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes docs/ladder_counts.md, as `make count` does: every version of every ladder, or only
+                                                           of these ladders; the page keeps the others
     scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses and the interpreter's; the last line is "N equal, M differ"
 
 The programs are build/race/dev/cuda/LADDER, whose emulator counts loads, stores and warp operations, and build/ptx/dev/cuda/LADDER, which interprets
@@ -33,18 +33,18 @@ def ladders():
 
 
 def for_hopper(ladder):
-    """Whether only the interpreter has its instructions."""
+    """True if only the interpreter has the ladder's instructions."""
     return "hopper" in ladder
 
 
 def ideas(ladder):
-    """What the ladder's file says of each version."""
+    """Returns the description of each version in the ladder's file."""
     listed = re.search(r"\.ideas = \{(.*?)\}\}", Path(f"dev/cuda/{ladder}.cu").read_text(), re.DOTALL)[1]
     return ["".join(re.findall(r'"([^"]*)"', idea)) for idea in re.split(r'(?<="),\s', listed)]
 
 
 def rows(command, tree="."):
-    """Dictionaries of a program's --csv; a column that qualifies its left neighbour, as `bound` does, is joined to it."""
+    """Returns dictionaries of a program's --csv; a column such as `bound` is joined to its left neighbour, which it qualifies."""
     done = subprocess.run([*command, "--count", "--csv"], cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.stderr or f"{' '.join(command)}: exit code {done.returncode}")
@@ -58,7 +58,7 @@ def rows(command, tree="."):
 
 
 def emulated(ladder, version, tree="."):
-    """The sums of a version over its kernels, without nvcc."""
+    """Returns the sums of a version over its kernels, without nvcc."""
     total, active, executed = dict.fromkeys(ACCESSES, 0), 0.0, 0
     operations = {}
     for row in rows([EMULATOR + ladder, str(version)], tree):
@@ -72,7 +72,7 @@ def emulated(ladder, version, tree="."):
 
 
 def interpreted(ladder, version, tree="."):
-    """The sums of a version over its launches, of nvcc's PTX."""
+    """Returns the sums of a version over its launches, from nvcc's PTX."""
     total = {"instructions": 0, "requests": 0, "sectors": 0, "wavefronts": 0, "conflicts": 0, "barriers": 0, "registers": 0}
     pipes, threads = {}, 0.0
     times = dict.fromkeys(GPUS, 0.0)
@@ -103,7 +103,7 @@ def cell(value):
 
 
 def print_table(title, heads, columns):
-    """A row for each name that is not zero in all columns."""
+    """Returns a row for each name with a value other than zero."""
     print(f"\n{title:<24}" + "".join(f"{head:>16}" for head in heads))
     for name in dict.fromkeys(name for column in columns for name in column):
         values = [column.get(name, 0) for column in columns]

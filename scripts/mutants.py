@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Tests the tests: every known bug of test/mutants.txt is switched on, and some test must fail.
+"""Tests the tests: switches on each known bug of test/mutants.txt; at least one test must fail.
 
-    scripts/mutants.py --make build/mutants/tree     a copy of the sources that holds all of them, each behind a switch (test/mutant.h)
-    scripts/mutants.py --install NUMBER              one of them into the sources themselves, to see what notices it (docs/book); --remove NUMBER
-    scripts/mutants.py [NUMBER...] [--part 1/4]      after `make test-mutants` has compiled it; from the repository root
+    scripts/mutants.py --make build/mutants/tree     makes a copy of the sources with all bugs, each behind a switch (test/mutant.h)
+    scripts/mutants.py --install NUMBER              puts one bug into the sources, to see which test notices it (docs/book); --remove NUMBER
+    scripts/mutants.py [NUMBER...] [--part 1/4]      runs the tests after `make test-mutants` has compiled the copy; from the repository root
 
-Bugs in files for GPUs (.cuh, .cu), and bugs that a suite of Cuda must notice, are for test_cuda; where it was not built (no boost.context), they are left out.
-Bugs in the PTX interpreter are for test_ptx.
+test_cuda covers bugs in files for GPUs (.cuh, .cu), and bugs for a suite named Cuda...; these are skipped if test_cuda was not built (no
+boost.context). test_ptx covers bugs in the PTX interpreter.
 
-Ends with "N passed, M failed", where a mutant that no test notices has failed.
+The last line is "N passed, M failed"; a mutant has failed if no test notices it.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def pattern(text):
 
 
 def switched(mutant, right):
-    """The text that is right until the mutant is switched on."""
+    """Returns the text that is right until the mutant is switched on."""
     if mutant.number == 0:
         return mutant.wrong
     in_front = re.fullmatch(r"(.*;)\s*" + pattern(right), mutant.wrong, re.DOTALL)
@@ -72,7 +72,7 @@ def switched(mutant, right):
 
 
 def mutated(path, source, mutants):
-    """The source with all the mutants that belong to it."""
+    """Returns the source with all of its mutants."""
     changes = []
     for mutant in mutants:
         found = list(re.finditer(pattern(mutant.right), source))
@@ -90,7 +90,7 @@ def mutated(path, source, mutants):
 
 
 def exchange(number, install):
-    """Writes the wrong text of a mutant in place of the right one, or the right one again."""
+    """Replaces the right text by the wrong text of a mutant, or the wrong one by the right one."""
     mutant = next((m for m in read_table() if m.number == number), None)
     if mutant is None:
         sys.exit(f"{TABLE} has no mutant {number}\n  fix: one of its numbers")
@@ -123,7 +123,7 @@ def make_tree(tree):
 
 
 def run(binary, tests, number=0):
-    """"green", "red", or "nothing": the verdict of the filtered tests with this mutant switched on."""
+    """Returns "green", "red" or "nothing": the verdict of the filtered tests with this mutant switched on."""
     *settings, filter = tests.split()
     environment = {**os.environ, "LLMC_MUTANT": str(number), "OMP_WAIT_POLICY": "passive", **dict(s.split("=") for s in settings)}
     try:

@@ -4,7 +4,7 @@
     scripts/new_version.py rope              version 5 in dev/cuda/rope.cu, a copy of the shipped one from llmc/ops
     scripts/new_version.py rope --from 3     a copy of version 3
 
-Writes the copied kernels and their launcher above the ladder's struct, the launcher into `versions`, and a line into `.ideas`. Then edit them, and
+Writes the copied kernels and their launcher above the ladder's struct, the launcher into `versions`, and a line into `.ideas`. Then edit them and run
 `make try L=rope V=5`.
 """
 
@@ -23,7 +23,7 @@ def fail(problem, fix):
 
 
 def functions(text):
-    """(name, text) of each definition that begins in the first column, where clang-format puts them; overloads share a name."""
+    """Yields (name, text) of each definition that starts in the first column, as clang-format places them; overloads share a name."""
     found, lines = [], []
     for line in text.splitlines():
         if not lines and (not line or re.match(r"[\s/#}]|(inline )?namespace|using|struct|constexpr|enum|static_assert", line)):
@@ -49,7 +49,7 @@ class Ladder:
         self.struct = self.source.rindex("\ntemplate <class X> struct ", 0, TABLE.search(self.source).start()) + 1
 
     def copied(self, version):
-        """(name, text) of the functions to copy: the version's launcher, and the kernels and launchers of its file that it calls."""
+        """Returns (name, text) of the functions to copy: the version's launcher, and the kernels and launchers in its file that it calls."""
         mark = next((m for m in HEADING.finditer(self.source) if int(m[1]) == version), None)
         if mark is None or version > len(self.launchers):
             return []

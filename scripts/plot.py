@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps. For a policy that learns
-from rewards: reward, length of answers, divergence from the reference, and entropy.
+"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps. For a policy that
+learns from rewards: reward, length of answers, divergence from the reference, and entropy.
 
     scripts/plot.py out/demo/log.jsonl --out loss.png
     scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
 
-If a curve has hundreds of points, they are drawn faintly, and over them a running mean over a fiftieth of the points. A run on several ranks
-has two more panels, both stacked: the time of a step by phase, and the bytes sent between ranks.
+A curve with hundreds of points is drawn faintly, with a running mean over a fiftieth of the points on top. A run on several ranks has two
+more panels, both stacked: the time of a step by phase, and the bytes sent between ranks.
 """
 import argparse
 import itertools
@@ -43,7 +43,7 @@ def read_lines(path):
 
 
 def entries_of(lines):
-    """Returns the lines of a log as objects, without a line that a crash has cut off."""
+    """Returns the lines of a log as objects, without a line truncated by a crash."""
     for line in lines:
         try:
             entry = json.loads(line)
@@ -84,7 +84,7 @@ def running_mean(values, window):
 
 
 def layers(steps, scale, keys):
-    """Returns where steps begin and end on the x axis, and the lower and upper edge of each key's layer in the stack. Gaps count as 0."""
+    """Returns the start and end of each step on the x axis, and the lower and upper edge of each key's layer in the stack. Gaps count as 0."""
     x = [entry["step"] for entry in steps]
     edges = [x[0] - 0.5] + [(a + b) / 2 for a, b in zip(x, x[1:])] + [x[-1] + 0.5]
     stack, below = [], [0] * len(x)
@@ -112,7 +112,7 @@ def pyplot():
 
 
 def draw_panel(axis, log, key, scale, color, name):
-    """Draws a key of the steps, and dashed the same key of the evaluations."""
+    """Draws a key of the steps and, as a dashed line, the same key of the evaluations."""
     steps, evaluations = log
     x, y = series(steps, key)
     y = [v / scale for v in y]
@@ -128,7 +128,7 @@ def draw_panel(axis, log, key, scale, color, name):
 
 
 def figure_of(logs, panels):
-    """logs: {path: what read_log returns}; panels: (key, title, what to divide by), two in a row. Those of ranks follow."""
+    """Draws all panels, two in a row, and then the panels of ranks. logs: {path: result of read_log}; panels: (key, title, divisor)."""
     on_ranks = [path for path, (steps, _) in logs.items() if "comm_s" in steps[0]]
     rows = (len(panels) + 1) // 2 + len(on_ranks)
     figure, axes = pyplot().subplots(rows, 2, figsize=(11, 3.5 * rows), sharex=True, layout="constrained")

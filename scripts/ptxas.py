@@ -1,6 +1,7 @@
-"""Reads the output of `nvcc -Xptxas -v` and prints the registers and memory of each kernel per thread on each GPU architecture. A kernel that uses local
-memory (a stack frame, or registers spilled to it) fails: local memory is device memory, and its loads wait in the innermost loops. So does a kernel
-whose wgmma ptxas has put one behind the other, or fenced itself (its remarks C7510 to C7519): the source does not show the order of the machine code.
+"""Reads the output of `nvcc -Xptxas -v` and prints the registers and memory of each kernel per thread on each GPU architecture. A kernel that uses
+local memory (a stack frame, or spilled registers) fails, because local memory is device memory, and its loads would stall the innermost loops. A
+kernel also fails if ptxas has serialised or fenced its wgmma instructions (remarks C7510 to C7519); the source does not show the order of the machine
+code.
 
     scripts/ptxas.py LOG...     `make ptxas` writes the logs
 

@@ -7,9 +7,9 @@
     scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
     scripts/report.py out/a/log.jsonl --trackio PROJECT --follow     then: trackio show
 
-They get every number under its name in the log; `make deps` does not install them. train_llama --report_to starts this script. --follow keeps reading until the run has
-ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first values stay. You
-may write TensorBoard's files again: the newest file counts.
+These packages get every number under its name in the log; `make deps` does not install them. train_llama --report_to starts this script. --follow
+reads until the run has ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first
+values stay. TensorBoard's files can be written again; the newest file counts.
 """
 import argparse
 import html
@@ -78,12 +78,12 @@ def size(n):
 
 
 def figures(entries, key):
-    """Returns the numbers of a key, with the steps that they belong to."""
+    """Returns the numbers of a key, with their steps."""
     return [(step, value) for step, value in zip(*plot.series(entries, key)) if not math.isnan(value)]
 
 
 def step_time(run):
-    """Returns the seconds and the tokens of all steps, and whether every step was logged. A step without a line counts as the next one."""
+    """Returns the seconds and the tokens of all steps, and true if every step was logged. A step without a line counts as the next one."""
     seconds, tokens, exact = 0, 0, True
     every = run.about.get("options", {}).get("logging_steps", 1)
     every = every if every >= 1 else math.ceil(every * run.steps[-1]["step"])  # a share of all steps
@@ -152,7 +152,7 @@ def table(names, rows):
 
 
 def options_of(runs):
-    """Returns the rows of a table, those first in which the runs differ."""
+    """Returns the rows of a table, first the rows with differences between the runs."""
     options = [run.about.get("options", {}) for run in runs]
     rows = {}
     for key in dict.fromkeys(key for one in options for key in one):
@@ -227,7 +227,7 @@ def write_page(runs, out):
 
 
 def entries_as_they_come(path, follow):
-    """Yields the steps and evaluations of a log in its order, each once. With follow it waits for further lines until the run has ended."""
+    """Yields the steps and evaluations of a log in order, each once. With follow it waits for further lines until the run has ended."""
     lines, last = [], {"step": 0, "evaluation": 0}
     while True:
         before, lines = lines, plot.read_lines(path)

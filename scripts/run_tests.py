@@ -2,11 +2,11 @@
 """Runs the C++ and the Python tests and ends with one line, "N passed, M failed"; the exit code is the verdict.
 
     scripts/run_tests.py --build build --cpp build/test/test_llmc --python test/python     from the repository root, as `make test` does
-    scripts/run_tests.py ... --all              the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
+    scripts/run_tests.py ... --all              also slow tests (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
-A large suite is cut into one job per core. One program more than there are cores runs at a time, as some tests wait. Before the last line come the tests
-that took longest, of each suite what passed and how long its jobs worked, and the tests that failed. One that crashes, does not start or
-runs nothing counts as a failure.
+A large suite is cut into one job per core. The number of concurrent programs is the number of cores plus one, because some tests wait. The output
+ends with the longest tests, the passed tests and the total time of each suite, the failed tests, and the last line. A program that crashes, does not
+start, or runs no test counts as a failure.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Result:
 
 
 def run(command, environment={}):
-    """Exit code and output; 127 and a message if it does not start."""
+    """Returns exit code and output; 127 and a message if the program does not start."""
     try:
         process = subprocess.run(command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                  errors="replace")
@@ -53,7 +53,7 @@ def run(command, environment={}):
 
 
 def googletest(binary, tests, piece, environment):
-    """Keeps the tests' own output without googletest's lines around every test."""
+    """Returns the tests' own output, without googletest's lines around every test."""
     number, count = map(int, piece.split("/"))
     shard = {"GTEST_SHARD_INDEX": str(number - 1), "GTEST_TOTAL_SHARDS": str(count)}
     code, output = run([binary, f"--gtest_filter={tests}"], environment | shard)
@@ -103,7 +103,7 @@ def pytest(subject, files, build, all_tests):
 
 
 def counted(command):
-    """A program that ends with the same line as this one."""
+    """A program with the same last line as this one."""
     began = time.monotonic()
     _, output = run(command)
     last = re.search(r"(\d+) passed, (\d+) failed\s*$", output)
@@ -113,18 +113,18 @@ def counted(command):
 
 
 def checked(command):
-    """A program whose exit code says all: one test."""
+    """A program that counts as one test; its exit code is the verdict."""
     code, output = run(command)
     return Result(int(code == 0), int(code != 0), output, failures=[" ".join(command)] if code else [])
 
 
 def of_build(binary):
-    """What is special about the build that a binary belongs to."""
+    """Returns the variant of a binary's build."""
     return {"race": ", races", "san": ", sanitizers"}.get(binary.split("/")[1], "")
 
 
 def pieces(part):
-    """Splits a part of the tests, "2/4" (every fourth, from the second on), into one piece per core: "2/8" and "6/8"."""
+    """Splits a part of the tests, "2/4" (every fourth, starting with the second), into one piece per core: "2/8" and "6/8"."""
     number, parts = map(int, part.split("/"))
     return [f"{number + parts * core}/{parts * CORES}" for core in range(CORES)]
 
@@ -134,12 +134,12 @@ def shards(binary, tests, part="1/1", **environment):
 
 
 def unless_slow(binary, args):
-    """All tests but the slow ones; with --all also the given part of the slow ones."""
+    """Returns the filter for all tests except the slow ones; with --all also for the given part of the slow ones."""
     return shards(binary, "-" + SLOW) + (shards(binary, SLOW, args.part) if args.all else [])
 
 
 def suites(args):
-    """The jobs of each suite, which are functions."""
+    """Returns the jobs of each suite, as functions."""
     jobs = {}
     jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, as its last test sums up the coverage
     if args.cpp:  # before the first Python tests, which wait more than they compute
@@ -169,7 +169,7 @@ def suites(args):
 
 
 def unavailable(args):
-    """Returns the omitted tests, with reasons. Python tests are left out where a package is missing, but not with --all."""
+    """Returns the omitted tests, with reasons. If a package is missing, Python tests are omitted, but not with --all."""
     packages = re.findall(r"^(\w+)>=", open("requirements.txt").read(), re.M)
     missing = [package for package in packages if not importlib.util.find_spec(package)]
     left_out = []

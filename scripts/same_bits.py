@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that two builds of the project compute the same, bit for bit, and plan the same memory. For changes that only move code.
+"""Checks that two builds of the project give the same results bit for bit, and plan the same memory. For changes that only move code.
 
     .venv/bin/python scripts/same_bits.py OTHER_CHECKOUT             short runs of every kind: losses, gradient norms, weights, optimizer
     .venv/bin/python scripts/same_bits.py OTHER_CHECKOUT --plans     plans over a grid of flags: bytes, and the largest change
     .venv/bin/python scripts/same_bits.py --gpu                      the runs on this GPU: the same bits twice, and the CPU's first loss
 
-train_llama and train_gpt2 are built in both. --only PART: the cases whose names contain it.
+The script builds train_llama and train_gpt2 in both. --only PART selects the cases with PART in their names.
 """
 import argparse
 import hashlib
@@ -93,7 +93,7 @@ def tensors_hash(path):
 
 
 def results(root, run, inputs, device="cpu"):
-    """{what: value} of a run: its losses and gradient norms to the last digit, and the hash of each file of tensors."""
+    """Returns {what: value} of a run: its losses and gradient norms to the last digit, and the hash of each file of tensors."""
     words = run.format(**inputs).split()
     common = ["--device", device, "--threads", "1"]
     if "--max_len" not in words and "--model" in words:
@@ -124,8 +124,8 @@ def compare_runs(other, part):
 
 
 def compare_devices(part):
-    """Two runs on the GPU give the same bits; their first loss is the CPU's as far as the types' roundings allow. Answers that a model
-    samples may differ by device."""
+    """Checks that two runs on the GPU give the same bits, and that their first loss equals the CPU's within the rounding of the types. Answers
+    sampled by a model may differ between devices."""
     failed = 0
 
     def on(device, run):
@@ -159,7 +159,7 @@ def compare_devices(part):
 
 
 def grid():
-    """The flags of each plan."""
+    """Returns the flags of each plan."""
     models = ["train_llama sft --model test/golden/qwen3 --max_len 512", "train_gpt2 sft --model test/golden/gpt2 --max_len 64",
               "train_llama sft --model test/golden/llama3 --lora_rank 8 --max_len 512", "train_llama rm --model test/golden/qwen3 --max_len 512",
               "train_llama ppo --model test/golden/qwen3 --max_len 512", "train_llama sft --preset qwen3-0.6b",
@@ -175,7 +175,7 @@ def grid():
 
 
 def placed(root, flags):
-    """The bytes of a plan, and all that is said of it."""
+    """Returns the bytes of a plan, and its whole text."""
     said = call(root, [*flags.split(), "--plan", "--gpu", "h200", "--dtype", "bf16"])
     number, unit = re.search(r"^placed:.* ([\d.]+) ([KMGT]iB)$", said, re.M).groups()
     return float(number) * 1024 ** (1 + "KMGT".index(unit[0])), said

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Serves a reward model by OpenRLHF's protocol, for --reward http://HOST:5000/get_reward of train_llama or of OpenRLHF.
+"""Serves a reward model with OpenRLHF's protocol, for --reward http://HOST:5000/get_reward of train_llama or of OpenRLHF.
 
     scripts/serve_rm.py --model out/rm                           on this machine's CPU, or --device cuda
     scripts/serve_rm.py --model out/rm --host 0.0.0.0 --port 80  for other machines
 
-A request is POST /get_reward with {"query": [text, ...]}, prompts with their answers and their special tokens; the answer is {"rewards": [number, ...]}, or
-{"error": text}: with status 400 if the request is wrong, 503 if the model has died, which also ends the server. One process of train_llama holds the model and
-answers one request after the other; up to 500 clients may be connected, and more wait. --normalize returns (score - mean) / std, with the figures of the
-evaluation in the model's training. All other flags are passed on to train_llama eval. Nothing is encrypted, and any client that reaches the port may ask.
+A request is POST /get_reward with {"query": [text, ...]}, prompts with their answers and their special tokens; the answer is {"rewards": [number,
+...]}, or {"error": text}: with status 400 if the request is wrong, 503 if the model has died, which also ends the server. One process of train_llama
+has the model and answers one request after another; up to 500 clients can be connected, and further clients wait. --normalize returns (score - mean)
+/ std, with the figures of the evaluation in the model's training. All other flags are passed on to train_llama eval. Nothing is encrypted, and any
+client that reaches the port can ask.
 """
 
 import argparse
@@ -41,7 +42,7 @@ class ModelEnded(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 class Scorer:
@@ -90,7 +91,7 @@ def texts_of(body):
 
 
 def answer(scorer, request):
-    """The status and the content of the answer to a request of WSGI."""
+    """Returns status and content of the answer to a WSGI request."""
     if request["PATH_INFO"] != "/get_reward":
         return 404, {"error": f"there is no {request['PATH_INFO']}\n  fix: /get_reward"}
     if request["REQUEST_METHOD"] != "POST":
@@ -119,7 +120,7 @@ def application(scorer):
 
 
 def end_with(process):
-    """Ends the server after the model, as SIGTERM does, when all who waited have got their 503."""
+    """Ends the server after the model, as SIGTERM does, when all waiting clients have received status 503."""
     process.wait()
     time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)

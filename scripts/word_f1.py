@@ -1,5 +1,5 @@
-"""A reward that can be verified: F1 of the words of an answer and of the right one, as SQuAD scores answers (Rajpurkar et al., 2016,
-arXiv:1606.05250), 1 if both have the same words, 0 if they share none. Case, punctuation and articles do not count.
+"""A verifiable reward: F1 of the words of an answer and of the right answer, as in SQuAD (Rajpurkar et al., 2016, arXiv:1606.05250): 1 if both
+have the same words, 0 if they share none. Case, punctuation and articles are ignored.
 
     ./train_llama grpo ... --reward scripts/word_f1.py
     ./train_llama generate ... > said.jsonl && python3 scripts/word_f1.py questions.jsonl said.jsonl
