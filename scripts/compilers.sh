@@ -1,8 +1,8 @@
 #!/bin/bash
-# compilers.sh [COMPILER...]: builds train_llama and the C++ tests with each compiler in a directory of its own, build/COMPILER, and runs
-# the tests; without arguments with the installed ones of the list below. Programs of aarch64-linux-gnu-g++ run under qemu (Debian
-# packages g++-aarch64-linux-gnu and qemu-user-static), without the tests that train on many ranks, which would take an hour there.
-#   FILTER='Norms*' scripts/compilers.sh clang++-16   these tests alone
+# compilers.sh [COMPILER...]: builds train_llama and the C++ tests with each compiler in a separate directory, build/COMPILER, and runs
+# the tests. Without arguments it uses the installed compilers of the list below. Programs of aarch64-linux-gnu-g++ run under qemu (Debian
+# packages g++-aarch64-linux-gnu and qemu-user-static), without the tests that train on many ranks; these would take an hour there.
+#   FILTER='Norms*' scripts/compilers.sh clang++-16   only these tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,7 @@ found=("$@")
     if command -v $name > /dev/null; then found+=("$name"); fi
 done
 
-fast='-Slow*:*/Slow*'  # what `make test` runs
+fast='-Slow*:*/Slow*'  # the tests of `make test`
 failed=()
 for name in "${found[@]}"; do
     build=build/$name

@@ -1,19 +1,19 @@
 #!/bin/bash
-# Builds the programs for this machine's GPU, checks everything that only a GPU can show, and measures. Whoever has a GPU runs it once.
+# Builds the programs for this machine's GPU, checks everything that needs a GPU, and measures. Run it once on each kind of GPU.
 #
 #   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
 #
-#   build        the trainers, the kernels' tests and the workshop, for this GPU alone
-#   tests        every op against float64, whole models against transformers; ranks that share a GPU, and over NCCL ranks that have one each
+#   build        the trainers, the kernels' tests and the workshop, only for this GPU
+#   tests        every op against float64, whole models against transformers; ranks that share a GPU, and over NCCL ranks with one GPU each
 #   runs         short training runs: the same bits twice, GPU against CPU, several ranks against one, train_gpt2
 #   sanitizer    compute-sanitizer on the tests of ops: memcheck, racecheck, synccheck
-#   ladders      every version of every op in dev/cuda, checked and timed; with --quick the shipped ones alone
-#   ops, attention, training                                         what scripts/gpu_bench.py measures; `bench` is all three
+#   ladders      every version of every op in dev/cuda, checked and timed; with --quick only the shipped versions
+#   ops, attention, training                                         the sections of scripts/gpu_bench.py; `bench` is all three
 #
 # The script needs the CUDA toolkit with cuBLAS, g++ and python3 with numpy, and for comparisons PyTorch and transformers. It needs no network: if
-# CLI11, nlohmann/json, xxHash, GoogleTest or boost.context are not installed, they come from build/deps, which `make deps` fills where there is
-# network. Each step has a time limit and its own log in DIR, and the script continues after a failure. A section ends within ten minutes, so that
-# sections can be run one by one. DIR/benchmarks.md holds the tables. The last line is "N passed, M failed".
+# CLI11, nlohmann/json, xxHash, GoogleTest or boost.context are not installed, they are read from build/deps, which `make deps` fills if there is
+# a network. Each step has a time limit and its own log in DIR, and the script continues after a failure. A section ends within ten minutes, so
+# sections can be run one by one. DIR/benchmarks.md contains the tables. The last line is "N passed, M failed".
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -65,7 +65,7 @@ PYTHON
 # ---- one step -----------------------------------------------------------------------------------------------------------------------
 
 passed=0 failed=0
-# check NAME SECONDS COMMAND...: runs one step, which passes if the command ends with 0 in time. Its output is in DIR/NAME.log.
+# check NAME SECONDS COMMAND...: runs one step, which passes if the command exits with 0 in time. Its output is in DIR/NAME.log.
 check() {
     local name=$1 limit=$2 log="$out/$1.log" begin=$SECONDS code=0
     shift 2
@@ -84,8 +84,8 @@ check() {
     return $code
 }
 
-# check_sharded NAME SECONDS COMMAND...: runs the tests of one GoogleTest program as several processes at once, since most of their time is the
-# CPU's float64 references. Their outputs are in DIR/NAME.*.log, and DIR/NAME.log says which failed.
+# check_sharded NAME SECONDS COMMAND...: runs the tests of one GoogleTest program as several processes at once, because float64 references on the CPU
+# take most of the time. The outputs are in DIR/NAME.*.log, and DIR/NAME.log lists the failed ones.
 check_sharded() {
     local name=$1 limit=$2
     shift 2
@@ -121,7 +121,7 @@ build() {
     check build 590 make --keep-going STRICT=0 GPU_ARCHS="$arch" train_llama train_gpt2 "$test_cuda" "${programs[@]}"
 }
 
-# run NAME ARGUMENTS...: a training run of $trainer, into DIR/NAME
+# run NAME ARGUMENTS...: a training run of $trainer with output directory DIR/NAME
 trainer=train_llama
 run() {
     local name=$1
@@ -131,7 +131,7 @@ run() {
 same() { check "$1" 30 python3 scripts/compare_runs.py "$out/$2" "$out/$3" "${@:4}"; }
 
 tests() {
-    check_sharded ops 300 "./$test_cuda" --gtest_filter='-*Goldens*:*GpuComm*:*OverGpus*'  # ranks that share a GPU, too
+    check_sharded ops 300 "./$test_cuda" --gtest_filter='-*Goldens*:*GpuComm*:*OverGpus*'  # includes ranks that share a GPU
     check_sharded models 200 "./$test_cuda" --gtest_filter='*Goldens*'
     nccl
 }
@@ -148,7 +148,7 @@ runs() {
     check tasks 300 python3 scripts/same_bits.py --gpu  # each task, recomputation, offload, adapters, rings
     run profile demo --device cuda --max_steps 5 --profile
 
-    # Compares the first steps on both devices. Sums in another order make differences that grow with the steps.
+    # Compares the first steps on both devices. Different orders of sums cause differences that grow with the steps.
     run cpu demo --device cpu --dtype f32 --max_steps 10
     for dtype in bf16 f32; do run gpu-$dtype demo --device cuda --dtype $dtype --max_steps 10; done
     run gpu-tf32 demo --device cuda --dtype tf32 --max_steps 10
@@ -159,7 +159,7 @@ runs() {
     gpt2
 }
 
-# Several ranks train as one does: on one GPU as threads, in two ways; and with a GPU each.
+# Several ranks train like one: on one GPU as threads, in two ways; and with a GPU for each rank.
 ranks() {
     run ranks-ring demo --device cuda --dtype f32 --max_steps 10 --ranks 4 --ring_attn_size 4 --zero_stage 1
     run ranks-data demo --device cuda --dtype f32 --max_steps 10 --ranks 4 --ring_attn_size 2 --sp_mode gather --zero_stage 2
@@ -176,7 +176,7 @@ ranks() {
     same one-rank-against-nccl gpu-f32 ranks-nccl --loss 1e-5
 }
 
-# The first steps of a tiny GPT-2 and of the smallest that was published, on both devices, and twice.
+# The first steps of a tiny GPT-2 and of the smallest published one, on both devices, and twice.
 gpt2() {
     local trainer=train_gpt2 golden=test/golden/gpt2
     gpt2_runs golden --model $golden --data $golden/golden.safetensors --train_batch_size 3 --max_steps 10 --learning_rate 1e-3
@@ -195,7 +195,7 @@ gpt2_runs() {
     same $name-against-cpu-bf16 $name-cpu $name-bf16-1 --loss 2e-2
 }
 
-# One rank per GPU, at most 3. With one GPU a rank talks to itself.
+# One rank per GPU, at most 3. With one GPU the rank communicates with itself.
 nccl() {
     if ! grep -q 'HAVE_NCCL := 1' build/probe.mk; then
         echo 'skipped nccl: this machine has no NCCL'
@@ -219,8 +219,8 @@ sanitizer() {
         return
     fi
     # The tests of ops write all device memory before they read it, so initcheck would find nothing. The program itself reports API errors.
-    # racecheck leaves out cuBLASLt's own kernels, and all tools leave out NCCL's.
-    # racecheck does not order what a warp stores before one of its lanes arrives at an mbarrier, so it leaves out Hopper's attention, too.
+    # racecheck skips cuBLASLt's own kernels, and all tools skip NCCL's. racecheck does not order a warp's stores before the arrival of one of
+    # its lanes at an mbarrier, so it also skips Hopper's attention.
     local ops='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
     [ -z "$quick" ] || ops='Rope*:Norms*:Attention*' kernels='Rope*:Norms*:Attention*-*Slow*'
     [ "$arch" != 90 ] || kernels+=':Attention/1*'  # in bf16
@@ -238,7 +238,7 @@ for section in "${sections[@]}"; do
         *) "$section" ;;
     esac
 done
-# One file to send back: machine description, logs, tables, and the predictions to compare the tables with.
+# One file with all results: machine description, logs, tables, and the predictions to compare with the tables.
 nvidia-smi -q > "$out/nvidia-smi.log" 2>&1
 cp docs/gpu_counts.md "$out"
 tar czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"

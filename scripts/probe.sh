@@ -1,5 +1,5 @@
 #!/bin/bash
-# probe.sh FILE: finds out by compiling and linking a few lines what this machine has, prints a table, and writes FILE for make.
+# probe.sh FILE: detects this machine's libraries by compiling and linking a few lines, prints a table, and writes FILE for make.
 # Libraries missing from the system are also searched in build/deps, which `make deps` fills (install_deps.sh).
 set -u
 deps=build/deps
@@ -8,7 +8,7 @@ mkdir -p "$(dirname "$out")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Of GoogleTest the sources are carried, as the compilers of two machines may differ.
+# build/deps contains GoogleTest's sources, because the compilers of two machines may differ.
 build_googletest() {
     [ -f $deps/googletest/src/gtest-all.cc ] && [ ! -f $deps/lib/libgtest.a ] || return 0
     for part in gtest-all gtest_main; do
@@ -42,7 +42,7 @@ try() {
 }
 
 needed=0
-CXXFLAGS="$CXXFLAGS -O0"  # sooner done
+CXXFLAGS="$CXXFLAGS -O0"  # compiles faster
 echo "PROBED_COMPILER := $COMPILER" > "$work/probe.mk"
 echo "On this machine, with $COMPILER"
 if try COMPILER '#include <omp.h>\n#include <compare>\n#include <span>\ntypedef float Pair __attribute__((vector_size(8)));\nint main(int n, char **) { Pair a = {float(n), 0}; a = __builtin_shufflevector(a, a, 1, 0); return omp_get_max_threads() + a[0] < 1; }' '' 'needed: g++ 12 or newer, or clang 16 or newer with its OpenMP (package libomp-dev)'
@@ -63,7 +63,7 @@ then
         echo "MPI_HEADERS :=${mpi_headers// -I/ -isystem }"$'\n'"MPI_LIBRARIES :=$mpi_libraries" >> "$work/probe.mk"
     cuda=$(dirname "$(command -v "${NVCC:-nvcc}" || echo /usr/local/cuda/bin/nvcc)")/..
     cuda_paths="-I$cuda/include -L$cuda/lib64 -L$cuda/lib"
-    # NCCL is the system's, or pip's (nvidia-nccl-cu13), of which the library has no name without its version.
+    # NCCL is the system's, or pip's (nvidia-nccl-cu13), whose library has a version in its name.
     nccl_source='#include <nccl.h>\nint main() { return ncclCommFinalize(nullptr) == ncclSuccess; }'
     nccl_headers='' nccl_libraries=-lnccl
     printf '%b\n' "$nccl_source" > "$work/probe.cpp"

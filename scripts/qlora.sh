@@ -1,6 +1,6 @@
 #!/bin/bash
-# A pretrained model learns from chats in three ways: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (scripts/smollm2.py says where
-# both come from), all weights, adapters (LoRA), and adapters beside weights in 4 bits (QLoRA). Prints for each the loss on 100 held-out chats, the
+# Trains a pretrained model on chats: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (sources: scripts/smollm2.py), in three
+# ways: with all weights, with adapters (LoRA), and with adapters next to weights in 4 bits (QLoRA). Prints for each the loss on 100 held-out chats, the
 # planned and the peak memory, and tokens per second.
 #
 #     make && scripts/qlora.sh [DIR] [FLAG...]   DIR is out/smollm2 by default; flags go to all three runs: --max_steps 20

@@ -1,9 +1,9 @@
 #!/bin/bash
-# A pretrained model learns from chats: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (scripts/smollm2.py says
-# where both come from). Prints the loss on 100 held-out chats and the answers to three questions, before and after. Then the result
-# learns from pairs of a right answer and an answer to another question: as a reward model to tell them apart, and by DPO to prefer the right one.
-# Finally models learn from their own answers: the pretrained model by GRPO, to answer as the corpus does (judged by scripts/word_f1.py), and the model
-# trained on chats by PPO, to please the reward model. Both are measured on prompts that they have not answered before.
+# Trains a pretrained model on chats: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (sources: scripts/smollm2.py).
+# Prints the loss on 100 held-out chats and the answers to three questions, before and after. The result is then trained on pairs of a
+# right answer and an answer to another question: as a reward model that distinguishes them, and with DPO to prefer the right one.
+# Finally models are trained on their own answers: the pretrained model with GRPO to answer like the corpus (judged by scripts/word_f1.py), and the
+# model trained on chats with PPO for high scores of the reward model. Both are measured on unseen prompts.
 #
 #     make && scripts/smollm2.sh [DIR]       DIR is out/smollm2 by default; an hour on two cores, and 12 GB of disk
 set -euo pipefail
@@ -29,7 +29,7 @@ on_pairs() {  # TASK FLAGS: from the tuned model
         --output_dir "$dir/$1" --overwrite "${@:2}"
 }
 echo "== reward model, before"
-on_pairs rm --max_steps 1  # of the warm-up, whose first rate is 0: only the head is new
+on_pairs rm --max_steps 1  # a warm-up step, whose first rate is 0, so only the head is new
 evaluate "$dir/rm" pairs_heldout.jsonl
 echo "== reward model, training"
 on_pairs rm --max_samples 960 --learning_rate 1e-4
@@ -47,7 +47,7 @@ answer_heldout() {  # MODEL FILE
     ./train_llama generate --model "$1" --prompts "$dir/questions_heldout.jsonl" --max_new_tokens 32 --dtype bf16 > "$2"
 }
 echo "== GRPO"
-on_questions grpo "$dir/model" --reward scripts/word_f1.py --stop_properly_coef 0 --learning_rate 2e-5  # an answer that does not end earns nothing
+on_questions grpo "$dir/model" --reward scripts/word_f1.py --stop_properly_coef 0 --learning_rate 2e-5  # the reward of an answer without an end is 0
 for model in model grpo; do
     answer_heldout "$dir/$model" "$dir/said_$model.jsonl"
     echo "$model, answers to unseen prompts: $(python3 scripts/word_f1.py "$dir/questions_heldout.jsonl" "$dir/said_$model.jsonl")"

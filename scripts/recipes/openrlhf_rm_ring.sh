@@ -1,18 +1,18 @@
 #!/bin/bash
-# OpenRLHF's train_rm with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. Its own flags also run here; these
+# OpenRLHF's train_rm with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. OpenRLHF's flags also work here; these
 # are the names of this program.
-#   --sp_mode gather     the meaning of ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same numbers
-#   --truncation keep    cuts documents that are too long, as there, but puts no EOS at the cut; the default leaves their pairs out
-#   --eval_fraction 0.01 the default there, with pairs that are also trained on; here they are held out
+#   --sp_mode gather     as ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same results
+#   --truncation keep    cuts documents that are too long, as there, but without an EOS at the cut; the default drops their pairs
+#   --eval_fraction 0.01 the default there, but with pairs that are also trained on; here these pairs are held out
 #   --resume auto        ckpt.load_enable
-# Not needed, as these are the defaults: micro_batch_size 1 (a row holds one pair), max_epochs 1, packing_samples, apply_chat_template
+# Not needed, because these are the defaults: micro_batch_size 1 (a row holds one pair), max_epochs 1, packing_samples, apply_chat_template
 # (messages are always a chat), attn_implementation, param_dtype (bf16 on a GPU), gradient_checkpointing_enable (--recompute auto),
 # logging_steps 1, save_steps -1, eval.steps -1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-RANKS=${RANKS:-8}                                  # one for each GPU
-MODEL=${MODEL:-out/models/Llama-3-8b-sft-mixture}  # OpenRLHF/Llama-3-8b-sft-mixture of the hub
+RANKS=${RANKS:-8}                                  # one rank per GPU
+MODEL=${MODEL:-out/models/Llama-3-8b-sft-mixture}  # OpenRLHF/Llama-3-8b-sft-mixture on the hub
 DATA=${DATA:-OpenRLHF/preference_dataset_mixture2_and_safe_pku}
 OUT=${OUT:-out/llama3-8b-rm}
 

@@ -1,17 +1,17 @@
 #!/bin/bash
-# OpenRLHF's train_sft with RingAttention: Llama 3 8B on OpenOrca, a sample shared by two GPUs. Its own flags also run here; these are
+# OpenRLHF's train_sft with RingAttention: Llama 3 8B on OpenOrca, a sample shared by two GPUs. OpenRLHF's flags also work here; these are
 # the names of this program.
 #   --row_tokens 16384   micro_batch_size 8: a packed row holds 8 samples of max_len
-#   --sp_mode gather     the meaning of ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same numbers
-#   --truncation keep    cuts samples that are too long, as there, but puts no EOS at the cut; the default leaves them out
+#   --sp_mode gather     as ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same results
+#   --truncation keep    cuts samples that are too long, as there, but without an EOS at the cut; the default drops them
 #   --max_samples        the first of the data set, which is prepared as a whole
-# Not needed, as these are the defaults: max_epochs 1, input_template, packing_samples, attn_implementation, param_dtype (bf16 on a GPU),
+# Not needed, because these are the defaults: max_epochs 1, input_template, packing_samples, attn_implementation, param_dtype (bf16 on a GPU),
 # gradient_checkpointing_enable (--recompute auto), logging_steps 1, save_steps -1, eval.steps -1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-RANKS=${RANKS:-8}                           # one for each GPU
-MODEL=${MODEL:-out/models/Meta-Llama-3-8B}  # meta-llama/Meta-Llama-3-8B of the hub
+RANKS=${RANKS:-8}                           # one rank per GPU
+MODEL=${MODEL:-out/models/Meta-Llama-3-8B}  # meta-llama/Meta-Llama-3-8B on the hub
 DATA=${DATA:-Open-Orca/OpenOrca}
 OUT=${OUT:-out/llama3-8b-sft}
 

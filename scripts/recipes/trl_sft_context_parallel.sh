@@ -1,18 +1,18 @@
 #!/bin/bash
-# TRL's SFT by `accelerate launch --config_file context_parallel_2gpu.yaml`, which is FSDP2 with ring attention: rows of 16384 tokens, each
+# TRL's SFT with `accelerate launch --config_file context_parallel_2gpu.yaml`, which is FSDP2 with ring attention: rows of 16384 tokens, each
 # shared by all GPUs.
 #   --ring_attn_size       parallelism_config_cp_size; it needs no pad_to_multiple_of
-#   --train_batch_tokens   a packed row is a sample there, and a step is one row; here a sample is a document, and sees only itself
+#   --train_batch_tokens   a packed row is a sample there, and a step is one row; here a sample is a document that sees only itself
 #   --max_epochs, --learning_rate, --lr_scheduler, --lr_warmup, --adam_betas: the defaults there
-#   --truncation keep      cuts samples that are too long, as there; the default leaves them out
-# Of chats the assistant's messages alone are trained, as with assistant_only_loss. Not needed, as these are the defaults: packing,
+#   --truncation keep      cuts samples that are too long, as there; the default drops them
+# In chats only the assistant's messages are trained, as with assistant_only_loss. Not needed, because these are the defaults: packing,
 # mixed_precision (bf16 on a GPU), fsdp_activation_checkpointing (--recompute auto), use_liger_kernel (logits never exist as a whole).
-# Qwen3-8B takes RANKS=4 on GPUs of 80 GB; the numbers are the same on any number.
+# Qwen3-8B needs RANKS=4 on GPUs of 80 GB; the results are the same for any number of ranks.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-RANKS=${RANKS:-2}                    # one for each GPU
-MODEL=${MODEL:-out/models/Qwen3-4B}  # Qwen/Qwen3-4B of the hub
+RANKS=${RANKS:-2}                    # one rank per GPU
+MODEL=${MODEL:-out/models/Qwen3-4B}  # Qwen/Qwen3-4B on the hub
 DATA=${DATA:-trl-lib/Capybara}
 OUT=${OUT:-out/qwen3-4b-context-parallel}
 

@@ -1,12 +1,12 @@
 #!/bin/bash
-# TRL's SFT by slurm: a job with `srun accelerate launch --config_file multi_node.yaml` on two nodes with 8 GPUs. Here the job is
+# TRL's SFT with slurm: a job with `srun accelerate launch --config_file multi_node.yaml` on two nodes with 8 GPUs. Here the job is
 # scripts/slurm.sbatch, with a rank for each GPU; it saves before its time limit and resumes automatically.
-#   --save_steps 500  where it resumes if a node fails; the default there
+#   --save_steps 500  interval of checkpoints, for resuming after a node fails; the default there
 # The other flags are the same as in trl_two_nodes.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-MODEL=${MODEL:-out/models/Qwen2-0.5B}  # Qwen/Qwen2-0.5B of the hub
+MODEL=${MODEL:-out/models/Qwen2-0.5B}  # Qwen/Qwen2-0.5B on the hub
 DATA=${DATA:-trl-lib/Capybara}
 OUT=${OUT:-out/qwen2-0.5b-slurm}
 
