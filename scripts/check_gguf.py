@@ -17,7 +17,7 @@ from pathlib import Path
 # End-of-turn tokens that llama.cpp (src/llama-vocab.cpp) recognises by name, besides the eos_token.
 KNOWN_ENDS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
               "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<｜end▁of▁sentence｜>"}
-COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors that the converter makes from config.json
+COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors that the converter derives from config.json
 
 
 def read_json(path):

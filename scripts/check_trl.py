@@ -45,7 +45,7 @@ LINES = [  # losses and options that no line of TRL's repository has
         "sigmoid sft --loss_weights 1.0 0.5 --gradient_accumulation_steps 1")),
     f"trl dpo {SMALL} {ZEN} --dataset_config standard_preference --max_length 20",
     f"trl reward {SMALL} {BINARIZED} --center_rewards_coefficient 0.1",
-    f"trl reward {SMALL} {ZEN} --dataset_config standard_implicit_prompt_preference --max_length 36",  # a part of the pairs is longer
+    f"trl reward {SMALL} {ZEN} --dataset_config standard_implicit_prompt_preference --max_length 36",  # some pairs are longer
 ]
 OPENRLHF = ("--per_device_train_batch_size 16 --gradient_accumulation_steps 16 --num_train_epochs 1 --lr_scheduler_type cosine_with_min_lr "
             "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' --warmup_steps 0.03 --adam_beta2 0.95")
@@ -73,7 +73,7 @@ def make_models(folder):
     """A tiny Qwen2 and a reward model of the same shape, both with the demo's tokenizer, which has bytes."""
     import torch
     import transformers
-    importlib.import_module("trl")  # once for all processes, which are forks
+    importlib.import_module("trl")  # once, before the processes are forked
     torch.set_num_threads(1)
     torch.manual_seed(1)
     config = transformers.Qwen2Config(
@@ -107,7 +107,7 @@ def record(rng, name, packed=False):
     forms = {
         "imdb": {"text": f"{question} {good}", "label": 1}, "language_modeling": {"text": f"{question} {good}"},
         "tldr": {"prompt": question, "completion": f" {good}"},
-        # Without a space before the answer: here it is a token of its own, which TRL would train.
+        # No space before the answer: here a space is a separate token, which TRL would train.
         "hh-rlhf": {"chosen": f"\n\nHuman: {question}\n\nAssistant:{good}", "rejected": f"\n\nHuman: {question}\n\nAssistant:{bad}"},
         "standard_preference": {"prompt": question, "chosen": f" {good}", "rejected": f" {bad}"},
         "implicit_prompt_preference": {"chosen": f"{question} {good}", "rejected": f"{question} {bad}"},
@@ -137,9 +137,9 @@ def write_data(folder, form, count, packed):
 class Line(NamedTuple):
     name: str
     task: str  # ours
-    settings: dict  # TRL's words with their values, without model and data
+    settings: dict  # TRL's flags with their values, without model and data
     forms: tuple  # of the data: ours and theirs
-    ours: list = None  # the words of another peer that say the same
+    ours: list = None  # the equivalent words of another peer
 
     def number(self, name, otherwise):
         return int(float(self.settings.get(name, [otherwise])[0]))
@@ -182,7 +182,7 @@ def lines_of(checkout, folder):
     for name, words in of_trl:
         try:
             line = trl_line(name, words)
-        except PortError:  # a file that is not there
+        except PortError:  # a missing file
             continue
         key = json.dumps(line and line[1:])
         if line and key not in seen:
@@ -272,7 +272,7 @@ def compare_line(line, models, folder):
     for name, form in zip(("data", "their_data"), line.forms):
         write_data(folder / name, form, line.samples(), "packing" in line.settings)
     model, adapter = models / ("qwen2_reward" if line.task == "rm" else "qwen2"), None
-    if "use_peft" in line.settings:  # a step without a rate leaves the matrices as they begin
+    if "use_peft" in line.settings:  # a step with rate 0 does not change the matrices
         adapter = folder / "adapter"
         ours(line, folder, model, rate=1e-30)
         (folder / "ours").rename(adapter)
@@ -299,7 +299,7 @@ def main():
     parser.add_argument("checkout", metavar="CHECKOUT", type=lambda path: Path(path).resolve())
     parser.add_argument("--only", default="", metavar="TEXT", help="lines that have it")
     options = parser.parse_args()
-    os.chdir(options.checkout)  # whose lines name files of theirs
+    os.chdir(options.checkout)  # its lines name files in its repository
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         make_models(folder)

@@ -15,8 +15,8 @@ everything in float and multiplies in bfloat16; this project's programs run as w
 compares GPUs with the functions below.
 
 If LLMC_SOURCE names a checkout of karpathy/llm.c, its train_gpt2.c is a third side of gpt2-short in f32, in a separate row. It is compiled
-with the flags of its Makefile and starts from the same weights. A round is a run that is stopped after the same number of steps. Its steps
-are those that llm.c prints: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
+with the flags of its Makefile and starts from the same weights. A round is a run that is stopped after the same number of steps. A step
+is one printed by llm.c: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
 """
 import argparse
 import datetime
@@ -41,7 +41,7 @@ LLMC_SOURCE = os.environ.get("LLMC_SOURCE")
 GPT2 = dict(model_type="gpt2", n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=1024,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 
-MODELS = {  # shape, rows of a step, T, our program
+MODELS = {  # shape, rows per step, T, program
     "smollm2-135m": (dict(model_type="llama", hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
                           intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, rms_norm_eps=1e-5,
                           tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 1, 2048, "train_llama"),
@@ -65,14 +65,14 @@ def random_tokens(V, T):
     return np.random.default_rng(1).integers(0, V, T)
 
 
-# ---- the transformers side: a process of its own that does one step for each line it is sent ----------------------------------------
+# ---- the transformers side: a separate process that runs one step for each line it receives ----------------------------------------
 
 def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
     """Runs steps of `batch` rows. dtype "autocast" is bf16 with float weights. On a GPU the model is compiled, as usual there."""
     import torch
     import transformers
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # so that the answers have nothing that libraries print
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps output of libraries out of the answers
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(1)
@@ -82,7 +82,7 @@ def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32,
                                                               attn_implementation="sdpa").train()
     if folder:
-        model.save_pretrained(folder)  # our side starts from it
+        model.save_pretrained(folder)  # train_llama starts from these weights
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
     ids = torch.from_numpy(random_tokens(config.vocab_size, T))[None].repeat(batch, 1).to(device)
     forward = torch.compile(model) if gpu else model
@@ -143,7 +143,7 @@ class Peer:
         self.process.wait()
 
 
-# ---- our side: a short run of the program ---------------------------------------------------------------------------------------------
+# ---- train_llama's side: a short run -------------------------------------------------------------------------------------------------
 
 def write_data(path, V, T, documents):
     """Repeats the same row of tokens `documents` times, so every step has the same data in any order of samples."""
@@ -364,7 +364,7 @@ def main():
         sys.exit(f"scripts/compare.py: ./{program} is not built\n  fix: make")
     if LLMC_SOURCE and not Path(LLMC_SOURCE, "train_gpt2.c").exists():
         sys.exit(f"scripts/compare.py: LLMC_SOURCE: {LLMC_SOURCE} has no train_gpt2.c\n  fix: name a checkout of karpathy/llm.c, or unset it")
-    if (load := os.getloadavg()[0]) > 1:  # other programs would slow down both sides, but not equally
+    if (load := os.getloadavg()[0]) > 1:  # other programs would slow down one side more than the other
         print(f"load average {load:.1f}: this machine is busy, and the figures will be worth less", file=sys.stderr)
     report([row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)], options.out)
 

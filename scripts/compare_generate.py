@@ -44,7 +44,7 @@ def worker(batch, folder):
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16).eval()
     model.generation_config.eos_token_id = model.config.eos_token_id = model.config.bos_token_id = None
     if folder:
-        model.save_pretrained(folder)  # our side has the same weights
+        model.save_pretrained(folder)  # train_llama has the same weights
     ids = torch.randint(0, 256, (batch, PROMPT))
 
     def generate(count):

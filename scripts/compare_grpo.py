@@ -26,7 +26,7 @@ from compare import ROOT
 ROUNDS, WARM_UP, COUNTED = 2, 1, 1
 PROMPTS, PROMPT, ANSWERS, NEW, ROW_TOKENS, MICRO_BATCH = 8, 32, 8, 128, 2048, 8
 RATE, AGREE = 1e-6, 5e-2
-REWARD = "def reward(prompts, answers, labels):\n    return [float(len(set(answer))) for answer in answers]\n"  # how many different letters
+REWARD = "def reward(prompts, answers, labels):\n    return [float(len(set(answer))) for answer in answers]\n"  # number of different letters
 
 
 def make_prompts():
@@ -46,7 +46,7 @@ def worker(dtype, model_dir):
     exec(REWARD, judge)
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)  # TRL wants one; min_new_tokens forbids it
+    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)  # TRL requires one; min_new_tokens prevents it
 
     def reward(prompts, completions, **_):
         return judge["reward"](prompts, completions, None)

@@ -34,7 +34,7 @@ from compare import ROOT
 
 ROUNDS, WARM_UP, COUNTED = 2, 1, 2
 BATCH, MICRO_BATCH, MAX_LEN, ROW_TOKENS, BETA = 32, 8, 512, 2048, 0.1
-SFT_RATE, RATE = 2e-5, 1e-6  # TRL's defaults, of sft and of the others
+SFT_RATE, RATE = 2e-5, 1e-6  # TRL's defaults, for sft and for the others
 
 RANK, ADAPTER_RATE = 16, 2e-4
 KINDS = {"sft": "sft", "lora": "sft, LoRA", "packed": "sft, packed", "memory": "dpo, reference in memory", "advance": "dpo, reference in advance", "rm": "rm"}
@@ -83,7 +83,7 @@ def make_trainer(kind, start, reference, file, count, options):
     class DPOTrainer(trl.DPOTrainer):
         sweep_s = 0
 
-        def _prepare_dataset(self, dataset, *_):  # TRL's own would tokenise
+        def _prepare_dataset(self, dataset, *_):  # replaces TRL's method, which would tokenise
             return dataset
 
         def _precompute_ref_logps(self, *arguments):
@@ -114,7 +114,7 @@ def make_trainer(kind, start, reference, file, count, options):
     args = trl.DPOConfig(beta=BETA, precompute_ref_log_probs=kind == "advance", **options)
     trainer = DPOTrainer(policy, model, args, train_dataset=pairs, processing_class=tokenizer)
     if kind == "advance":
-        trainer.ref_model = None  # it is not asked again
+        trainer.ref_model = None  # it is not evaluated again
     return trainer
 
 
@@ -144,7 +144,7 @@ def train_on_demand(trainer, answers, figures):
             self.wait(control)
 
         def on_log(self, args, state, control, logs, **_):
-            if "loss" not in logs:  # this is the last line, which sums up the training
+            if "loss" not in logs:  # the last line summarises the training
                 return
             step = dict(step_s=time.perf_counter() - self.begin, peak_mem=compare.peak_memory(), **figures(logs))
             print(json.dumps(step), file=answers, flush=True)

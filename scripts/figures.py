@@ -112,7 +112,7 @@ def attention_rows():
 # ---- one tile on tensor cores
 
 REGISTERS = ["#bcd9f2", "#f6cfa6", "#c6e3bd", "#e3c8e6"]
-LANE = 5  # the one whose elements are framed
+LANE = 5  # the lane with framed elements
 
 
 def draw_fragment(axis, x, y, rows, columns, held_by):
@@ -233,7 +233,7 @@ def attention_tile():
 
 # ---- keys and values in a ring
 
-RANKS, PIECES, PIECE = 4, 8, 64  # of the row each rank has 8 pieces, here of 64 tokens
+RANKS, PIECES, PIECE = 4, 8, 64  # each rank has 8 pieces of the row, here of 64 tokens
 T = RANKS * PIECES * PIECE
 SHADES = ["#7fb2dd", "#f0b27a", "#93c98a", "#c9a3cf", "#e0918b", "#b9b46a", "#84c4c0"]
 
@@ -320,11 +320,11 @@ def ring_backward():
             axis.add_patch(Rectangle((x, y), width, 1, facecolor=SHADES[home], linewidth=0))
             axis.text(x + width / 2, y + 0.5, f"dq{rank}, dk{home}, dv{home}\nfrom keys of rank {home}", ha="center", va="center", fontsize=8)
             to = (rank + 1) % RANKS
-            if hop + 1 < RANKS:  # the keys go on while this hop computes; the last rank's go to the first
+            if hop + 1 < RANKS:  # the keys move on while this hop computes, from the last rank to the first
                 style = {"arrowstyle": "->", "color": "#777777", "linewidth": 0.9, "linestyle": ":"}
                 end = (to * across + 0.3, y + 1.95) if to else (x + width + 1.2, y + 1.3)
                 axis.annotate("", end, (x + width, y + 0.5), arrowprops=style)
-            if 0 < hop < RANKS - 1:  # the sums follow, when this rank has added its part
+            if 0 < hop < RANKS - 1:  # the sums follow after this rank has added its part
                 end = (to * across + width / 2, y + 1.95) if to else (x + width + 1.2, y + 1.75)
                 axis.annotate("", end, (x + width / 2, y + 1), arrowprops={"arrowstyle": "-|>", "color": SHADES[home], "linewidth": 2.2})
             if hop == RANKS - 1:
@@ -517,7 +517,7 @@ def timeline():
     return figure
 
 
-LAYER = 1  # whose arrays are drawn
+LAYER = 1  # the layer of the drawn arrays
 
 
 def lifetimes():
@@ -529,7 +529,7 @@ def lifetimes():
     arrays.sort(key=lambda a: (a["first"], a["last"]))
     times = sorted({t for a in arrays for t in (a["first"], a["last"])} | {t for t, name in names.items() if f"layer {LAYER}," in name})
     place = {time: i for i, time in enumerate(times)}
-    back = min(time for time in times if not names[time].startswith("forward"))  # where the layer's backward pass begins
+    back = min(time for time in times if not names[time].startswith("forward"))  # start of the layer's backward pass
     figure, axis = plt.subplots(figsize=(10, 0.21 * len(arrays) + 2.2), layout="constrained")
     for y, a in enumerate(arrays):
         kept = a["first"] < back <= a["last"]

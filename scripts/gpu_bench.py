@@ -37,7 +37,7 @@ from pathlib import Path
 import compare
 from compare import ROOT
 
-# Those for Hopper ship no op but attention, which the other ladders of attention also ship on Hopper.
+# Without the ladders for Hopper: their only shipped op is attention, which the other attention ladders also run on Hopper.
 LADDERS = sorted(path.stem for path in (ROOT / "dev" / "cuda").glob("*.cu") if path.stem != "timing" and "hopper" not in path.stem)
 WARM_UP, WARM_UP_S, RUNS = 3, 0.05, 31  # as in dev/cuda/timing.cu
 H, KV, DOCUMENTS = 16, 4, 8
@@ -92,7 +92,7 @@ class Report:
 
     def __init__(self, out, title, machine, columns):
         self.out, self.columns, self.rows, self.targets = out, columns, [], []
-        self.failed = False  # whether one of our programs failed
+        self.failed = False  # true if a program of this project failed
         self.head = [f"## {machine['gpu']}: {title}", "", f"{datetime.date.today()}, {machine['versions']}. "
                      "`scripts/gpu_bench.py` repeats it and says what is measured.", ""]
 
@@ -142,7 +142,7 @@ def compiler():
     return usual if usual.exists() else "nvcc"
 
 
-# ---- ours: the ladders of dev/cuda ----------------------------------------------------------------------------------------------------
+# ---- the ladders of dev/cuda ---------------------------------------------------------------------------------------------------------
 
 def read_csv(text):
     """Parses the last row of a ladder's --csv: its rate in FLOP or bytes per second, true if these are bytes, and its share."""
@@ -183,7 +183,7 @@ def ops(machine, out, quick):
     return report
 
 
-# ---- attention, beside PyTorch's ------------------------------------------------------------------------------------------------------
+# ---- attention and PyTorch's ---------------------------------------------------------------------------------------------------------
 
 def document_lengths(T, documents):
     """Returns the lengths of documents as attention_case in dev/cuda/attention_common.h does: they grow, and the first of several is one token."""
@@ -354,7 +354,7 @@ def torch_with_gpu():
     return torch.cuda.is_available()
 
 
-# ---- training, beside transformers ------------------------------------------------------------------------------------------------------
+# ---- training and transformers ---------------------------------------------------------------------------------------------------------
 
 def typical(steps, tokens):
     """Returns the tokens per second of the median step, and the peak memory in GiB."""

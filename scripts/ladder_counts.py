@@ -22,10 +22,10 @@ from pathlib import Path
 PAGE = "docs/ladder_counts.md"
 EMULATOR, INTERPRETER = "build/race/dev/cuda/", "build/ptx/dev/cuda/"
 PIPES = "pipes"
-# Columns whose sum over a version's kernels says something; * launches where a column is of one launch.
+# Columns with a meaningful sum over a version's kernels; * launches if a column is for one launch.
 ACCESSES = ["loads", "stores", "shared loads", "shared stores", "requests", "sectors", "wavefronts", "conflicts", "barriers"]
 GPUS = ["H100 us", "H200 us", "A100 us", "RTX 4090 us"]
-RANGE = 2 / 3, 3 / 2  # of a predicted time, which holds for nine of ten versions: docs/gpu_model.md
+RANGE = 2 / 3, 3 / 2  # measured / predicted time, for nine of ten versions: docs/gpu_model.md
 
 
 def ladders():
@@ -190,7 +190,7 @@ def compare(names):
             ours, theirs = emulated(ladder, version), interpreted(ladder, version)[0]
             if not theirs["instructions"]:
                 continue
-            near = {"sectors": 0.006 * theirs["requests"]}  # of which the interpreter prints two digits per request
+            near = {"sectors": 0.006 * theirs["requests"]}  # the interpreter prints two digits per request
             different = [f"{name} {cell(ours[name])} and {cell(theirs[name])}"
                          for name in ("requests", "sectors", "wavefronts", "conflicts", "barriers")
                          if abs(ours[name] - theirs[name]) > near.get(name, 0)]

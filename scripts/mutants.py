@@ -27,7 +27,7 @@ TESTS = "build/mutants/test/"
 
 
 class Mutant(NamedTuple):
-    number: int  # 0: always in
+    number: int  # 0: always switched on
     file: str
     tests: str
     bug: str

@@ -36,7 +36,7 @@ from whole_file import refuse_other_file, whole_file  # noqa: E402
 
 GENERATOR = '<meta name="generator" content="report.py of train_llama">'
 
-# keys of a step that get no panel of their own: they are counters, or are drawn in another panel
+# keys of a step without a panel of their own: counters, or keys drawn in another panel
 WITHOUT_PANEL = {"step", "epoch", "samples", "tokens", "target_tokens", "step_s", "skipped", "peak_mem_min",
                  *(key for _, _, keys in plot.RANK_PANELS for key in keys)}
 POLL_SECONDS = 5
@@ -322,7 +322,7 @@ def main():
     where.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, each log as a run of its own")
     where.add_argument("--trackio", metavar="PROJECT", help="log to Trackio, each log as a run of its own")
     parser.add_argument("--follow", action="store_true", help="go on while the run does")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # train_llama ends it so
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # train_llama ends the script this way
     try:
         report(parser.parse_args())
     except (PlotError, DataError) as error:

@@ -22,10 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 CORES = len(os.sched_getaffinity(0))
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a thread that waits must not keep another job from working
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a waiting thread must not block another job
 SLOW = "Slow*:*/Slow*"
 CHECKS = ["races", "sanitizers", "mutants", "fuzzers", "ptxas"]
-AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # what multiplies bf16
+AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # tests of bf16 products
 
 
 @dataclass
@@ -87,7 +87,7 @@ def pytest(subject, files, build, all_tests):
     if os.path.exists(report):
         os.remove(report)
     command = [sys.executable, "-m", "pytest", "-q", *files, "--junitxml", report, "-p", "no:cacheprovider"]
-    code, output = run(command + ([] if all_tests else ["-m", "not slow"]), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})  # each takes a while to load
+    code, output = run(command + ([] if all_tests else ["-m", "not slow"]), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})  # each takes some time to load
     if not os.path.exists(report):
         return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[subject])
     suite = ET.parse(report).getroot().find("testsuite")
@@ -141,7 +141,7 @@ def unless_slow(binary, args):
 def suites(args):
     """Returns the jobs of each suite, as functions."""
     jobs = {}
-    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, as its last test sums up the coverage
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, because its last test summarises the coverage
     if args.cpp:  # before the first Python tests, which wait more than they compute
         jobs["C++"] = unless_slow(args.cpp, args)
     if args.python:

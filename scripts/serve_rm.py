@@ -56,8 +56,8 @@ class Scorer:
         self.mean, self.std = (config["mean"], config["std"]) if normalize else (0, 1)
         self.turn = threading.Lock()
         self.process = subprocess.Popen([ROOT / "train_llama", "eval", "--model", model, "--data", "-", *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, start_new_session=True)  # a session of its own: Ctrl-C is for the server
-        self.ask([[0]])  # it has loaded the model when it answers
+                                        text=True, start_new_session=True)  # a separate session: Ctrl-C is for the server
+        self.ask([[0]])  # the answer shows that the model is loaded
 
     def ask(self, ids, gone=lambda: False):
         line = ""
@@ -86,7 +86,7 @@ def texts_of(body):
     texts = json.loads(body)["query"]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise TypeError
-    "".join(texts).encode()  # half of a surrogate pair is no text
+    "".join(texts).encode()  # half of a surrogate pair is not text
     return texts
 
 
@@ -131,7 +131,7 @@ def serve(options, flags):
         import waitress
     except ImportError:
         sys.exit(f"serve_rm.py: there is no waitress, the HTTP server, for {sys.executable}\n  fix: make deps")
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # that requests wait for their turn is no news
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests are normal
     if not os.path.isdir(options.model):
         sys.exit(f"serve_rm.py: --model {options.model}: there is no such directory\n  fix: the --output_dir of a trained reward model")
     try:
@@ -157,7 +157,7 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000, help="0: any that is free")
     parser.add_argument("--normalize", action="store_true")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does; the model ends when its standard input does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the server as Ctrl-C does; the model ends with its standard input
     with contextlib.suppress(KeyboardInterrupt):
         serve(*parser.parse_known_args())
 

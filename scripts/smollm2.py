@@ -49,7 +49,7 @@ def read_conversations():
         if path.parent.name == "english":
             for turns in yaml.safe_load(path.read_text())["conversations"]:
                 turns = tuple(str(turn).strip() for turn in turns)
-                turns = turns[:len(turns) // 2 * 2]  # questions and answers in turn: an unanswered last question goes
+                turns = turns[:len(turns) // 2 * 2]  # questions and answers alternate: drops an unanswered last question
                 if turns and all(turns):
                     yield turns
 

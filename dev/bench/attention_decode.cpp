@@ -3,7 +3,7 @@
 //   ./attention_decode [threads]
 //
 // GB/s count each key and value once. A copy counts its reads and writes, but it also loads the lines that it will overwrite, so it makes
-// three transfers and counts two; shares can reach 1.5. The heads are those of SmolLM2-135M. A run reads the caches of several layers,
+// three transfers and counts two; shares can reach 1.5. The heads have SmolLM2-135M's shape. A run reads the caches of several layers,
 // 512 MiB together, so they are read from memory as in a model.
 #include "../../llmc/ops/attention_decode.h"
 

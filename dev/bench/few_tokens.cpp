@@ -2,7 +2,7 @@
 //
 //   ./few_tokens [threads]
 //
-// The products are those of SmolLM2-135M in bf16, with 269 MB of weights, which are read from memory as in a model. The limit of a step is the larger
+// It times the products of SmolLM2-135M in bf16, with 269 MB of weights, which are read from memory as in a model. The limit of a step is the larger
 // of two times: reading the weights at the rate of all threads summing 512 MiB, and the FLOPs at the rate of a large product.
 #include <array>
 

@@ -65,7 +65,7 @@ struct Timed {
     double seconds, waited;
 };
 
-// Returns the time of the fastest of several steps; each of the two ranks has one row.
+// Returns the time of the fastest of several steps; each rank has one row.
 static Timed step(const ModelConfig &config, const Row &row, double bytes_a_second, bool ahead) {
     Timed best{INFINITY, 0};
     run_threads(2, {}, [&](Comm &threads) {

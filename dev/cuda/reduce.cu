@@ -98,8 +98,8 @@ inline double squared_norm3(Cuda<float> dev, double *scratch, const float *x, si
 
 // ---- version 4: llmc/ops/reduce.cuh --------------------------------------------------------------------------------------------
 //
-// Loads have 16 bytes, so there are a quarter as many. The memory bandwidth is the limit; for small n the limit is the two launches
-// and the wait for the result.
+// Loads have 16 bytes, so there are a quarter as many. The memory bandwidth is the limit; for small n the limit is the time of two launches
+// and of the wait for the result.
 
 template <class X> struct SquaredNorm {
     size_t n;

@@ -9,7 +9,7 @@
 //
 //   version                                   bytes copied            time with one link per rank
 //   1 compute, then exchange                  2*KV*D*b * T*(P-1)      computing + copying
-//   2 the next block on a second stream       2*KV*D*b * T*(P-1)      the longer of the two for each hop
+//   2 the next block on a second stream       2*KV*D*b * T*(P-1)      max(computing, copying) of each hop
 //   3 only what a rank ahead needs            2*KV*D*b * R            the same with fewer bytes, without fully masked kernels
 //   4 shipped: the calls of a communicator    2*KV*D*b * R            as 3 if the communicator uses events (NCCL)
 #include "../../llmc/ops/layout.cuh"

@@ -21,7 +21,7 @@ ROWS = [
     # training steps
     Together("device_batch", "multiplied by gradient_accumulation_steps and the number of data-parallel ranks: --train_batch_size, or with packing --train_batch_tokens",
       "per_device_train_batch_size"),
-    Together("accumulated", "see per_device_train_batch_size; the program divides a step into rows by itself", "gradient_accumulation_steps"),
+    Together("accumulated", "see per_device_train_batch_size; the program chooses the rows of a step", "gradient_accumulation_steps"),
     Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step",
       "per_device_eval_batch_size, eval_accumulation_steps, eval_do_concat_batches, eval_use_gather_object, batch_eval_metrics, "
       "prediction_loss_only, auto_find_batch_size, average_tokens_across_devices, include_num_input_tokens_seen, include_tokens_per_second"),
