@@ -51,9 +51,9 @@ def main():
     parser.add_argument("runs", nargs=2, type=Path, metavar="OUT")
     parser.add_argument("--loss", type=float, metavar="R")
     options = parser.parse_args()
-    for run in options.runs:
-        if not (run / "log.jsonl").exists():
-            sys.exit(f"{run} is not the output of a run: it has no log.jsonl\n  fix: the --output_dir of a run")
+    for output in options.runs:
+        if not (output / "log.jsonl").exists():
+            sys.exit(f"{output} is not the output of a run: it has no log.jsonl\n  fix: the --output_dir of a run")
     if options.loss is None:
         difference = first_difference(*options.runs)
         print(difference or f"the same bits: {len(lines(options.runs[0]))} lines of the log, and the weights")
