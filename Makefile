@@ -166,7 +166,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows; GPU_ARCHS=90 compiles for 9.0, for the CPU alone)
 HOPPER   := $(if $(filter 90,$(ARCHS)),$(GPU)/llmc/ops/attention_hopper.o)
 GPU_HALF := $(patsubst %,$(GPU)/llmc/%.o,model/decoder core/gpu_query parallel/comm_nccl) $(HOPPER)
-$(PROGRAMS): $(PLACE)%: $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o) $(BUILD)/rehearsals/%.o $(LIBRARY)
+$(PROGRAMS): $(PLACE)%: $(firstword $(LIBRARY)) $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o) $(BUILD)/rehearsals/%.o $(LIBRARY)
 	@rm -f $@.plain  # from older sources
 	$(call link,$(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)),$(if $(CUDA),,$(FOR_CPU)))
 
