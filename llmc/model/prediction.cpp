@@ -5,7 +5,7 @@
 #include <set>
 
 #include "../core/common.h"
-#include "../parallel/ring.h"
+#include "../parallel/split.h"
 
 namespace {
 
@@ -35,7 +35,7 @@ class RingWork {
         if (P == 1) return 0;
         if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
         if (ranks_.sp_mode == SpMode::gather) return width * (split_.T / P) * pairs(l);
-        const ring::UlyssesHeads heads(P, config_.H, config_.KV);
+        const UlyssesHeads heads(P, config_.H, config_.KV);
         const size_t delta = backward ? heads.h * sizeof(float) : 0;
         return ((2 * heads.h + 2 * heads.m) * config_.D * element_ + delta) * split_.T * (P - 1);
     }
@@ -44,7 +44,7 @@ class RingWork {
         if (P == 1) return 0;
         if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
         if (ranks_.sp_mode == SpMode::gather) return width * split_.T * (P - 1);
-        const ring::UlyssesHeads heads(P, config_.H, config_.KV);
+        const UlyssesHeads heads(P, config_.H, config_.KV);
         return (heads.h + 2 * heads.m) * config_.D * sizeof(float) * split_.T * (P - 1);
     }
 

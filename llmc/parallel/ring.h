@@ -29,7 +29,6 @@
 //   lse is only for the backward pass (under ulysses it is (h, P*T)). scratch: attention_scratch(dev, in.shape) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
 #pragma once
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -77,17 +76,6 @@ struct RingBufferSizes {
     size_t values, floats;
 };
 
-namespace ring {
-
-// The heads of a rank under ulysses. Its query heads begin at h * rank; each run of `shared` of them uses one KV head.
-struct UlyssesHeads {
-    size_t h, group, shared, m;
-    UlyssesHeads(size_t ranks, size_t H, size_t KV) : h(H / ranks), group(H / KV), shared(std::gcd(h, group)), m(h / shared) {}
-    size_t kv_head(size_t rank, size_t i) const { return (rank * h + i * shared) / group; }  // i < m
-};
-
-}  // namespace ring
-
 inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t head_stride, const AttentionShape &shape,
                                               bool backward) {
     if (ranks == 1) return {0, 0};
@@ -98,7 +86,7 @@ inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t 
         const size_t g = T * head_stride * D, q = shape.group() * g;
         return {4 * ranks * g + (backward ? 3 * q + 2 * g : q), backward ? 2 * (ranks + 1) * g : 0};
     }
-    const ring::UlyssesHeads heads(ranks, H, KV);
+    const UlyssesHeads heads(ranks, H, KV);
     const size_t q = T * H * D, m = ranks * T * heads.m * D;
     return {2 * (q + 2 * m) + (backward ? 2 * q : q), backward ? 2 * H * T + 2 * (q + 2 * m) : 0};
 }

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,13 @@ enum class SpMode { ring, gather, ulysses };  // the exchange of keys and values
 
 // Dies, with the same message on each rank, if the numbers of heads do not suit the mode.
 void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride);
+
+// The heads of a rank under ulysses. Its query heads begin at h * rank; each run of `shared` of them uses one KV head.
+struct UlyssesHeads {
+    size_t h, group, shared, m;
+    UlyssesHeads(size_t ranks, size_t H, size_t KV) : h(H / ranks), group(H / KV), shared(std::gcd(h, group)), m(h / shared) {}
+    size_t kv_head(size_t rank, size_t i) const { return (rank * h + i * shared) / group; }  // i < m
+};
 
 // A group of layers with the same window, which share one array `first_key` (attention.h). A query sees at most the last `window` keys of
 // its document (0: all).
