@@ -38,3 +38,16 @@ TYPED_TEST(Layout, AddsRows) {
         });
     }
 }
+
+TYPED_TEST(Layout, RoundsFloats) {
+    using X = typename TypeParam::X;
+    for (const size_t n : {1, 1027, 4096}) {
+        const auto x = random_values<float>(n, 1);
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<float> d_x(x);
+            Array<X> out(n);
+            round_floats(dev, out.data(), d_x.data(), n);
+            EXPECT_EQ(widen(out.values()), widen(std::vector<X>(x.begin(), x.end()))) << n;
+        });
+    }
+}

@@ -59,7 +59,7 @@ WRONG = [
     (f"{ANSWERS} --is_correction ,0.5,5", "--is_correction ,0.5,5", "tis,0.5,5"),
     (f"{ANSWERS} --is_correction icepop,0.5", "--is_correction icepop,0.5 ", "icepop,0.5,5"),
     (f"{ANSWERS} --mask_truncated --entropy_coef 0.01", "--entropy_coef 0.01", "--mask_truncated", "leave one of them out"),
-    (f"{ANSWERS} --max_new_tokens 60", "prompts", "--max_new_tokens 60", "--row_tokens"), (f"{ANSWERS} --enable_ema", "--enable_ema", "no average"),
+    (f"{ANSWERS} --max_new_tokens 60", "prompts", "--max_new_tokens 60", "--row_tokens"), (f"{ANSWERS} --enable_ema", "--enable_ema", "no moving average"),
     (f"{ANSWERS} --reward length", "--reward length", "exact_match"), (f"{ANSWERS} --reward length.py", "--reward length.py", "tokenizer.json"),
     (f"{ANSWERS} --reward exact_match,exact_match --reward_weights 1", "--reward_weights has 1 numbers for 2 rewards"),
     (f"{ANSWERS} --reward golden/qwen3", "qwen3 is not a reward model"), (f"{ANSWERS} --rollout_batch_size 0", "--rollout_batch_size", "at least 1"),
