@@ -134,7 +134,7 @@ def shards(binary, tests, part="1/1", **environment):
 
 
 def unless_slow(binary, args):
-    """Returns the filter for all tests except the slow ones; with --all also for the given part of the slow ones."""
+    """Returns the jobs of all tests except the slow ones; with --all also of the given part of the slow ones."""
     return shards(binary, "-" + SLOW) + (shards(binary, SLOW, args.part) if args.all else [])
 
 

@@ -139,7 +139,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     return run(comm, true);
 }
 
-// Replaces closed standard streams by placeholders that can be neither read nor written: otherwise the next opened file would get the descriptor, and
+// Opens closed standard streams as files that can be neither read nor written: otherwise the next opened file would get the descriptor, and
 // the output would go there. Writing to a pipe without a reader becomes an error that does not kill the process.
 static void expect_streams() {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})

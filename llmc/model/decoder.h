@@ -242,9 +242,8 @@ template <class Dev> class Decoder : public Model {
     Work layout() const;
     void begin_pass();
     void load_part(const Row &row);
-    bool is_noisy() const {
-        return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on;
-    }  // false for the reference model
+    // Returns false for the reference model, which gets no noise.
+    bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     void forward();
     void gradients(bool last);
@@ -349,7 +348,7 @@ template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pas
     generator_.stop();
 }
 
-// With an empty row a rank takes part in what the ranks do together.
+// A rank with an empty row loads nothing, but still takes part in the collective calls of the pass.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     row.T = 0, generator_.stop();
     if (r.T == 0) return;
@@ -583,7 +582,7 @@ template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const Atten
 
 #include "decoder_plan.h"
 
-// These are in decoder.cu.
+// Compiled in decoder.cu, once for all programs.
 extern template class Decoder<CpuF32>;
 extern template class Decoder<CpuBf16>;
 #ifdef CUDA_HALF

@@ -68,9 +68,8 @@ class KeyTravel {
     KeyTravel(std::span<const uint64_t> scores, std::span<const size_t> owner, size_t ranks, size_t size);
 
     size_t max_hops() const { return max_hops_; }  // the most hops of any block
-    size_t rows(size_t source,
-                size_t hop) const;  // number of rows of a source's block that make hop number `hop`, counted from 1
-    Pieces keys(size_t source, size_t hop) const;  // these rows as pieces of the block
+    size_t rows(size_t source, size_t hop) const;  // rows of a source's block that make hop number `hop`, counted from 1
+    Pieces keys(size_t source, size_t hop) const;  // the same rows, as pieces of the block
     bool sees(size_t rank, size_t source) const { return scores_[rank * blocks_.size() + source] > 0; }
     size_t last_hop(size_t rank) const;  // whose keys the rank sees
     uint64_t scores(size_t rank, size_t source) const { return scores_[rank * blocks_.size() + source]; }
