@@ -14,7 +14,8 @@
 struct AttentionCase {
     std::vector<size_t> documents;
     size_t window, H, KV, D;               // window 0: none
-    size_t shortest = TileCuts::shortest;  // where a longer document begins, there is a cut
+    size_t shortest = TileCuts::shortest;  // length from which a document begins with a cut
+    size_t cut_slots = 0;                  // the least length of cuts(); unused slots hold INT32_MAX
 
     size_t T() const {
         size_t sum = 0;
@@ -33,6 +34,7 @@ struct AttentionCase {
         std::vector<int32_t> out;
         for (size_t i = 1; i < documents.size(); i++)
             if (documents[i] >= shortest) out.push_back(int32_t(offsets()[i]));
+        out.resize(std::max(out.size(), cut_slots), INT32_MAX);
         return out;
     }
     std::vector<int32_t> first_key() const {
