@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from errors import DataError
 from limits import BeyondLimit, Limits, checked_length
-from messages import REASONING, TRAIN_FLAGS
+from messages import LOSS_FLAGS, REASONING, TRAIN_FLAGS
 
 SENTINEL = "Sentinel7f3a9c51"  # rendered in place of a content; no template cuts or changes a plain word
 WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # rendered in place of the texts of message N: content, reasoning, call, tools
@@ -20,7 +20,7 @@ EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "
 # Keys of a message in addition to its content. A template that names a key may render it.
 OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "videos", "files", "attachments", "documents", "refusal", "tools",
                   "functions", "function_calls"}
-READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", REASONING[0], *TRAIN_FLAGS, *OTHER_CONTENTS}  # others are counted
+READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", REASONING[0], *TRAIN_FLAGS, *LOSS_FLAGS, *OTHER_CONTENTS}  # others are counted
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # of published templates
 

@@ -52,6 +52,7 @@ class Draft(NamedTuple):
 # with other names are treated as notes on the record, and counted.
 PROMPTS = {"prompt", "question", "query", "problem"}
 ANSWERS = ("answer", "response", "solution", "output")
+TARGET_MARKS = ("labels", "loss_mask", "completion_mask", "assistant_masks")  # beside input_ids; the last two are TRL's
 MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 QUESTIONS = ("prompt", "context_messages", "question", "query", "problem")  # the prompt in reinforcement learning: the first field that exists
 LABELS = ("ground_truth", "answer", "final_answer", "solution", "label", "target", "response", "output", "answers")  # its right answer, likewise
@@ -138,7 +139,7 @@ def formed_draft(fields, options, template):
             return instruction_draft(fields, context, answer, options, template)
     if has(fields, "text"):
         return Draft(string(fields, "text"))
-    if has(fields, "input_ids") and has(fields, "labels"):
+    if has(fields, "input_ids") and any(has(fields, name) for name in TARGET_MARKS):
         return ids_draft(fields)
     asked = [name for name in (*sorted(PROMPTS), "instruction", "input") if has(fields, name)]
     said = [name for name in ANSWERS if has(fields, name)]
@@ -417,20 +418,27 @@ def completion_draft(prompt, completion):
 
 
 def ids_draft(fields):
-    """Reads ids and labels. As in transformers, label i belongs to token i: -100, or the token's id. Without labels all tokens are trained."""
+    """Reads ids with labels or masks. As in transformers, label i belongs to token i: -100, or the token's id. Without both all tokens are trained.
+    Ids with the attention_mask 0 are padding and are left out."""
     ids = integers(fields, "input_ids")
-    if not has(fields, "labels"):
-        return Draft(ids=ids, mask=np.ones(len(ids), np.uint8))
-    labels = integers(fields, "labels")
-    if len(labels) != len(ids):
-        raise DataError(f"has {len(ids)} input_ids but {len(labels)} labels",
-                        "give one label for each id, -100 where it is no target")
+    given = {name: integers(fields, name) for name in (*TARGET_MARKS, "attention_mask", "position_ids") if has(fields, name)}
+    for name, values in given.items():
+        if len(values) != len(ids):
+            raise DataError(f"has {len(ids)} input_ids but {len(values)} {name}", f"give one value of {name} for each id")
+        if name not in ("labels", "position_ids") and not np.isin(values, (0, 1)).all():
+            raise DataError(f"{name} has the value {values.max()}, neither 0 nor 1", "write one document in each record; rows are packed here")
+    labels = given.pop("labels", ids)
     wrong = np.flatnonzero((labels != -100) & (labels != ids))
     if wrong.size:
         t = wrong[0]
         raise DataError(f"labels[{t}] is {labels[t]} but input_ids[{t}] is {ids[t]}",
                         "do not shift labels: each is -100 or the id beside it")
-    return Draft(ids=ids, mask=(labels != -100).astype(np.uint8))
+    attended = given.pop("attention_mask", np.ones_like(ids)) == 1
+    if "position_ids" in given and (given.pop("position_ids")[attended] != np.arange(attended.sum())).any():
+        raise DataError("'position_ids' do not count from 0 to the last id, as in a row of several documents",
+                        "write one document in each record, without position_ids; rows are packed here")
+    mask = np.logical_and.reduce([labels != -100, *given.values()])
+    return Draft(ids=ids[attended], mask=mask[attended].astype(np.uint8))
 
 
 def answer_of(fields, name):

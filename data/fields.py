@@ -65,7 +65,7 @@ def integers(fields, name):
         values = np.array(field(fields, name))
     except ValueError:  # a ragged list
         values = np.array(None)
-    if values.ndim != 1 or (values.size and values.dtype.kind != "i"):
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "ib"):  # a mask may be boolean
         raise DataError(f"{name!r} is not a list of integers", f"write {name!r} as one flat list of integers")
     return values.astype(np.int64)
 

@@ -14,7 +14,10 @@ CALLING = ("function_call", "tool_call")  # roles whose text is the call itself
 REASONING = ("reasoning_content", "reasoning", "thinking")  # synonyms; the first one is used internally
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 SYSTEM = ("system", "system_prompt")
-TRAIN_FLAGS = ("train", "training", "weight")  # Axolotl's two names, and OpenAI's and ShareGPT's
+# Marks of a message: true or 1 trains it, false or 0 does not. Axolotl's two names, and OpenAI's and ShareGPT's, apply to messages of any role; those of
+# ms-swift (2), LoongForge and slime only exclude messages of the assistant.
+TRAIN_FLAGS = ("train", "training", "weight")
+LOSS_FLAGS = ("loss", "loss_scale", "loss_mask", "step_loss_mask")
 # Names set by a rendering, and parameters of transformers' render_jinja_template.
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversations", "chat_template", "continue_final_message",
                       "return_assistant_tokens_mask")
@@ -132,13 +135,13 @@ def tool_calls(value, where):
 
 
 def check_train_flags(message, where):
-    flags = [name for name in TRAIN_FLAGS if has(message, name)]
+    flags = [name for name in (*TRAIN_FLAGS, *LOSS_FLAGS) if has(message, name)]
     for name in flags:
-        value = message[name]
-        if name == "weight" and value not in (0, 1):
-            raise DataError(f"{where} has the weight {value!r}, neither 0 nor 1", "1 to train on the message, 0 not to")
-        if name != "weight" and not isinstance(value, bool):
-            raise DataError(f"{where} has {name} {value!r}, which is no boolean", "true to train on the message, false not to")
+        if message[name] not in (0, 1):
+            raise DataError(f"{where} has {name} {message[name]!r}, neither true (1) nor false (0)", "true to train on the message, false not to")
+    for name in ("train_detail", "training_detail"):  # Axolotl's
+        if message.get(name):
+            raise DataError(f"{where} has {name}, which trains parts of a content", f"leave {name} out, or write input_ids with labels")
     if len({bool(message[name]) for name in flags}) > 1:
         raise DataError(f"{where} is to be trained and not to be trained: {' and '.join(flags)} differ", "leave one of them out")
 
@@ -147,7 +150,9 @@ def trained_messages(messages, first_trained):
     """Returns the indices of the trained messages: the assistant's from number first_trained on, unless a message's flag says otherwise."""
     def is_trained(i, message):
         flag = next((message[name] for name in TRAIN_FLAGS if has(message, name)), None)
-        return flag if flag is not None else message["role"] == "assistant" and i >= first_trained
+        if flag is not None:
+            return flag
+        return message["role"] == "assistant" and i >= first_trained and all(message[name] for name in LOSS_FLAGS if has(message, name))
 
     return [i for i, message in enumerate(messages) if is_trained(i, message)]
 

@@ -47,12 +47,21 @@ class Record(NamedTuple):
             value = self.raw
         else:
             try:
-                value = json.loads(self.raw)
+                value = json.loads(self.raw, object_pairs_hook=once)
             except ValueError as error:  # not JSON, or not UTF-8
                 raise DataError(f"broken JSON: {error}", "one whole JSON object a line, in UTF-8") from None
         if not isinstance(value, dict):
             raise DataError(f"is a JSON {json_kind(value)}, not an object", 'write a record as an object: {"messages": [...]}')
         return Fields(value)
+
+
+def once(pairs):
+    """Returns the dictionary of the pairs of a JSON object. A name given twice is refused."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise DataError(f"has {next(name for name in names if names.count(name) > 1)!r} twice", "leave one of them out")
+    return fields
 
 
 def json_kind(value):
@@ -175,7 +184,9 @@ def read_json(path):
         return
     try:
         with open_bytes(path) as file:
-            records = json.loads(file.read())
+            records = json.loads(file.read(), object_pairs_hook=once)
+    except DataError as error:
+        raise DataError(f"{path}: {error.what}", error.fix) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: broken JSON: {error}", "a .json file holds one list of objects") from None
     for record in records:
@@ -190,6 +201,8 @@ def read_csv(path):
         line = 1
         try:
             header = next(rows, [])
+            if len(set(header)) != len(header):
+                raise DataError(f"{path}: its header has {next(name for name in header if header.count(name) > 1)!r} twice", "leave one of them out")
             line = rows.line_num + 1  # first line of the next row
             for row in rows:
                 if row and len(row) != len(header):

@@ -80,8 +80,9 @@ def what_is_wrong(error, source):
     if isinstance(error, NotNumbers):
         return f"{error}\n  fix: a list with one number for each answer, or None where there is none"
     if source.endswith(".py"):
-        frames = traceback.extract_tb(error.__traceback__)
-        return f"{type(error).__name__}: {error} (line {frames[-1].lineno} of {frames[-1].filename})\n  fix: that function, which docs/rl.md describes"
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+        place = f" (line {own[-1].lineno} of {source})" if own else ""  # none if the call itself fails
+        return f"{type(error).__name__}: {error}{place}\n  fix: def reward(prompts, answers, labels), as docs/rl.md describes it"
     cause = f"it cannot be reached, {TRIES} times: {error.reason}" if hasattr(error, "reason") else str(error)
     return f"{cause}\n  fix: a server of OpenRLHF's protocol (docs/rl.md) at that address; the run resumes from its last checkpoint"
 

@@ -174,6 +174,7 @@ TEST_F(AdapterFiles, WhatWeDoNotHaveIsRefusedByName) {
         {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
         {{{"use_dora", true}}, "use_dora is true"},
         {{{"bias", "all"}}, "bias is \"all\""},
+        {{{"init_lora_weights", "pissa_niter_16"}}, "init_lora_weights is \"pissa_niter_16\""},
         {{{"rank_pattern", {{"q_proj", 2}}}}, "rank_pattern is"},
         {{{"layers_to_transform", {0}}}, "layers_to_transform is"},
         {{{"modules_to_save", {"embed_tokens", "model.norm"}}}, "modules_to_save has \"model.norm\""},

@@ -151,7 +151,9 @@ TEST(Options, ConfigHoldsAnyFlagAndTheCommandLineWins) {
     const ConfigFile wrong(R"({"max_len": "many"})");
     expect_error("sft --config " + wrong.path, "max_len in " + wrong.path + " \"many\" is not a whole number");
     const ConfigFile broken("{");
-    expect_error("sft --config " + broken.path, "is not valid JSON");
+    expect_error("sft --config " + broken.path, "not valid JSON");
+    const ConfigFile twice(R"({"max_len": 64, "max_len": 32})");
+    expect_error("sft --config " + twice.path, "\"max_len\" appears twice");
     expect_error("sft --config /nowhere.json", "cannot open /nowhere.json");
 }
 

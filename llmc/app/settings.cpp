@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
+#include "../core/json.h"
 #include "../train/options.h"
 
 using nlohmann::ordered_json;
@@ -22,13 +24,7 @@ static void read_config(std::vector<Setting> &out, const std::string &file, std:
     std::ifstream in(file);
     if (!in)
         die("cannot open %s\n  fix: --config takes a JSON or YAML file with flags, such as {\"max_len\": 4096}", file.c_str());
-    ordered_json json;
-    try {
-        json = ordered_json::parse(in);
-    } catch (const ordered_json::parse_error &e) {
-        die("%s is not valid JSON: %s\n  fix: correct the file; a JSON object such as {\"max_len\": 4096}", file.c_str(),
-            e.what());
-    }
+    const ordered_json json = parse_json(std::string(std::istreambuf_iterator(in), {}), file);
     if (!json.is_object()) die("%s is not a JSON object\n  fix: write the flags as {\"max_len\": 4096, ...}", file.c_str());
     for (const auto &[key, value] : json.items()) {
         Setting s{with_underscores(key), {}, key + " in " + file};

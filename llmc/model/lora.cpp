@@ -188,10 +188,12 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
 
 static const std::string adapter_config = "/adapter_config.json";
 
-// Settings that change the computation in a way that we do not support, with the value that has no effect. A field may also be absent or null.
+// Settings that change the computation in a way that we do not support, with the value, or a list of values, without effect. A field may also be absent
+// or null. Other initial values, such as pissa, olora, corda and loftq, change the base as well.
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"ensure_weight_tying", false},
                                                             {"bias", "none"},
+                                                            {"init_lora_weights", {true, false, "gaussian", "orthogonal", "eva"}},
                                                             {"layers_to_transform", {}},
                                                             {"layer_replication", {}},
                                                             {"exclude_modules", {}},
@@ -271,7 +273,8 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
                       format("is %s, but weights of a %s model are stored as (%s)\n  fix: an adapter of this model",
                              turned ? "true" : "false", config.family.c_str(), turned ? "out, in" : "in, out"));
     const auto expect = [&](const char *name, const json &plain) {
-        if (const json *value = fields.find(name); value && !value->empty() && *value != plain)
+        if (const json *value = fields.find(name);
+            value && !value->empty() && *value != plain && !(plain.is_array() && std::ranges::count(plain, *value)))
             fields.refuse(
                 name,
                 format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",

@@ -92,9 +92,17 @@ def read_file(path):
     return read_object(without_empty(value), "", path)
 
 
+def once(pairs, path):
+    """Returns the dictionary of the pairs of an object. A name given twice is refused: it has two values."""
+    names = [name for name, _ in pairs]
+    if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
+        raise PortError(f"{path} has {twice} twice\n  fix: leave one of them out")
+    return dict(pairs)
+
+
 def read_json(text, path):
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
     except ValueError as error:
         raise PortError(f"{path} is not valid JSON: {error}\n  fix: correct the file there, or write it as YAML") from None
 
@@ -104,8 +112,16 @@ def read_yaml(text, path):
         import yaml
     except ImportError:
         raise PortError(f"{path} is YAML, but the Python package yaml is not installed\n  fix: make deps (or: pip install pyyaml), or write it as JSON") from None
+
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor):
+            node = super().compose_mapping_node(anchor)
+            once([(str(key.value), None) for key, _ in node.value], path)
+            return node
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""

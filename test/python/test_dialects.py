@@ -326,10 +326,12 @@ def test_files_of_accelerate(tmp_path):
     assert said.startswith('train_llama: 2 problems:\nnum_machines in c.yml "2" has no meaning here\n  fix: --rank R')
 
 
-def test_a_broken_file_names_the_line(tmp_path):
+def test_broken_files(tmp_path):
     (tmp_path / "wrong.yaml").write_text("base_model: M\nlearning_rate: 1e-5\n  num_epochs: 2\n")
     said = call("sft --config wrong.yaml", tmp_path).stderr
     assert said.startswith("train_llama: line 3, column 13 of wrong.yaml: broken YAML: mapping values are not allowed here\n  fix: ")
+    (tmp_path / "twice.yaml").write_text("a: &a {b: 1}\nc: {<<: *a, b: 2}\nlearning_rate: 1e-5\nlearning_rate: 2e-5\n")
+    assert call("sft --config twice.yaml", tmp_path).stderr == "train_llama: twice.yaml has learning_rate twice\n  fix: leave one of them out\n"
 
 
 def test_the_pages_have_the_tables():

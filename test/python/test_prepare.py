@@ -110,10 +110,11 @@ def test_documents(bench, case):
 
 def test_ids_and_labels(bench):
     records = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [5, 6], "labels": [5, 6]},
-               {"input_ids": [5, 6], "labels": [5, -100]}]
+               {"input_ids": [5, 6], "labels": [5, -100]},
+               {"input_ids": [9, 5, 6, 7], "attention_mask": [0, 1, 1, 1], "position_ids": [1, 0, 1, 2], "assistant_masks": [0, 0, 1, 1], "loss_mask": [True, True, True, False]}]
     documents = bench.run("sft", bench.tokenizer(), records)
-    assert (documents.ids, documents.masks) == ([[5, 6, 7, 8], [5, 6]], [[0, 0, 1, 1], [0, 1]])
-    documents = bench.run("pretrain", bench.tokenizer(), [{"input_ids": [5, 6, 7, 8, 9]}], "--max_len", "3")
+    assert (documents.ids, documents.masks) == ([[5, 6, 7, 8], [5, 6], [5, 6, 7]], [[0, 0, 1, 1], [0, 1], [0, 1, 0]])
+    documents = bench.run("pretrain", bench.tokenizer(), [{"input_ids": [5, 6, 7, 8, 9, 0, 0], "attention_mask": [1, 1, 1, 1, 1, 0, 0]}], "--max_len", "3")
     assert (documents.ids, documents.masks) == ([[5, 6, 7], [8, 9]], [[0, 1, 1], [0, 1]])
 
 

@@ -93,6 +93,9 @@ DOCUMENTS = {
     "flags of ShareGPT's turns": Case(
         [{"conversations": [gpt("Hi")[0] | {"weight": 1}, gpt("", "Hello")[1] | {"weight": 0.0}, gpt("", "Bye")[1]]}],
         [["Hi<|im_end|>", "Bye<|im_end|>"]]),
+    "flags that only exclude an answer": Case(
+        [{"messages": [QUESTION[0] | {name: 1}, said("One") | {name: no}, *QUESTION, ANSWER[0] | {name: True}]}
+         for name, no in (("loss", False), ("loss_scale", 0.0), ("loss_mask", 0), ("step_loss_mask", 0))], [["Hello<|im_end|>"]] * 4),
     "flags of prompts and completions": Case(
         [{"prompt": [*CHAT[:2], CHAT[2] | {"train": True}, CHAT[3]], "completion": [CHAT[4] | flags]} for flags in ({}, {"train": False})],
         [*BOTH_TURNS, BOTH_TURNS[0][:1]]),

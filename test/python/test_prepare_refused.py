@@ -36,7 +36,7 @@ def expect_refused(bench, task, template, record, message, *flags):
 
 
 @pytest.mark.parametrize("record, message", [
-    ('{"text": "b"', "broken JSON: "), ('["text"]', "is a JSON list, not an object"),
+    ('{"text": "b"', "broken JSON: "), ('{"text": "a", "text": "b"}', "has 'text' twice\n  fix: leave one of them out"), ('["text"]', "is a JSON list, not an object"),
     ({"question": "a", "reply": "b"}, "has fields question, reply, none of which can be used\n  fix: accepted are: messages; "),
     ({"prompt": 1, "completion": "b"}, "'prompt' is a number, not a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
     ({"messages": []}, "'messages' is an empty list"),
@@ -48,6 +48,8 @@ def expect_refused(bench, task, template, record, message, *flags):
     ({"input_ids": [1, 99999], "labels": [1, 99999]}, "input_ids[1] is 99999, outside the vocabulary of "),
     ({"input_ids": [1, 2, 3], "labels": [2, 3, -100]}, "labels[0] is 2 but input_ids[0] is 1"),
     ({"input_ids": [1.5], "labels": [1]}, "'input_ids' is not a list of integers"),
+    ({"input_ids": [1, 2, 3], "labels": [1, 2, 3], "attention_mask": [1, 1, 2]}, "attention_mask has the value 2, neither 0 nor 1\n  fix: write one document in each"),
+    ({"input_ids": [1, 2, 3], "labels": [1, 2, 3], "position_ids": [0, 1, 0]}, "'position_ids' do not count from 0 to the last id"),
     ('{"text": "a\\ud83d"}', "its text has half of a surrogate pair: '\\ud83d'"),
     ({"text": "A", "question": "Q"}, "has a field 'question'"), (QA | {"context": "C"}, "has a field 'context'"),
     (QA | {"reasoning_content": "hm"}, "has a field 'reasoning_content'"), (SAID | {"context": "C"}, "has a field 'context'"),
@@ -59,8 +61,9 @@ def expect_refused(bench, task, template, record, message, *flags):
     ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is no list of questions with their answers"),
     ({"chosen": "a", "rejected": "b"}, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
     ({"messages": [QUESTION[0], ANSWER[0] | {"train": "false"}]},
-     "messages[1] has train 'false', which is no boolean\n  fix: true to train on the message, false not to"),
-    ({"messages": [ANSWER[0] | {"weight": 0.5}]}, "messages[0] has the weight 0.5, neither 0 nor 1\n  fix: "),
+     "messages[1] has train 'false', neither true (1) nor false (0)\n  fix: true to train on the message, false not to"),
+    *[({"messages": [ANSWER[0] | {name: 0.5}]}, f"messages[0] has {name} 0.5, neither true (1) nor false (0)\n  fix: ") for name in ("weight", "loss_scale")],
+    ({"messages": [ANSWER[0] | {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}]}, "messages[0] has train_detail, which trains parts of"),
     ({"messages": [ANSWER[0] | {"train": True, "weight": 0}]}, "messages[0] is to be trained and not to be trained: train and weight differ"),
     (QA | {"system": "S"}, "has a field 'system', and strings that no chat template is applied to"),
     (SAID | {"system": ["x"]}, "'system' is a list, not a string"), (SAID | {"tools": "[{"}, "'tools' is broken JSON: "),
@@ -241,6 +244,8 @@ DEEP = "[" * 100_000 + "]" * 100_000
     ("list.json", "[1", "list.json: broken JSON"),
     ("list.json", DEEP, "list.json: broken JSON: maximum recursion"),
     ("bad.csv", "prompt,completion\na,b\na,b,c\n", "line 3 of bad.csv: has 3 cells but the header has 2"),
+    ("twice.csv", "prompt,completion,prompt\na,b,c\n", "twice.csv: its header has 'prompt' twice\n  fix: leave one of them out"),
+    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: has 'text' twice"),
     ("bad.parquet", "no", "bad.parquet: broken parquet file"),
     ("cut.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab", "cut.jsonl.gz: broken compression"),
     ("nothing", None, "nothing: holds no data set"), ("gaps.jsonl", '{"text": "a"}\n\n{"text": "b"\n',

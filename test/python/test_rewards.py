@@ -118,6 +118,8 @@ def test_killed_while_it_judges(victim, tmp_path):
     ("import nothing_of_that_name\n", ["nothing_of_that_name"]),
     ("import os\ndef reward(prompts, answers, labels):\n    os._exit(1)\n", ["ended without an answer, twice"]),
     ("import time\ndef reward(prompts, answers, labels):\n    time.sleep(60)\n", ["longer than 2 s", "--comm_timeout"]),
+    ("def reward(completions, **kwargs):\n    return [0] * len(completions)\n",
+     ["reward.py: TypeError: reward() takes 1 positional argument but 3 were given\n  fix: def reward(prompts, answers, labels)"]),
     (None, ["none.py", "no such file"]),
 ])
 def test_bad_reward_functions_are_named(text, parts, tmp_path):
