@@ -2,10 +2,11 @@
 the flags alone are wrong by."""
 
 import shlex
+import shutil
 
 import numpy as np
 import pytest
-from runs import DEMO, GOLDEN, PAIRS, command, model_with, refused, write_lines
+from runs import DEMO, GOLDEN, PAIRS, change_json, command, model_with, refused, write_lines
 from test_grpo import rollouts
 from test_preference import MODELS, random_pairs, reward_model, write_pairs
 from test_sampling import with_tokenizer
@@ -45,7 +46,7 @@ WRONG = [
     (f"{RM} --margin_loss_enable --data no_margins.safetensors", "--margin_loss_enable needs margins", "no_margins"),
     (f"{RM} --margin_loss_enable --eval_data no_margins.safetensors", "--margin_loss_enable needs margins", "no_margins"),
     *((f"{call} --model judge", "is a reward model", f"no head for {call.split()[0]}") for call in (SFT, DPO, f"{GENERATE} --prompt a")),
-    (f"{DPO} --ref_model judge", "--ref_model", "is a reward model"), (f"{EVAL} --model judge", "is a reward model", "no pairs to rank", "--scores FILE"),
+    (f"{EVAL} --model headless --data pairs.safetensors", "has no score.weight"), (f"{DPO} --ref_model judge", "--ref_model", "is a reward model"), (f"{EVAL} --model judge", "is a reward model", "no pairs to rank", "--scores FILE"),
     *((f"{DPO} --ref_mode {mode} --ref_model {model}", *parts) for mode in ("precompute", "resident") for model, parts in (
         ("spoiled", ["spoiled/model.safetensors", "model.norm.weight", "NaN"]), ("short", ["document ", "of short is 60", "--max_len 60"]))),
     # policies
@@ -131,7 +132,9 @@ def place(tmp_path_factory, data, prompts):
         (place / name).symlink_to(target)
     write_lines(place / "rollouts", rollouts())
     write_pairs(place / "no_margins.safetensors", random_pairs(2))
-    reward_model(place / "judge", "llama2", MODELS["llama2"]["score"])
+    shutil.copytree(reward_model(place / "judge", "llama2", MODELS["llama2"]["score"]), place / "headless")
+    (place / "headless" / "model-score.safetensors").unlink()
+    change_json(place / "headless" / "model.safetensors.index.json", weight_map={"model.norm.weight": "model-backbone.safetensors"})
     model_with(place / "spoiled", "llama31", lambda tensors: np.put(tensors["model.norm.weight"], 3, np.nan))
     model_with(place / "short", "llama31", max_position_embeddings=60)
     for name, end in {"spoken": 2, "endless": None}.items():
