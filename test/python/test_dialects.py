@@ -106,7 +106,7 @@ SAME = [  # words, and flags that they become
 ]
 FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and flags
     ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
-    ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
+    ({"noisy_embedding_alpha": 5}, {"neftune_noise_alpha": "5"}), ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
     (LORA | {"lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
     ({"adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
      {"load_in": "4bit", "lora_targets": "q_proj,up_proj"}),

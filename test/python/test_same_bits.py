@@ -1,5 +1,5 @@
-"""What must not change a run, whatever is trained: that it stops and goes on from a checkpoint, and that arrays are on a disk. Gradients in bf16 change it
-as little as rounding may."""
+"""A run has the same bits if it stops and resumes from a checkpoint, or offloads arrays to a disk, whatever it trains. Gradients in bf16 change it
+only by their rounding."""
 
 import pytest
 from runs import (
@@ -11,11 +11,12 @@ EXPERTS = {"model": GOLDEN / "qwen2_moe", "data": GOLDEN / "qwen2_moe" / "golden
 PAIRS = {**OF_PAIRS, "train_batch_size": 4, "eval_fraction": 0.2}
 OF_ROLLOUTS = {"rollouts": True, "max_len": 67, "recompute": "cheap"}
 ANSWERS = {"prompts": True, "max_len": 67, "rollout_batch_size": 6, "n": 32, "max_new_tokens": 1, "train_batch_size": 64, "num_episodes": 9, "at": 6,
-           "max_steps": 12}  # an iteration has 3 steps, and one with max_epochs 2 has 6
+           "max_steps": 12}  # an iteration has 3 steps, or 6 with max_epochs 2
 AHEAD = {"task": "grpo", **ANSWERS, "async_steps": 1, "is_correction": "icepop", "max_epochs": 2, "max_steps": 18}
-RUNS = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 is in the first one and the end in the second
+RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 is in the first epoch, and the end in the second
     "f32": {}, "bf16": {"dtype": "bf16"}, "moments of 8 bits": {"moments": "8bit", "row_tokens": 128, "max_norm": 0.1},
     "all in bf16": {"task": "pretrain", "dtype": "bf16", "grad_dtype": "bf16", "moments": "bf16", "row_tokens": 64},
+    "groups": {"dtype": "bf16", "ranks": 4, "zero_stage": 3, "zero_group": 2},
     "muon": {"dtype": "bf16", "optimizer": "muon", "moments": "bf16", "weight_decay": 0.1},
     "steps of tokens": {"train_batch_size": None, "train_batch_tokens": 150, "eval_fraction": 0.2, "eval_steps": 2},
     "in order": {"shuffle": "false", "weight_decay": 0.1}, "noise": {"model": GOLDEN / "llama2", "neftune_noise_alpha": 5, "dtype": "bf16", "ranks": 2},
@@ -44,7 +45,7 @@ RUNS = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 is 
 
 @pytest.fixture
 def run_of(data, prompts, tmp_path):
-    """run(name, output, **more) trains one of these."""
+    """run(name, output, **more) trains one of RUNS."""
     def run(name, output, **more):
         options = {"task": "sft", "data": data, "max_steps": 9, "max_num": 9, **SMALL, **RUNS[name], **more}
         if options.pop("rollouts", None):
@@ -61,12 +62,12 @@ def run_of(data, prompts, tmp_path):
 
 
 def lines_of(run):
-    """Without the bytes of sent weights: offloaded weights are gathered in parts."""
+    """The log without the bytes of sent weights, because offloaded weights are gathered in parts."""
     return [{key: value for key, value in line.items() if key != "sent_params"} for line in stable(log_lines(run))]
 
 
 def same_run(run, other):
-    """The same log, and the same files but for those of checkpoints."""
+    """Compares the logs and all files except checkpoints."""
     assert lines_of(run) == lines_of(other)
     written = [{path.relative_to(output): path.read_bytes() for pattern in ("*.json", "*.safetensors", "critic/*.safetensors")
                 for path in output.glob(pattern) if path.name != "run_files.json"} for output in (run, other)]
@@ -99,11 +100,11 @@ def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
 
 @pytest.mark.parametrize("name", ["moments of 8 bits", "adapters", "dpo", "rm", "grpo", "ppo"])
 def test_gradients_in_bf16_are_near(name, run_of, tmp_path):
-    """The loss of the first step is the same, and its norm as near as rounding allows."""
+    """The loss of the first step is equal, and its norm near within the error of rounding."""
     run_of(name, tmp_path / "f32", max_steps=4)
     run_of(name, tmp_path / "bf16", max_steps=4, grad_dtype="bf16")
     floats, rounded = (first_step(tmp_path / dtype) for dtype in ("f32", "bf16"))
     assert rounded["loss"] == floats["loss"] and weights(tmp_path / "bf16") != weights(tmp_path / "f32")
     for norm in ["grad_norm"] + ["critic_grad_norm"] * (name == "ppo"):
-        # Each rounding is off by less than 2^-7 of its value; no part of these sums is larger than three times the whole.
+        # Each rounding has a relative error below 2^-7; no term of these sums is larger than three times the whole.
         assert rounded[norm] != floats[norm] and abs(rounded[norm] / floats[norm] - 1) < 3 * 3 * 2**-7, norm
