@@ -1,17 +1,17 @@
-"""Calls of the programs that are refused, as a table: one message with a cause and a fix, and no model is written. test_options.cpp has those that
-the flags alone are wrong by."""
+"""A table of calls that are refused with one message that has a cause and a fix; no model is written. test_options.cpp has the calls that are wrong by
+their flags alone."""
 
 import shlex
 import shutil
 
 import numpy as np
 import pytest
-from runs import DEMO, GOLDEN, PAIRS, change_json, command, model_with, refused, write_lines
+from runs import DEMO, GOLDEN, PAIRS, change_json, command, model_with, random_documents, refused, write_data, write_lines
 from test_grpo import rollouts
 from test_preference import MODELS, random_pairs, reward_model, write_pairs
 from test_sampling import with_tokenizer
 
-# What a call begins with; names without a folder are files of `place`.
+# Beginnings of calls; names without a folder are files of `place`.
 SFT, EVAL, GENERATE = "sft --data data.safetensors --max_len 64", "eval --data data.safetensors --max_len 64", "generate --prompt a"
 DPO, RM = "dpo --model golden/llama2 --data pairs.safetensors --max_len 67", "rm --model golden/llama2 --data pairs.safetensors --max_len 67"
 GRPO, PPO = "grpo --rollouts rollouts --max_len 67", "ppo --rollouts rollouts --max_len 67"
@@ -35,6 +35,10 @@ WRONG = [
     (f"{MIXTRAL} --ranks 4 --expert_parallel 4", "--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"),
     (f"{MIXTRAL} --ranks 1 --expert_parallel 3", "--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"),
     (f"{SFT} --ranks 2 --expert_parallel 2", "--expert_parallel 2 divides experts, and this model has none", "leave it out"),
+    # data and weights
+    *((f"{call} --data long.safetensors", "document 2", "65 tokens") for call in (SFT, EVAL)),
+    *((f"{call} --data asked.safetensors", "holds prompts") for call in (SFT, EVAL)),
+    *((f"{call} --model spoiled", "model.norm.weight", "NaN") for call in (SFT, EVAL)),
     # preferences
     (f"{DPO} --beta 0", "--beta is 0", "above 0"),
     (f"{DPO} --loss_type dpo", 'no --loss_type "dpo"', "fix: one of sigmoid, sigmoid_norm, robust", "orpo", "sft"),
@@ -130,6 +134,9 @@ def place(tmp_path_factory, data, prompts):
     place = tmp_path_factory.mktemp("place")
     for name, target in {"golden": GOLDEN, "data.safetensors": data, "prompts.safetensors": prompts, "pairs.safetensors": PAIRS}.items():
         (place / name).symlink_to(target)
+    documents = random_documents(4)
+    write_data(place / "long.safetensors", [*documents[:2], (np.full(65, 5), np.arange(65) > 0)])
+    write_data(place / "asked.safetensors", [(ids, 0 * mask) for ids, mask in documents], kind="prompts")
     write_lines(place / "rollouts", rollouts())
     write_pairs(place / "no_margins.safetensors", random_pairs(2))
     shutil.copytree(reward_model(place / "judge", "llama2", MODELS["llama2"]["score"]), place / "headless")
@@ -144,7 +151,7 @@ def place(tmp_path_factory, data, prompts):
 
 
 def words_of(text, output):
-    """Of a flag that is there twice the last one counts, and a value "none" takes it back."""
+    """The words of a call. The last value of a flag counts, and the value "none" removes the flag."""
     task, *words = shlex.split(text)
     flags = {} if task in ("eval", "generate") else {"output_dir": output}
     for word in words:
