@@ -144,7 +144,8 @@ CONVERTED = [
     *((words, None, {"task": task}) for words, task in STARTS), *((words, None, flags) for words, flags in SAME),
     *(("axolotl train c.yml", AXOLOTL | more, {"task": task}) for more, task in TASKS),
     *(("", AXOLOTL | more, flags) for more, flags in FILES),
-    # What is given in our names beats what follows from a file.
+    (f"sft {TRL}", {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 2}, {"zero_stage": "3", "ranks": "2"}),
+    # Flags of this program take precedence over a file.
     ("sft --eval_fraction 0 --input_template 'Q: {}'", AXOLOTL | {"val_set_size": 0.1}, {"eval_fraction": "0", "input_template": "Q: {}"}),
     *(("llamafactory-cli train", FACTORY | {"stage": stage}, {"task": task}) for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm"))),
     ("", FACTORY | {"add_tokens": "<a>", "resize_vocab": True}, {"add_tokens": "<a>", "lora_modules_to_save": "embed_tokens,lm_head"}),

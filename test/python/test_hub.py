@@ -1,4 +1,4 @@
-"""Models and data sets that are fetched from a hub: a server of this machine that speaks as much of the protocol as huggingface_hub asks for."""
+"""Models and data sets that are fetched from a hub: a local server with the part of the protocol that huggingface_hub uses."""
 
 import hashlib
 import json
@@ -76,7 +76,7 @@ def hub(home):
 
 def fetch(home, hub, cache, *words, **environment):
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    return call(home, words, HF_HUB_OFFLINE="0", HF_ENDPOINT=endpoint, HF_HUB_CACHE=str(cache), HF_HUB_DISABLE_XET="1", **environment)
+    return call(home, words, **{"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1", **environment})
 
 
 STEP = ("sft", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out")
@@ -109,26 +109,27 @@ def test_a_revision_is_fetched(home, hub, tmp_path):
                         "fix: check the name; for a private model: hf auth login"]),
     ("someone/pickles", ["the hub has no model.safetensors of that model", "fix: a model with weights in safetensors"]),
 ])
-def test_what_cannot_be_had_is_one_message(home, hub, tmp_path, name, parts):
+def test_a_model_that_cannot_be_fetched(home, hub, tmp_path, name, parts):
     result = fetch(home, hub, tmp_path, *TRAIN, name)
     assert result.returncode == 1 and result.stderr.count("  fix: ") == 1 and "Traceback" not in result.stderr, result.stderr
     for part in parts:
         assert part in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("status, body", [(500, b""), (200, b"<html>log in first</html>"), (200, b"{}")])
-def test_a_server_that_fails_is_one_message(home, hub, tmp_path, status, body):
+@pytest.mark.parametrize("status, body", [(500, b""), (200, b"<html>log in first</html>"), (200, b"{}"), (None, b"")])
+def test_a_server_that_fails(home, hub, tmp_path, status, body):
+    """The last case has no server."""
     def answer(self):
         self.answer(status, body)
 
     hub.RequestHandlerClass = type("Broken", (Hub,), {"do_GET": answer, "do_HEAD": answer})
-    result = fetch(home, hub, tmp_path, *TRAIN, "someone/tiny")
+    result = fetch(home, hub, tmp_path, *TRAIN, "someone/tiny", **({} if status else {"HF_ENDPOINT": "http://127.0.0.1:9"}))
     assert result.returncode == 1 and result.stderr.count("  fix: ") == 1, result.stderr
     assert "the hub cannot be reached" in result.stderr and "hf download someone/tiny --local-dir DIR, and give DIR" in result.stderr
 
 
 def test_a_data_set_is_fetched(home, hub, tmp_path):
-    """The samples equal a file's with the same records, and its split can be chosen."""
+    """The samples equal those of a file with the same records; a split is chosen by name."""
     hub.files["someone/chats"] = {"train.jsonl": (home / "chats.jsonl").read_bytes(),
                                   "test.jsonl": (home / "chats.jsonl").read_bytes().splitlines(True)[0]}
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
