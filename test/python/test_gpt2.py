@@ -1,4 +1,4 @@
-"""Whole runs of train_gpt2: its files, ranks, resuming, raw data, generation, and every way to give it a wrong model."""
+"""Whole runs of train_gpt2: its files, raw data, generation, adapters, and messages of its own."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import runs
 from runs import (
-    GOLDEN, ROOT, call, change_json, compare_logs, header_of, log_lines, merging, model_with, read_tensors, same_run, succeeds, trained, write_data,
+    GOLDEN, ROOT, call, change_json, compare_logs, log_lines, merging, model_with, read_tensors, same_run, succeeds, trained, write_data,
     write_tensors)
 from test_prepare_inputs import END, shard
 
@@ -30,7 +30,7 @@ def config_of(directory):
 # ---- without a task -------------------------------------------------------------------------------------------------------------------
 
 def test_the_bundled_run(tmp_path):
-    """It prints its command; its own flags come first, so that given flags take precedence."""
+    """The run prints its command. Its own flags come first, so that given flags take precedence."""
     flags = ["--max_steps", "2", "--eval_steps", "2", "--sample_every", "2", "--max_new_tokens", "5"]
     first = succeeds([str(PROGRAM), *flags, "--output_dir", str(tmp_path / "run")], quiet=False).splitlines()[0]
     assert first.startswith("note: without a task this is ./train_gpt2 pretrain --model ") and first.endswith(f"--output_dir {tmp_path}/run")
@@ -54,39 +54,26 @@ def test_the_first_loss_of_random_weights(tmp_path):
     assert abs(line["entropy"] - (math.log(V) - variance / 2)) < 0.01
 
 
-def stored(path):
-    """{name: (type, shape, bytes)}"""
-    header, begin = header_of(path)
-    header.pop("__metadata__", None)
-    raw = path.read_bytes()[begin:]
-    return {name: (info["dtype"], info["shape"], raw[slice(*info["data_offsets"])]) for name, info in header.items()}
-
-
-def named_by_transformers(tensors):
-    """With the prefix that the files of GPT-2 itself leave out, and without their masks."""
-    return {name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name: value
-            for name, value in tensors.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
-
-
-@pytest.mark.parametrize("name, dtype, export", [("gpt2", "f32", "float32"), ("gpt2_erf", "bf16", "bfloat16")])
-def test_weights_come_back_as_they_were(name, dtype, export, data, tmp_path):
-    """Also from several ranks. The first learning rate is 0."""
-    def of_more_digits(tensors):
+@pytest.mark.parametrize("name, dtype", [("gpt2", "f32"), ("gpt2_erf", "bf16")])
+def test_weights_are_saved_as_they_were_loaded(name, dtype, data, tmp_path):
+    """The first learning rate is 0. The names have the prefix that GPT-2's own files lack."""
+    def with_more_digits(tensors):
         tensors["transformer.wte.weight"] *= 1.1
 
-    model = GOLDEN / name if export == "bfloat16" else model_with(tmp_path / "float", name, of_more_digits, dtype="float32")
-    train(tmp_path / "a", model=model, data=data, dtype=dtype, export_dtype={"float32": "f32", "bfloat16": "bf16"}[export],
-          max_steps=1, ranks=3, zero_stage=2)
-    assert stored(tmp_path / "a" / "model.safetensors") == named_by_transformers(stored(model / "model.safetensors"))
-    assert config_of(tmp_path / "a") == {**config_of(model), "dtype": export}
-    generation = "generation_config.json"
-    assert (tmp_path / "a" / generation).read_bytes() == (GOLDEN / name / generation).read_bytes()
+    model = GOLDEN / name if dtype == "bf16" else model_with(tmp_path / "float", name, with_more_digits, dtype="float32")
+    train(tmp_path / "a", model=model, data=data, dtype=dtype, export_dtype=dtype, max_steps=1, ranks=3, zero_stage=2)
+    before = {name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name: values
+              for name, values in read_tensors(model / "model.safetensors").items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
+    after = read_tensors(tmp_path / "a" / "model.safetensors")
+    assert set(after) == set(before) and all(np.array_equal(after[name], before[name]) for name in before)
+    assert config_of(tmp_path / "a") == config_of(model)
+    assert (tmp_path / "a" / "generation_config.json").read_bytes() == (model / "generation_config.json").read_bytes()
 
 
 # ---- raw data and text ----------------------------------------------------------------------------------------------------------------
 
 def of_bytes(directory, **sizes):
-    """A model of bytes with random weights, unless the sizes are others: ids 0 to 255 are bytes, and END is the next id."""
+    """A model with random weights whose ids 0 to 255 are bytes, and the next one is END."""
     directory.mkdir(exist_ok=True)
     sizes = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, **sizes}
     (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, "bos_token_id": END, "eos_token_id": END}))
@@ -100,7 +87,7 @@ def text_model(bench, own_cache):
 
 
 def prepared(words):
-    """The standard output of a run that prepares raw data first."""
+    """The standard output of a run that first prepares raw data."""
     result = call(words)
     assert result.returncode == 0 and result.stderr.count("documents kept") <= 1, result.stdout + result.stderr
     return result.stdout
@@ -109,7 +96,7 @@ def prepared(words):
 ANSWERS = {"cat": "meow", "a dog": "woof", "owl": "hoot", "count": "zero one two three four five six seven eight nine ten eleven twelve"}
 
 
-def test_what_it_learned_it_generates(text_model, bench, tmp_path):
+def test_generation_gives_the_learned_answers(text_model, bench, tmp_path):
     answers = bench.jsonl(*[{"prompt": prompt, "completion": answer} for prompt, answer in ANSWERS.items()])
     prompts = bench.jsonl(*[{"prompt": prompt} for prompt in ANSWERS], name="prompts.jsonl")
     options = {"data": answers, "max_len": 128, "input_template": "{}"}
@@ -137,14 +124,14 @@ def test_token_shards_are_data(text_model, bench, tmp_path):
     trained(command("pretrain", model=text_model, data=same, output_dir=tmp_path / "same", **options))
     same_run(tmp_path / "shard", tmp_path / "same")
     files = set((tmp_path / "cache").rglob("*.safetensors"))
-    shard(bench, stream, name="b.bin")  # another that the star stands for
-    # Without a tokenizer, two numbers of config.json are enough.
+    shard(bench, stream, name="b.bin")  # matches the star, as a.bin does
+    # Without a tokenizer, preparation takes eos_token_id and vocab_size from config.json.
     prepared(command("pretrain", model=of_bytes(tmp_path / "bare"), data=tmp_path / "*.bin", output_dir=tmp_path / "twice", **options))
     new, = set((tmp_path / "cache").rglob("*.safetensors")) - files
     assert read_tensors(new)["tokens"].tolist() == 2 * [token for ids in documents for token in ids]
 
 
-def test_long_documents_of_shards_become_pieces_of_all_positions(text_model, bench, tmp_path):
+def test_long_documents_of_shards_are_split_at_n_positions(text_model, bench, tmp_path):
     text = [END, *np.random.default_rng(0).integers(97, 123, 300), END]
     prepared(command("pretrain", model=of_bytes(tmp_path / "bare"), data=shard(bench, text), output_dir=tmp_path / "run", max_steps=1))
     made, = (tmp_path / "cache").rglob("*.safetensors")
@@ -154,7 +141,7 @@ def test_long_documents_of_shards_become_pieces_of_all_positions(text_model, ben
 # ---- wrong input ----------------------------------------------------------------------------------------------------------------------
 
 def expect_refusal(words, message, tmp_path):
-    """The message is all that is said, but for notes."""
+    """The call prints only this message, and notes."""
     result = call(words)
     assert result.returncode == 1, result.stdout + result.stderr
     assert result.stderr.replace(str(tmp_path) + "/", "").replace(str(GOLDEN) + "/", "") == message
@@ -196,20 +183,19 @@ def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names
 # ---- adapters -------------------------------------------------------------------------------------------------------------------------
 
 def test_adapters(data, tmp_path):
-    """On ranks as on one. Merged they are the adapted model, also in files with GPT-2's own tensor names, and with a quantised base."""
+    """They do not depend on ranks. Merged into a model whose tensors have GPT-2's own names they give the adapted model, also with a quantised base."""
     shorter = shutil.copytree(GOLDEN / "gpt2", tmp_path / "shorter")
     write_tensors(shorter / "model.safetensors",
                   {name.removeprefix("transformer."): value for name, value in read_tensors(shorter / "model.safetensors").items()})
-    options = {"data": data, "lora_rank": 4, "lora_dropout": 0.2, "learning_rate": 1e-2}
-    for load_in in (None, "4bit"):
-        one, many, merged = (tmp_path / f"{name}_{load_in}" for name in ("one", "many", "merged"))
-        train(one, load_in=load_in, **options)
-        train(many, load_in=load_in, ranks=4, ring_attn_size=2, zero_stage=2, row_tokens=128, recompute="layer", **options)
-        compare_logs(one, many)
-        succeeds(merging(program=PROGRAM, model=shorter, adapter=one, output_dir=merged, load_in=load_in))
-        adapted = evaluate(GOLDEN / "gpt2", data, tmp_path, adapter=one, load_in=load_in, max_len=64)["eval_loss"]
-        assert abs(evaluate(merged, data, tmp_path, max_len=64)["eval_loss"] - adapted) < 2e-6
-        assert adapted < evaluate(shorter, data, tmp_path, max_len=64)["eval_loss"] - 0.05
+    options = {"data": data, "lora_rank": 4, "lora_dropout": 0.2, "learning_rate": 1e-2, "load_in": "4bit"}
+    one, many, merged = (tmp_path / name for name in ("one", "many", "merged"))
+    train(one, **options)
+    train(many, ranks=4, ring_attn_size=2, zero_stage=2, row_tokens=128, recompute="layer", **options)
+    compare_logs(one, many)
+    succeeds(merging(program=PROGRAM, model=shorter, adapter=one, output_dir=merged, load_in="4bit"))
+    adapted = evaluate(GOLDEN / "gpt2", data, tmp_path, adapter=one, load_in="4bit", max_len=64)["eval_loss"]
+    assert abs(evaluate(merged, data, tmp_path, max_len=64)["eval_loss"] - adapted) < 2e-6
+    assert adapted < evaluate(shorter, data, tmp_path, max_len=64)["eval_loss"] - 0.05
     assert json.loads((one / "adapter_config.json").read_text())["fan_in_fan_out"] is True
     refusal = call(command("sft", data=data, output_dir=tmp_path / "no", lora_rank=4, lora_targets="q_proj")).stderr
     assert refusal.startswith("train_gpt2: ") and refusal.endswith("has no linear layer of that name in its layers\n  fix: all-linear, c_attn, c_proj, c_fc\n")
