@@ -20,7 +20,6 @@ from token_file import TokenFile  # noqa: E402
 
 PROGRAM = ROOT / "train_llama"
 GOLDEN = ROOT / "test" / "golden"
-FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json") if not path.parent.name.startswith(("gpt2", "lora_")))
 DEMO = ROOT / "data" / "demo" / "model"
 PAIRS = GOLDEN / "pairs.safetensors"
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # the python3 that runs data/prepare.py

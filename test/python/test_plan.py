@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
-from runs import command, log_lines, random_documents, refused, succeeds, train, write_data
+from runs import command, log_lines, random_documents, succeeds, train, write_data
 
 QWEN = {"model": None, "preset": "qwen2.5-0.5b"}
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def size(text, line):
-    """The bytes at the end of a line that begins so."""
+    """The bytes at the end of a line that begins with `line`."""
     number, unit = re.search(rf"^\s*{re.escape(line)}.* ([\d.]+) (KiB|MiB|GiB)$", text, re.M).groups()
     return float(number) * UNITS[unit]
 
@@ -28,7 +28,7 @@ def test_the_plan_of_a_rank():
     assert " of 75.20 GiB usable on each of 8 GPUs (80)\n" in eight and "a row of 8 ranks" in eight
     for text in (one, eight):
         assert abs(size(text, "weights,") + size(text, "activations and buffers") - size(text, "placed:")) < 0.02 * UNITS["GiB"]
-    # An eighth, but for what every rank has whole: the gradients of the embedding before they are dealt out, and a ring's blocks.
+    # An eighth, except for arrays that every rank has in full: gradients of the embedding before they are reduced, and a ring's blocks.
     whole = size(eight, "bucket.head") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
     assert size(eight, "activations and buffers") < size(one, "activations and buffers") / 8 + whole
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
@@ -50,32 +50,22 @@ def test_a_resident_reference_counts(tmp_path):
     assert 2 * parameters < beside < 2.5 * parameters and "the reference model" not in precomputed
     assert size(precomputed, "placed:") == size(resident, "placed:")
     assert abs(needed(resident) - needed(precomputed) - beside) < 0.02 * UNITS["GiB"]
-    for loss, counts in (("simpo", False), ("simpo,hinge", True), ("sft", False)):
+    for loss, counts in (("simpo", False), ("simpo,hinge", True)):
         assert ("the reference model, resident" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
-
     longest = longest_sample(resident)
     assert longest < longest_sample(precomputed) < 32768
     long = {**options, "ref_mode": "resident"}
     assert "\nfits: " in plan(**{**long, "max_len": longest}) and "\ndoes not fit: " in plan(**{**long, "max_len": longest + 64})
-    table = [fit(gpu=24, dtype="bf16", ranks=2, task="dpo", ref_mode=mode)[0] for mode in ("precompute", "resident")]
-    assert all(a > b for n in (1, 2) for a, b in zip(table[0][n], table[1][n]))
-
     smaller = {"vocab_size": 151936, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller}))
     assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, resident") < beside / 2
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
-    words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
-    refused(words, f"--ref_model {tmp_path} has another vocabulary")
 
 
-def test_ranks_here_share_the_memory():
-    text = plan(ranks=4, max_len=64)
-    together = size(text, "4 ranks, which share the memory of this machine")
-    assert abs(together - 4 * size(text, "placed:")) < 0.05 * UNITS["GiB"]
-    assert abs(needed(text) - together - size(text, "the process itself")) < 0.02 * UNITS["GiB"]
+def test_ranks_as_threads_share_the_memory():
     text = plan(task="dpo", ranks=4, max_len=64, ref_mode="resident")
     together = size(text, "4 ranks, which share the memory of this machine")
     assert abs(together - 4 * (size(text, "placed:") + size(text, "the reference model"))) < 0.05 * UNITS["GiB"]
+    assert abs(needed(text) - together - size(text, "the process itself")) < 0.02 * UNITS["GiB"]
 
 
 def tokens(cell):
@@ -83,7 +73,7 @@ def tokens(cell):
 
 
 def fit(*flags, **options):
-    """{ranks: [tokens with recompute none, cheap, layer]}, and which of them are marked."""
+    """{ranks: [tokens with recompute none, cheap, layer]}, the set of marked numbers, and the output."""
     text = plan("--fit", *flags, **options)
     lines = re.findall(r"^ +(\d+)" + 3 * r" +(\d+|none)([* ])" + "$", text, re.M)
     table = {int(ranks): [tokens(n) for n in cells[0::2]] for ranks, *cells in lines}
@@ -96,11 +86,9 @@ def test_the_table_of_what_fits():
     assert marked == {n for row in table.values() for n in row if n > 32768} and "max_position_embeddings, 32768" in text
     for row, next_row in zip(table.values(), list(table.values())[1:]):
         assert row == sorted(row) and all(a < b for a, b in zip(row, next_row))
-    for ranks in (1, 6):  # it is the longest: one unit more does not fit
-        for recompute, n in zip(("none", "cheap", "layer"), table[ranks]):
-            options = {"gpu": 24, "dtype": "bf16", "ranks": ranks, "ring_attn_size": ranks, "zero_stage": 2, "recompute": recompute}
-            assert "\nfits: " in plan(max_len=n, **options), (ranks, recompute)
-            assert "\ndoes not fit: " in plan(max_len=n + 64 * ranks, **options), (ranks, recompute)
+    for recompute, n in zip(("none", "cheap", "layer"), table[6]):  # a longer sample does not fit
+        options = {"gpu": 24, "dtype": "bf16", "ranks": 6, "ring_attn_size": 6, "zero_stage": 2, "recompute": recompute}
+        assert "\nfits: " in plan(max_len=n, **options) and "\ndoes not fit: " in plan(max_len=n + 64 * 6, **options), recompute
 
 
 PREDICTED = r"^predicted, not measured: ([\d.e+]+) s \([\d.e+]+ to [\d.e+]+\) for a step of (\d+) rows? of (\d+) tokens, documents of (\d+); (\d+) tokens/s$"
@@ -117,12 +105,9 @@ def test_the_seconds_of_a_step_are_predicted():
     assert "16 rows of 16384 tokens, documents of 8192" in plan(task="dpo", **options)
     for unknown in ({"gpu": 80}, {"dtype": "f32"}):
         assert "predicted" not in plan(**{**options, **unknown})
-    text = plan("--fit", gpu="h100", ranks=2)
-    seconds = [[float(s) for s in re.findall(r" ([\d.]+) s", line)] for line in re.findall(r"^ +[12] .*$", text, re.M)]
-    assert [len(line) for line in seconds] == [3, 3] and all(line == sorted(line) for line in seconds), text
 
 
-def test_the_timeline_shows_what_is_where_when(tmp_path):
+def test_the_timeline_has_ops_messages_copies_and_memory(tmp_path):
     file = tmp_path / "step.json"
     options = {"gpu": "h100", "ranks": 8, "ring_attn_size": 8, "zero_stage": 3, "max_len": 32768, "train_batch_size": 1, "recompute": "layer",
                "offload": "activations,optimizer"}
@@ -137,7 +122,7 @@ def test_the_timeline_shows_what_is_where_when(tmp_path):
     assert abs(end / 1e6 - float(re.search(PREDICTED, text, re.M)[1])) < 1e-3 * end / 1e6
     begins, arrives = ({e["name"]: e["ts"] + late * e["dur"] for e in lane} for late, lane in enumerate((lanes["ops"], lanes["messages"])))
     for layer in range(24):
-        assert arrives[f"weights of layer {layer}"] <= begins[f"layer {layer}"] + 1e-3 or layer < 22  # those before come once more, backward
+        assert arrives[f"weights of layer {layer}"] <= begins[f"layer {layer}"] + 1e-3 or layer < 22  # earlier layers are gathered again, backward
         assert arrives[f"gradients of layer {layer}"] > begins[f"layer {layer}, backward"]
     leaves = [e["name"] for e in lanes["copies out"]]
     assert leaves == [f"activations of layer {layer}" for layer in range(23)] + ["moments and weights"]
@@ -149,7 +134,7 @@ def test_the_timeline_shows_what_is_where_when(tmp_path):
 
 
 def test_the_fastest_choice_fits_and_no_other_is_faster(tmp_path):
-    """Of four large layers, which are planned in less time than many."""
+    """The model has four large layers, because many layers take longer to plan."""
     sizes = {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 4, "num_attention_heads": 16,
              "num_key_value_heads": 2, "max_position_embeddings": 32768}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **sizes}))
@@ -165,8 +150,7 @@ def test_the_fastest_choice_fits_and_no_other_is_faster(tmp_path):
     assert "\nfits: " in chosen and seconds(chosen) == float(least) and f"fits: {needs} GiB" in chosen
     best = dict(zip(flags.split()[::2], flags.split()[1::2]))
     stage, offload = best["--zero_stage"], best.get("--offload")
-    others = [*((stage, recompute, offload) for recompute in ("none", "cheap")), (1, best["--recompute"], offload),
-              *((stage, best["--recompute"], other) for other in (None, "activations,optimizer,weights"))]
+    others = [(stage, "none", offload), (1, best["--recompute"], offload), (stage, best["--recompute"], "activations,optimizer,weights")]
     fitting = 0
     for stage, recompute, offload in others:
         text = plan(zero_stage=stage, recompute=recompute, offload=offload, **options)
