@@ -1,4 +1,5 @@
-"""What judges the answers of grpo: functions in Python, servers, reward models, and several of them. Each of their faults ends in one message."""
+"""Rewards for the answers of grpo: Python functions, servers, reward models, and several of them. Each of their faults ends in one message. And
+scripts/serve_rm.py, which serves a reward model."""
 
 import contextlib
 import json
@@ -33,7 +34,7 @@ OF_LENGTHS = "def reward(prompts, answers, labels):\n    return map(len, answers
 
 
 def judge(output, reward, **options):
-    """An iteration of the demo's model with random weights."""
+    """One iteration of the demo's model with random weights."""
     return sample(output, PROMPTS, model=DEMO, reward=reward, rollout_batch_size=3, n=2, max_steps=1, **options)
 
 
@@ -55,24 +56,23 @@ def test_rewards_by_a_function(tmp_path):
         result = call(words(tmp_path / str(number), None, **ITERATION, **{"reward": reward, "max_steps": 2, **options}))
         assert result.returncode == 0 and "noise" in result.stderr, result.stderr
         lines.append(log_lines(tmp_path / str(number))[1:])
-    assert 1 < lines[0][0]["reward"] < 2 < lines[0][1]["reward"] < 3  # the process lives as long as the run
+    assert 1 < lines[0][0]["reward"] < 2 < lines[0][1]["reward"] < 3  # one process for the whole run
     assert [line["reward"] for line in lines[0]] == pytest.approx([line["reward"] for line in lines[1]], rel=1e-12)
 
 
-def test_a_function_need_not_judge_every_answer(tmp_path):
-    """Of two functions, one judges every other answer: the reward of the others is the first one's alone."""
-    some = tmp_path / "sometimes"
-    some.mkdir()
-    judges = [reward_file(tmp_path, OF_LENGTHS), reward_file(some, "def reward(prompts, answers, labels):\n    return [2 if i % 2 else None for i in range(len(answers))]\n")]
-    judge(tmp_path / "one", judges[0])
-    judge(tmp_path / "both", ",".join(map(str, judges)))
-    one, both = first_step(tmp_path / "one"), first_step(tmp_path / "both")
+def test_a_function_may_leave_answers_without_a_reward(tmp_path):
+    """The second function judges every other answer. An answer without any reward is unscored."""
+    (tmp_path / "sometimes").mkdir()
+    judges = [reward_file(tmp_path, OF_LENGTHS), reward_file(
+        tmp_path / "sometimes", "def reward(prompts, answers, labels):\n    return [2 if i % 2 else None for i in range(len(answers))]\n")]
+    for name, reward in {"one": judges[0], "some": judges[1], "both": ",".join(map(str, judges))}.items():
+        judge(tmp_path / name, reward)
+    one, some, both = (first_step(tmp_path / name) for name in ("one", "some", "both"))
     assert both["reward"] == pytest.approx(one["reward"] + 1) and both[f"reward/{judges[1]}"] == 2 and both["unscored"] == 0
-    judge(tmp_path / "some", judges[1])
-    assert (first_step(tmp_path / "some")["unscored"], first_step(tmp_path / "some")["reward"]) == (0.5, 2)
+    assert (some["unscored"], some["reward"]) == (0.5, 2)
 
 
-# In its second call it says who it is and waits, once.
+# The second call writes its process id and waits; a repeated one does not.
 WAITS = """
 import os, pathlib, time
 calls, mark = 0, pathlib.Path(__file__).with_name("waits")
@@ -89,7 +89,7 @@ def reward(prompts, answers, labels):
 
 @pytest.mark.parametrize("victim", ["reward", "run"])
 def test_killed_while_it_judges(victim, tmp_path):
-    """A process of rewards is started anew and judges the same answers again; a run goes on from its checkpoint. Both end in the same bits."""
+    """A killed reward process is started again and judges the same answers; a killed run resumes. Both give the bits of a run without a kill."""
     options = {**ITERATION, "max_steps": 3, "save_steps": 1, "reward": reward_file(tmp_path, WAITS)}
     mark = tmp_path / "waits"
     run = start(words(tmp_path / "killed", None, **options))
@@ -97,7 +97,7 @@ def test_killed_while_it_judges(victim, tmp_path):
     if victim == "run":
         run.kill()
         run.wait()
-    os.kill(int(mark.read_text()), signal.SIGKILL)  # which would wait for long
+    os.kill(int(mark.read_text()), signal.SIGKILL)
     _, error = run.communicate(timeout=100)
     assert run.returncode == (0 if victim == "reward" else -signal.SIGKILL), error
     if victim == "run":
@@ -107,62 +107,50 @@ def test_killed_while_it_judges(victim, tmp_path):
     assert weights(tmp_path / "straight") == weights(tmp_path / "killed")
 
 
+JUDGES = "def reward(prompts, answers, labels):\n    "
+
+
 @pytest.mark.parametrize("text, parts", [
-    ("def reward(prompts, answers, labels):\n    return ['good'] * len(answers)\n", ["reward.py", "the reward of answer 0 is 'good'"]),
-    ("def reward(prompts, answers, labels):\n    return [None] * len(answers)\n", ["none of the 6 answers", "--reward"]),
-    ("def reward(prompts, answers, labels):\n    return None\n", ["reward.py", "the rewards are None", "one number for each answer"]),
-    ("def reward(prompts, answers, labels):\n    return [1 / 0]\n", ["reward.py", "ZeroDivisionError", "line 2"]),
-    ("def reward(prompts, answers, labels):\n    return [1]\n", ["1 rewards for 6 answers"]),
-    ("def reward(prompts, answers, labels):\n    return [float('nan')] * len(answers)\n", ["nan", "answer 0"]),
-    ("def reword(prompts, answers, labels):\n    return []\n", ["reward.py", "defines neither"]),
-    ("import nothing_of_that_name\n", ["nothing_of_that_name"]),
-    ("import os\ndef reward(prompts, answers, labels):\n    os._exit(1)\n", ["ended without an answer, twice"]),
-    ("import time\ndef reward(prompts, answers, labels):\n    time.sleep(60)\n", ["longer than 2 s", "--comm_timeout"]),
-    ("def reward(completions, **kwargs):\n    return [0] * len(completions)\n",
+    (JUDGES + "return ['good'] * len(answers)", ["reward.py", "the reward of answer 0 is 'good'"]),
+    (JUDGES + "return [None] * len(answers)", ["none of the 6 answers", "--reward"]),
+    (JUDGES + "return None", ["reward.py", "the rewards are None", "one number for each answer"]),
+    (JUDGES + "return [1 / 0]", ["reward.py", "ZeroDivisionError", "line 2"]), (JUDGES + "return [1]", ["1 rewards for 6 answers"]),
+    (JUDGES + "return [float('nan')] * len(answers)", ["nan", "answer 0"]),
+    ("def reword(prompts, answers, labels):\n    return []", ["reward.py", "defines neither"]), ("import nothing_of_that_name", ["nothing_of_that_name"]),
+    ("def reward(completions, **kwargs):\n    return [0] * len(completions)",
      ["reward.py: TypeError: reward() takes 1 positional argument but 3 were given\n  fix: def reward(prompts, answers, labels)"]),
-    (None, ["none.py", "no such file"]),
-])
+    (JUDGES + "import os; os._exit(1)", ["ended without an answer, twice"]),
+    (JUDGES + "import time; time.sleep(60)", ["longer than 2 s", "--comm_timeout"]), (None, ["none.py", "no such file"])])
 def test_bad_reward_functions_are_named(text, parts, tmp_path):
-    file = reward_file(tmp_path, text) if text else tmp_path / "none.py"
+    file = reward_file(tmp_path, text + "\n") if text else tmp_path / "none.py"
     refused(words(tmp_path / "run", None, **ITERATION, reward=file, comm_timeout=2), *parts)
 
 
 # ---- servers ----------------------------------------------------------------------------------------------------------------------
 
-class Server:
-    """Speaks OpenRLHF's protocol. `answers` are (status, body) each, the last one for all further requests; None closes the connection."""
+@contextlib.contextmanager
+def server(*answers):
+    """Yields the address and the list of requests. `answers` are (status, body), the last one for all further requests; None closes the connection."""
+    requests = []
 
-    def __init__(self, *answers):
-        server, self.requests = self, []
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            answer = answers[min(len(requests), len(answers)) - 1]
+            if answer is None:
+                self.close_connection = True
+                return
+            self.send_response(answer[0])
+            self.end_headers()
+            self.wfile.write((answer[1](requests[-1]) if callable(answer[1]) else answer[1]).encode())
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.requests.append(request)
-                answer = answers[min(len(server.requests), len(answers)) - 1]
-                if answer is None:
-                    self.close_connection = True
-                    return
-                status, body = answer
-                body = (body(request) if callable(body) else body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def log_message(self, *_):
+            pass
 
-            def log_message(self, *_):
-                pass
-
-        self.http = HTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.http.server_port}/get_reward"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-        self.http.server_close()
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/get_reward", requests
+        http.shutdown()
 
 
 def lengths(request):
@@ -170,35 +158,31 @@ def lengths(request):
 
 
 def test_rewards_by_openrlhfs_functions_and_servers(tmp_path):
-    """They also get special tokens, here the end of an answer. A server that is not ready is asked again."""
+    """Their texts include special tokens, here the end of an answer. The program repeats a request if the server is not ready."""
     text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
             "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
     theirs = reward_file(tmp_path, text).rename(tmp_path / "theirs.py")
-    with Server((503, "starting"), None, (200, lengths)) as server:
-        for name, reward in {"ours": reward_file(tmp_path, OF_LENGTHS), "theirs": theirs, "server": server.address}.items():
+    with server((503, "starting"), None, (200, lengths)) as (address, requests):
+        for name, reward in {"ours": reward_file(tmp_path, OF_LENGTHS), "theirs": theirs, "server": address}.items():
             judge(tmp_path / name, reward)
     assert first_step(tmp_path / "server")["reward"] == first_step(tmp_path / "theirs")["reward"] == first_step(tmp_path / "ours")["reward"]
-    assert len(server.requests) == 3 and len(server.requests[0]["labels"]) == 6
+    assert len(requests) == 3 and len(requests[0]["labels"]) == 6
 
 
 @pytest.mark.parametrize("answer, parts", [
-    ((500, "no such thing"), ["status 500: no such thing"]),
-    ((200, "hello"), ["not JSON", "hello"]),
-    ((200, "[1]"), ['no list "rewards"']),
-    ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]),
-    ((503, "busy"), ["status 503: busy"]),
-    (None, ["cannot be reached", "resumes from its last checkpoint"]),
-])
+    ((500, "no such thing"), ["status 500: no such thing"]), ((200, "hello"), ["not JSON", "hello"]), ((200, "[1]"), ['no list "rewards"']),
+    ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]), ((503, "busy"), ["status 503: busy"]),
+    (None, ["cannot be reached", "resumes from its last checkpoint"])])
 def test_bad_servers_are_named(answer, parts, tmp_path):
-    with Server(answer) as server:
-        refused(words(tmp_path / "run", None, **ITERATION, reward=server.address), server.address, *parts)
+    with server(answer) as (address, _):
+        refused(words(tmp_path / "run", None, **ITERATION, reward=address), address, *parts)
 
 
 # ---- reward models ----------------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """A model that writes letters rather than any bytes."""
+    """A model that has learned to write letters."""
     output = tmp_path_factory.mktemp("policy") / "model"
     train(output, model=DEMO, data=PROMPTS, max_steps=60, train_batch_size=16, learning_rate=1e-3, max_len=128)
     return output
@@ -220,7 +204,7 @@ def reward_model(policy, tmp_path_factory):
 
 
 def scores(tmp_path, model, answers):
-    """Of prompts with their answers, by the task eval."""
+    """The scores of prompts with their answers, by the task eval."""
     sequences = [np.array(a["prompt_ids"] + a["completion_ids"]) for a in answers]
     data = write_data(tmp_path / "sequences.safetensors", [(s, np.arange(len(s)) > 0) for s in sequences], vocab=260)
     succeeds(command("eval", model=model, data=data, scores=tmp_path / "scores.jsonl", max_len=128))
@@ -233,20 +217,16 @@ def judge_by(output, policy, reward, *flags, **options):
     return saved_answers(output)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"ranks": 2}, {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}])
-def test_rewards_by_a_model(mesh, policy, reward_model, tmp_path):
-    answers = judge_by(tmp_path / "run", policy, reward_model, **mesh)
-    want = scores(tmp_path, reward_model, answers)
-    assert [a["reward"] for a in answers] == pytest.approx(want, abs=1e-5) and np.std(want) > 0.1
-
-
-def test_scores_are_normalised(policy, tmp_path):
+@pytest.mark.parametrize("mesh", [{}, {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}])
+def test_rewards_by_a_model(mesh, policy, tmp_path):
+    """Normalised by the mean and deviation in config.json."""
     model = head(tmp_path / "rm", policy, mean=0.5, std=2.0)
-    answers = judge_by(tmp_path / "run", policy, model, normalize_reward="true")
-    assert [2 * a["reward"] + 0.5 for a in answers] == pytest.approx(scores(tmp_path, model, answers), abs=1e-5)
+    answers = judge_by(tmp_path / "run", policy, model, normalize_reward="true", **mesh)
+    want = scores(tmp_path, model, answers)
+    assert [2 * a["reward"] + 0.5 for a in answers] == pytest.approx(want, abs=1e-5) and np.std(want) > 0.1
 
 
-def test_a_model_with_another_tokenizer_reads_the_text(policy, reward_model, tmp_path):
+def test_a_reward_model_with_another_tokenizer_reads_the_text(policy, reward_model, tmp_path):
     """The same model with its vocabulary in another order gives the same scores."""
     other = shutil.copytree(reward_model, tmp_path / "other")
     order = np.arange(260)
@@ -341,7 +321,7 @@ def test_a_served_model_is_the_model(served, reward_model, policy, tmp_path):
     assert [a["reward"] for a in two] == pytest.approx([a["reward"] for a in one], abs=1e-5)
 
 
-def test_clients_at_once_get_their_rewards(served):
+def test_concurrent_clients_get_their_rewards(served):
     texts = [f"{number} is a number" for number in range(100)]
     status, want = ask(served, *texts)
     assert status == 200 and len(set(want["rewards"])) > 50
@@ -366,29 +346,19 @@ def test_other_paths_and_methods_are_refused(served):
     assert answered(served, None, "GET") == (405, {"error": "GET is no request for rewards\n  fix: POST"})
 
 
-def raw(address):
-    return socket.create_connection((urllib.parse.urlsplit(address).hostname, urllib.parse.urlsplit(address).port), timeout=30)
-
-
-def test_slow_clients_do_not_hold_up_the_others_and_no_request_is_unbounded(served):
-    with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(raw(served)) for _ in range(200)]
-        for number, connection in enumerate(slow):
-            connection.sendall(b"POST /get_reward HTTP/1.1\r\nContent-Length: 16\r\n\r\n{"[:number])
-        assert ask(served, "a")[0] == 200
-        slow[-1].sendall(b'"query": ["b"]}')
-        assert slow[-1].recv(100).startswith(b"HTTP/1.1 200 ")
-    for head, status in ((b"Content-Length: 1000000000", b"413"), (b"X: " + b"x" * 300_000, b"431")):
-        with raw(served) as connection:
-            connection.sendall(b"POST /get_reward HTTP/1.1\r\n" + head + b"\r\n\r\n")
-            assert connection.recv(100).split()[1] == status
+@pytest.mark.parametrize("header, status", [(b"Content-Length: 1000000000", b"413"), (b"X: " + b"x" * 300_000, b"431")])
+def test_the_size_of_a_request_is_limited(header, status, served):
+    address = urllib.parse.urlsplit(served)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(b"POST /get_reward HTTP/1.1\r\n" + header + b"\r\n\r\n")
+        assert connection.recv(100).split()[1] == status
 
 
 def child_of(process):
     return int(next(path for path in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children") if path.read_text()).read_text())
 
 
-def test_when_the_model_dies_all_who_wait_are_told_and_the_server_ends(reward_model):
+def test_if_the_model_ends_all_waiting_clients_get_an_error_and_the_server_ends(reward_model):
     with serving(reward_model) as (process, address):
         model = child_of(process)
         os.kill(model, signal.SIGSTOP)
@@ -412,7 +382,7 @@ def test_a_signal_ends_the_server_and_its_model(number, reward_model):
 @pytest.mark.parametrize("flags, said", [
     (["--model", "none"], "--model none: there is no such directory\n"), (["--model", DEMO], "train_llama has ended"),
     *((flags, "cannot listen at ") for flags in (["--host", "192.0.2.1"], ["--port", "70000"], ["--host", "no.such.host.invalid"]))])
-def test_what_cannot_be_served_is_named(flags, said, reward_model):
+def test_models_and_addresses_that_cannot_be_served(flags, said, reward_model):
     result = call([*SERVE, "--model", reward_model, *flags])
     assert result.returncode == 1 and f"serve_rm.py: {said}" in result.stderr and "\n  fix: " in result.stderr, result.stderr
     assert ("needs a reward model" in result.stderr) == (DEMO in flags)
