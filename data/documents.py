@@ -267,7 +267,8 @@ def right_answer(fields):
     ends with its answer."""
     judge = parsed(fields.get("reward_model"))
     answer = judge.get("ground_truth") if isinstance(judge, dict) else None
-    name = "reward_model" if answer is not None else next((name for name in LABELS if has(fields, name)), None)
+    answer = None if answer == "" else answer
+    name = "reward_model" if answer is not None else next((name for name in LABELS if fields.get(name) not in (None, "")), None)
     chat = chat_field(fields)
     if name is None or chat and checked_messages(fields.get(chat), chat)[-1]["role"] == "assistant":
         return None

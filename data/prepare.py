@@ -195,6 +195,9 @@ class Recipe:
             return []
         if drafts[0].spans is None:
             unmark_shared_tokens(*documents)
+        elif all(draft.spans for draft in drafts):  # an empty chat has none
+            prompts = {draft.text[:draft.spans[-1].start] for draft in drafts}
+            counts["other prompts"] += len(prompts) == 2
         for _, mask in documents:
             mask[:1] = 0
         limit = self.options.max_len
@@ -434,6 +437,8 @@ def table(task, options, counts, lengths, targets):
         rows += [length_row("length", lengths)]
     if 0 < counts["no margin"] < pairs:
         rows += [("without a margin", f"{counts['no margin']:,}", "which is 0")]
+    if counts["other prompts"]:
+        rows += [("different prompts", f"{counts['other prompts']:,}", "pairs whose answers do not follow the same text")]
     if counts["unanswered"] and task == "rl":
         rows += [("without an answer", f"{counts['unanswered']:,}", "prompts alone, for rewards that need no label")]
     if counts["left out", "reasoning"]:

@@ -233,6 +233,13 @@ std::string special_token(const std::string &dir, const char *name) {
     return token.is_string() ? token.get<std::string>() : "";
 }
 
+std::set<std::string> added_tokens(const std::string &path) {
+    std::set<std::string> out;
+    for (const json &token : read_json(path).value("added_tokens", json::array()))
+        out.insert(token["content"].get<std::string>());
+    return out;
+}
+
 void add_tokens(const std::string &path, const std::vector<std::string> &tokens, const std::string &to) {
     const Vocabulary vocabulary = read_vocabulary(read_json(path), path);
     std::ifstream file(path);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,8 @@ std::string special_token(const std::string &dir, const char *name);
 // vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, independently of their layout.
 // size: set to the largest id + 1
 std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
+
+std::set<std::string> added_tokens(const std::string &path);  // their texts, which are never cut into pieces
 
 // Writes a tokenizer.json with further tokens, whose ids follow the largest existing id. Tokens that it already has do not change.
 void add_tokens(const std::string &path, const std::vector<std::string> &tokens, const std::string &to);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "../core/common.h"
 #include "evaluate.h"
@@ -106,6 +107,7 @@ class ByModel final : public Reward {
                 die("%s and %s do not have the same tokenizer, and one of them has no tokenizer.json\n  fix: models with their tokenizers",
                     dir.c_str(), run.model.dir.c_str());
             encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.comm_timeout);
+            known_ = added_tokens(spec_.dir + "/tokenizer.json");
         } else if (c.V < run.model.config.V) {
             die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
                 dir.c_str(), c.V, run.model.dir.c_str(), run.model.config.V);
@@ -153,7 +155,18 @@ class ByModel final : public Reward {
     // Every rank encodes all answers, so no rank waits for another.
     std::vector<std::vector<int32_t>> encoded_anew(const std::vector<std::vector<int32_t>> &all) {
         json texts = json::array();
-        for (const auto &tokens : all) texts.push_back(tokenizer_->decode(tokens, false));
+        std::string unknown;
+        for (const auto &tokens : all) {
+            texts.push_back(tokenizer_->decode(tokens, false));
+            for (const int32_t &id : tokens)
+                if (tokenizer_->is_special(id))
+                    if (const std::string text = tokenizer_->decode({&id, 1}, false); known_.insert(text).second)
+                        unknown += " " + text;
+        }
+        if (!unknown.empty())
+            run_.say(
+                "note: the tokenizer of %s has no%s, which the reward model therefore reads as plain text (docs/rl.md#rewards)",
+                spec_.dir.c_str(), unknown.c_str());
         return encoder_->ask({{"texts", texts}}, "ids", all.size());
     }
 
@@ -162,6 +175,7 @@ class ByModel final : public Reward {
     const Tokenizer *tokenizer_;
     double mean_ = 0, std_ = 1;
     std::unique_ptr<Worker> encoder_;  // null if the model uses the policy's tokens
+    std::set<std::string> known_;      // its added tokens, and the policy's that a note has named
     ModelLimits limits_;
     std::unique_ptr<Model> model_;
 };

@@ -40,7 +40,8 @@ CUT = [{"prompt": "Q:", "chosen": "abc", "rejected": "b"}, {"prompt": "Q:", "cho
 BOS_PAIRS = [{"prompt": "Q:", "chosen": "A", "rejected": "B"}, {"chosen": "Q:A", "rejected": "Q:B"}]
 DOCUMENTS = {
     "only the final answer is scored": Pair(
-        [{"chosen": CHAT, "rejected": [*CHAT[:4], said("One"), *chat("More", "Two")]}], [["Bye<|im_end|>"], ["Two<|im_end|>"]]),
+        [{"chosen": CHAT, "rejected": [*CHAT[:4], said("One"), *chat("More", "Two")]}], [["Bye<|im_end|>"], ["Two<|im_end|>"]],
+        rows={"different prompts": 1}),
     "only the final one of two answers is scored": Pair(
         [{"prompt": CHAT[:4], "chosen": [said("One"), said("Two")], "rejected": [said("No")]}], [["Two<|im_end|>"], ["No<|im_end|>"]]),
     "no token ends a turn": Pair(
@@ -51,7 +52,7 @@ DOCUMENTS = {
         [CHATS], [["So<|im_end|>"], ["No<|im_end|>"]], [text + "\n<|endoftext|>" for text in ANSWERED], template=CHATML + "{{ eos_token + '\\n' }}"),
     "strings with a prompt: also what both answers begin with": Pair(
         [{"prompt": "Q: ", "chosen": "yes", "rejected": "yet\n"}], [["yes<|endoftext|>"], ["yet\n<|endoftext|>"]],
-        ["Q: yes<|endoftext|>", "Q: yet\n<|endoftext|>"], template=None, tokenizer={"merges": []}),
+        ["Q: yes<|endoftext|>", "Q: yet\n<|endoftext|>"], {"different prompts": None}, template=None, tokenizer={"merges": []}),
     "strings without their end": Pair(
         [{"prompt": "Q: ", "chosen": "yes", "rejected": "no"}], texts=["Q: yes", "Q: no"], template=None, flags=["--append_eos", "false"]),
     "EOS is there, once or twice; white space after it goes": Pair(

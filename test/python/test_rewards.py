@@ -227,7 +227,7 @@ def test_rewards_by_a_model(mesh, policy, tmp_path):
 
 
 def test_a_reward_model_with_another_tokenizer_reads_the_text(policy, reward_model, tmp_path):
-    """The same model with its vocabulary in another order gives the same scores."""
+    """The same model with its vocabulary in another order gives the same scores. A note names the policy's special tokens that it lacks."""
     other = shutil.copytree(reward_model, tmp_path / "other")
     order = np.arange(260)
     order[:256] = np.random.default_rng(2).permutation(256)  # the new id of each token
@@ -241,6 +241,10 @@ def test_a_reward_model_with_another_tokenizer_reads_the_text(policy, reward_mod
     one, two = (judge_by(tmp_path / name, policy, path) for name, path in (("one", reward_model), ("two", other)))
     assert [a["completion_ids"] for a in one] == [a["completion_ids"] for a in two]
     assert [a["reward"] for a in two] == pytest.approx([a["reward"] for a in one], abs=1e-5)
+    for file in other.glob("token*.json"):
+        file.write_text(file.read_text().replace("<|assistant|>", "<|helper|>"))
+    said = sample(tmp_path / "three", PROMPTS, model=policy, reward=other, rollout_batch_size=3, n=2, max_steps=2)
+    assert said.count("has no <|assistant|>, which the reward model therefore reads as plain text") == 1
 
 
 def test_several_rewards(policy, reward_model, tmp_path):
