@@ -118,7 +118,8 @@ def test_ids_and_labels(bench):
     assert (documents.ids, documents.masks) == ([[5, 6, 7], [8, 9]], [[0, 1, 1], [0, 1]])
 
 
-@pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": chat("Why?")}, {"messages": json.dumps(chat("Why?"))}])
+@pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": chat("Why?")}, {"messages": json.dumps(chat("Why?"))},
+                                    {"prompt": "Why?", "answer": "", "reward_model": {"ground_truth": ""}}])
 def test_prompts_for_answers_of_the_models_own(bench, record):
     """The task rl keeps prompts without an answer, and says how many; of a chat the last message is the answer."""
     documents = bench.expect(Case([record, QA, {"messages": CHAT}], [[], ["A<|endoftext|>"], BOTH_TURNS[0][1:]], rows={"without an answer": 1},
