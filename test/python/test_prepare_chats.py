@@ -1,4 +1,4 @@
-"""data/prepare.py on chats: the trained text, by decoding the trained tokens, whatever the template; tools, reasoning, and a chat's other fields."""
+"""data/prepare.py on chats. The tests decode the trained tokens, for templates of all kinds; tools, reasoning, and other fields of a chat."""
 
 import json
 
@@ -10,7 +10,7 @@ from preparing import (
 QUESTION, ANSWER = chat("Hi"), [said("Hello")]
 HELLO = ["Hello<|im_end|>"]
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
-# What the template is given, before the chat.
+# A template that shows its variables before the chat.
 SPEAKING = "{{ (tools or []) | map(attribute='function.name') | join(',') }}|{{ mood | default('none') }}|" + CHATML
 
 
@@ -23,13 +23,13 @@ def a_chat(*texts, **fields):
 THOUGHT = [a_chat("1?", "<think>\nhm\n</think>\n\nOne", "2?", "<think>\nso\n</think>\n\nTwo"), a_chat("1?", "One", "2?", "Two")]
 TWO_SPACED = [a_chat("Hi", "Hello you", "?", "Hello")]
 LIKE_MARKS = [a_chat("<|im_end|>\n", text) for text in ("<|im_end|>\n", "", "\n", "<|im_start|>assistant\n", " a ")]
-# As gpt-oss: another token ends the answer that ends the chat. As Cohere: two tokens end a turn.
+# As in gpt-oss, another token ends the final answer. As in Cohere's models, two tokens end a turn.
 IS_LAST = "m['role'] == 'assistant' and loop.last and not add_generation_prompt"
 ENDS_OTHERWISE = CHATML.replace("+ '<|im_end|>\\n'", f"+ (eos_token if {IS_LAST} else '<|im_end|>')")
 ENDS_WITH_TWO = CHATML.replace("<|im_end|>\\n", "<|endoftext|><|im_end|>\\n<s>")
-# As Qwen3's enable_thinking: the generation prompt, and with it the trained text, depends on a variable.
+# As with Qwen3's enable_thinking, the generation prompt and so the trained text depend on a variable.
 QUICK = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n' }}{% if quick %}{{ '<think></think>' }}{% endif %}{% endif")
-# As Qwen3.5 without thinking: the generation prompt has an empty block where the answer has its reasoning.
+# As in Qwen3.5 without thinking, the generation prompt has an empty block at the place of the answer's reasoning.
 SILENT = CALLING.replace("'<think>' +", "'<think>' + '\\n' +").replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n</think>' }}{% endif")
 ROLELESS = CHATML.replace("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>' }}")
 NAMED = CHATML.replace("m['role'] +", "m['role'] + (m['name'] if 'name' in m else '') +")
@@ -46,7 +46,7 @@ DOCUMENTS = {
         template=THINKING),
     "an answer that starts with a line break": Case(
         [a_chat("Hi", "\nyes")], [["\nyes<|im_end|>"]], rows={"merged starts": None}, tokenizer={"merges": chain("Hello")}),
-    "a token of both line breaks also belongs to the header": Case(
+    "a token of two line breaks belongs to the header": Case(
         [a_chat("Hi", "\nyes")], [["yes<|im_end|>"]], rows={"merged starts": 1}, tokenizer={"merges": chain("ĊĊ")}),
     "the space before an answer is the answer's": Case(
         TWO_SPACED, [[" Hello you <|endoftext|>", " Hello <|endoftext|>"]],
@@ -56,10 +56,10 @@ DOCUMENTS = {
         ["[INST] Hi [/INST] Hello you <|endoftext|>#[INST] ? [/INST] Hello <|endoftext|>"], template=LAST_MARKED),
     "no token ends a turn": Case(
         [{"messages": CHAT}], [[" Hello there", " Bye"]], rows={"open turns": 2}, template=PLAIN, tokenizer={"merges": []}),
-    "a token over the end of the answer is none of its tokens": Case(
+    "a token across the end of an answer is not trained": Case(
         [{"messages": CHAT}], [[" Hello ther", " By"]], template=PLAIN, tokenizer={"merges": [("e", "Ċ")]}),
     "special tokens inside an answer do not end it": Case([a_chat("Hi", "a<|im_end|>b<|im_start|>c")], [["a<|im_end|>b<|im_start|>c<|im_end|>"]]),
-    "contents that look like what follows them": Case(
+    "contents that equal parts of the template": Case(
         LIKE_MARKS, [[record["messages"][1]["content"] + "<|im_end|>"] for record in LIKE_MARKS], tokenizer={"merges": []}),
     "answers at the beginning and in a row": Case(
         [{"messages": [said("Welcome"), said("You"), *chat("Hi", "")]}], [["Welcome<|im_end|>", "You<|im_end|>", "<|im_end|>"]]),
@@ -71,24 +71,24 @@ DOCUMENTS = {
     "text ends a turn, a special token begins the next": Case(
         [{"messages": CHAT[1:]}], [["Hello there", "Bye<|endoftext|>"]], rows={"open turns": 1},
         template=HEADLINES.replace("'### Instruction", "'<s>### Instruction"), tokenizer={"merges": []}),
-    "the last turn ends otherwise": Case([{"messages": CHAT}], [["Hello there<|im_end|>", "Bye<|endoftext|>"]], template=ENDS_OTHERWISE),
+    "another token ends the last turn": Case([{"messages": CHAT}], [["Hello there<|im_end|>", "Bye<|endoftext|>"]], template=ENDS_OTHERWISE),
     "two tokens end a turn": Case(
         [{"messages": CHAT}], [["Hello there<|endoftext|><|im_end|>", "Bye<|endoftext|><|im_end|>"]], template=ENDS_WITH_TWO),
     "a variable changes where the answer begins": Case(
         [a_chat("Hi", "<think></think>Hello"), a_chat("Hi", "<think></think>Hello", chat_template_kwargs={"quick": True})],
         [["<think></think>Hello<|im_end|>"], HELLO], template=QUICK),
-    "reasoning in place of a part of the generation prompt": Case(
+    "reasoning replaces a part of the generation prompt": Case(
         [{"messages": [*QUESTION, ANSWER[0] | {"reasoning_content": "so"}]}], [["<think>\nso</think>Hello<|im_end|>"]], template=SILENT,
         tokenizer={"merges": []}),
-    "the generation prompt is the assistant's alone": Case(
+    "the generation prompt applies to the assistant alone": Case(
         [{"messages": [*ANSWER, *ASKED_TO_TRAIN, *ANSWER]}], [[*HELLO, "Hi<|im_end|>", "assistant\nHello<|im_end|>"]], template=ROLELESS),
-    "a trained turn of the user's that has no end": Case(
+    "a trained turn of the user without an end token": Case(
         [{"messages": [*ASKED_TO_TRAIN, *ANSWER]}], [[" Hi", " Hello <|endoftext|>"]], rows={"open turns": 1}, template=LLAMA2,
         tokenizer={"bos": "<s>"}),
-    "a trained turn of the user's after one that is rewritten": Case(
+    "a trained turn of the user after a rewritten turn": Case(
         [{"messages": [*QUESTION, said("<think>\nhm\n</think>\n\nOne"), {"role": "user", "content": "2?", "train": True}, *ANSWER]}],
         [["One<|im_end|>", "2?<|im_end|>", "<think>\n\n</think>\n\nHello<|im_end|>"]], template=THINKING),
-    "no turn is to be trained": Case(
+    "a chat without a trained turn": Case(
         [{"messages": [*QUESTION, ANSWER[0] | {"train": False}]}, {"messages": CHAT}], BOTH_TURNS, rows={"without a target token": 1}),
     "flags of ShareGPT's turns": Case(
         [{"conversations": [gpt("Hi")[0] | {"weight": 1}, gpt("", "Hello")[1] | {"weight": 0.0}, gpt("", "Bye")[1]]}],
@@ -99,7 +99,7 @@ DOCUMENTS = {
     "flags of prompts and completions": Case(
         [{"prompt": [*CHAT[:2], CHAT[2] | {"train": True}, CHAT[3]], "completion": [CHAT[4] | flags]} for flags in ({}, {"train": False})],
         [*BOTH_TURNS, BOTH_TURNS[0][:1]]),
-    "null in a message is no key of it": Case(
+    "null in a message counts as absent": Case(
         [{"messages": [QUESTION[0] | {"name": "X"}, ANSWER[0] | {"name": None}]}], texts=[turn("userX", "Hi") + turn("assistant", "Hello")],
         template=NAMED),
     "JSON text of messages": Case(
@@ -107,14 +107,29 @@ DOCUMENTS = {
          {"prompt": json.dumps(CHAT[:4]), "completion": json.dumps(CHAT[4:])}], [*BOTH_TURNS, HELLO, *BOTH_TURNS, ["Bye<|im_end|>"]]),
     "other JSON is text": Case(
         [{"prompt": '{"role": "admin"}', "completion": "[1, 2]"}], texts=['{"role": "admin"}[1, 2]<|endoftext|>'], tokenizer={"merges": []}),
-    "a call beside what a tool returns, which may be an object": Case(
+    "the result of a tool may be an object": Case(
         [{"messages": [*QUESTION, {"role": "tool", "content": {"é": [1]}}, *ANSWER]}],
         texts=[turn("user", "Hi") + turn("tool", '{"é": [1]}') + turn("assistant", "Hello")], template=CALLING),
+    **{f"characters of several tokens {merges}": Case(
+        [a_chat("😀é", "😀 naïve 漢字😀")], [["😀 naïve 漢字😀<|im_end|>"]], tokenizer={"merges": merges})
+       for merges in (chain("Hello"), chain("ðŁ", "ĺĢ"), chain("ðŁĺĢ"), chain("ĺĢ<"))},
+    # Neither role is a misspelling: one is far from all known names, and the template compares with the other.
+    **{f"the role {role}": Case([{"messages": [*QUESTION, {"role": role, "content": "x"}, *ANSWER]}],
+                                texts=[turn("user", "Hi") + turn(role, "x") + turn("assistant", "Hello")], template=template)
+       for role, template in (("narrator", CHATML), ("tools", "{% if messages[0]['role'] == 'tools' %}{% endif %}" + CHATML))},
+    # As in OpenRLHF, without a template only the fields that flags name count.
+    **{f"a system field beside named fields {flags}": Case(
+        [{"q": "Hi", "a": "Hello", "system": "Be short."}], texts=[text], flags=["--input_key", "q", "--output_key", "a", *flags])
+       for text, flags in ((asked("Hi", "Be short.") + "Hello<|im_end|>\n", ["--apply_chat_template"]),
+                           ("User: Hi\nAssistant: Hello<|endoftext|>", ["--input_template", "openrlhf"]))},
+    "successive calls of tools are one message": Case(
+        [{"conversations": [*gpt("Hi"), *({"from": "function_call", "value": json.dumps({"name": name, "arguments": {}})} for name in "ab")]}],
+        [['<call>{"name": "a", "arguments": {}}<call>{"name": "b", "arguments": {}}<|im_end|>']], template=CALLING, tokenizer={"merges": []}),
     "notes and copies beside a chat": Case(
         [{"conversations": CHAT, "prompt": "Hi", "prompt_id": "x", "problem": "And?", "solution": "Bye", "answer": "8", "source": "s",
           "category": "c", "score": 1.5,
           "instruction": " Hi ", "system_prompt": "Be short.", "text": "elsewhere", "messages": None, "label": "x", "history": []}], BOTH_TURNS),
-    "a copy of Alpaca's record in other words": Case(
+    "a prompt that repeats the fields of Alpaca": Case(
         [{"instruction": "Add.", "input": "1", "output": "2", "prompt": "### Instruction:\nAdd.\n### Input:\n1\n### Output:\n2"}], [["2<|im_end|>"]]),
 }
 
@@ -128,18 +143,13 @@ def test_documents_of_chats(bench, case):
                                               (CHATML_STRIPPED, False),
                                               (CHATML.replace("<|im_end|>\\n", "<|im_end|>"), False)])
 def test_spellings_of_a_template_train_the_same(bench, template, rstrip):
-    """rstrip: the end of turn swallows the line break after it."""
+    """With rstrip the token for the end of turn includes the line break after it."""
     bench.expect(Case([{"messages": CHAT}], BOTH_TURNS, template=template, tokenizer={"rstrip": rstrip}))
 
 
-def test_chat_is_what_transformers_makes_of_it(bench):
+def test_ids_equal_those_of_transformers(bench):
     documents = bench.run("sft", bench.tokenizer(CHATML, bos="<s>", post="bos"), [{"messages": CHAT}])
     assert documents.ids == [documents.hf.apply_chat_template(CHAT, tokenize=True, return_dict=False)]
-
-
-@pytest.mark.parametrize("merges", [chain("Hello"), chain("ðŁ", "ĺĢ"), chain("ðŁĺĢ"), chain("ĺĢ<")])
-def test_non_ascii_split_over_tokens(bench, merges):
-    bench.expect(Case([a_chat("😀é", "😀 naïve 漢字😀")], [["😀 naïve 漢字😀<|im_end|>"]], tokenizer={"merges": merges}))
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED, CHATML_STRIPPED])
@@ -155,7 +165,7 @@ def test_flags_of_messages(bench, template, name, no, yes):
     assert len(set(documents.texts())) == 1  # flags change no text
 
 
-# Names of ShareGPT and of data made from it, in a chat of two turns.
+# Names in ShareGPT and in data derived from it.
 @pytest.mark.parametrize("roles", [("human", "gpt"), ("user", "assistant"), ("prompter", "bot"), ("Human", "chatgpt"), ("human", "bard"),
                                    ("human", "bing"), ("human", "model"), ("user", "ai"), ("User", "Assistant"), ("Human", "ASSISTANT")])
 @pytest.mark.parametrize("field, keys", [("conversations", ("from", "value")), ("messages", ("role", "content"))])
@@ -163,13 +173,6 @@ def test_names_of_the_same_two_roles(bench, field, keys, roles):
     turns = chat("Hi", "Hello there", "And?", "Bye", roles=roles, keys=keys)
     documents = bench.expect(Case([{field: turns}], BOTH_TURNS, template=CALLING))
     assert documents.texts()[0].startswith(turn("user", "Hi"))
-
-
-@pytest.mark.parametrize("role, template", [("narrator", CHATML), ("tools", "{% if messages[0]['role'] == 'tools' %}{% endif %}" + CHATML)])
-def test_a_role_of_ones_own_is_no_mistake(bench, role, template):
-    """A name that is far from the known ones, and one that the template itself compares with."""
-    documents = bench.run("sft", bench.tokenizer(template), [{"messages": [*QUESTION, {"role": role, "content": "x"}, *ANSWER]}])
-    assert f"<|im_start|>{role}\nx" in documents.texts()[0]
 
 
 # ---- system, tools, variables
@@ -183,15 +186,8 @@ def test_a_role_of_ones_own_is_no_mistake(bench, role, template):
 def test_system_field(bench, task, record, answers):
     trained = [[answer.strip()] if answer else [] for answer in answers]
     bench.expect(Case([record | {"system": "Be short."}], trained, [asked("Hi", "Be short.") + answer for answer in answers], task=task))
-    for absent in (None, ""):  # a table fills in what only other records have
+    for absent in (None, ""):  # the values in tables for records without the field
         bench.expect(Case([record | {"system": absent}], trained, [asked("Hi") + answer for answer in answers], task=task))
-
-
-def test_system_field_beside_named_fields(bench):
-    """As in OpenRLHF only the fields that flags name count where no template is applied."""
-    record, keys = {"q": "Hi", "a": "Hello", "system": "Be short."}, ["--input_key", "q", "--output_key", "a"]
-    bench.expect(Case([record], [HELLO], [asked("Hi", "Be short.") + "Hello<|im_end|>\n"], flags=[*keys, "--apply_chat_template"]))
-    bench.expect(Case([record], texts=["User: Hi\nAssistant: Hello<|endoftext|>"], flags=[*keys, "--input_template", "openrlhf"]))
 
 
 @pytest.mark.parametrize("task, record", [("sft", a_chat("Hi", "Hello")), ("prompts", {"messages": QUESTION}),
@@ -201,15 +197,15 @@ def test_tools_and_variables_reach_the_template(bench, task, record):
              ({"tools": ""}, "|none|"),
              ({"chat_template_kwargs": {"mood": "glad"}}, "|glad|"), ({"chat_template_kwargs": '{"mood": "glad"}', "tools": TOOLS}, "look|glad|"),
              ({"chat_template_kwargs": {"mood": None}}, "|none|"), ({"chat_template_kwargs": None}, "|none|")]
-    by_flag = ["--chat_template_kwargs", '{"mood": "sad", "x": 1}']  # for all records; a record's own win
+    by_flag = ["--chat_template_kwargs", '{"mood": "sad", "x": 1}']  # for all records; a record's own variables take precedence
     for beside, flags in ((given, []), ([({}, "|sad|"), (given[5][0], "|glad|")], by_flag)):
         documents = bench.run(task, bench.tokenizer(SPEAKING), [record | fields for fields, _ in beside], *flags)
         assert [text.partition("<|im_start|>")[0] for text in documents.texts()[::1 + (task == "pref")]] == [text for _, text in beside]
         assert task != "sft" or documents.trained() == [HELLO] * len(beside)
 
 
-def test_template_for_tools_alone(bench):
-    """A tokenizer can have several templates; records with tools take that named tool_use."""
+def test_a_template_for_records_with_tools(bench):
+    """Records with tools use the template that is named tool_use."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = bench.tokenizer()
@@ -227,7 +223,7 @@ def test_fields_in_cells_of_csv(bench):
     bench.expect(Case(source, texts=["look|glad|" + asked("Hi", "Be"), "|none|" + asked("Hi")], task="prompts", template=SPEAKING))
 
 
-# ---- tools, reasoning, parts: in whatever form
+# ---- forms of tools, reasoning and parts
 
 LOOK = {"name": "look", "arguments": {"place": "Rome", "day": None}}
 RESULT = {"role": "tool", "content": "sunny"}
@@ -253,15 +249,8 @@ def test_calls_of_tools_in_every_form(bench, messages):
                       [asked("Hi") + CALLED + "\n" + turn("tool", "sunny") + turn("assistant", "Hello")], template=CALLING, tokenizer={"merges": []}))
 
 
-def test_calls_one_after_the_other_are_one_message(bench):
-    calls = [{"from": "function_call", "value": json.dumps({"name": name, "arguments": {}})} for name in ("a", "b")]
-    bench.expect(Case([{"conversations": [*gpt("Hi"), *calls]}],
-                      [['<call>{"name": "a", "arguments": {}}<call>{"name": "b", "arguments": {}}<|im_end|>']],
-                      template=CALLING, tokenizer={"merges": []}))
-
-
-def test_calls_where_earlier_renderings_are_of_no_use(bench):
-    """As Mistral's: tools before the last user's message alone, turns that must alternate but for calls, and no generation prompt."""
+def test_calls_in_a_template_whose_earlier_renderings_are_no_prefix(bench):
+    """As in Mistral's template, tools precede the last user message, turns except calls must alternate, and there is no generation prompt."""
     template = ("{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}{% set turn = namespace(n=0) %}{% for m in messages %}"
                 "{% if m.tool_calls %}{{ '<call>' + (m.tool_calls[0].function | tojson) + eos_token }}"
                 "{% elif m.role == 'tool' %}{{ '<result>' + m.content + '<s>' }}"
@@ -275,9 +264,9 @@ def test_calls_where_earlier_renderings_are_of_no_use(bench):
                       template=template, tokenizer={"merges": []}))
 
 
-@pytest.mark.parametrize("join", ["+", "~"])  # "~" makes text of any value, and of an object Python's {'place'
-def test_arguments_as_a_template_wants_them(bench, join):
-    """As DeepSeek's: a call only where the content is null, and with arguments that are JSON text already."""
+@pytest.mark.parametrize("join", ["+", "~"])  # "~" accepts an object, but writes it in Python's syntax
+def test_arguments_as_json_text(bench, join):
+    """As in DeepSeek's template, a call needs a content of null and arguments that are JSON text."""
     template = ("{% for m in messages %}{% if m.content is not none %}{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}"
                 "{% else %}{{ '<|im_start|>call ' + "
                 f"m.tool_calls[0].function.name + ':' {join} m.tool_calls[0].function.arguments {join} '<|im_end|>' }}}}{{% endif %}}{{% endfor %}}")
@@ -300,7 +289,7 @@ def test_tools_in_every_form(bench, field, tools, shown):
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 @pytest.mark.parametrize("read", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_under_every_name(bench, name, read):
-    """Earlier reasoning is left out by the template, and counted."""
+    """The template omits earlier reasoning, which is counted."""
     messages = [*QUESTION, ANSWER[0] | {name: "hm"}, *QUESTION, ANSWER[0] | {name: "so"}]
     thought, template = "<think>so</think>Hello<|im_end|>", CALLING.replace("reasoning_content", read)
     bench.expect(Case([{"messages": messages}], [[*HELLO, thought]], rows={"reasoning left out": 1}, template=template))
@@ -318,8 +307,8 @@ def test_contents_in_parts(bench, content, template):
         bench.expect(Case([{"messages": chat([{"type": "text", "text": "Hi"}], content, keys=keys)}], [HELLO], template=template))
 
 
-def test_what_a_table_fills_in_is_not_there(bench):
-    """The same tokens from JSON lines and from tables, which give every object the keys of all; and a null of JSON stays."""
+def test_nulls_that_a_table_fills_in_are_ignored(bench):
+    """Tables give every object the keys of all objects; the tokens equal those from JSON lines. A null in JSON is kept."""
     import datasets
     import pyarrow
     import pyarrow.parquet
@@ -340,8 +329,8 @@ def test_what_a_table_fills_in_is_not_there(bench):
     assert '{"x": null}' in bench.run("sft", tokenizer, [record("add", x=None)]).texts()[0]
 
 
-def test_what_is_not_used_is_counted(bench):
-    """Fields that are notes about a record, and keys of messages that the template does not name."""
+def test_unused_fields_are_counted(bench):
+    """Notes on a record, and keys of messages that the template does not read."""
     messages = [QUESTION[0] | {"mood": "glad"}, *ANSWER]
     bench.run("sft", bench.tokenizer(CHATML), [{"messages": messages, "source": "web", "id": i, "note": ""} for i in range(3)])
     assert bench.row("fields not used") == 2 and "source (3), id (3)" in bench.printed
