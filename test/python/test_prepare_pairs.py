@@ -1,4 +1,4 @@
-"""data/prepare.py pref: documents 2i and 2i+1 are the chosen and the rejected one of pair i."""
+"""data/prepare.py pref: documents 2i and 2i+1 are the chosen and the rejected answer of pair i."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from preparing import (
     CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, chain, chat, gpt, said)
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 QUESTION = chat("Why?")
 ASKED = asked("Why?")
@@ -20,7 +21,7 @@ Pair = partial(Case, task="pref")
 
 @pytest.mark.parametrize("record", [
     {"prompt": QUESTION} | ANSWERS, {"prompt": QUESTION, "chosen": said("So"), "rejected": said("No")}, {"prompt": QUESTION} | WORDS,
-    {"prompt": "Why?"} | ANSWERS, {"prompt": "Why?"} | CHATS, {"prompt": "why"} | CHATS, CHATS, {"prompt": QUESTION} | CHATS,  # not asked twice
+    {"prompt": "Why?"} | ANSWERS, {"prompt": "Why?"} | CHATS, {"prompt": "why"} | CHATS, CHATS, {"prompt": QUESTION} | CHATS,  # the question appears once
     {"prompt": json.dumps(QUESTION), "chosen": json.dumps([said("So")]), "rejected": json.dumps([said("No")])},
     {"conversations": gpt("Why?"), "chosen": gpt("", "So")[1], "rejected": gpt("", "No")[1]}, {"messages": QUESTION} | ANSWERS,
     CHATS | {"messages": [*QUESTION, said("So")], "question": "Why?"}])
@@ -50,16 +51,16 @@ DOCUMENTS = {
     "text after the end of turn stays": Pair([CHATS], texts=[text + "\n.\n" for text in ANSWERED], template=CHATML + ".{{ '\\n' }}"),
     "a token after the end of turn is not trained": Pair(
         [CHATS], [["So<|im_end|>"], ["No<|im_end|>"]], [text + "\n<|endoftext|>" for text in ANSWERED], template=CHATML + "{{ eos_token + '\\n' }}"),
-    "strings with a prompt: also what both answers begin with": Pair(
+    "strings with a prompt: the common beginning of the answers is trained": Pair(
         [{"prompt": "Q: ", "chosen": "yes", "rejected": "yet\n"}], [["yes<|endoftext|>"], ["yet\n<|endoftext|>"]],
         ["Q: yes<|endoftext|>", "Q: yet\n<|endoftext|>"], {"different prompts": None}, template=None, tokenizer={"merges": []}),
     "strings without their end": Pair(
         [{"prompt": "Q: ", "chosen": "yes", "rejected": "no"}], texts=["Q: yes", "Q: no"], template=None, flags=["--append_eos", "false"]),
-    "EOS is there, once or twice; white space after it goes": Pair(
+    "EOS is in the text once or twice; white space after it is removed": Pair(
         [{"prompt": "Q:", "chosen": "yes<|endoftext|>", "rejected": "no<|endoftext|><|endoftext|>\n\n"}],
         [["yes<|endoftext|>"], ["no<|endoftext|><|endoftext|>"]],
         ["Q:yes<|endoftext|>", "Q:no<|endoftext|><|endoftext|>"], template=None),
-    "a token over the border belongs to no answer": Pair(
+    "a token across the border belongs to no answer": Pair(
         [{"prompt": "Q: ", "chosen": "Hello you", "rejected": "Bye"}], [[" you<|endoftext|>"], ["Bye<|endoftext|>"]], rows={"merged starts": 1},
         template=None, tokenizer={"merges": chain("ĠHello")}),
     "BOS": Pair(BOS_PAIRS, [["A<|endoftext|>"], ["B<|endoftext|>"]] * 2, ["<s>Q:A<|endoftext|>", "<s>Q:B<|endoftext|>"] * 2, template=None,
@@ -72,10 +73,10 @@ DOCUMENTS = {
     "named lists are chats": Pair(NAMED_LISTS, texts=ANSWERED, flags=KEYS),
     "the prompt is all messages but the last": Pair(
         [{"good": CHAT, "bad": [*CHAT[:4], said("No")]}], [["Bye<|im_end|>"], ["No<|im_end|>"]], flags=[*KEYS[2:], "--apply_chat_template"]),
-    "and so with a template that has no system message": Pair(
+    "the same with a template without system messages": Pair(
         LAST_ANSWERS, [[" Bye <|endoftext|>"], [" No <|endoftext|>"]],
         flags=[*KEYS[2:], "--tokenizer_chat_template", LLAMA2.replace("bos_token + ", "")]),
-    "a call of a tool without a word is no empty answer": Pair(
+    "a call of a tool without text is no empty answer": Pair(
         [{"prompt": QUESTION, "chosen": [CALL], "rejected": [said("b")]}], [["look<|im_end|>"], ["b<|im_end|>"]],
         template=CHATML.replace("m['content']", "(m['content'] or m['tool_calls'][0]['name'])"), tokenizer={"merges": []}),
     "answers that are cut": Pair(
@@ -83,7 +84,7 @@ DOCUMENTS = {
         ["Q:ab", "Q:b<|endoftext|>", "Q:a<|endoftext|>", "Q:b<|endoftext|>"],
         {"cut to 4 tokens": 1, "dropped": 3, "truncated to nothing": 3, "pairs kept": 2}, template=None, tokenizer={"merges": []},
         flags=["--max_len", "4", "--truncation", "keep"]),
-    "answers that begin with their prompt; a short text is a note": Pair(
+    "answers that include their prompt; a short other text is a note": Pair(
         [{"chosen": "Why? So", "rejected": "Why? No", "id": "a7"}], texts=["Why? So<|endoftext|>", "Why? No<|endoftext|>"]),
     **{f"the prompt is named: {name}": Pair([pair | {name: "Why?"}], texts=ANSWERED, flags=["--prompt_key", name, "--apply_chat_template"])
        for name in ("question", "instruction", "input", "query", "problem", "context") for pair in (WORDS, ANSWERS)},
@@ -104,7 +105,7 @@ def test_documents_of_pairs(bench, case):
     (LLAMA2, " So <|endoftext|>"), (THINKING, "<think>\n\n</think>\n\nSo<|im_end|>")])
 @pytest.mark.parametrize("rstrip", [False, True])
 def test_a_pairs_documents_end_with_the_end_of_turn(bench, template, ends, rstrip):
-    earlier = chat("Hi", "<think>\nhm\n</think>\n\nHello", "And?")  # which THINKING rewrites
+    earlier = chat("Hi", "<think>\nhm\n</think>\n\nHello", "And?")  # THINKING rewrites it
     wanted = [ends, ends.replace("So", "No")]
     documents = bench.expect(Pair([{"chosen": [*earlier, said("So")], "rejected": [*earlier, said("No")]}], [[text] for text in wanted],
                                   template=template, tokenizer={"rstrip": rstrip, "bos": "<s>"}))
@@ -115,47 +116,37 @@ def test_a_pairs_documents_end_with_the_end_of_turn(bench, template, ends, rstri
 @pytest.mark.parametrize("merges, chosen, rejected, trained", [
     ([], "Q: yes", "Q: yet", ["s<|endoftext|>", "t<|endoftext|>"]),
     (chain("yes", "yet"), "Q: yes", "Q: yet", ["yes<|endoftext|>", "yet<|endoftext|>"]),  # one token each
-    (chain("Ġyes"), "Q: yes", "Q: yet", [" yes<|endoftext|>", " yet<|endoftext|>"]),  # only one of them swallows the space
-    (chain("yes"), "Q: yes", "Q: yes, so", ["<|endoftext|>", ", so<|endoftext|>"]),  # one begins the other
+    (chain("Ġyes"), "Q: yes", "Q: yet", [" yes<|endoftext|>", " yet<|endoftext|>"]),  # only one of the tokens includes the space
+    (chain("yes"), "Q: yes", "Q: yes, so", ["<|endoftext|>", ", so<|endoftext|>"]),  # one text is the beginning of the other
     (chain("yes") + [("yes", "yes")], "Q: yesyes", "Q: yes", ["yesyes<|endoftext|>", "yes<|endoftext|>"]),
-    ([], "😀", "😁", ["\ufffd<|endoftext|>"] * 2),  # of four bytes the last differs
+    ([], "😀", "😁", ["\ufffd<|endoftext|>"] * 2),  # the last of four bytes differs
     ([], "Yes", "No", ["es<|endoftext|>", "o<|endoftext|>"]),  # nothing in common
     ([], "<|im_start|>Q<|im_end|>A<|im_end|>\n", "<|im_start|>Q<|im_end|>B<|im_end|>\n", ["A<|im_end|><|endoftext|>", "B<|im_end|><|endoftext|>"])])
 def test_prompt_of_two_strings_is_what_they_begin_with(bench, merges, chosen, rejected, trained):
     bench.expect(Pair([{"chosen": chosen, "rejected": rejected}], [[run] for run in trained], template=None, tokenizer={"merges": merges}))
 
 
-def token_bytes(documents, ids):
-    """The bytes of each token of a byte-level BPE, by the alphabet that GPT-2 defined."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    alphabet = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-    special = set(documents.hf.all_special_tokens) | {"<|im_start|>", "<|im_end|>", "<s>"}
-    return [t.encode() if t in special else bytes(alphabet[c] for c in t) for t in documents.hf.convert_ids_to_tokens(ids)]
-
-
 @pytest.mark.parametrize("explicit", [True, False])
-def test_spans_of_random_pairs_in_bytes(bench, explicit):
-    """The targets once more from bytes alone: where each token begins and ends, and how far the texts agree."""
+def test_targets_of_random_pairs_by_bytes(bench, explicit):
+    """A token is a target if it begins at or after the prompt's end: the given prompt, or the longest common text that both split at a token."""
     rng = np.random.default_rng(1)
     tokenizer = bench.tokenizer(merges=chain("aab", "abb", "Ġab", "Ġba", "baĠ") + [("Ã", "©"), ("a", "Ã")])
 
     def text(most):
         return "".join(rng.choice(["a", "b", "ab", " ", "é", "è", "<|im_end|>", "\n"]) for _ in range(rng.integers(1, most)))
 
-    begun = [(text(9), text(6), text(6)) for _ in range(400)]
-    begun = [(p, c, r) for p, c, r in begun if len({"", c.strip(), r.strip()}) == 3]
+    pairs = [(text(9), text(6), text(6)) for _ in range(400)]
+    pairs = [(p, c, r) for p, c, r in pairs if len({"", c.strip(), r.strip()}) == 3]
     documents = bench.run("pref", tokenizer, [{"prompt": p, "chosen": c, "rejected": r} if explicit else {"chosen": p + c, "rejected": p + r}
-                                              for p, c, r in begun])
-    pieces = [token_bytes(documents, ids) for ids in documents.ids]
-    bounds = [np.cumsum([0, *map(len, p)]).tolist() for p in pieces]
-    whole = [b"".join(p) for p in pieces]
-    assert len(pieces) == 2 * len(begun) > 500
-    for i, (prompt, *_) in zip(range(0, len(pieces), 2), begun):
-        start = len(prompt.encode())
-        if not explicit:
-            agreed = len(os.path.commonprefix(whole[i:i + 2]))
-            start = max(b for b in {*bounds[i]} & {*bounds[i + 1]} if b <= agreed)
+                                              for p, c, r in pairs])
+    byte_of = {c: bytes([b]) for b, c in bytes_to_unicode().items()}
+    special = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"}
+    pieces = [[t.encode() if t in special else b"".join(byte_of[c] for c in t) for t in documents.hf.convert_ids_to_tokens(ids)] for ids in documents.ids]
+    bounds, whole = [np.cumsum([0, *map(len, p)]).tolist() for p in pieces], [b"".join(p) for p in pieces]
+    assert len(pieces) == 2 * len(pairs) > 500
+    for i, (prompt, *_) in zip(range(0, len(pieces), 2), pairs):
+        common = len(os.path.commonprefix(whole[i:i + 2]))
+        start = len(prompt.encode()) if explicit else max(b for b in {*bounds[i]} & {*bounds[i + 1]} if b <= common)
         for j in (i, i + 1):
             assert documents.masks[j] == [int(b >= start and t > 0) for t, b in enumerate(bounds[j][:-1])], whole[i:i + 2]
 
@@ -167,14 +158,14 @@ def test_margins(bench):
     documents = bench.run("pref", tokenizer, [pair | {"margin": 1.5}, pair, dropped, pair | {"margin": -2}, pair | {"margin": None}])
     margin = documents.arrays["margin"]
     assert (margin.dtype, margin.tolist()) == (np.float32, [1.5, 0, -2, 0]) and len(documents.ids) == 8
-    assert list(documents.arrays) == ["doc_offsets", "margin", "tokens", "loss_mask"]  # the widest first, for their alignment
+    assert list(documents.arrays) == ["doc_offsets", "margin", "tokens", "loss_mask"]  # in the order of their alignment
     assert bench.row("without a margin") == 2
     bench.run("pref", tokenizer, [pair | {"margin": 1}])
     assert bench.row("without a margin") is None
     table = bench.csv(["chosen", "rejected", "margin"], ["Qa", "Qb", "0.25"], ["Qa", "Qb", ""])
     assert bench.run("pref", tokenizer, table).arrays["margin"].tolist() == [0.25, 0]
     assert "margin" not in bench.run("pref", tokenizer,
-                                     [pair, pair | {"rejected": "", "margin": 1}]).arrays  # of the pairs that are left none has one
+                                     [pair, pair | {"rejected": "", "margin": 1}]).arrays  # no pair that is kept has one
 
 
 def test_dropped_pairs_are_counted_with_their_reason(bench):

@@ -1,4 +1,5 @@
-"""Ranks that are processes: over MPI through scripts/launch.sh, or started by hand. And launch.sh itself, with a stand-in for mpirun."""
+"""Ranks as processes: over MPI through scripts/launch.sh, or started by hand over sockets, with strangers at the socket. And launch.sh itself, with a
+stand-in for mpirun."""
 
 import contextlib
 import hmac
@@ -43,7 +44,7 @@ def start(what, rank, world, address, *timeout, secret=""):
 
 
 def ends(processes, timeout=60):
-    """Exit code, standard output and standard error of each process; none is left behind."""
+    """Exit code, standard output and standard error of each process; ends those that still run."""
     try:
         said = [p.communicate(timeout=timeout) for p in processes]
         return [(p.returncode, *texts) for p, texts in zip(processes, said)]
@@ -53,7 +54,7 @@ def ends(processes, timeout=60):
 
 
 def all_of(results):
-    """The first exit code that is not 0, and what all said together."""
+    """The first exit code that is not 0, and the joined outputs."""
     codes, outs, errs = zip(*results)
     return next((code for code in codes if code), 0), "".join(outs), "".join(errs)
 
@@ -70,8 +71,8 @@ def expect_done(result, what):
 
 @pytest.fixture(scope="module", params=[over_mpi, by_hand])
 def ended(request):
-    """Exit code, standard output and standard error of runs: (ranks, what they do). mpirun itself waits most of the time, so they run together."""
-    runs = [(2, "calls"), (4, "calls"), *((4, what) for what in ("idle", "throw", "agree", "kill", "hang"))]
+    """The results of runs: {(ranks, what they do): exit code, standard output, standard error}. They run at the same time, because mpirun mostly waits."""
+    runs = [(2, "calls"), *((4, what) for what in ("calls", "idle", "throw", "agree", "kill", "hang"))]
     runs += [(4, "agree_late")] * (request.param == over_mpi)
 
     def soon(run):
@@ -85,19 +86,16 @@ def ended(request):
 
 
 @pytest.mark.parametrize("ranks, what", [(2, "calls"), (4, "calls"), (4, "idle")])
-def test_every_call_and_waiting_without_work(ended, ranks, what):
+def test_calls_and_idle_waits(ended, ranks, what):
     expect_done(ended[ranks, what], f"{ranks} ranks: {what}")
 
 
-def test_an_error_ends_all_ranks_and_is_said_once(ended):
+def test_an_error_ends_all_ranks_with_one_message(ended):
     said = {"throw": "rank 3: out of luck", "agree": "no such file", "agree_late": "no such file\n", "kill": "",  # agree_late: during an exchange
             "hang": "has waited longer than --comm_timeout 2"}
     for (_, what), (code, out, err) in ended.items():
         if what in said:
             assert code != 0 and "done" not in out and (what == "kill" or err.count(said[what]) == 1), what + err
-
-
-def test_a_hung_run_ends_with_every_ranks_last_call(ended):
     for rank, state in enumerate(["in", "back from", "in", "in"]):
         assert f"  rank {rank}: {state} barrier test/processes/test_processes.cpp:" in ended[4, "hang"][2]
 
@@ -107,7 +105,7 @@ def test_a_slice_of_more_than_2_gib():
     expect_done(over_mpi(2, "large"), "2 ranks: large")
 
 
-def test_without_mpirun_mpi_is_left_alone():
+def test_without_mpirun_mpi_is_not_started():
     result = subprocess.run([PROGRAM], capture_output=True, text=True)
     assert result.returncode == 1 and result.stderr == "not started by mpirun\n"
 
@@ -125,8 +123,8 @@ def test_names_and_ipv6(host):
 
 
 @pytest.mark.parametrize("what, rank, times", [("kill", 3, 1), ("kill_first", 0, 3)])
-def test_the_rank_that_was_killed_is_named(what, rank, times):
-    """By rank 0, or by all others if it was rank 0 itself."""
+def test_a_killed_rank_is_named(what, rank, times):
+    """Rank 0 names it; if rank 0 itself was killed, all others do."""
     begin = time.monotonic()
     address = free_address()
     results = ends([start(what, r, 4, address) for r in range(4)])
@@ -136,7 +134,7 @@ def test_the_rank_that_was_killed_is_named(what, rank, times):
     assert err.startswith(f"rank {rank} is gone") and err.count(" is gone") == err.count("fix: ") == times, err
 
 
-def test_a_process_that_does_not_answer_is_not_waited_for():
+def test_a_stopped_process_does_not_stop_the_others():
     address = free_address()
     processes = [start("stop", rank, 3, address) for rank in range(3)]
     try:
@@ -149,7 +147,7 @@ def test_a_process_that_does_not_answer_is_not_waited_for():
 
 
 def one(rank, world, address, *timeout, secret=""):
-    """A rank that fails on the way to the others: its only message."""
+    """The message of a rank that cannot connect."""
     begin = time.monotonic()
     ((code, out, err),) = ends([start("agreement", rank, world, address, *timeout, secret=secret)])
     assert code == 1 and out == "" and time.monotonic() - begin < 30
@@ -170,7 +168,7 @@ def test_wrong_ranks_and_addresses(rank, world, address, said):
     assert said in one(rank, world, free_address() if address is None else address, secret="0123456789abcdef")
 
 
-def test_not_all_ranks_come():
+def test_missing_ranks_are_named():
     address = free_address()
     (code, _, err), (code_2, _, err_2) = ends([start("agreement", rank, 4, address, 2) for rank in [0, 2]])
     assert code == 1 and f"some of the 4 ranks have not connected to {address} within 2 s: 1, 3\n  fix: " in err
@@ -179,7 +177,7 @@ def test_not_all_ranks_come():
 
 @contextlib.contextmanager
 def listener(answer):
-    """Another program, which answers whoever calls."""
+    """Another program that answers at the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -199,7 +197,7 @@ def listener(answer):
     lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
     lambda connection: None,  # it closes
     lambda connection: time.sleep(4)])
-def test_something_else_answers(answer):
+def test_another_program_at_the_address(answer):
     with listener(answer) as address:
         assert f"another program answers at {address}, not rank 0" in one(1, 2, address, 3)
 
@@ -225,7 +223,7 @@ def hello(connection):
 
 
 def is_closed(connection):
-    """When all that was said has been read."""
+    """True after the end of the stream."""
     connection.settimeout(20)
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(4096):
@@ -253,14 +251,14 @@ STRANGERS = {
 
 
 def test_strangers_are_closed_and_do_not_disturb():
-    """Nor do hundreds at once, or a slow one: rank 0 waits for rank 1 alone."""
+    """Neither hundreds of connections nor a slow one delay the ranks."""
     address = free_address()
     first = start("agreement", 0, 2, address, secret=SECRET)
     for name, says in STRANGERS.items():
         with connected(address) as stranger:
             stranger.sendall(says(hello(stranger)))
             if name in ("rank -1", "a larger world"):
-                assert len(stranger.recv(40, socket.MSG_WAITALL)) == 40  # those who know the secret get an answer
+                assert len(stranger.recv(40, socket.MSG_WAITALL)) == 40  # a connection with the secret gets an answer
             assert is_closed(stranger), name
     with contextlib.ExitStack() as stack:
         slow = stack.enter_context(connected(address))
@@ -275,18 +273,18 @@ def test_strangers_are_closed_and_do_not_disturb():
 @pytest.mark.parametrize("frame", [b"\xff" * FRAME, *(struct.pack("=Iiiii4xQ", 0, 0, 0, 2, count, size) + bytes(128)
                                                       for count, size in ((1, 2**34), (2**30, 4)))])
 def test_a_frame_that_no_rank_sends_ends_the_run(frame):
-    """No length is believed, even of a process that knows the secret."""
+    """Lengths are checked even from a process that knows the secret."""
     address = free_address()
     first = start("agreement", 0, 2, address, secret=SECRET)
     with connected(address) as false:
         false.sendall(application(SECRET, hello(false), 1, 2))
-        assert false.recv(41, socket.MSG_WAITALL)[-1:] == b"!"  # an answer, and the start
+        assert false.recv(41, socket.MSG_WAITALL)[-1:] == b"!"  # the answer, and the sign to start
         false.sendall(frame)
         ((code, out, err),) = ends([first])
     assert (code, out) == (1, "") and err.startswith("rank 1 has sent an unknown message\n  fix: "), err
 
 
-def test_nobody_listens_after_the_start():
+def test_the_socket_is_closed_after_the_start():
     address = free_address()
     ranks = [start("kill_first" if rank else "hang", rank, 2, address, secret=SECRET) for rank in (0, 1)]
     time.sleep(1)
@@ -300,7 +298,7 @@ def test_nobody_listens_after_the_start():
             rank.communicate()
 
 
-def test_ranks_with_other_secrets_are_turned_away_by_name():
+def test_ranks_with_other_secrets_are_refused():
     address = free_address()
     first = start("agreement", 0, 2, address, 4, secret=SECRET)
     for secret in ["", OTHER]:
@@ -310,14 +308,14 @@ def test_ranks_with_other_secrets_are_turned_away_by_name():
 
 
 @pytest.mark.parametrize("secret, said", [("", "no secret keeps them out"), ("short", "so short that it can be guessed")])
-def test_an_address_that_others_reach_takes_a_good_secret(secret, said):
+def test_a_public_address_needs_a_long_secret(secret, said):
     for rank in (0, 1):
         err = one(rank, 2, "192.0.2.1:29500", secret=secret)
         assert said in err and "fix: the same LLMC_RENDEZVOUS_SECRET" in err
 
 
 @pytest.mark.parametrize("answer", [b"\0" * 40, b"x" * 39])
-def test_a_false_rank_0_is_not_believed(answer):
+def test_a_rank_0_without_the_secret_is_refused(answer):
     def serve(connection):
         connection.sendall(b"llmcrank" + struct.pack("=I", 2) + os.urandom(32))
         connection.recv(APPLICATION, socket.MSG_WAITALL)
@@ -327,7 +325,7 @@ def test_a_false_rank_0_is_not_believed(answer):
         assert f"rank 0 at {address} does not know this rank's secret" in one(1, 2, address, 3, secret=SECRET)
 
 
-def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
+def test_wrong_ranks_are_refused_and_the_run_continues():
     address = free_address()
     right = [start("agreement", rank, 3, address) for rank in [0, 1]]
     time.sleep(0.5)
@@ -337,8 +335,8 @@ def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
     expect_done(all_of(ends([*right, start("agreement", 2, 3, address)])), "3 ranks: agreement")
 
 
-def test_a_rank_may_be_started_again_before_all_have_come():
-    """In any order."""
+def test_a_rank_may_be_restarted_before_all_are_connected():
+    """The order of the starts does not matter."""
     address = free_address()
     second, first = start("agreement", 1, 3, address), start("agreement", 0, 3, address)
     time.sleep(0.5)
@@ -360,7 +358,7 @@ def test_two_hosts():
 
 @pytest.fixture
 def open_mpi(tmp_path):
-    """An environment whose mpirun tells its version, or prints its arguments and runs the program once."""
+    """An environment whose mpirun prints its version, or prints its arguments and runs the program once."""
     stand_in(tmp_path / "mpirun", """
 if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 4.1.4'; exit; fi
 echo "mpirun $*; $OMP_NUM_THREADS threads, ${OMP_WAIT_POLICY-as usual}, store ${PMIX_MCA_gds-as usual}"
@@ -375,7 +373,7 @@ def launch(arguments, environment):
     return subprocess.run(["bash", LAUNCH, *arguments], env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_launch_adds_what_open_mpi_needs_and_prints_the_command(open_mpi):
+def test_launch_adds_options_of_open_mpi_and_prints_the_command(open_mpi):
     result = launch(["-np", "1000", "bash", "-c", "exit 7", "a b"], open_mpi)
     assert result.returncode == 7
     command = result.stderr.strip()
@@ -383,17 +381,15 @@ def test_launch_adds_what_open_mpi_needs_and_prints_the_command(open_mpi):
         assert option in command
     assert ("--allow-run-as-root" in command) == (os.getuid() == 0)
     assert command.startswith("OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive mpirun ") and "; 1 threads, passive, store hash\n" in result.stdout
-    assert "store ds21\n" in launch(["-np", "1", "bash", "-c", "true"], open_mpi | {"PMIX_MCA_gds": "ds21"}).stdout
     one, cores = ["-np", "1", "bash", "-c", "true"], len(os.sched_getaffinity(0))
-    assert f"; {cores} threads, as usual" in launch(one, open_mpi).stdout
-    assert "OMP_WAIT_POLICY" not in launch(one, open_mpi).stderr
-    more = open_mpi | {"OMP_NUM_THREADS": str(cores + 1)}
-    assert f"; {cores + 1} threads, passive" in launch(one, more).stdout
-    assert f"; {cores + 1} threads, active" in launch(one, more | {"OMP_WAIT_POLICY": "active"}).stdout
+    more = {"OMP_NUM_THREADS": str(cores + 1)}
+    for changes, printed in (({}, f"; {cores} threads, as usual, store hash\n"), ({"PMIX_MCA_gds": "ds21"}, "store ds21\n"),
+                             (more, f"; {cores + 1} threads, passive"), (more | {"OMP_WAIT_POLICY": "active"}, f"; {cores + 1} threads, active")):
+        assert printed in launch(one, open_mpi | changes).stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_launch_passes_signals_on_and_waits_for_the_end(open_mpi, number):
+def test_launch_forwards_signals_and_waits_for_the_end(open_mpi, number):
     program = 'trap "echo saving; sleep 0.5; echo saved; exit 138" USR1; echo ready; while :; do sleep 0.05; done'
     process = subprocess.Popen(["bash", LAUNCH, "-np", "2", "bash", "-c", program], env=open_mpi, stdout=subprocess.PIPE, text=True)
     while "ready" != process.stdout.readline().strip():
