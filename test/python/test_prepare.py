@@ -1,5 +1,5 @@
-"""data/prepare.py on prompts with answers, text and ready-made ids: the trained text, by decoding the trained tokens; lengths; the names of
-fields that flags choose; prompts without answers; and the file that is written."""
+"""data/prepare.py on prompts with answers, text and ready-made ids. The tests decode the trained tokens; lengths; fields named by flags; prompts without
+answers; and the output file."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tokenizer import Tokenizer, fnv1a
 QA = {"prompt": "Q", "completion": "A"}
 TEXTS = [{"text": "One"}, {"text": "<s>Two"}]
 WITH_BOS, WITHOUT_BOS = ["<s>One<|endoftext|>", "<s>Two<|endoftext|>"], ["One<|endoftext|>", "<s>Two<|endoftext|>"]
-SILENT, ADDING = {"bos": "<s>"}, {"bos": "<s>", "post": "bos"}  # whether the tokenizer itself adds BOS
+SILENT, ADDING = {"bos": "<s>"}, {"bos": "<s>", "post": "bos"}  # the tokenizer itself adds BOS or not
 LONG = [{"prompt": "Q:", "completion": "abcdef"}, {"prompt": "Q:", "completion": "a"}, {"prompt": "QQQQQQ", "completion": "a"}]
 STRINGS = [{"question": "Why {x}?", "response": "So"}]
 KEYS = ["--input_key", "question", "--output_key", "response"]
@@ -31,13 +31,13 @@ DOCUMENTS = {
          {"prompt": "Q:", "completion": "yes<|endoftext|>"}, {"prompt": "é", "completion": "😀"}, {"prompt": "", "completion": "yes"}],
         [["yes<|endoftext|>"], [" yes<|endoftext|>"], ["\n\nyes\n<|endoftext|>"], ["yes<|endoftext|>"], ["😀<|endoftext|>"], ["es<|endoftext|>"]],
         ["Q: yes<|endoftext|>", "Q: yes<|endoftext|>", "Q:\n\nyes\n<|endoftext|>", "Q:yes<|endoftext|>", "é😀<|endoftext|>", "yes<|endoftext|>"]),
-    "a token over the border is no target": Case(
+    "a token across the border is no target": Case(
         [{"prompt": "Q: ", "completion": "Hello"}, {"prompt": "Q:", "completion": " Hello"}, {"prompt": "Q\n", "completion": "\nHello"},
          {"prompt": "Q ", "completion": "He"}], [["<|endoftext|>"], [" Hello<|endoftext|>"], ["Hello<|endoftext|>"], ["<|endoftext|>"]],
         rows={"merged starts": 3}, tokenizer={"merges": chain("ĠHello", "ĊĊ")}),
     "no BOS": Case(TEXTS, texts=WITHOUT_BOS, task="pretrain", tokenizer=SILENT),
     "BOS always": Case(TEXTS, texts=WITH_BOS, task="pretrain", tokenizer=SILENT, flags=["--add_bos", "always"]),
-    "BOS of the tokenizer's": Case(TEXTS, [["One<|endoftext|>"], ["Two<|endoftext|>"]], WITH_BOS, task="pretrain", tokenizer=ADDING),
+    "BOS by the tokenizer": Case(TEXTS, [["One<|endoftext|>"], ["Two<|endoftext|>"]], WITH_BOS, task="pretrain", tokenizer=ADDING),
     "BOS never": Case(TEXTS, texts=WITHOUT_BOS, task="pretrain", tokenizer=ADDING, flags=["--add_bos", "never"]),
     "BOS before a prompt": Case([QA], texts=["<s>QA<|endoftext|>"], tokenizer=ADDING),
     **{f"text is trained whole and ended, {task}": Case(
@@ -49,13 +49,13 @@ DOCUMENTS = {
         [{"text": "abcdefghij"}, {"text": "klm"}], [["bcd"], ["fgh"], ["j<|endoftext|>"], ["lm<|endoftext|>"]],
         ["abcd", "efgh", "ij<|endoftext|>", "klm<|endoftext|>"],
         {"split": 1}, "pretrain", tokenizer={"merges": []}, flags=["--max_len", "4"]),
-    "a rest of one token predicts nothing": Case(
+    "a remainder of one token is dropped": Case(
         [{"text": "abcdefgh"}], texts=["abcd", "efgh"], task="pretrain", tokenizer={"merges": []}, flags=["--max_len", "4"]),
     "a text is cut": Case([{"text": "abcdef"}], texts=["abcde"], task="pretrain", tokenizer={"merges": []},
                           flags=["--max_len=5", "--truncation=keep"]),
-    "what is too long is dropped": Case(
+    "a sample that is too long is dropped": Case(
         LONG, [["a<|endoftext|>"]], rows={"dropped": 2, "longer than 5 tokens": 2}, tokenizer={"merges": []}, flags=["--max_len", "5"]),
-    "an answer that is cut has no end": Case(
+    "a cut answer has no end token": Case(
         LONG, [["abc"], ["a<|endoftext|>"]], ["Q:abc", "Q:a<|endoftext|>"], {"cut to 5 tokens": 2, "dropped": 1, "without a target token": 1},
         tokenizer={"merges": []}, flags=["--max-len", "5", "--truncation", "keep"]),
     "no answer": Case([{"messages": chat("Hi")}, {"messages": CHAT}], BOTH_TURNS, rows={"without a target token": 1}),
@@ -63,8 +63,8 @@ DOCUMENTS = {
     "OpenRLHF's text around a prompt": Case(
         STRINGS, [["So<|endoftext|>"]], ["User: Why {x}?\nAssistant: So<|endoftext|>"], tokenizer={"merges": []},
         flags=[*KEYS, "--input_template", "openrlhf"]),
-    "text of one's own around a prompt": Case(STRINGS, texts=["Why {x}?=So<|endoftext|>"], flags=[*KEYS, "--input_template", "{}="]),
-    **{f"strings are turns where there is a template {flags}": Case(STRINGS, [["So<|im_end|>"]], [ANSWERED], flags=flags)
+    "other text around a prompt": Case(STRINGS, texts=["Why {x}?=So<|endoftext|>"], flags=[*KEYS, "--input_template", "{}="]),
+    **{f"strings are turns if there is a template {flags}": Case(STRINGS, [["So<|im_end|>"]], [ANSWERED], flags=flags)
        for flags in ([*KEYS, "--apply_chat_template"], KEYS, [])},
     "a named chat": Case([{"chat": CHAT}], [["Bye<|im_end|>"]], flags=["--input_key", "chat", "--apply-chat-template", "true"]),
     "all turns of a named chat": Case([{"chat": CHAT}], BOTH_TURNS, flags=["--input_key", "chat", "--apply_chat_template", "--multiturn"]),
@@ -77,7 +77,7 @@ DOCUMENTS = {
     "a system prompt beside named fields": Case(
         [ORCA | {"prompt": "x", "id": "7", "answer": "y", "source": "z"}], texts=[asked("Name a river.", "Be terse.") + "The Maranon.<|im_end|>\n"],
         flags=[*KEYS, "--apply_chat_template"]),
-    **{f"text around an instruction makes no chat: {form} {context}": Case(
+    **{f"an input template in place of a chat: {form} {context}": Case(
         [ALPACA | {"input": context}], [["3<|endoftext|>"]], [f"{text}3<|endoftext|>"], tokenizer={"merges": []}, flags=["--input_template", form])
        for form, context, text in (
            ("alpaca", "1 2", f"{BELOW}, paired with an input that provides further context. {REQUEST}### Input:\n1 2\n\n### Response:\n"),
@@ -89,7 +89,7 @@ DOCUMENTS = {
     "prompts": Case([{"prompt": "Why?"}, {"messages": CHAT[:2]}], [[], [], []], [asked("Why?"), asked("Why?"), asked("Hi", "Be short.")],
                     task="prompts", tokenizer={"merges": []}, flags=["--prompt", "Why?"]),
     "prompts without the template": Case(None, texts=["Why?", " "], task="prompts", flags=["--prompt=Why?", "--prompt", " ", "--no-chat-template"]),
-    "prompts where there is no template": Case(None, texts=["<s>Why?"], task="prompts", template=None, tokenizer=ADDING, flags=["--prompt", "Why?"]),
+    "prompts if there is no template": Case(None, texts=["<s>Why?"], task="prompts", template=None, tokenizer=ADDING, flags=["--prompt", "Why?"]),
     "rl: named fields": Case(
         [{"q": "Why?"}, {"q": "Why?", "a": "So"}], texts=["User: Why?\nAssistant: ", "User: Why?\nAssistant: So<|endoftext|>"], task="rl",
         tokenizer={"merges": []}, flags=["--input_key", "q", "--output_key", "a", "--input_template", "openrlhf"]),
@@ -97,7 +97,7 @@ DOCUMENTS = {
     "rl: a named prompt of messages": Case([{"dataset": "d", "context": "c", "context_messages": chat("Why?"), "id": "1"}], texts=[asked("Why?")],
                                            task="rl", flags=["--input_key", "context_messages", "--apply_chat_template"]),
     "rl: a prompt in a text": Case([{"prompt": "Why?"}], texts=["Why?"], task="rl", flags=["--input_template", "{}"]),
-    "rl: an answer that is cut off leaves no prompt behind": Case(
+    "rl: a cut answer drops its prompt": Case(
         [{"prompt": "QQQQQQ", "completion": "A"}, {"prompt": "Q"}], texts=["Q"], task="rl", tokenizer={"merges": []},
         flags=["--max_len", "4", "--truncation", "keep", "--input_template", "{}"]),
 }
@@ -120,8 +120,8 @@ def test_ids_and_labels(bench):
 
 @pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": chat("Why?")}, {"messages": json.dumps(chat("Why?"))},
                                     {"prompt": "Why?", "answer": "", "reward_model": {"ground_truth": ""}}])
-def test_prompts_for_answers_of_the_models_own(bench, record):
-    """The task rl keeps prompts without an answer, and says how many; of a chat the last message is the answer."""
+def test_prompts_for_rl(bench, record):
+    """The task rl keeps prompts without an answer and counts them. The last message of a chat is the answer."""
     documents = bench.expect(Case([record, QA, {"messages": CHAT}], [[], ["A<|endoftext|>"], BOTH_TURNS[0][1:]], rows={"without an answer": 1},
                                   task="rl", tokenizer={"merges": []}))
     assert documents.texts()[0] == asked("Why?")
@@ -162,7 +162,7 @@ LINE_IN_MARKS = CHATML_MARKED.replace("'<|im_end|>' }}{% endgeneration %}{{ '\\n
     ("pretrain", CHATML, [{"text": "a<|im_end|>b"}], [], ["<|endoftext|>"]), ("pretrain", None, [{"text": "ab"}], ["--append_eos", "false"], []),
     ("prompts", CHATML, [{"prompt": "a"}], [], ["<|im_end|>"]), ("prompts", CHATML, [{"prompt": "a"}], ["--no_chat_template"], []),
     ("prompts", STRICT.replace("'assistant'", "'model'"), [{"prompt": "a"}], [], [])])
-def test_what_ends_a_turn_is_noted(bench, task, template, records, flags, ends):
+def test_end_tokens_are_stored(bench, task, template, records, flags, ends):
     documents = bench.run(task, bench.tokenizer(template), records, *flags)
     noted = documents.metadata.get("end_of_turn")
     assert [documents.hf.convert_ids_to_tokens(int(i)) for i in (noted.split(",") if noted else [])] == ends
@@ -183,7 +183,7 @@ def test_file(bench):
                         "end_of_turn": "266,268", "chat_template": CHATML}  # EOS ends the text
     assert [name for name in os.listdir(bench.path) if name.startswith("out")] == ["out.safetensors"]
     data = bench.out.read_bytes()
-    assert int.from_bytes(data[:8], "little") % 8 == 0 and list(arrays)[0] == "doc_offsets"  # so that 8-byte integers are aligned
+    assert int.from_bytes(data[:8], "little") % 8 == 0 and list(arrays)[0] == "doc_offsets"  # for the alignment of 8-byte integers
 
 
 def test_large_vocabulary_takes_32_bits(tmp_path):
@@ -205,32 +205,33 @@ def test_hash(tmp_path):
     assert Tokenizer(str(tmp_path)).hash == fnv1a("0\ta\t0\n1\t<x>\t0\n2\té\t0\n3\t<|end|>\t1\n") == "4822e3d0bf5859d2"
 
 
-def test_refusal_leaves_an_older_file_alone_and_has_no_traceback(bench):
+def test_the_program(bench):
+    """A refusal keeps the older output, and has no traceback. A terminal without the marks of --show gets escapes."""
     tokenizer = bench.tokenizer(CHATML)
     bench.run("sft", tokenizer, [{"messages": CHAT[1:3]}])
     old = bench.out.read_bytes()
-    command = [sys.executable, str(DATA / "prepare.py"), *bench.arguments("sft", tokenizer, [{"messages": CHAT}, "{"])]
+    command = [sys.executable, str(DATA / "prepare.py"), *bench.arguments("sft", tokenizer, [{"messages": CHAT}, "{"], "--show", "1")]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"record 2 (line 2) of {bench.path}/in.jsonl: broken JSON") and len(result.stderr.splitlines()) == 2
     assert bench.out.read_bytes() == old and sorted(os.listdir(bench.path)) == ["in.jsonl", "out.safetensors", "tokenizer"]
 
     bench.jsonl({"messages": CHAT})
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "") and "target tokens" in result.stdout
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "") and "target tokens" in result.stdout and "\\u27e6Bye<|im_end|>\\u27e7" in result.stdout
     assert Documents(bench.out, tokenizer).trained() == BOTH_TURNS
 
 
 @pytest.mark.parametrize("content", ["mine", '{"messages": []}\n', '\x40\0\0\0\0\0\0\0{"__metadata__": {"format": "pt"}}'])
-def test_a_file_of_the_user_s_is_not_replaced(bench, content):
+def test_other_files_are_not_replaced(bench, content):
     arguments = bench.arguments("sft", bench.tokenizer(CHATML), [{"messages": CHAT}], "--out")
-    for out in (bench.write("other", content), str(bench.path / "in.jsonl")):  # the second one is its own input
+    for out in (bench.write("other", content), str(bench.path / "in.jsonl")):  # the second one is the input itself
         before = Path(out).read_bytes()
         assert prepare.main([*arguments, out]) == 1 and f"--out {out} exists, and is no earlier result" in bench.capsys.readouterr().err
         assert Path(out).read_bytes() == before
 
 
-def test_links_and_devices_stay(bench):
+def test_output_to_links_and_pipes(bench):
     arguments = bench.arguments("sft", bench.tokenizer(CHATML), [{"messages": CHAT}], "--out")
     link, pipe = bench.path / "link", bench.path / "pipe"
     link.symlink_to("target")

@@ -1,4 +1,4 @@
-"""data/prepare.py: records in the layout of well-known data sets. Each is prepared correctly without changes, or is refused for its reason."""
+"""data/prepare.py on records in the layout of well-known data sets. Each is prepared without changes, or refused with a reason."""
 
 import json
 
@@ -9,7 +9,7 @@ Q, A, B = "Name a river in Peru.", "The Maranon.", "Bread."
 
 
 def document(*turns, system=None, trained=(-1,), is_pair=False):
-    """The text of a chat of user and assistant, which asks for an answer if it ends with the user's turn, and its trained texts."""
+    """The text of a chat and its trained texts. A chat that ends with the user's turn has the generation prompt."""
     texts = [turn("system", system)] * (system is not None) + [turn(("user", "assistant")[i % 2], text) for i, text in enumerate(turns)]
     text = "".join(texts) + ("<|im_start|>assistant\n" if len(turns) % 2 else "")
     return text.rstrip("\n") if is_pair else text, [turns[i] + "<|im_end|>" for i in trained] if len(turns) % 2 == 0 else []
@@ -31,7 +31,7 @@ CALLED = (f"# Tools {json.dumps([{'type': 'function', 'function': TOOL}])}\n{tur
           [f"<call>{json.dumps(CALL)}<|im_end|>"])
 NO_FORM = "none of which can be used\n  fix: accepted are: "
 NO_PAIR = "has no field 'chosen', so it is no pair of answers"
-# Data set, record, task, and the documents, a text and its trained texts each, or the refusal's message.
+# Data set, record, task, and the documents (text and trained texts) or the message of the refusal.
 LAYOUTS = [
     ("tatsu-lab/alpaca", {"instruction": Q, "input": "South America", "output": A, "text": "Below"}, "sft", [document(f"{Q}\n\nSouth America", A)]),
     ("alpaca of LLaMA-Factory", {"instruction": Q, "input": "", "output": A, "system": "Be kind.", "history": [["a", "b"]]}, "sft",
@@ -108,7 +108,7 @@ LAYOUTS = [
     ("kto-mix", {"prompt": Q, "completion": A, "label": True}, "rl", "is one answer with"),
 ]
 JUDGES = {"better_response_id", "overall_preference", "preference_strength", "winner", "labels"}
-ELSEWHERE = {"reward_model", "role", "tools", "answers", "messages", "conversations", "context"}  # which are read, and look otherwise in the document
+ELSEWHERE = {"reward_model", "role", "tools", "answers", "messages", "conversations", "context"}  # fields that are read, and look different in the document
 
 
 def texts_in(value):
@@ -126,14 +126,14 @@ def test_a_record_of_a_well_known_data_set(bench, record, task, expected):
     documents = bench.run(task, tokenizer, [record])
     assert list(zip(documents.texts(), documents.trained())) == expected
     assert ("without the chat template" in bench.printed) == ("<|im_start|>" not in expected[0][0])
-    # What is not in the documents has been counted.
+    # Everything that is not in the documents is counted.
     for name, value in record.items():
         shown = all(text in "".join(documents.texts()) for text in texts_in(value)) and (texts_in(value) or value in (None, "", [], {}))
         assert shown or name in JUDGES | ELSEWHERE or f"{name} (1)" in bench.printed, name
 
 
 @pytest.mark.parametrize("record", [row[1] for row in LAYOUTS if row[2] == "pref" and JUDGES & row[1].keys()][:5])
-def test_pairs_of_which_none_is_better_are_counted(bench, record):
+def test_draws_are_dropped_and_counted(bench, record):
     draw = {"winner": "tie", "labels": 2, "better_response_id": -1, "overall_preference": 0, "preference_strength": 0}
     judge = next(name for name in draw if name in record)
     assert len(bench.run("pref", bench.tokenizer(CHATML), [record | {judge: draw[judge]}, record, record | {judge: str(record[judge])}]).ids) == 4

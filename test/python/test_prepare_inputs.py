@@ -1,5 +1,5 @@
-"""data/prepare.py's inputs and its printed documents: the same records in every layout give the same tokens; several inputs, drawn with
-probabilities; llm.c's token shards; --show."""
+"""Inputs of data/prepare.py: files and data sets in every layout give the same tokens; several inputs, also drawn with probabilities; llm.c's token
+shards. And the documents that --show prints."""
 
 import datasets
 import gzip
@@ -20,7 +20,7 @@ from test_front_door import cached
 CHATS = [{"messages": chat(f"Say {i}" + ("" if i % 2 else "\n\naloud"), f"{i}!")} for i in range(6)]
 ALPACA = [{"instruction": f"Say {i}", "input": "" if i % 2 else "aloud", "output": f"{i}!"} for i in range(6)]
 SHAREGPT = [{"conversations": gpt(*(message["content"] for message in record["messages"]))} for record in CHATS]
-OTHERS = [{"messages": CHAT}]  # must not be read
+OTHERS = [{"messages": CHAT}]  # records that must not be read
 
 
 def lines(records):
@@ -28,7 +28,7 @@ def lines(records):
 
 
 def write(path, records):
-    """Writes records as the name asks."""
+    """Writes records in the format of the file name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
@@ -78,7 +78,7 @@ def layouts(tmp_path_factory):
 
 @pytest.fixture
 def twin(bench):
-    """The tokenizer, and the tokens and masks of the plain file."""
+    """The tokenizer, and the tokens and masks of CHATS in a plain file."""
     tokenizer = bench.tokenizer(CHATML)
     documents = bench.run("sft", tokenizer, CHATS)
     assert len(documents.ids) == len(CHATS)
@@ -86,7 +86,7 @@ def twin(bench):
     return tokenizer, (documents.ids, documents.masks)
 
 
-def test_every_layout_gives_the_tokens_of_its_plain_twin(bench, twin, layouts):
+def test_every_layout_gives_the_tokens_of_a_plain_file(bench, twin, layouts):
     for name in LAYOUTS:
         documents = bench.run("sft", twin[0], str(layouts / name))
         assert (documents.ids, documents.masks) == twin[1], name
@@ -98,12 +98,12 @@ def test_slices_of_a_split_are_those_of_datasets(bench, twin, layouts, split):
     tokenizer, (ids, _) = twin
     numbers = str(write(bench.path / "numbers.jsonl", [{"i": i} for i in range(6)]))
     expected = datasets.load_dataset("json", data_files=numbers, split=split, cache_dir=str(bench.path / "cache"))["i"]
-    for name in ("plain.jsonl", "sharegpt.parquet", "shards", "parquets", "splits", "saved", "plain.js*"):
+    for name in ("plain.jsonl", "parquets", "splits", "plain.js*"):
         assert bench.run("sft", tokenizer, f"{layouts / name}[{split}]").ids == [ids[i] for i in expected], name
 
 
 def test_several_files_of_several_kinds(bench):
-    """Cells of CSV stay text; a mark of the byte order and empty lines are none of the records."""
+    """Cells of CSV are text; a byte order mark and empty lines are ignored."""
     (bench.path / "a.json").write_text(json.dumps([{"prompt": "Q", "completion": "1"}]))
     table = bench.csv(["prompt", "completion"], ["Q, \"and\"\nso", "null"], ["Q", "007"])
     write(bench.path / "c.parquet", [{"messages": CHAT, "id": 1},
@@ -128,7 +128,7 @@ for arguments in json.load(sys.stdin):
 
 
 def prepared(bench, tokenizer, *sources):
-    """Code, message and documents of each source, by one process, which reads the environment when it starts."""
+    """Code, message and documents of each source, by one new process, because libraries read the environment when they are loaded."""
     outs = [bench.path / f"{number}.safetensors" for number in range(len(sources))]
     arguments = [[*bench.arguments("sft", tokenizer, source), "--out", str(out)] for source, out in zip(sources, outs)]
     result = subprocess.run([sys.executable, "-c", PREPARE_ALL, DATA], input=json.dumps(arguments), stdout=subprocess.PIPE, text=True, check=True,
@@ -162,10 +162,11 @@ def test_wrong_layouts(bench, layouts, name, expected):
     assert expected in bench.refused("sft", bench.tokenizer(CHATML), str(layouts / name)).replace(f"{layouts}/", "")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_data(bench):
-    """The reader and its workers, one after the other: the most that a process ever held, for some data and for more."""
+    """The peak of the reader and its workers, for some data and for more."""
     tokenizer, records = bench.tokenizer(CHATML), [{"text": f"{i} " * 400} for i in range(6)]
-    # The own peak is read from /proc: rusage would begin with the peak of the process that started it.
+    # The process reads its own peak from /proc, because rusage includes the peak of its parent before exec.
     script = ("import re, resource, sys; sys.path.insert(0, sys.argv[1]); import prepare; code = prepare.main(sys.argv[2:]);"
               "own = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]);"
               "print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(code)")
@@ -176,7 +177,7 @@ def test_memory_does_not_grow_with_the_data(bench):
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]) << 10
 
     few, many = 1000, 2500  # both fill the queues between the processes
-    assert peak(many) - peak(few) < len(lines(records)) * (many - few) / 2  # in memory, text and tokens would be several times that
+    assert peak(many) - peak(few) < len(lines(records)) * (many - few) / 2  # text and tokens in memory would need several times that
 
 
 # ---- several inputs, several processes
@@ -192,7 +193,7 @@ def drawn(bench, source, *flags):
 
 
 @pytest.mark.parametrize("counts, probs", [((40, 7), "0.5,0.5"), ((7, 900, 3), "0.2,0.7,0.1"), ((1, 1, 1), "0.3,0.3,0.4")])
-def test_draws_are_those_of_datasets(bench, counts, probs):
+def test_draws_equal_those_of_datasets(bench, counts, probs):
     source = inputs(bench, *counts)
     sets = [datasets.Dataset.from_dict({"text": [f"{name}{i}" for i in range(count)]}) for name, count in zip("abc", counts)]
     for seed, flags in ((42, []), (7, ["--seed", "7"])):
@@ -212,8 +213,8 @@ def test_the_number_of_processes_does_not_matter(bench, flags):
 
 
 def test_workers(bench):
-    """Workers name a bad record. A record that is too deep to be sent to a worker is still prepared: a list of a .json file is parsed at once, and its
-    records are pickled, which takes more stack than parsing them."""
+    """Workers name a bad record. A deeply nested record is prepared although it cannot be pickled for a worker: a .json file is parsed at once, and
+    pickling its records takes more stack than parsing."""
     tokenizer = bench.tokenizer()
     with pytest.raises(prepare.DataError, match=r"record 2501 \(line 2501\) of .*in.jsonl: has fields txt"):
         bench.run_in(3, "sft", tokenizer, [*[{"text": "a"}] * 2500, {"txt": "a"}])
@@ -227,7 +228,7 @@ def test_first_records_of_each_input(bench):
     source, first = inputs(bench, 40, 2, 9), ["a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"]
     assert drawn(bench, source, "--max_samples", "3") == first
     assert set(drawn(bench, source, "--max_samples", "3", "--dataset_probs", "0.333,0.333,0.333")) == set(first)
-    bench.jsonl({"text": "a0"}, "{", name="a.jsonl")  # the records behind them are not even looked at
+    bench.jsonl({"text": "a0"}, "{", name="a.jsonl")  # later records are not read
     assert drawn(bench, source, "--max_samples", "1") == ["a0", "b0", "c0"]
 
 
@@ -235,7 +236,7 @@ def test_first_records_of_each_input(bench):
 
 
 def printed(bench, *arguments):
-    """What follows the table."""
+    """The output after the table."""
     bench.run(*arguments)
     return bench.printed.partition("\n\n")[2]
 
@@ -257,7 +258,7 @@ PAIRS = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chose
 
 
 @pytest.mark.parametrize("task, merges, records, flags, shown", [
-    # The first byte of the emoji is in a token with the prompt's end, which is not trained.
+    # The token at the prompt's end, which is not trained, has the first byte of the emoji.
     ("sft", [("Q", "ð")], [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], ["--show", "1"],
      ["13 tokens, 12 trained\n⟦~Q😀~⟧⟦漢\\x1b[31m<|endoftext|>⟧\n"]),
     ("sft", [], [{"prompt": "Q", "completion": "é漢"}], ["--show", "1", "--max_len", "4", "--truncation", "keep"], ["4 tokens, 3 trained\nQ⟦é�⟧\n"]),
@@ -271,15 +272,8 @@ def test_shown_documents(bench, task, merges, records, flags, shown):
     assert len(texts) == len(shown) and all(text.startswith("---- ") and text.endswith(end) for text, end in zip(texts, shown)), texts
 
 
-def test_terminal_that_has_no_such_signs(bench):
-    command = [sys.executable, str(DATA / "prepare.py"),
-               *bench.arguments("sft", bench.tokenizer(), [{"prompt": "Q", "completion": "漢"}], "--show", "1")]
-    result = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert (result.returncode, result.stderr) == (0, b"") and b"Q\\u27e6\\u6f22<|endoftext|>\\u27e7\n" in result.stdout
-
-
-def test_shown_text_is_the_documents(bench):
-    """Without marks it equals the decoded whole, for byte-level and for sentencepiece tokens."""
+def test_shown_text_equals_the_decoded_text(bench):
+    """For byte-level and for sentencepiece tokens, without the marks."""
     from show import pieces
     from tokenizer import Tokenizer
     from tokenizers import Tokenizer as Backend, decoders, models, normalizers
@@ -298,7 +292,7 @@ def test_shown_text_is_the_documents(bench):
 
 # ---- llm.c's token shards
 
-END = 256  # of text, in a tokenizer of bytes
+END = 256  # the end token of a tokenizer of bytes
 
 
 def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
@@ -308,7 +302,7 @@ def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
 
 
 def without_tokenizer(bench, source, *flags):
-    """Status and message of pretrain; without flags, with correct ones."""
+    """Status and message of pretrain, with correct flags unless others are given."""
     status = prepare.main(["pretrain", "--input", source, "--out", str(bench.out), *(flags or ("--eos_token_id", str(END), "--vocab_size", "260"))])
     return status, bench.capsys.readouterr().err.replace(str(bench.path) + "/", "")
 
@@ -319,12 +313,11 @@ def test_documents_of_token_shards(bench):
     documents = bench.run("pretrain", bench.tokenizer(merges=[]), f"{whole},{middle}")
     assert documents.ids == [[END, 1, 2, 3, END], [END, 4, 5, END], [END, END], [END, 6], [7, 8, END], [END, 9, END]]
     assert documents.masks == [[0] + [1] * (len(ids) - 1) for ids in documents.ids]
-    assert bench.run("pretrain", bench.tokenizer(merges=[]), middle).ids == [[7, 8, END], [END, 9, END]]
     assert bench.run("pretrain", bench.tokenizer(merges=[]), shard(bench, [1, 2])).ids == [[1, 2]]
 
 
-@pytest.mark.parametrize("size", [3, 4, 5, 1000])
-def test_token_shards_written_back(bench, monkeypatch, size):
+@pytest.mark.parametrize("size", [4, 1000])
+def test_shards_that_prepare_writes(bench, monkeypatch, size):
     import shards
 
     monkeypatch.setattr(shards, "SHARD_TOKENS", size)
@@ -373,7 +366,7 @@ def test_shards_without_a_tokenizer(bench):
     assert np.fromfile(bench.path / "new_000000.bin", "<u2")[512:].tolist() == stream
 
 
-def test_a_star_stands_for_files_in_their_order(bench):
+def test_a_star_matches_files_in_order(bench):
     for i in (2, 0, 1):
         shard(bench, [END, i], name=f"train_{i}.bin")
     last = shard(bench, [END, 3], name="val_0.bin")
