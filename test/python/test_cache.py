@@ -1,4 +1,4 @@
-"""The cache of prepared data: its key is a hash of all that preparation reads, and of nothing else; many runs fill it at once."""
+"""The cache of prepared data: its key is a hash of exactly the bytes that preparation reads; several runs can fill it at the same time."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from runs import DEMO, ENVIRONMENT, call, change_json, command, random_documents
 
 
 class Keys:
-    """A data file, a tokenizer and a template file, and the keys for them."""
+    """A data file, a tokenizer and a template file, and their keys."""
 
     def __init__(self, bench):
         self.bench = bench
@@ -33,7 +33,7 @@ def keys(bench):
 
 
 def edit(path, old, new):
-    """Changes a file in place, and leaves its size and its times as they were, as an attentive eye would not notice."""
+    """Changes a file in place, but neither its size nor its times."""
     text, times = path.read_text(encoding="utf-8"), os.stat(path)
     assert old in text and len(old.encode()) == len(new.encode())
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -96,7 +96,7 @@ def test_nothing_else_changes_the_key(keys, monkeypatch):
     assert keys.key(data="in.jsonl", tokenizer="tokenizer") == key
 
 
-def test_of_a_directory_the_files_of_its_split_are_read(keys):
+def test_the_key_of_a_directory_covers_the_files_of_its_split(keys):
     for split, words in (("train", "Hello there"), ("test", "Bye")):
         (keys.bench.path / "set").mkdir(exist_ok=True)
         (keys.bench.path / "set" / f"{split}.jsonl").write_text(json.dumps({"prompt": "Q", "completion": words}) + "\n")
@@ -125,20 +125,11 @@ def test_data_that_changes_while_it_is_read_is_not_kept(keys, monkeypatch):
     assert keys.bench.call("sft", keys.tokenizer, str(keys.data), "--key", keys.key().strip())[0] == 0
 
 
-def test_messages_name_what_was_given(keys):
-    for flag in ("--data", "--eval_data", "--prompts", "--input"):
-        assert prepare.main(["sft", flag, "absent.jsonl", "--tokenizer", str(keys.tokenizer), "--key"]) == 1
-        assert keys.bench.capsys.readouterr().err == (
-            f"absent.jsonl: there is no such file\n  fix: give {flag} an existing file, several with commas between them\n")
-    assert prepare.main(["sft", "--data", str(keys.data), "--tokenizer", "absent", "--out", str(keys.bench.path / "out")]) == 1
-    assert "fix: give --model the directory" in keys.bench.capsys.readouterr().err
-
-
-def test_a_whole_file_or_none(tmp_path, monkeypatch):
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     from whole_file import whole_file
 
     path, older = tmp_path / "file", "older"
-    for unnamed in (True, False):  # with and without files that have no name
+    for unnamed in (True, False):  # with unnamed temporary files, and with named ones
         if not unnamed:
             monkeypatch.setattr(os, "O_TMPFILE", 0)
         path.write_text(older)
@@ -158,13 +149,13 @@ def test_a_whole_file_or_none(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cache(tmp_path, own_cache):
-    """The directory of a cache of its own, and records for it."""
+    """The directory of an empty cache; records in in.jsonl."""
     write_lines(tmp_path / "in.jsonl", [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(6)])
     return own_cache
 
 
 def trained(output, source, **options):
-    """Trains on raw data, and returns the samples of an epoch."""
+    """Trains on raw data. Returns the number of samples of an epoch."""
     words = command("sft", **{"model": DEMO, "data": source, "output_dir": output, "max_epochs": 1, "train_batch_size": 2, **options})
     succeeds(words, quiet=False)
     return summary(output)["samples"]
@@ -183,7 +174,7 @@ def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
     assert os.stat(file).st_ino == before and list(cache.glob("*.safetensors")) == [file]
 
 
-def test_splits_that_are_not_there(cache, tmp_path):
+def test_missing_splits_and_files(cache, tmp_path):
     source, prepared = tmp_path / "in.jsonl", write_data(tmp_path / "data.safetensors", random_documents(4))
     for given, options, message in (
             (source, {"dataset_train_split": "test"}, f"{source}[test]: has no split 'test'; it has train\n  fix: --data {source}[SPLIT]"),
@@ -193,7 +184,7 @@ def test_splits_that_are_not_there(cache, tmp_path):
         refused_training(given, tmp_path / "none", message, model=DEMO, **options)
 
 
-def test_many_runs_prepare_at_once(cache, tmp_path):
+def test_concurrent_runs(cache, tmp_path):
     trained(tmp_path / "model", tmp_path / "in.jsonl", max_steps=1)
     words = command("generate", model=tmp_path / "model", prompts=tmp_path / "p.jsonl", max_new_tokens=1)
     (tmp_path / "p.jsonl").write_text('{"prompt": "sort: 3 1 2"}\n')
@@ -205,7 +196,7 @@ def test_many_runs_prepare_at_once(cache, tmp_path):
     assert len(list(cache.iterdir())) == 2  # the training data and the prompts; typed prompts are not cached
 
 
-def test_a_cache_that_cannot_be(cache, tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_created(cache, tmp_path, monkeypatch):
     words = command("sft", model=DEMO, data=tmp_path / "in.jsonl", output_dir=tmp_path / "a")
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", "/proc/self"):
