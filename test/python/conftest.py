@@ -1,4 +1,4 @@
-"""Fixtures of several files."""
+"""Fixtures for several files."""
 
 import shutil
 import signal
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from runs import ENVIRONMENT, random_documents, write_data
 
-# `make test &` and `nohup make test` ignore these, and so would all programs under test.
+# `make test &` and `nohup make test` ignore these signals, and programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -20,7 +20,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory):
-    """Prompts whose right answer is always the same token."""
+    """Prompts with the same right answer: one token."""
     random, documents = np.random.default_rng(3), []
     for _ in range(12):
         prompt = random.integers(4, 90, random.integers(1, 12))
@@ -30,14 +30,14 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """A cache of prepared data and references that no other test fills."""
+    """An empty cache of prepared data and references for one test."""
     monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "train_llama"
 
 
 @pytest.fixture
 def bench(tmp_path, capsys):
-    from preparing import Bench  # loads transformers, which takes a while
+    from preparing import Bench  # loads transformers, which takes seconds
 
     return Bench(tmp_path, capsys)
 
@@ -52,6 +52,6 @@ def disk(tmp_path):
         return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True).returncode == 0
 
     if not shutil.which("mount") or not mount("size=4m"):
-        pytest.skip("no file system may be mounted here")
+        pytest.skip("this machine does not allow to mount a file system")
     yield path, mount
     subprocess.run(["umount", "-l", str(path)], check=True)

@@ -1,4 +1,4 @@
-"""data/prepare.py under test: tokenizers and templates, calls in this process, and prepared files taken apart."""
+"""Helpers for tests of data/prepare.py: tokenizers and templates, calls in this process, and prepared files."""
 
 import csv
 import json
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
-from runs import ROOT, chat, header_of  # which finds data/prepare.py
+from runs import ROOT, chat, header_of  # which adds data/ to sys.path
 from safetensors.numpy import load_file
-from transformers import PreTrainedTokenizerFast  # prints a note when it is first loaded: not in a test
+from transformers import PreTrainedTokenizerFast  # prints a note at its first import, which must not be in a test
 
 import prepare
 from tokenizer import Tokenizer
@@ -26,23 +26,23 @@ CHATML_MARKED = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }
                  "{% else %}{{ m['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}")
 STRICT = ("{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
           "{{ raise_exception('unknown role ' + m['role']) }}{% endif %}{% endfor %}" + CHATML)
-# As Qwen3: earlier turns lose their reasoning, the last one always has some.
+# As in Qwen3: earlier turns lose their reasoning, and the last turn always has a reasoning block.
 THINKING = ("{% for m in messages %}{% set c = m['content'] %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
             "{% if m['role'] == 'assistant' %}{% set a = c.split('</think>')[-1].lstrip('\\n') %}"
             "{% if loop.last %}{% set r = c.split('</think>')[0].split('<think>')[-1].strip('\\n') if '</think>' in c else '' %}"
             "{{ '<think>\\n' + r + '\\n</think>\\n\\n' + a }}{% else %}{{ a }}{% endif %}"
             "{% else %}{{ c }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
-# As Llama 2: no header, and a space before and after the answer.
+# As in Llama 2: no header, and a space before and after the answer.
 LLAMA2 = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
           "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}")
-# As one of Mistral's: a mark precedes only the last user message, so that no earlier rendering is a prefix of the whole one.
+# As in a template of Mistral: a mark precedes only the last user message, so a shorter chat's rendering is no prefix of the whole.
 LAST_MARKED = LLAMA2.replace("{{ bos_token + ", "{% if loop.last or loop.index == loop.length - 1 %}{{ '#' }}{% endif %}{{ ")
-# Headlines of Alpaca in plain text, and one end of text behind the whole chat.
+# Alpaca's headlines in plain text, and one end token after the whole chat.
 HEADLINES = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ '### Instruction:\n' + m['content'] + '\n\n' }}{% else %}"
              "{{ '### Response:\n' + m['content'] }}{% if loop.last %}{{ eos_token }}{% else %}{{ '\n\n' }}{% endif %}{% endif %}{% endfor %}"
              "{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}")
-# As Qwen3: tools before the chat, calls after the content, reasoning in the last turn alone, and no roles but these.
+# As in Qwen3: tools before the chat, calls after the content, reasoning in the last turn alone; other roles are not rendered.
 CALLING = ("{% if tools %}{{ '# Tools ' + (tools | tojson) + '\n' }}{% endif %}"
            "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
            "{% for m in messages %}{% if m.role in ['system', 'user', 'tool'] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
@@ -55,7 +55,7 @@ PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% 
 
 
 def gpt(*texts):
-    """The same as ShareGPT has them."""
+    """Messages in the layout of ShareGPT."""
     return chat(*texts, roles=("human", "gpt"), keys=("from", "value"))
 
 
@@ -78,7 +78,7 @@ BOTH_TURNS = [["Hello there<|im_end|>", "Bye<|im_end|>"]]
 
 
 def chain(*words):
-    """The merges that make one token of each word."""
+    """The merges that make each word one token."""
     merges = []
     for word in words:
         for i in range(1, len(word)):
@@ -88,7 +88,7 @@ def chain(*words):
 
 
 def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>", post=None):
-    """A byte-level BPE: 256 bytes, the merges in the order given, and special tokens, saved as transformers does."""
+    """Saves a byte-level BPE tokenizer of 256 bytes, the merges in the given order, and special tokens."""
     vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
@@ -97,7 +97,7 @@ def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ")
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=rstrip and t == "<|im_end|>")
                                 for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")])
-    trim = processors.ByteLevel(trim_offsets=True)  # the usual one, which shortens offsets
+    trim = processors.ByteLevel(trim_offsets=True)  # the usual post-processor, which shortens offsets
     adds_bos = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", len(vocab) + 3)])
     backend.post_processor = processors.Sequence([trim, adds_bos]) if post == "bos" else trim
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=bos)
@@ -108,7 +108,7 @@ def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ")
 
 
 def prepared(path, task, records, tokenizer, *flags):
-    """The file that prepare.py makes of the records, in this process: as a program of its own it needs two seconds to load transformers."""
+    """The file that prepare.py makes from the records, in this process, because a new one needs two seconds to load transformers."""
     source = path.with_suffix(".jsonl")
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert prepare.main([task, "--input", str(source), "--tokenizer", str(tokenizer), "--out", f"{path}.safetensors", *map(str, flags)]) == 0
@@ -116,14 +116,14 @@ def prepared(path, task, records, tokenizer, *flags):
 
 
 def read_safetensors(path):
-    """Arrays, in the order of the file, and metadata."""
+    """The arrays in the order of the file, and the metadata."""
     header, arrays = header_of(Path(path))[0], load_file(path)
     metadata = header.pop("__metadata__")
     return {name: arrays[name] for name in header}, metadata
 
 
 class Documents:
-    """A prepared file, taken apart."""
+    """The ids and masks of a prepared file."""
 
     def __init__(self, path, tokenizer):
         self.arrays, self.metadata = read_safetensors(path)
@@ -140,7 +140,7 @@ class Documents:
         return [self.decode(ids) for ids in self.ids]
 
     def trained(self):
-        """Per document the text of each run of targets."""
+        """The text of each run of targets, per document."""
         runs = []
         for ids, mask in zip(self.ids, self.masks):
             runs.append([])
@@ -155,10 +155,10 @@ class Documents:
 class Case(NamedTuple):
     """A call of prepare.py, and its results."""
 
-    source: list  # of records, or a value of --input
-    trained: list = None  # per document the text of each run of targets
+    source: list  # of records; or a value of --input
+    trained: list = None  # the text of each run of targets, per document
     texts: list = None  # per document
-    rows: dict = {}  # numbers of the printed table, None for one that is not there
+    rows: dict = {}  # numbers of the printed table, None for a missing one
     task: str = "sft"
     template: str = CHATML
     tokenizer: dict = {}  # arguments of make_tokenizer
@@ -207,7 +207,7 @@ class Bench:
         return Documents(self.out, tokenizer)
 
     def run_in(self, processes, *arguments):
-        """The bytes of the file by this number of processes."""
+        """The bytes of the file that this number of processes writes."""
         arguments = self.arguments(*arguments)
         prepare.prepare(arguments[0], prepare.build_parser().parse_args(arguments), processes)
         return self.out.read_bytes()
@@ -220,7 +220,7 @@ class Bench:
         return documents
 
     def refused(self, task, tokenizer, source, *flags):
-        """The message: one, with a fix. Nothing is written."""
+        """The only message, which has a fix. No file is written."""
         status, error = self.call(task, tokenizer, source, *flags)
         assert status == 1
         assert error.count("\n  fix: ") == 1 and "Traceback" not in error
@@ -228,6 +228,6 @@ class Bench:
         return error.replace(str(self.path) + "/", "")
 
     def row(self, name):
-        """The number that the table shows for a name."""
+        """The number in the row of the table with this name."""
         found = re.search(rf"^ *{re.escape(name)} +([\d,]+)", self.printed, re.M)
         return int(found[1].replace(",", "")) if found else None

@@ -1,4 +1,4 @@
-"""Whole runs of train_llama and train_gpt2 under test: their data, calls, logs and files."""
+"""Helpers for tests of whole runs of train_llama and train_gpt2: data, calls, logs and files."""
 
 import json
 import math
@@ -22,11 +22,11 @@ PROGRAM = ROOT / "train_llama"
 GOLDEN = ROOT / "test" / "golden"
 DEMO = ROOT / "data" / "demo" / "model"
 PAIRS = GOLDEN / "pairs.safetensors"
-ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # the python3 that runs data/prepare.py
-OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # of a checkpoint that one rank wrote
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # data/prepare.py runs with this python3
+OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # in a checkpoint of one rank
 VARYING = ("tok_s", "step_s", "peak_mem", "peak_mem_min", "mfu", "compute_s", "comm_s", "optimizer_s", "generation_s",
-           "generation_tok_s")  # of a log line: time and memory
-SMALL = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}  # a run on random_documents
+           "generation_tok_s")  # fields of a log line with times and memory
+SMALL = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}  # options for random_documents
 OF_PAIRS = {"data": PAIRS, "max_len": 64, "row_tokens": 128, "train_batch_size": 10}
 needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in PROGRAM.read_bytes() or not shutil.which("mpirun"),
                                reason="built without MPI, or no mpirun")
@@ -35,7 +35,7 @@ needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in
 # ---- data -------------------------------------------------------------------------------------------------------------------------
 
 def write_data(path, documents, kind="sft", vocab=96):
-    """documents: (ids, mask) each."""
+    """Writes prepared data. documents: a list of (ids, mask)."""
     file = TokenFile(str(path), vocab)
     ids, masks = zip(*documents)
     file.append(np.concatenate(ids), np.concatenate(masks), np.array([len(d) for d in ids]))
@@ -45,7 +45,7 @@ def write_data(path, documents, kind="sft", vocab=96):
 
 
 def random_documents(count, seed=0, longest=60):
-    """Documents with a pattern to learn; a few have no target, one has a single token."""
+    """(ids, mask) of documents with a pattern to learn. A few have no target, and one has a single token."""
     rng = np.random.default_rng(seed)
     documents = []
     for i in range(count):
@@ -60,7 +60,7 @@ def random_documents(count, seed=0, longest=60):
 
 
 def chat(*texts, roles=("user", "assistant"), keys=("role", "content")):
-    """Messages of user and assistant in turn."""
+    """Messages that alternate between user and assistant."""
     return [{keys[0]: roles[i % 2], keys[1]: text} for i, text in enumerate(texts)]
 
 
@@ -76,7 +76,7 @@ def read_lines(path):
 # ---- calls ------------------------------------------------------------------------------------------------------------------------
 
 def command(task, *flags, model=GOLDEN / "qwen3", program=None, **options):
-    """Flags as keywords. --threads 1 unless given: on matrices this small a second thread only waits. On the CPU, also where a GPU is."""
+    """The words of a call with flags as keywords. By default one thread, because these matrices are too small for two, and the CPU, even with a GPU."""
     options = {"model": model, "threads": 1, "device": "cpu", **options}
     words = [str(program or PROGRAM), task, *flags]
     for name, value in options.items():
@@ -89,12 +89,12 @@ def merging(*flags, **options):
 
 
 def processes(ranks, words):
-    """The command with ranks that are processes."""
+    """The command for ranks as processes."""
     return ["bash", str(ROOT / "scripts" / "launch.sh"), "-np", str(ranks), *words]
 
 
 def call(words, **more):
-    """Its output as text; generated text need not be UTF-8."""
+    """The result of a call, with text; generated text may be invalid UTF-8."""
     return subprocess.run(words, capture_output=True, text=True, errors="replace", **{"env": ENVIRONMENT, "timeout": 120, **more})
 
 
@@ -108,7 +108,7 @@ def wait_for(what, process):
 
 
 def succeeds(words, quiet=True, **more):
-    """The standard output of a call that ends well. If quiet, its standard error is empty; a preparation of raw data prints a table there."""
+    """The standard output of a call that must succeed. If quiet, it must print no errors; the preparation of raw data prints a table there."""
     result = call(words, **more)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == "" or not quiet
@@ -120,7 +120,7 @@ def train(output, *flags, task="sft", **options):
 
 
 def refused(words, *parts, **more):
-    """One message, with a cause and a fix, and exit code 1."""
+    """The result of a call that must end with exit code 1 and one message with a cause and a fix."""
     result = call(words, **more)
     assert result.returncode == 1, (result.returncode, result.stdout, result.stderr)
     expect_one_message(result.stderr, *parts)
@@ -146,14 +146,14 @@ def weights(directory):
 
 
 def near_weights(output, other):
-    """Within a tenth of what one step of AdamW may change."""
+    """Compares weights within a tenth of the largest change by a step of AdamW."""
     got, want = (read_tensors(directory / "model.safetensors") for directory in (output, other))
     for tensor in want:
         assert np.abs(got[tensor] - want[tensor]).max() <= 1e-4, tensor
 
 
 def log_lines(output):
-    """Without the last, the summary."""
+    """The lines of the log without the summary at the end."""
     return [line for line in read_lines(output / "log.jsonl") if "summary" not in line]
 
 
@@ -174,7 +174,7 @@ def steps_logged(log):
 
 
 def checkpoints(output):
-    """Their steps. Leftovers of a crash are none."""
+    """The steps of the complete checkpoints."""
     return sorted(int(path.name[5:]) for path in output.glob("step_*") if path.name[5:].isdigit())
 
 
@@ -188,7 +188,7 @@ def near(got, want, relative, absolute=0.0):
 
 
 def evaluate(model, data, tmp_path, **options):
-    """What eval logs."""
+    """The log line of eval."""
     log = tmp_path / "eval.jsonl"
     succeeds(command("eval", model=model, data=data, log=log, **{"max_len": 128, **options}), quiet=False)
     return read_lines(log)[-1]
@@ -196,14 +196,14 @@ def evaluate(model, data, tmp_path, **options):
 
 # ---- ranks ------------------------------------------------------------------------------------------------------------------------
 
-SAME = ("samples", "tokens", "target_tokens", "lr", "epoch", "skipped")  # of a log line: exact, whatever the split
+SAME = ("samples", "tokens", "target_tokens", "lr", "epoch", "skipped")  # fields of a log line that no split changes
 
 
 def trained(words):
-    """The standard output of a run that ends well, in which only rank 0 has spoken."""
+    """The standard output of a run that must succeed, with lines of rank 0 alone."""
     result = call(words)
     assert result.returncode == 0, result.stdout + result.stderr
-    noise = [line for line in result.stderr.splitlines() if not line.startswith("OMP_NUM_THREADS=")]  # launch.sh's own line
+    noise = [line for line in result.stderr.splitlines() if not line.startswith("OMP_NUM_THREADS=")]  # printed by launch.sh
     assert noise == [], result.stderr
     for once in ("parameters, ", "saved ", "ZeRO stage", "resumed from"):
         assert result.stdout.count(once) <= 1, result.stdout
@@ -212,7 +212,7 @@ def trained(words):
 
 
 def compare_logs(got, want, first=1e-6, later=1e-5):
-    """Steps and evaluations: loss and norm of the first step within `first`, of the others within `later`."""
+    """Compares steps and evaluations: loss and norm of the first step within `first`, of the others within `later`. Returns their number."""
     got, want = stable(log_lines(got)), {(line["step"], "loss" in line): line for line in stable(log_lines(want))}
     assert got
     for number, line in enumerate(got):
@@ -230,14 +230,14 @@ def compare_logs(got, want, first=1e-6, later=1e-5):
 # ---- models -----------------------------------------------------------------------------------------------------------------------
 
 def header_of(path):
-    """The header of a .safetensors file, and where its arrays begin."""
+    """The header of a .safetensors file, and the offset of its arrays."""
     raw = path.read_bytes()
     begin = 8 + int.from_bytes(raw[:8], "little")
     return json.loads(raw[8:begin]), begin
 
 
 def read_tensors(path):
-    """By name; those in bf16 as float."""
+    """{name: array}, with bf16 as float."""
     header, begin = header_of(path)
     header.pop("__metadata__", None)
     raw = path.read_bytes()[begin:]
@@ -251,7 +251,7 @@ def write_tensors(path, tensors):
 
 
 def stand_in(path, text):
-    """A program of the shell."""
+    """Writes a shell script as a stand-in for a program."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/bash\n" + text)
     path.chmod(0o755)
@@ -262,7 +262,7 @@ def change_json(path, **fields):
 
 
 def model_with(directory, model="qwen3", change=None, file="model.safetensors", **config):
-    """A copy of a golden model with other fields of config.json, in which change(tensors) has changed the dictionary of a file's arrays."""
+    """A copy of a golden model with changed fields of config.json; change(tensors) changes the arrays of a file."""
     shutil.copytree(GOLDEN / model, directory)
     if config:
         change_json(directory / "config.json", **config)
@@ -274,7 +274,7 @@ def model_with(directory, model="qwen3", change=None, file="model.safetensors", 
 
 
 def overflowing(name):
-    """A change for model_with: products with these weights leave the range of float."""
+    """A change for model_with: products with these weights overflow."""
     def change(tensors):
         tensors[name] *= np.float32(3e38) / np.abs(tensors[name]).max()
 
@@ -294,7 +294,7 @@ def ends_with_one_message(process, *parts):
 
 
 def preloaded(directory, source):
-    """The environment of programs whose calls of the system go to these functions."""
+    """An environment that replaces functions of the C library by those of `source`."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
     (directory / "shim.cpp").write_text(source)

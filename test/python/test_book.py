@@ -1,7 +1,5 @@
-"""docs/book is true: its commands print what it shows, its code is in the sources, its derivations name tests and mutants, and its pictures are
-drawn from its programs.
-
-Commands that build something are run in turns, a third of them for each commit; BOOK=all runs all.
+"""docs/book is up to date: its commands print the shown lines, its code is in the sources, its derivations name tests and mutants, and its programs draw
+its pictures. A third of the commands that build something run for each commit; BOOK=all runs all.
 """
 
 import os
@@ -10,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT  # which finds the scripts
+from runs import ROOT  # which adds scripts/ to sys.path
 import mutants
 
 BOOK = ROOT / "docs/book"
@@ -27,12 +25,12 @@ def commands(page):
 
 
 def masked(line):
-    """Times differ from run to run."""
+    """The line without times, which differ from run to run."""
     return re.sub(r"\d+(\.\d+)? (ms|s|seconds)\b", "TIME", line).rstrip()
 
 
 def matches(shown, printed):
-    """Whether all shown lines are there in this order; a shown line of "..." stands for any number of lines."""
+    """True if all shown lines are in the output in this order; a shown line "..." matches any number of lines."""
     if not shown or shown == ["..."]:
         return True
     if shown[0] == "...":
@@ -68,39 +66,28 @@ def test_a_program_prints_what_its_chapter_shows(page, command, shown):
 def test_a_build_prints_what_its_chapter_shows(page, command, shown):
     if os.environ.get("BOOK") != "all" and BUILDS.index((page, command, shown)) % 3 != TURN % 3:
         pytest.skip("another commit's turn")
-    expect_output(command, ["...", *shown])  # make may have something to say about the machine first
+    expect_output(command, ["...", *shown])  # make may print lines about the machine first
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
-def test_each_derivation_names_a_test_and_a_mutant(page):
-    known = {mutant.number: mutant for mutant in mutants.read_table(ROOT / "test/mutants.txt")}
-    lines = re.findall(r"^Held by: (.*)$", page.read_text(), re.M)
-    for line in lines:
+def test_tests_mutants_and_code_of_a_chapter_exist(page):
+    known, text = {mutant.number: mutant for mutant in mutants.read_table(ROOT / "test/mutants.txt")}, page.read_text()
+    for line in re.findall(r"^Held by: (.*)$", text, re.M):
         (suite, name), = re.findall(r"`(\w+)\.(\w+)`", line)
         assert re.search(rf"TEST(_P|_F)?\({suite}, {name}\)", TESTS), line
         assert int(re.search(r"mutant (\d+)\.$", line)[1]) in known, line
+    for path, code in re.findall(r"<!-- code: (\S+) -->\n```\w+\n(.*?)```", text, re.S):
+        assert " ".join(code.split()) in " ".join((ROOT / path).read_text().split()), f"{path} no longer has:\n{code}"
+    for command, shown in commands(page):
+        if "mutants.py --install" in command:
+            mutant = known[int(command.split()[-1])]
+            test = mutant.binary.replace("build/mutants/", "build/")
+            assert shown == [f"{mutant.file} has mutant {mutant.number}: {mutant.bug}",
+                             f"notice it: make {test} && {test} --gtest_filter='{mutant.tests}'",
+                             f"take it out: scripts/mutants.py --remove {mutant.number}"]
 
 
-@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
-def test_code_that_is_quoted_is_in_its_file(page):
-    for path, code in re.findall(r"<!-- code: (\S+) -->\n```\w+\n(.*?)```", page.read_text(), re.S):
-        source = " ".join((ROOT / path).read_text().split())
-        assert " ".join(code.split()) in source, f"{path} has no longer:\n{code}"
-
-
-@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
-def test_the_mutants_of_a_chapter_can_be_installed_and_removed(page):
-    installed = [(command, shown) for command, shown in commands(page) if "mutants.py --install" in command]
-    table = {mutant.number: mutant for mutant in mutants.read_table(ROOT / "test/mutants.txt")}
-    for command, shown in installed:
-        mutant = table[int(command.split()[-1])]
-        test = mutant.binary.replace("build/mutants/", "build/")
-        assert shown == [f"{mutant.file} has mutant {mutant.number}: {mutant.bug}",
-                         f"notice it: make {test} && {test} --gtest_filter='{mutant.tests}'",
-                         f"take it out: scripts/mutants.py --remove {mutant.number}"]
-
-
-def test_a_mutant_comes_and_goes(tmp_path):
+def test_a_mutant_is_installed_and_removed(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test/mutants.txt").write_text("7 | some.h | Some* | some bug\n- a + b\n+ a - b\n")
     (tmp_path / "some.h").write_text("int sum(int a, int b) { return a +\n  b; }\n")
@@ -116,8 +103,9 @@ def test_a_mutant_comes_and_goes(tmp_path):
     assert call("--remove") == (0, "some.h is as it was\n", "int sum(int a, int b) { return a + b; }\n")
 
 
-def test_pictures_are_drawn_from_the_programs(tmp_path):
-    """Those of the other pages, too, but for curves of measured runs and those that take many plans. Two are drawn by ladders that nvcc must have compiled."""
+@pytest.mark.slow
+def test_pictures_are_drawn_by_the_programs(tmp_path):
+    """Also the pictures of other pages, except curves of measured runs and those that need many plans. Two need ladders that nvcc has compiled."""
     names = {f"book_{path.stem}" for path in BOOK.glob("*.png")} | {path.stem for path in (ROOT / "docs").glob("*.png")}
     names -= {"demo_loss", "grad_dtype", "longest_sample", "timeline"}
     names -= {ladder for ladder in ("attention_hopper", "hopper_matmul") if not (ROOT / "build/ptx/dev/cuda" / ladder).exists()}

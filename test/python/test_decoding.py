@@ -1,4 +1,4 @@
-"""The text of ids equals the package tokenizers', for every section "decoder". `generate` shows the text of its prompts, which are ids here."""
+"""The text of ids equals that of the package tokenizers, for every kind of decoder. `generate` prints the text of its prompts, which are ids here."""
 
 import json
 import re
@@ -29,7 +29,7 @@ DECODERS = {
 
 
 def byte_level(random):
-    """Tokens of a few bytes each, most of which are no characters by themselves."""
+    """Tokens of a few bytes each. Most are no complete characters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = {"".join(random.choice(alphabet, random.integers(1, 4))) for _ in range(60)}
     return sorted(tokens | {"\u0120the", "H", "\u00c3", "\u00a9", "\u00f0\u0141"})
@@ -45,7 +45,7 @@ def tokenizer_file(directory, tokens, decoder):
 
 
 @pytest.mark.parametrize("name", ["byte_level", *DECODERS])
-def test_texts_equal_those_of_tokenizers(name, tmp_path):
+def test_texts_equal_those_of_the_package_tokenizers(name, tmp_path):
     model, random = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model"), np.random.default_rng(len(name))
     tokens = byte_level(random) if name == "byte_level" else SENTENCEPIECE
     tokenizer = tokenizer_file(model, tokens, DECODERS.get(name, decoders.ByteLevel()))

@@ -1,4 +1,4 @@
-"""The Makefile: a target that lacks something says so before it starts, and with which command to get it."""
+"""The Makefile and scripts: a missing dependency is named before anything starts, with the command that installs it; flags for the CPU and the GPUs."""
 
 import os
 import re
@@ -14,16 +14,16 @@ BARE_PYTHON = [sys.executable, "-S"]  # without any package
 
 
 def make(*words, cwd=ROOT, **environment):
-    """Code, standard output, standard error."""
+    """Runs make. Returns exit code, standard output and standard error."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
-    words = [shutil.which("make"), "--no-print-directory", "-j1", *map(str, words)]  # one job at a time: lines come in order
+    words = [shutil.which("make"), "--no-print-directory", "-j1", *map(str, words)]  # one job at a time keeps the order of lines
     result = subprocess.run(words, cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=300)
     return result.returncode, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module", autouse=True)
 def probed():
-    """Makes build/probe.mk, if need be, as its table would precede the output under test."""
+    """Makes build/probe.mk, so that its table is not in the output under test."""
     make("build/flags")
 
 
@@ -32,16 +32,16 @@ def probed():
     ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"',
      'CHECKS="races sanitizers mutants fuzzers ptxas" or some of them'),
 ])
-def test_what_a_target_needs(target, variable, what, fix):
-    """One refusal, before anything is built."""
+def test_a_missing_dependency_of_a_target(target, variable, what, fix):
+    """The only message, before anything is built."""
     code, out, error = make(target, variable)
     assert code == 2 and out == "", out + error
     assert error.startswith(("Makefile:", "checks.mk:")) and error.count("***") == 1 and len(error.splitlines()) == 2, error
     assert f"*** make {target} needs {what}" in error and f"\n  fix: {fix}" in error, error
 
 
-def test_packages_that_are_missing_without_root(tmp_path):
-    """Nothing is begun that cannot be finished."""
+def test_missing_packages_without_root(tmp_path):
+    """The script starts nothing that it cannot finish."""
     stubs, tree = tmp_path / "bin", tmp_path / "tree"
     (tree / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "install_deps.sh", tree / "scripts")
@@ -53,7 +53,7 @@ def test_packages_that_are_missing_without_root(tmp_path):
     assert os.listdir(tree) == ["scripts"]
 
 
-def test_tests_that_are_left_out_are_named_first_and_last(tmp_path):
+def test_omitted_tests_are_named_first_and_last(tmp_path):
     stand_in(tmp_path / "tests", "echo '[ RUN      ] A.B'; echo '[       OK ] A.B (0 ms)'\n")
     command = [*BARE_PYTHON, "scripts/run_tests.py", "--build", tmp_path, "--cpp", tmp_path / "tests", "--python", tmp_path, "--no_mpi"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
@@ -62,7 +62,7 @@ def test_tests_that_are_left_out_are_named_first_and_last(tmp_path):
 
 
 @pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/demo.py", sys.executable)])
-def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_path):
+def test_a_script_checks_its_packages_first(script, interpreter, tmp_path):
     for file in (script, "scripts/smollm2_data.sh", "data/prepare.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
@@ -77,9 +77,9 @@ def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_pa
 @pytest.mark.parametrize("unknown, cpu, flags", [
     ("-nothing", "native", ["-march=native", "-mprefer-vector-width=512"]),
     ("-march", "native", ["-mcpu=native", "-mprefer-vector-width=512"]),
-    ("-m", "z80", ["-march=z80"]),  # a name that nobody knows is the user's mistake, which the compiler reports
+    ("-m", "z80", ["-march=z80"]),  # the compiler reports an unknown name
 ])
-def test_a_compiler_gets_the_flags_for_the_cpu_that_it_knows(unknown, cpu, flags, tmp_path):
+def test_a_compiler_gets_only_flags_that_it_knows(unknown, cpu, flags, tmp_path):
     stand_in(tmp_path / "c++", f'case "$*" in *" {unknown}"*) exit 1 ;; esac\necho stand_in\n')
     (tmp_path / "probe.mk").write_text(f"PROBED_COMPILER := {tmp_path}/c++: stand_in\nHAVE_COMPILER := 1\n")
     made = tmp_path / "flags"
@@ -89,7 +89,7 @@ def test_a_compiler_gets_the_flags_for_the_cpu_that_it_knows(unknown, cpu, flags
 
 
 def test_programs_are_compiled_for_the_gpus_of_the_machine(tmp_path):
-    """Each architecture once, if nvcc knows it; without a GPU for the CPU alone."""
+    """Each architecture that nvcc knows, once; without a GPU, for the CPU alone."""
     stand_in(tmp_path / "nvcc", "echo compute_80 compute_90")
     (tmp_path / "show.mk").write_text("show:\n\t@echo '$(GPU_ARCHS), $(ARCHS), $(CUDA)'\n")
     show = ["-s", "-f", "Makefile", "-f", tmp_path / "show.mk", f"NVCC={tmp_path}/nvcc", f"PROBE={tmp_path}/probe.mk", "show"]
@@ -100,7 +100,7 @@ def test_programs_are_compiled_for_the_gpus_of_the_machine(tmp_path):
     assert make(*show, "GPU_ARCHS=90", PATH=f"{tmp_path}:{os.environ['PATH']}")[1].strip() == "90, 90, 90"
 
 
-def test_nccl_of_pip_is_found_where_the_system_has_none(tmp_path):
+def test_nccl_from_pip_is_found_if_the_system_has_none(tmp_path):
     stand_in(tmp_path / "bin/c++", 'case "$*" in *" -lnccl"*) exit 1 ;; esac\n')
     stand_in(tmp_path / "bin/python3", "echo /site/nvidia/nccl\n")
     environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CXX": "c++", "CXXFLAGS": "", "COMPILER": "c++: stand_in", "NVCC": ""}

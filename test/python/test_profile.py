@@ -1,4 +1,4 @@
-"""--profile: the table at the end of a run, which must not change the run."""
+"""--profile prints a table at the end of a run, and changes no bit of the run."""
 
 import re
 
@@ -6,7 +6,7 @@ from runs import log_lines, near, train, weights
 
 
 def read_table(text):
-    """{(op, pass): (times a step, ms a step)}, and the step's ms in the last line."""
+    """{(op, pass): (times per step, ms per step)}, and the ms of a step in the last line."""
     ops = {}
     for line in text[text.index("profile of"):].splitlines():
         if found := re.fullmatch(r"(\S+(?: \S+)*?) +(forward|both|recompute|backward|) +([\d.]+) +([\d.]+) +([\d.]+)%.*", line):
@@ -17,7 +17,7 @@ def read_table(text):
 
 
 def test_the_table(data, tmp_path):
-    """Evaluations are not counted."""
+    """Evaluations are not part of it."""
     options = {"data": data, "max_steps": 3, "row_tokens": 256, "recompute": "layer", "eval_data": data, "eval_steps": 1}
     text = train(tmp_path / "a", "--profile", **options)
     ops, step = read_table(text)
@@ -33,8 +33,8 @@ def test_the_table(data, tmp_path):
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
-def test_what_goes_among_ranks(data, tmp_path):
+def test_messages_between_ranks(data, tmp_path):
     options = {"data": data, "max_steps": 2, "row_tokens": 256, "ranks": 2, "ring_attn_size": 2, "zero_stage": 2}
     ops, _ = read_table(train(tmp_path / "a", "--profile", **options))
-    assert ops["gradient sum", "backward"][0] == 10  # the embedding, which is also the head; 2 layers; the final norm; what makes their buffer ready
-    assert ops["fetch params", "forward"][0] == 5  # 2 layers, the final norm, the embedding as itself and as head
+    assert ops["gradient sum", "backward"][0] == 10  # the embedding and head; 2 layers; the final norm; and waits for their buffers
+    assert ops["fetch params", "forward"][0] == 5  # 2 layers, the final norm, the embedding twice: also as the head

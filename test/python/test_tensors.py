@@ -1,4 +1,4 @@
-"""Unread tensors of a model's or an adapter's files: they equal the computed values, or untie the model, or are refused."""
+"""Further tensors in the files of a model or an adapter: they equal known values, untie the model, replace its embedding, or are refused."""
 
 import json
 import re
@@ -21,55 +21,45 @@ def adapter_with(directory, name, value):
     return model_with(directory, "lora_qwen3", lambda tensors: tensors.update({name: value}), "adapter_model.safetensors")
 
 
-def data_of(model="qwen3"):
-    return GOLDEN / model / "golden.safetensors"
+DATA = GOLDEN / "qwen3/golden.safetensors"
 
 
-def test_a_head_that_is_the_embedding_is_nothing_new(tmp_path):
-    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({HEAD: tensors[EMBEDDING]}))
-    assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
-def test_another_head_unties_the_model(name, tmp_path):
-    """As in transformers 5, and as if config.json said so."""
-    model = model_with(tmp_path / "model", name, another_head)
-    untied = model_with(tmp_path / "untied", name, another_head, tie_word_embeddings=False)
-    assert eval_loss(data=data_of(name), model=model, max_len=128) == eval_loss(data=data_of(name), model=untied, max_len=128)
-    options = {"data": data_of(name), "max_steps": 1, "max_len": 128}
+def test_another_head_unties_the_model(tmp_path):
+    """As in transformers 5, the result equals that of tie_word_embeddings false. A merge keeps the head."""
+    model, untied = model_with(tmp_path / "model", change=another_head), model_with(tmp_path / "untied", change=another_head, tie_word_embeddings=False)
+    assert eval_loss(data=DATA, model=model, max_len=128) == eval_loss(data=DATA, model=untied, max_len=128)
+    options = {"data": DATA, "max_steps": 1, "max_len": 128}
     said = train(tmp_path / "out", model=model, **options)
     assert f"note: {model} has a lm_head.weight that differs from its embedding: " in said
     train(tmp_path / "same", model=untied, **options)
     assert weights(tmp_path / "out") == weights(tmp_path / "same")
-    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+    succeeds(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"))
+    assert (read_tensors(tmp_path / "merged/model.safetensors")[HEAD] == read_tensors(model / "model.safetensors")[HEAD]).all()
+    for output in ("out", "merged"):
+        assert json.loads((tmp_path / output / "config.json").read_text())["tie_word_embeddings"] is False
     totals = [re.findall("^embedding.*|^head.*", succeeds(command("sft", "--plan", model=own, max_len=64)), re.M) for own in (model, untied)]
     assert totals[0] == totals[1]
 
 
-def test_merging_keeps_an_untied_head(tmp_path):
-    model = model_with(tmp_path / "model", change=another_head)
-    succeeds(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"))
-    assert json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"] is False
-    assert (read_tensors(tmp_path / "merged/model.safetensors")[HEAD] == read_tensors(model / "model.safetensors")[HEAD]).all()
-
-
 @pytest.mark.parametrize("name, value, part", [
-    ("model.layers.1.self_attn.rotary_emb.inv_freq", FREQUENCIES * 1.003, None),  # bf16
-    ("model.layers.2.mlp.up_proj.weight", [1], "the config.json that belongs to these weights"),  # of a layer for speculative decoding, say
+    (HEAD, None, None),
+    ("model.layers.1.self_attn.rotary_emb.inv_freq", FREQUENCIES * 1.003, None),  # with the error of bf16
+    ("model.layers.2.mlp.up_proj.weight", [1], "the config.json that belongs to these weights"),  # a layer that config.json lacks
     ("_orig_mod.model.norm.weight", [1], "not what torch.compile or DDP made of it"),
     ("model.layers.0.mlp.up_proj.weight_scale", [1], "weights that are not quantised"),
     ("score.weight", np.ones((1, 32)), "whose architectures name a reward model"),
 ])
-def test_other_tensors_of_a_model(name, value, part, tmp_path):
-    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({name: value}))
+def test_further_tensors_of_a_model(name, value, part, tmp_path):
+    """A value of None is a copy of the embedding; a part of None accepts the model."""
+    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({name: tensors[EMBEDDING] if value is None else value}))
     if part is None:
-        assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
+        assert eval_loss(data=DATA, model=model, max_len=128) == eval_loss(data=DATA, max_len=128)
     else:
-        refused(command("eval", data=data_of(), model=model, max_len=64), name, part)
+        refused(command("eval", data=DATA, model=model, max_len=64), name, part)
         refused(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"), name, part)
 
 
-def test_a_reward_model_has_no_language_model_s_head(tmp_path):
+def test_a_reward_model_ignores_lm_head(tmp_path):
     model = model_with(tmp_path / "model", change=another_head)
     said = train(tmp_path / "rm", task="rm", model=model, data=PAIRS, max_steps=1, row_tokens=128)
     assert f"note: lm_head.weight of {model} is left out: a reward model has none" in said
@@ -82,27 +72,27 @@ def test_a_reward_model_has_no_language_model_s_head(tmp_path):
     ("model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", lambda e: e[0], "is not part of the model that adapter_config.json describes"),
     ("model.layers.0.self_attn.q_norm.lora_A.weight", lambda e: e, "is not part of the model that adapter_config.json describes"),
 ])
-def test_other_tensors_of_an_adapter(name, change, part, tmp_path):
+def test_further_tensors_of_an_adapter(name, change, part, tmp_path):
     embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
     adapter = adapter_with(tmp_path / "adapter", f"base_model.model.{name}", change(embedding))
     merge = merging(adapter=adapter, output_dir=tmp_path / "merged")
     if part is None:
-        assert eval_loss(data=data_of(), adapter=adapter, max_len=128) == eval_loss(data=data_of(), adapter=LORA, max_len=128)
+        assert eval_loss(data=DATA, adapter=adapter, max_len=128) == eval_loss(data=DATA, adapter=LORA, max_len=128)
         succeeds(merge)
     else:
-        refused(command("eval", data=data_of(), adapter=adapter, max_len=64), name, part)
+        refused(command("eval", data=DATA, adapter=adapter, max_len=64), name, part)
         refused(merge, name, part)
 
 
 @pytest.mark.parametrize("name, change", [(EMBEDDING, lambda e: e * 1.1), (HEAD, lambda e: np.concatenate([e, e[:5]]))])
-def test_an_adapter_s_own_embedding_takes_the_model_s_place(name, change, tmp_path):
-    """PEFT saves embeddings that it has seen resized, without saying so in adapter_config.json."""
+def test_the_embedding_of_an_adapter_replaces_the_models(name, change, tmp_path):
+    """PEFT saves resized embeddings without a note in adapter_config.json."""
     embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
     adapter = adapter_with(tmp_path / "adapter", f"base_model.model.{name}", change(embedding))
-    adapted = eval_loss(data=data_of(), adapter=adapter, max_len=128)
-    assert adapted != eval_loss(data=data_of(), adapter=LORA, max_len=128)
+    adapted = eval_loss(data=DATA, adapter=adapter, max_len=128)
+    assert adapted != eval_loss(data=DATA, adapter=LORA, max_len=128)
     succeeds(merging(adapter=adapter, output_dir=tmp_path / "merged"))
     merged = read_tensors(tmp_path / "merged/model.safetensors")
     assert {EMBEDDING, HEAD} <= set(merged) and np.array_equal(merged[name], change(embedding))
     assert json.loads((tmp_path / "merged/config.json").read_text())["vocab_size"] == len(merged[EMBEDDING]) == len(merged[HEAD])
-    assert abs(eval_loss(data=data_of(), model=tmp_path / "merged", max_len=128) - adapted) < 2e-6
+    assert abs(eval_loss(data=DATA, model=tmp_path / "merged", max_len=128) - adapted) < 2e-6

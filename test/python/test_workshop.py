@@ -1,4 +1,4 @@
-"""The workshop's tools: new_version.py copies a version of every ladder; each ladder names one idea for a version."""
+"""The workshop's tools: new_version.py copies a version of every ladder, each version has an idea, and each exercise has a solution."""
 
 import os
 import re
@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT  # which finds the scripts
+from runs import ROOT  # which adds scripts/ to sys.path
 import exercise
 import ladder_counts
 import new_version
 
 LADDERS = sorted(path.stem for path in (ROOT / "dev/cuda").glob("*.cu") if path.stem != "timing")
-CALLED_BY_RUN = {"attention_forward", "attention_backward"}  # the last version is no entry of the table
+CALLED_BY_RUN = {"attention_forward", "attention_backward"}  # the table lacks the last version
 
 
 @pytest.fixture
@@ -33,10 +33,9 @@ def test_every_ladder_has_an_exercise():
     assert exercise.names() == LADDERS
 
 
-@pytest.mark.parametrize("name", LADDERS)
-def test_every_version_has_an_idea(name):
-    ladder = new_version.Ladder(ROOT, name)
-    assert len(ladder_counts.ideas(name)) == len(ladder.launchers) + (name in CALLED_BY_RUN)
+def test_every_version_has_an_idea():
+    for name in LADDERS:
+        assert len(ladder_counts.ideas(name)) == len(new_version.Ladder(ROOT, name).launchers) + (name in CALLED_BY_RUN), name
 
 
 @pytest.mark.parametrize("name", LADDERS)
@@ -48,11 +47,11 @@ def test_a_new_version_is_a_copy(tree, name):
     assert len(after.launchers) == len(before.launchers) + 1 and f"version {len(after.launchers)} is a copy" in text
     copied, source = after.copied(len(after.launchers)), before.copied(int(re.search(r"copy of version (\d+)", text)[1]))
     assert len(copied) == len(source) and any("__global__" in body for _, body in copied) == (name != "ring_exchange")
-    assert not {name for name, _ in copied} & {name for name, _ in source}  # no name is taken twice
+    assert not {name for name, _ in copied} & {name for name, _ in source}  # the copy has new names
     assert after.source.count("\"a copy of version") == 1
 
 
-def test_what_cannot_be_copied(tree):
+def test_versions_that_cannot_be_copied(tree):
     assert new(tree, "rope", "--from", "9") == (1, "version 9 of rope has no kernel of its own in dev/cuda/rope.cu or in the file of llmc/ops "
                                                    "that its heading names\n  fix: --from with one of 1, 2, 3, 4\n")
     code, text = new(tree, "nope")
