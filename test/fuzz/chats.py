@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""A fuzzer for data/prepare.py: records of every form, mutated, and chat templates that are put together from what published ones do.
+"""A fuzzer for data/prepare.py: mutated records of every form, and random chat templates with the features of published ones.
 
     test/fuzz/chats.py [--seconds 60] [--only N]      from the repository root; --only repeats a template and its records
 
-Each record must be refused with a message that says how to mend it, or become tokens of which exactly the right ones are trained. Every text
-in a record has a word of its own, so that is seen from the words: a trained message's is in the trained text, another's in the text, and none
-that a message holds is lost. Templates may leave out reasoning alone.
+Each record must be refused with a message that has a fix, or become tokens whose loss mask is right. Each text in a record has a unique word. The word
+of a trained message must be in the trained text, any other word in the rest of the text, and no word may be missing. Templates may omit only reasoning.
 """
 import argparse
 import copy
@@ -36,7 +35,7 @@ WORD = re.compile(r"word\d+x")
 
 
 def random_template(pick):
-    """A chat template, with random choices among the differences of published templates."""
+    """A chat template with random choices among the features of published templates."""
     before, after = pick([("<|im_start|>ROLE\n", "<|im_end|>\n"), ("<|im_start|>ROLE\n", "<|im_end|>"), ("<|im_start|>ROLE\n", "<|im_end|>\n\n"),
                           ("<|header|>ROLE<|/header|>\n\n", "<|eot|>"), ("### ROLE:\n", "\n\n"), ("ROLE: ", "\n"), ("[ROLE] ", " [/ROLE] "),
                           ("<|ROLE|>", "<|end|><|im_end|>\n"), ("ROLE: ", "</s>\n"), ("", "<|im_end|>"), (" ", " </s>")])
@@ -44,7 +43,7 @@ def random_template(pick):
     content = pick(["c", "c", "c | trim", "c.strip()", "c | string", "c.rstrip()", "' ' + c + ' '"])
     head, tail = ("{{ '" + part.replace("\n", "\\n").replace("ROLE", "' + r + '") + "' }}" for part in (before, after))
     answer = "{{ " + content + " }}"
-    if pick([0, 0, 1]):  # earlier turns lose their reasoning
+    if pick([0, 0, 1]):  # removes reasoning from earlier turns
         answer = "{% if not loop.last %}{% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}" + answer
     if pick([0, 1]):
         shown = "{{ '<think>\\n' + m['reasoning_content'] + '\\n</think>\\n\\n' }}"
@@ -56,7 +55,7 @@ def random_template(pick):
     marked = pick([0, 0, 0, 1])
     turn = head + ("{% generation %}" if marked else "") + answer + (ends + "{% endgeneration %}" if marked else ends)
     other = head + pick(["", "", "{% if m['role'] == 'tool' %}{{ 'RESULT ' }}{% endif %}"]) + "{{ " + content + " }}" + tail
-    if pick([0, 0, 0, 1]):  # something marks the last user's message
+    if pick([0, 0, 0, 1]):  # marks the last user message
         other = "{% if loop.index0 >= messages | length - 2 %}{{ '#' }}{% endif %}" + other
     parts = pick(["{% set c = m['content'] or '' %}", "{% set c = m['content'] %}",
                   "{% if m['content'] is string %}{% set c = m['content'] %}{% else %}{% set c = m['content'] | map(attribute='text') | join %}{% endif %}",
@@ -77,7 +76,7 @@ def random_template(pick):
 
 
 class Writer:
-    """Writes records, and keeps which of its words are trained and which are not."""
+    """Makes random records with unique words."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -85,7 +84,7 @@ class Writer:
         self.count = itertools.count()
 
     def text(self):
-        word = f"a word{next(self.count)}x"  # the first token of a text is never trained
+        word = f"a word{next(self.count)}x"  # begins with another token, because the first token of a text is never trained
         odd = self.pick(["", "", "", " ", "\n", "é", "😀", "\r\n", "\u2028", "<", "{{", "{% if %}", "'", '"', "\\", "\0", "<|im_end|>", "</s>", "\n\n"])
         return self.pick([word, f"{word} {odd}", f"{odd}{word}", f"{odd}{word}{odd}", f"say {word} again"])
 
@@ -155,7 +154,7 @@ KEYS = ["role", "content", "from", "value", "messages", "tools", "tool_calls", "
 
 
 def nodes(value, path=()):
-    """Paths of everything in a record."""
+    """The paths of all values in a record."""
     if path:
         yield path
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -163,7 +162,7 @@ def nodes(value, path=()):
 
 
 def mutate(record, rng):
-    """Changes one thing in a record."""
+    """Changes one value or key of a record."""
     if not record:
         return
     *way, last = rng.choice(list(nodes(record)))
@@ -187,11 +186,11 @@ def mutate(record, rng):
         holder[last] = [holder[last]]
 
 
-# ---- what must be so
+# ---- checks
 
 
 def trained_words(task, record):
-    """({words that must be trained}, {words that must not be}) as the record says, for records that were not mutated."""
+    """({words that must be trained}, {words that must not be trained}) by the fields of a record without mutations."""
     wanted, unwanted = set(), set()
 
     def say(value, is_trained):
@@ -219,7 +218,7 @@ def trained_words(task, record):
 
 
 def words_of_messages(record):
-    """The same of a record that was mutated, so far as it is sure: of messages without flags whose role is a usual one and whose content is a string."""
+    """The same for a mutated record, for messages that have a usual role, a string as content, and no flags."""
     wanted, unwanted = set(), set()
     chat = record.get("conversations") if record.get("messages") is None else record["messages"]
     for message in chat if isinstance(chat, list) else []:
@@ -234,7 +233,7 @@ def words_of_messages(record):
 
 
 def check(task, record, mutated, recipe, template):
-    """Returns None, or the error. A refusal is right; other tests check whether it was necessary."""
+    """Returns an error, or None. Any refusal is accepted here; other tests check its reason."""
     try:
         lot = recipe.lot([Record("fuzz", 1, None, record, 100)])
     except DataError as error:
@@ -296,7 +295,7 @@ def main():
                 if wrong:
                     print(f"{task}\n{template}\n{json.dumps(record)}\nFAILED: {wrong}\nrepeat with --only {number}\n0 passed, 1 failed")
                     return 1
-    print(f"stat::number_of_executed_units: {runs}\n1 passed, 0 failed")  # as libFuzzer counts
+    print(f"stat::number_of_executed_units: {runs}\n1 passed, 0 failed")  # the format of libFuzzer
     return 0
 
 
