@@ -156,13 +156,6 @@ def same_answers(output, other):
     return lines
 
 
-def test_no_mesh_and_no_cache_changes_the_answers(prompts, tmp_path):
-    sample(tmp_path / "one", prompts)
-    for number, options in enumerate([MESHES["data"], MESHES["both"], {"max_sequences": 2, "row_tokens": 300}]):
-        sample(tmp_path / str(number), prompts, **options)
-        same_answers(tmp_path / str(number), tmp_path / "one")
-
-
 def test_answers_of_the_current_policy_need_no_correction(prompts, tmp_path):
     """The weights are 1 within rounding, on every mesh."""
     some_are_right = {"n": 128, "max_new_tokens": 1}

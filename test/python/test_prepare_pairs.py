@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from preparing import (
-    CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, chain, chat, gpt, said)
+    CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, chain, chat, said)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 QUESTION = chat("Why?")
@@ -19,12 +19,10 @@ WORDS = {"chosen": "So", "rejected": "No"}
 Pair = partial(Case, task="pref")
 
 
-@pytest.mark.parametrize("record", [
+@pytest.mark.parametrize("record", [  # and those of test_prepare_datasets.py
     {"prompt": QUESTION} | ANSWERS, {"prompt": QUESTION, "chosen": said("So"), "rejected": said("No")}, {"prompt": QUESTION} | WORDS,
-    {"prompt": "Why?"} | ANSWERS, {"prompt": "Why?"} | CHATS, {"prompt": "why"} | CHATS, CHATS, {"prompt": QUESTION} | CHATS,  # the question appears once
-    {"prompt": json.dumps(QUESTION), "chosen": json.dumps([said("So")]), "rejected": json.dumps([said("No")])},
-    {"conversations": gpt("Why?"), "chosen": gpt("", "So")[1], "rejected": gpt("", "No")[1]}, {"messages": QUESTION} | ANSWERS,
-    CHATS | {"messages": [*QUESTION, said("So")], "question": "Why?"}])
+    {"prompt": "Why?"} | ANSWERS, {"prompt": "why"} | CHATS, {"prompt": QUESTION} | CHATS,  # the question appears once
+    {"prompt": json.dumps(QUESTION), "chosen": json.dumps([said("So")]), "rejected": json.dumps([said("No")])}, {"messages": QUESTION} | ANSWERS])
 def test_forms_of_a_pair(bench, record):
     documents = bench.expect(Pair([record], [["So<|im_end|>"], ["No<|im_end|>"]], ANSWERED))
     assert documents.metadata["kind"] == "pref" and list(documents.arrays) == ["doc_offsets", "tokens", "loss_mask"]

@@ -1,40 +1,32 @@
 """Plans of scripts/recipes, and of command lines with all flags of OpenRLHF: the parser accepts them, and the plan shows their meaning."""
 
-import json
 import re
+import shutil
 import subprocess
 
 import pytest
-from runs import ENVIRONMENT, ROOT, command, stand_in, succeeds
+from runs import ENVIRONMENT, GOLDEN, ROOT, change_json, command, stand_in, succeeds
 
 RECIPES = ROOT / "scripts" / "recipes"
-MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads, head size, positions
-    "llama3-8b": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, 8192),
-    "qwen2-0.5b": ("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 131072),
-    "qwen3-4b": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128, 40960),
-}
-FIELDS = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-          "num_key_value_heads", "head_dim", "max_position_embeddings")
-WANT = {  # recipe: its model, the plan's line on ranks; then row_tokens and max_len
-    "openrlhf_sft_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 2048),
-    "openrlhf_dpo_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
-    "openrlhf_rm_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
-    "trl_sft_multi_gpu": ("qwen2-0.5b", "8 ranks: 8 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
-    "trl_sft_context_parallel": ("qwen3-4b", "2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 3", 16384, 16384),
-    "trl_sft_ulysses": ("qwen2-0.5b", "4 ranks: 2 x data, 2 x sequence (ulysses), ZeRO stage 3", 4096, 4096),
-    "trl_two_nodes": ("qwen2-0.5b", "16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
-    "trl_two_nodes_slurm": ("qwen2-0.5b", "16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
-    "axolotl_sft_sequence_parallel": ("llama3-8b", "4 ranks: 1 x data, 4 x sequence (gather), ZeRO stage 2", 8192, 8192),
+WANT = {  # recipe: the plan's line on ranks, row_tokens and max_len
+    "openrlhf_sft_ring": ("8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 2048),
+    "openrlhf_dpo_ring": ("8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
+    "openrlhf_rm_ring": ("8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
+    "trl_sft_multi_gpu": ("8 ranks: 8 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
+    "trl_sft_context_parallel": ("2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 3", 16384, 16384),
+    "trl_sft_ulysses": ("4 ranks: 2 x data, 2 x sequence (ulysses), ZeRO stage 3", 4096, 4096),
+    "trl_two_nodes": ("16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
+    "trl_two_nodes_slurm": ("16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
+    "axolotl_sft_sequence_parallel": ("4 ranks: 1 x data, 4 x sequence (gather), ZeRO stage 2", 8192, 8192),
 }
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Directories with a config.json alone; a plan reads nothing else."""
-    directory = tmp_path_factory.mktemp("models")
-    for name, values in MODELS.items():
-        (directory / name).mkdir()
-        (directory / name / "config.json").write_text(json.dumps({**dict(zip(FIELDS, values)), "rms_norm_eps": 1e-6}))
+def model(tmp_path_factory):
+    """A directory with a config.json alone; a plan reads nothing else."""
+    directory = tmp_path_factory.mktemp("model")
+    shutil.copy(GOLDEN / "llama3" / "config.json", directory)
+    change_json(directory / "config.json", max_position_embeddings=131072, num_attention_heads=8, num_key_value_heads=8)
     return directory
 
 
@@ -69,21 +61,21 @@ def test_every_recipe_is_tested():
 
 
 @pytest.mark.parametrize("name", WANT)
-def test_a_recipe_has_the_flags_of_this_program(name, launchers, models):
+def test_a_recipe_has_the_flags_of_this_program(name, launchers, model):
     """The plan prints no note. Further flags at the end take precedence."""
-    model, mesh, row_tokens, max_len = WANT[name]
+    mesh, row_tokens, max_len = WANT[name]
     for flags, rows, length in (((), row_tokens, max_len), (("--max_len", "64", "--row_tokens", "128"), 128, 64)):
-        result = run_recipe(name, launchers, models / model, "--plan", "--device", "cpu", *flags)
+        result = run_recipe(name, launchers, model, "--plan", "--device", "cpu", *flags)
         assert result.returncode == 0 and "note: " not in result.stdout, result.stderr
         assert result.stdout.startswith(f"{mesh}; the plan is that of each rank\n")
         assert f"; rows of {rows} tokens, samples of up to {length}; " in result.stdout
 
 
-def test_the_variables_of_a_recipe(launchers, models):
-    result = run_recipe("trl_sft_context_parallel", launchers, models / "qwen3-4b", "--plan", "--device", "cpu", RANKS="4")
+def test_the_variables_of_a_recipe(launchers, model):
+    result = run_recipe("trl_sft_context_parallel", launchers, model, "--plan", "--device", "cpu", RANKS="4")
     assert "4 ranks: 1 x data, 4 x sequence (ring)" in result.stdout
-    result = run_recipe("openrlhf_dpo_ring", launchers, models / "nowhere", "--plan")
-    assert result.returncode == 1 and f"{models / 'nowhere'} is not a directory" in result.stderr
+    result = run_recipe("openrlhf_dpo_ring", launchers, model / "nowhere", "--plan")
+    assert result.returncode == 1 and f"{model / 'nowhere'} is not a directory" in result.stderr
 
 
 # ---- OpenRLHF's own command lines ---------------------------------------------------------------------------------------------------
@@ -122,9 +114,9 @@ REST_OF = {
 }
 
 @pytest.mark.parametrize("task", REST_OF)
-def test_a_command_line_of_openrlhf(task, models):
+def test_a_command_line_of_openrlhf(task, model):
     text = f"{LONG_CONTEXT[task]} {REST} {REST_OF[task]}"
-    words = [{"MODEL": str(models / "llama3-8b"), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
+    words = [{"MODEL": str(model), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
     plan = succeeds(command(task, *words, "--plan", model=None, ranks=8), quiet=False)
     assert re.search(r"8 ranks: 4 x data, 2 x sequence \(gather\), ZeRO stage [23];", plan)
     said = re.findall("^note: (.*)", plan, re.M)
