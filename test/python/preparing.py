@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
-from runs import ROOT, chat, header_of  # which adds data/ to sys.path
+from runs import ROOT, chat, header_of  # adds data/ to sys.path
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast  # prints a note at its first import, which must not be in a test
 

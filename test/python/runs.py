@@ -137,7 +137,7 @@ def refused_training(data, output, *parts, words=(), **options):
     return refused(command("sft", *words, **{"data": data, "output_dir": output, "max_len": 64, **options}), *parts)
 
 
-# ---- what a run has written -------------------------------------------------------------------------------------------------------
+# ---- files of a run -----------------------------------------------------------------------------------------------------------------
 
 def weights(directory):
     """The weights of a model in one file, or of an adapter."""

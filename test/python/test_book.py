@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT  # which adds scripts/ to sys.path
+from runs import ROOT  # adds scripts/ to sys.path
 import mutants
 
 BOOK = ROOT / "docs/book"

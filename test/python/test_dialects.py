@@ -8,7 +8,7 @@ import shlex
 import subprocess
 
 import pytest
-from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT  # which finds the scripts
+from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT  # adds scripts/ to sys.path
 from port import page, peers, table
 
 TRL = "--model_name_or_path M --dataset_name D --output_dir O"
@@ -337,7 +337,7 @@ def test_rows_are_sound():
 def test_every_name_of_trl_and_axolotl_is_known():
     schemas = json.loads((GOLDEN / "foreign_names.json").read_text())
     flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
-    # Objects whose fields have rows of their own, and descriptions of the machine.
+    # Objects with a row for each field, and descriptions of the machine.
     holders = {"trl", "special_tokens", "n_gpu", "n_node", "compute_capability", "torch_version"}
     every = [row for peer in (*peers.PEERS, *peers.HELPERS) for row in peer.rows]
     for whose in ("TRL", "Axolotl"):

@@ -81,7 +81,7 @@ def test_modules_trained_in_full_are_saved_as_in_peft(data, tmp_path):
 
 @pytest.mark.parametrize("more", [{"dtype": "bf16"}, {"ref_mode": "resident", "load_in": "4bit", **WHOLE}])
 def test_the_base_serves_as_the_reference(tmp_path, more):
-    """The results equal those with the base as a second model, which is quantised too."""
+    """The results equal those with the base as a second model, which is also quantised."""
     options = dict(task="dpo", max_steps=4, **more, **OF_PAIRS, **LORA)
     train(tmp_path / "own", **options)
     first = first_step(tmp_path / "own")

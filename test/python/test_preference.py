@@ -218,7 +218,7 @@ def test_scores_of_a_language_model(tmp_path):
 
 
 def test_scores_of_a_reward_model(tmp_path):
-    """Documents without targets have scores, too."""
+    """Documents without targets also have scores."""
     golden, options = MODELS["smollm2"], {"ranks": 4, "ring_attn_size": 4, "row_tokens": 300}
     model = reward_model(tmp_path / "model", "smollm2", golden["score"])
     line, lines = evaluate(model, tmp_path, **options)

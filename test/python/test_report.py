@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from runs import ENVIRONMENT, ROOT, call, command, log_lines  # which finds the scripts
+from runs import ENVIRONMENT, ROOT, call, command, log_lines  # adds scripts/ to sys.path
 import report
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT, stand_in, write_lines  # which finds the scripts
+from runs import ROOT, stand_in, write_lines  # adds scripts/ to sys.path
 import mutants
 
 

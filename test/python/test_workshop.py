@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT  # which adds scripts/ to sys.path
+from runs import ROOT  # adds scripts/ to sys.path
 import exercise
 import ladder_counts
 import new_version
