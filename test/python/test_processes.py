@@ -193,15 +193,6 @@ def listener(answer):
         thread.join()
 
 
-@pytest.mark.parametrize("answer", [
-    lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
-    lambda connection: None,  # it closes
-    lambda connection: time.sleep(4)])
-def test_another_program_at_the_address(answer):
-    with listener(answer) as address:
-        assert f"another program answers at {address}, not rank 0" in one(1, 2, address, 3)
-
-
 # ---- strangers --------------------------------------------------------------------------------------------------------------------------
 
 SECRET, OTHER = "0123456789abcdef", "0123456789abcdee"
@@ -314,15 +305,23 @@ def test_a_public_address_needs_a_long_secret(secret, said):
         assert said in err and "fix: the same LLMC_RENDEZVOUS_SECRET" in err
 
 
-@pytest.mark.parametrize("answer", [b"\0" * 40, b"x" * 39])
-def test_a_rank_0_without_the_secret_is_refused(answer):
+def false_rank_0(proof):
+    """Answers with a valid greeting and a wrong proof of the secret."""
     def serve(connection):
         connection.sendall(b"llmcrank" + struct.pack("=I", 2) + os.urandom(32))
         connection.recv(APPLICATION, socket.MSG_WAITALL)
-        connection.sendall(answer)
+        connection.sendall(proof)
 
-    with listener(serve) as address:
-        assert f"rank 0 at {address} does not know this rank's secret" in one(1, 2, address, 3, secret=SECRET)
+    return serve
+
+
+@pytest.mark.parametrize("answer, said", [
+    (lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), "another program answers at {}, not rank 0"),
+    (lambda connection: None, "another program answers at {}, not rank 0"), (lambda connection: time.sleep(4), "another program answers at {}, not rank 0"),
+    *((false_rank_0(proof), "rank 0 at {} does not know this rank's secret") for proof in (b"\0" * 40, b"x" * 39))])
+def test_a_program_that_is_not_rank_0(answer, said):
+    with listener(answer) as address:
+        assert said.format(address) in one(1, 2, address, 3, secret=SECRET)
 
 
 def test_wrong_ranks_are_refused_and_the_run_continues():
