@@ -125,6 +125,13 @@ def test_data_that_changes_while_it_is_read_is_not_kept(keys, monkeypatch):
     assert keys.bench.call("sft", keys.tokenizer, str(keys.data), "--key", keys.key().strip())[0] == 0
 
 
+def test_messages_have_the_flags_of_the_program(keys):
+    for words, fix in ((["--prompts", "absent.jsonl", "--tokenizer", str(keys.tokenizer)], "--prompts an existing file"),
+                       (["--data", str(keys.data), "--tokenizer", "absent"], "--model the directory")):
+        assert prepare.main(["sft", *words, "--out", str(keys.bench.path / "out")]) == 1
+        assert f"\n  fix: give {fix}" in keys.bench.capsys.readouterr().err
+
+
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     from whole_file import whole_file
 

@@ -181,6 +181,8 @@ def test_functions_of_trl_are_called(tmp_path, monkeypatch):
 NOT_HERE = [  # words, the task, its definition, and the fix
     ("rloo", "rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
     ("trl kto", "kto", "learns from single answers labelled good or bad", "dpo, "),
+    ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
+    ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on images", "a text model with"),
     ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
     ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo")]
 WORDS = [
