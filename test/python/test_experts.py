@@ -1,12 +1,12 @@
-"""Mixtures of experts in whole runs: the log, the auxiliary loss, adapters, and experts divided among ranks. test/golden.h compares the numbers with
-transformers; test_ranks.cpp compares every split with one rank."""
+"""Mixtures of experts in whole runs: the auxiliary loss, adapters, files, and experts divided among ranks. test/golden.h compares the numbers with
+transformers; test_same_bits.py and test_ranks.cpp compare ranks with one rank."""
 
 import shutil
 
 import numpy as np
 import pytest
 from runs import (
-    GOLDEN, OF_PAIRS, command, log_lines, merging, model_with, near_weights, read_tensors, refused, same_run, succeeds, train, write_tensors)
+    GOLDEN, command, log_lines, merging, model_with, near_weights, read_tensors, refused, same_run, succeeds, train, write_tensors)
 from test_lora import eval_loss
 
 MODEL = GOLDEN / "qwen2_moe"
@@ -127,22 +127,3 @@ def test_divided_experts_train_as_one_rank_and_resume_with_any_number(tmp_path):
         (same_run if name == "again" else near_weights)(output, straight)
     train(output, **{**run, **DIVIDED, "resume": output / "step_4", "max_steps": 5})  # a checkpoint of one rank
     assert log_lines(output)[-1]["step"] == 5
-
-
-def test_dpo_with_divided_experts_in_both_models(tmp_path):
-    run = {**MIXTRAL, **OF_PAIRS, "task": "dpo", "max_len": 128, "ref_mode": "resident", "ref_model": MIXTRAL["model"]}
-    for name, more in (("one", {}), ("out", DIVIDED)):
-        train(tmp_path / name, **run, **more)
-    one, out = ([line["loss"] for line in steps_of(tmp_path / name)] for name in ("one", "out"))
-    assert out == pytest.approx(one, rel=1e-5)
-
-
-def test_adapters_of_divided_experts(tmp_path):
-    lora = {**MIXTRAL, "lora_rank": 2, "lora_targets": "q_proj,w1,w2,w3", "learning_rate": 1e-2, "optimizer": "muon"}
-    train(tmp_path / "one", **lora)
-    train(tmp_path / "out", **lora, **DIVIDED, zero_stage=2, ring_attn_size=2, recompute="layer", save_steps=2)
-    train(tmp_path / "on", **lora, resume=tmp_path / "out/step_2")
-    want = adapters(tmp_path / "one")
-    for name in ("out", "on"):  # within a tenth of the largest change by a step
-        got = adapters(tmp_path / name)
-        assert list(got) == list(want) and max(np.abs(got[tensor] - want[tensor]).max() for tensor in want) <= 1e-3

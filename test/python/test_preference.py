@@ -1,5 +1,5 @@
-"""Whole runs of dpo and rm on the tiny models of test/golden: they equal transformers and TRL on the same pairs, and one rank whatever the split; the
-reference's side file; scores. test_preference.cpp has the formulas of the losses."""
+"""Whole runs of dpo and rm on the tiny models of test/golden: they equal transformers and TRL on the same pairs; the reference's side file; scores.
+test_same_bits.py has them on ranks, test_preference.cpp the formulas of the losses."""
 
 import json
 import shutil
@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 from runs import (
-    ENVIRONMENT, GOLDEN, PAIRS, SAME, change_json, command, first_step, header_of, log_lines, near, near_weights, read_lines, read_tensors, same_run,
-    succeeds, write_data, write_tensors)
+    ENVIRONMENT, GOLDEN, PAIRS, change_json, command, first_step, header_of, log_lines, near, read_lines, read_tensors, same_run, succeeds, write_data,
+    write_tensors)
 
 MODELS = json.loads((GOLDEN / "preference.json").read_text())["models"]
 TRL = json.loads((GOLDEN / "trl.json").read_text())
@@ -159,30 +159,11 @@ def test_the_side_file_is_used_again(own_cache, tmp_path):
         assert "reference: " not in run("dpo", tmp_path / f"none {number}", **options, **change)
 
 
-# ---- splits and references that must not change a result ----------------------------------------------------------------------------
+# ---- a reference on ranks, evaluations and scores -----------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     return write_pairs(tmp_path_factory.mktemp("many") / "pairs.safetensors", random_pairs(24, seed=3))  # 1343 tokens, at most 85 in a pair
-
-
-@pytest.mark.parametrize("task, more", [("dpo", {"ref_model": GOLDEN / "llama2"}), ("rm", {})])
-def test_a_split_over_ranks_trains_as_one_rank(task, more, many, tmp_path):
-    """One of two rings has a row. The test compares the first step and the final weights; test_ranks.cpp has all splits."""
-    options = {"data": many, "model": GOLDEN / "qwen3", "max_steps": 3, "learning_rate": 1e-3, **more}
-    run(task, tmp_path / "one", **options)
-    said = run(task, tmp_path / "four", "--debug", ranks=4, ring_attn_size=2, sp_mode="ulysses", zero_stage=3, row_tokens=2048, **options)
-    assert said.count("parameters, ") == said.count("saved ") == 1
-    got, want = first_step(tmp_path / "four"), first_step(tmp_path / "one")
-    near(got["loss"], want["loss"], 1e-6)
-    near(got["grad_norm"], want["grad_norm"], 1e-5)
-    for key in ("rewards/chosen", "rewards/rejected", *(("logps/chosen", "logps/rejected") if task == "dpo" else ())):
-        # Rewards are differences of log-probabilities, and have their error.
-        scale = abs(want[key.replace("rewards", "logps")]) if task == "dpo" else 1
-        assert abs(got[key] - want[key]) <= 1e-6 * scale, key
-    for key in (*SAME, "rewards/accuracies", "accuracy"):
-        assert got.get(key) == want.get(key), key
-    near_weights(tmp_path / "four", tmp_path / "one")
 
 
 @pytest.mark.parametrize("mode", ["precompute", "resident"])
@@ -191,8 +172,6 @@ def test_a_reference_with_other_heads_in_a_ring(mode, many, own_cache, tmp_path)
     gathered = step("dpo", tmp_path / "gather", sp_mode="gather", ranks=2, ring_attn_size=2, **options)
     near(gathered["loss"], step("dpo", tmp_path / "one", **{**options, "ref_mode": "resident"})["loss"], 1e-6)
 
-
-# ---- evaluations and scores -------------------------------------------------------------------------------------------------------
 
 def test_an_evaluation_has_the_numbers_of_a_step(tmp_path):
     """The learning rate of the only step is 0, so the evaluation after it has the same model."""

@@ -1,13 +1,14 @@
 """A run has the same bits if it stops and resumes from a checkpoint, or offloads arrays to a disk, whatever it trains. Gradients in bf16 change it
-only by their rounding."""
+only by their rounding, and ranks only the order of sums."""
 
 import pytest
 from runs import (
-    GOLDEN, OF_PAIRS, SMALL, command, first_step, log_lines, stable, succeeds, weights, write_lines)
+    GOLDEN, OF_PAIRS, SMALL, command, first_step, log_lines, near, stable, succeeds, weights, write_lines)
 from test_grpo import rollouts
 from test_sampling import with_tokenizer
 
 EXPERTS = {"model": GOLDEN / "qwen2_moe", "data": GOLDEN / "qwen2_moe" / "golden.safetensors", "max_len": 128, "train_batch_size": 2}
+MIXTRAL = {"model": GOLDEN / "mixtral", "data": GOLDEN / "mixtral" / "golden.safetensors", "max_len": 128}
 PAIRS = {**OF_PAIRS, "train_batch_size": 4, "eval_fraction": 0.2}
 OF_ROLLOUTS = {"rollouts": True, "max_len": 67, "recompute": "cheap"}
 ANSWERS = {"prompts": True, "max_len": 67, "rollout_batch_size": 6, "n": 32, "max_new_tokens": 1, "train_batch_size": 64, "num_episodes": 9, "at": 6,
@@ -19,14 +20,17 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "groups": {"dtype": "bf16", "ranks": 4, "zero_stage": 3, "zero_group": 2},
     "muon": {"dtype": "bf16", "optimizer": "muon", "moments": "bf16", "weight_decay": 0.1},
     "steps of tokens": {"train_batch_size": None, "train_batch_tokens": 150, "eval_fraction": 0.2, "eval_steps": 2},
-    "in order": {"shuffle": "false", "weight_decay": 0.1}, "noise": {"model": GOLDEN / "llama2", "neftune_noise_alpha": 5, "dtype": "bf16", "ranks": 2},
-    "samples": {"spoken": True, "sample_every": 3, "max_new_tokens": 40, "temperature": 1},
+    "in order": {"shuffle": "false", "weight_decay": 0.1}, "noise": {"model": GOLDEN / "llama2", "neftune_noise_alpha": 5, "dtype": "bf16", "ranks": 4, "ring_attn_size": 2},
+    "samples": {"spoken": True, "ranks": 2, "ring_attn_size": 2, "sample_every": 3, "max_new_tokens": 40, "temperature": 1},
     "adapters": {"lora_rank": 4, "lora_dropout": 0.3, "neftune_noise_alpha": 5, "ranks": 2, "zero_stage": 2},
     "adapters and a head": {"lora_rank": 4, "lora_modules_to_save": "embed_tokens,lm_head", "dtype": "bf16", "moments": "8bit", "ranks": 3, "zero_stage": 2},
     "adapters of 4 bits": {"lora_rank": 4, "load_in": "4bit", "grad_dtype": "bf16", "ranks": 2},
     "experts": {**EXPERTS, "ranks": 2, "ring_attn_size": 2},
     "adapters of experts": {**EXPERTS, "lora_rank": 3, "lora_targets": "q_proj,gate_proj,up_proj,down_proj", "load_in": "8bit", "optimizer": "muon",
                             "router_aux_loss_coef": 0.1},
+    "adapters of divided experts": {**MIXTRAL, "lora_rank": 2, "lora_targets": "q_proj,w1,w2,w3", "ranks": 6, "expert_parallel": 3,
+                                    "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
+    "dpo of divided experts": {**MIXTRAL, "task": "dpo", **PAIRS, "ref_model": MIXTRAL["model"], "ref_mode": "resident", "ranks": 6, "expert_parallel": 3},
     "dpo": {"task": "dpo", **PAIRS, "ref_model": GOLDEN / "llama2", "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
     "rm": {"task": "rm", **PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "grpo": {"task": "grpo", **OF_ROLLOUTS, "ranks": 2, "zero_stage": 3, "max_epochs": 4},
@@ -96,6 +100,21 @@ def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
     assert f" to a file in {place}" in run_of(name, tmp_path / "run", offload=what, offload_dir=place)
     same_run(tmp_path / "run", tmp_path / "straight")
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["noise", "samples", "adapters", "adapters and a head", "adapters of 4 bits", "experts", "adapters of divided experts",
+                                  "dpo of divided experts", "dpo", "rm", "grpo", "ppo", "answers of grpo", "answers of ppo"])
+def test_a_split_over_ranks_equals_one_rank(name, run_of, tmp_path):
+    """In f32, the logs are equal except for rounding. test_ranks.cpp has all splits of a step."""
+    in_f32 = {"dtype": "f32", "grad_dtype": "f32", "moments": "f32", "max_steps": 4}
+    run_of(name, tmp_path / "ranks", **in_f32)
+    run_of(name, tmp_path / "one", **in_f32, ranks=1, ring_attn_size=1, zero_stage=1, expert_parallel=1)
+    for got, want in zip(lines_of(tmp_path / "ranks"), lines_of(tmp_path / "one"), strict=True):
+        for key, value in want.items():
+            if isinstance(value, float):
+                near(got[key], value, 1e-5, 1e-6)
+            elif not key.startswith("sent_") and not isinstance(value, list):
+                assert got[key] == value, key
 
 
 @pytest.mark.parametrize("name", ["moments of 8 bits", "adapters", "dpo", "rm", "grpo", "ppo"])
