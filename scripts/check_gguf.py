@@ -42,16 +42,16 @@ def problems(directory, reader):
     found = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in COMPUTED)
     expected = elements_of(directory)
     if found != expected:
-        yield f"its tensors have {found:,} numbers, those of {directory} {expected:,}"
+        yield f"its tensors have {found:,} elements, those of {directory} have {expected:,}"
     jinja = directory / "chat_template.jinja"
     template = jinja.read_text(encoding="utf-8") if jinja.exists() else read_json(directory / "tokenizer_config.json").get("chat_template")
     if isinstance(template, str) and field("tokenizer.chat_template") != template:
-        yield "its chat template is another one"
+        yield "its chat template differs"
     ends = read_json(directory / "generation_config.json").get("eos_token_id")
     tokens, eos = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.eos_token_id")
     for end in ends if isinstance(ends, list) else [] if ends is None else [ends]:
         if end != eos and tokens[end] not in KNOWN_ENDS:
-            yield f"llama.cpp will not stop at {tokens[end]!r} ({end}), which generation_config.json has: its eos is {eos}"
+            yield f"llama.cpp will not stop at {tokens[end]!r} ({end}), an EOS token of generation_config.json: its own EOS is {eos}"
 
 
 def main():
@@ -67,14 +67,14 @@ def main():
         file = Path(temporary) / "model.gguf"
         words = [options.python, converter, options.directory, "--outfile", file, "--outtype", "f32"]
         if subprocess.run(words).returncode != 0:
-            sys.exit(f"{converter} has refused {options.directory}\n  fix: look above for what it said")
+            sys.exit(f"{converter} failed for {options.directory}\n  fix: its message is above")
         sys.path.insert(0, str(options.llama_cpp / "gguf-py"))
         from gguf import GGUFReader  # of the same checkout
 
         found = list(problems(options.directory, GGUFReader(file)))
     for problem in found:
         print(f"the GGUF: {problem}")
-    print("tensors, chat template and ends of turn are those of the directory" if not found else f"{len(found)} differences")
+    print("tensors, chat template and end-of-turn tokens equal those of the directory" if not found else f"{len(found)} differences")
     return bool(found)
 
 

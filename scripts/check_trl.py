@@ -297,9 +297,9 @@ def compare_line(line, models, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", metavar="CHECKOUT", type=lambda path: Path(path).resolve())
-    parser.add_argument("--only", default="", metavar="TEXT", help="lines that have it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only lines that contain TEXT")
     options = parser.parse_args()
-    os.chdir(options.checkout)  # its lines name files in its repository
+    os.chdir(options.checkout)  # the lines name files of the current repository
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         make_models(folder)

@@ -170,7 +170,7 @@ def train(program, task, out, learning_rate, *flags):
         result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 env=dict(os.environ, XDG_CACHE_HOME=cache))
     if result.returncode:
-        sys.exit(f"{result.stdout[-2000:]}\n./{program} failed with code {result.returncode}; its last words are above")
+        sys.exit(f"{result.stdout[-2000:]}\n./{program} failed with code {result.returncode}; its last output is above")
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if "step_s" in line], result.stdout
 
@@ -237,7 +237,7 @@ def llmc_steps(count, folder):
             if len(steps) == count:
                 process.terminate()
                 return steps
-    sys.exit(f"{said}llm.c's train_gpt2 ended early, with code {process.returncode}; its last words are above")
+    sys.exit(f"{said}llm.c's train_gpt2 ended early, with code {process.returncode}; its last output is above")
 
 
 # ---- all sides, and the table -----------------------------------------------------------------------------------------------------
@@ -356,8 +356,8 @@ def main():
         return transformers_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="smollm2-135m")
-    parser.add_argument("--dtype", choices=DTYPES, help="all of them, if not given")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this model and CPU")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: all")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this model and CPU")
     options = parser.parse_args()
     program = MODELS[options.model][-1]
     if not (ROOT / program).exists():
@@ -365,7 +365,7 @@ def main():
     if LLMC_SOURCE and not Path(LLMC_SOURCE, "train_gpt2.c").exists():
         sys.exit(f"scripts/compare.py: LLMC_SOURCE: {LLMC_SOURCE} has no train_gpt2.c\n  fix: name a checkout of karpathy/llm.c, or unset it")
     if (load := os.getloadavg()[0]) > 1:  # other programs would slow down one side more than the other
-        print(f"load average {load:.1f}: this machine is busy, and the figures will be worth less", file=sys.stderr)
+        print(f"load average {load:.1f}: this machine is busy, so the figures are less reliable", file=sys.stderr)
     report([row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)], options.out)
 
 

@@ -88,7 +88,7 @@ def our_run(batch, folder):
         process.returncode = code
     found = re.search(r"(\d+) tokens in (\S+) s", said)
     if code or not found or int(found[1]) != batch * NEW:
-        sys.exit(f"{said}\n./train_llama generate failed with code {code}; its last words are above")
+        sys.exit(f"{said}\n./train_llama generate failed with code {code}; its last output is above")
     return dict(step_s=float(found[2]), peak_mem=usage.ru_maxrss * 1024)
 
 
@@ -128,7 +128,7 @@ def main():
     if sys.argv[1:2] == ["worker"]:
         return worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file")
     options = parser.parse_args()
     for file, target in (("train_llama", "train_llama"), ("build/dev/bench/few_tokens", "build/dev/bench/few_tokens")):
         if not (ROOT / file).exists():

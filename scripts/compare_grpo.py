@@ -108,7 +108,7 @@ def our_steps(dtype, folder, steps):
 def expect_same_work(theirs, ours):
     for name, step in (("TRL", theirs), ("train_llama", ours)):
         if step["length"] != NEW:
-            sys.exit(f"{name}'s answers have {step['length']} tokens and should have {NEW}")
+            sys.exit(f"{name}'s answers have {step['length']} tokens, not {NEW}")
     if abs(ours["reward"] / theirs["reward"] - 1) > AGREE:
         sys.exit(f"the first mean rewards differ: TRL {theirs['reward']:.3f}, train_llama {ours['reward']:.3f}")
 
@@ -123,7 +123,7 @@ def row(dtype, folder):
         theirs.append(peer.steps(WARM_UP + COUNTED))
         ours.append(our_steps(dtype, folder, WARM_UP + COUNTED))
         both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) for side in (theirs, ours)]
-        print(f"seconds of the steps in round {r + 1}:  TRL {both[0]}   train_llama {both[1]}, of which answering "
+        print(f"seconds of the steps in round {r + 1}:  TRL {both[0]}   train_llama {both[1]}, of which sampling "
               f"{ours[r][-1]['generation_s']:.2f}", file=sys.stderr, flush=True)
     peer.close()
     expect_same_work(theirs[0][0], ours[0][0])
@@ -141,7 +141,7 @@ def main():
         return worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this CPU")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/compare_grpo.py: ./train_llama is not built\n  fix: make")

@@ -56,10 +56,10 @@ def main():
             sys.exit(f"{output} is not the output of a run: it has no log.jsonl\n  fix: the --output_dir of a run")
     if options.loss is None:
         difference = first_difference(*options.runs)
-        print(difference or f"the same bits: {len(lines(options.runs[0]))} lines of the log, and the weights")
+        print(difference or f"bit-identical: {len(lines(options.runs[0]))} log lines, and the weights")
         return difference is not None
     difference = largest_difference(*options.runs)
-    print(f"losses differ by {difference:.2g} of their size, {options.loss:.2g} allowed")
+    print(f"the relative difference of the losses is {difference:.2g}; {options.loss:.2g} is allowed")
     return not difference <= options.loss
 
 

@@ -199,7 +199,7 @@ def rate(kind):
 def expect_equal(theirs, ours):
     for a, b in zip(theirs, ours):
         if a["tokens"] != b["tokens"]:
-            sys.exit(f"TRL took {a['tokens']} tokens where train_llama took {b['tokens']}")
+            sys.exit(f"TRL trained on {a['tokens']} tokens, train_llama on {b['tokens']}")
     compare.expect_same_loss(theirs[0], ours[0])
 
 
@@ -246,8 +246,8 @@ def main():
         return trl_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="DIR", help="made by scripts/smollm2.py")
-    parser.add_argument("--only", choices=KINDS, help="all of them, if not given")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this CPU")
+    parser.add_argument("--only", choices=KINDS, help="default: all")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/compare_trl.py: ./train_llama is not built\n  fix: make")

@@ -55,7 +55,7 @@ class Exercise:
             sys.exit("exercise.py needs patch\n  fix: make deps")
         done = subprocess.run(["patch", "-p1", "--quiet", "-d", tree], input=patch, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
-            sys.exit(f"the exercise's patch does not fit dev/cuda/{self.name}.cu:\n{done.stdout}\n"
+            sys.exit(f"the exercise's patch does not apply to dev/cuda/{self.name}.cu:\n{done.stdout}\n"
                      f"  fix: git checkout dev/cuda/{self.name}.cu, then scripts/exercise.py {self.name}")
 
     def check(self, tree):
@@ -107,7 +107,7 @@ def main():
     exercise = Exercise(args.name)
     if args.check:
         wrong = exercise.check(args.tree)
-        print("\n".join(wrong) or "right, and within the bound")
+        print("\n".join(wrong) or "correct, and within the bound")
         return bool(wrong)
     if args.solution:
         exercise.solve(args.tree)

@@ -382,7 +382,7 @@ def banks():
     return figure
 
 
-# ---- who waits for whom in a block
+# ---- copies, products and waits of a block over time
 
 COPIED, OWN, WAITS = "#c6e3bd", "#f0b27a", "#eeeeee"
 

@@ -345,12 +345,12 @@ def attention(machine, out, quick):
 
 def torch_with_gpu():
     if not importlib.util.find_spec("torch"):
-        print("  no PyTorch: ours alone", file=sys.stderr)
+        print("  no PyTorch: only this project's kernels are timed", file=sys.stderr)
         return False
     import torch
 
     if not torch.cuda.is_available():
-        print(f"  PyTorch {torch.__version__} sees no GPU: ours alone", file=sys.stderr)
+        print(f"  PyTorch {torch.__version__} finds no GPU: only this project's kernels are timed", file=sys.stderr)
     return torch.cuda.is_available()
 
 
@@ -415,11 +415,11 @@ SECTIONS = dict(ops=ops, attention=attention, training=training)
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    parser.add_argument("--quick", action="store_true", help="a few shapes of each")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the tables there, in place of the last ones of this GPU")
+    parser.add_argument("--quick", action="store_true", help="only a few shapes per section")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the tables to this file, replacing the previous ones of this GPU")
     options = parser.parse_args()
     for name in set(options.sections) - set(SECTIONS):
-        parser.error(f"there is no section {name}; {', '.join(SECTIONS)} there are")
+        parser.error(f"there is no section {name}; the sections are {', '.join(SECTIONS)}")
     machine = describe_machine()
     failed = False
     for name in options.sections or SECTIONS:

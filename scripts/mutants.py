@@ -50,7 +50,7 @@ def read_table(path=TABLE):
         head = [part.strip() for part in lines[0].split("|", 3)]
         right, wrong = ("\n".join(line[2:] for line in lines[1:] if line[0] == mark) for mark in "-+")
         if len(head) < 4 or not re.fullmatch(r"\d+|always", head[0]) or not right or not wrong:
-            sys.exit(f'{path}: "{lines[0]}" is no mutant\n  fix: number | file | tests | bug, then lines with "- " and lines with "+ "')
+            sys.exit(f'{path}: "{lines[0]}" is not a mutant\n  fix: number | file | tests | bug, then lines with "- " and lines with "+ "')
         mutants.append(Mutant(int(head[0].replace("always", "0")), *head[1:], right, wrong))
     return mutants
 
@@ -78,7 +78,7 @@ def mutated(path, source, mutants):
         found = list(re.finditer(pattern(mutant.right), source))
         if len(found) != 1:
             sys.exit(f"mutant {mutant.number} of {TABLE}: {path} has this text {len(found)} times:\n{mutant.right}\n"
-                     "  fix: the text as it is now in that file, and so much of it that it stands there once")
+                     "  fix: copy the text from the current file, with enough context to be unique")
         changes.append((found[0].start(), found[0].end(), mutant))
     changes.sort()
     for (_, end, one), (begin, _, other) in zip(changes, changes[1:]):
@@ -98,12 +98,12 @@ def exchange(number, install):
     before, after = (mutant.right, mutant.wrong) if install else (mutant.wrong, mutant.right)
     source, count = re.subn(pattern(before), lambda _: after, path.read_text())
     if count != 1:
-        sys.exit(f"{path} has this text {count} times:\n{before}\n  fix: {'is it in already? --remove ' + str(number) if install else f'git checkout {path}'}")
+        sys.exit(f"{path} has this text {count} times:\n{before}\n  fix: {f'if the mutant is already applied: --remove {number}' if install else f'git checkout {path}'}")
     path.write_text(source)
     if not install:
-        return print(f"{path} is as it was")
+        return print(f"{path} is restored")
     test = mutant.binary.replace(TESTS, "build/test/")
-    print(f"{path} has mutant {number}: {mutant.bug}\nnotice it: make {test} && {test} --gtest_filter='{mutant.tests}'\ntake it out: scripts/mutants.py --remove {number}")
+    print(f"{path} has mutant {number}: {mutant.bug}\nto detect it: make {test} && {test} --gtest_filter='{mutant.tests}'\nto remove it: scripts/mutants.py --remove {number}")
 
 
 def make_tree(tree):
@@ -112,7 +112,7 @@ def make_tree(tree):
     paths = [path for pattern in SOURCES for path in pathlib.Path(".").glob(pattern) if path.is_file()]
     for mutant in mutants:
         if pathlib.Path(mutant.file) not in paths:
-            sys.exit(f"mutant {mutant.number} of {TABLE}: there is no file {mutant.file}\n  fix: where the text is now")
+            sys.exit(f"mutant {mutant.number} of {TABLE}: there is no file {mutant.file}\n  fix: the file that contains the text now")
     copies = {tree / path: mutated(path, path.read_text(), [m for m in mutants if m.file == str(path)]) for path in paths}
     for old in [path for path in tree.rglob("*") if path.is_file() and path not in copies]:
         old.unlink()

@@ -96,17 +96,17 @@ class Ladder:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ladder")
-    parser.add_argument("--from", dest="version", type=int, help="the version to copy; without it the last that has a kernel of its own")
+    parser.add_argument("--from", dest="version", type=int, help="the version to copy; by default the last one with its own kernel")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help=argparse.SUPPRESS)
     args = parser.parse_args()
     ladder = Ladder(args.root, args.ladder)
     with_kernels = [v for v in range(1, len(ladder.launchers) + 1) if ladder.copied(v)]
     if not with_kernels:
-        fail(f"no version of {args.ladder} has a kernel of its own in dev/cuda/{args.ladder}.cu or in the file that its heading names",
+        fail(f"no version of {args.ladder} has its own kernel in dev/cuda/{args.ladder}.cu or in the file that its heading names",
              "copy it by hand")
     version = args.version or with_kernels[-1]
     if version not in with_kernels:
-        fail(f"version {version} of {args.ladder} has no kernel of its own in dev/cuda/{args.ladder}.cu or in the file of llmc/ops that its "
+        fail(f"version {version} of {args.ladder} has no kernel in dev/cuda/{args.ladder}.cu or in the file of llmc/ops that its "
              "heading names",
              f"--from with one of {', '.join(map(str, with_kernels))}")
     new = ladder.add(version)

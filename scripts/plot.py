@@ -22,8 +22,8 @@ from whole_file import refuse_other_file, whole_file  # noqa: E402
 
 PANELS = [("loss", "loss", 1), ("lr", "learning rate", 1), ("grad_norm", "gradient norm, before clipping", 1),
           ("tok_s", "tokens per second", 1)]
-POLICY_PANELS = [("reward", "reward", 1), ("response_length", "tokens of an answer", 1), ("kl", "KL divergence from the reference, nats a token", 1),
-                 ("entropy", "entropy, nats a token", 1)]
+POLICY_PANELS = [("reward", "reward", 1), ("response_length", "tokens of an answer", 1), ("kl", "KL divergence from the reference, nats per token", 1),
+                 ("entropy", "entropy, nats per token", 1)]
 RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiting for ranks", "optimizer_s": "optimizer"}),
                ("MB sent a step, by all ranks", 1e6, {"sent_kv": "keys and values", "sent_dkv": "their gradients",
                                                       "sent_grads": "gradients of parameters", "sent_params": "parameters", "sent_experts": "rows of experts"})]
@@ -60,7 +60,7 @@ def read_log(path):
         if isinstance(entry.get("step"), int) and "sample" not in entry:
             (evaluations if "eval_loss" in entry else steps).append(entry)
     if not steps:
-        raise PlotError(f"{path}: there are no steps in it\n  fix: the log.jsonl of a training run that has done a step")
+        raise PlotError(f"{path}: contains no steps\n  fix: the log.jsonl of a training run with at least one step")
     return steps, evaluations
 
 

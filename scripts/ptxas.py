@@ -69,7 +69,7 @@ def main(logs):
     for log in logs:
         for arch, remark in wgmma_remarks(open(log).read()):
             failed.add(arch)
-            print(f"FAILED: {remark}\n  fix: wgmma_fence() behind each access of a register and each loop, and no access before wgmma_wait()")
+            print(f"FAILED: {remark}\n  fix: wgmma_fence() after each register access and each loop, and no access before wgmma_wait()")
     if not kernels:
         print("FAILED: no kernels in", " ".join(logs) or "no logs")
     print(f"{len(archs) - len(failed)} passed, {len(failed) or not kernels:d} failed")

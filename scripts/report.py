@@ -140,7 +140,7 @@ def heading(run):
         return f"the log does not begin with a description of the run; {when}"
     return (f"task {about.get('task')}; {model.get('family')} with {count(model.get('parameters'))} parameters"
             f"{', ' + model['dir'] if model.get('dir') else ''}; data {about.get('data', {}).get('path')}; on {about.get('device')}, "
-            f"{about.get('threads')} threads a rank; world {about.get('world')}, dp {about.get('dp')}, sp {about.get('sp')}; {when}")
+            f"{about.get('threads')} threads per rank; world {about.get('world')}, dp {about.get('dp')}, sp {about.get('sp')}; {when}")
 
 
 def table(names, rows):
@@ -317,11 +317,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", nargs="+", help="log.jsonl of a run")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--html", metavar="FILE", help="the page to write (default: report.html beside the first log)")
+    where.add_argument("--html", metavar="FILE", help="the page to write (default: report.html next to the first log)")
     where.add_argument("--tensorboard", metavar="DIR", help="write event files into DIR/RUN")
-    where.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, each log as a run of its own")
-    where.add_argument("--trackio", metavar="PROJECT", help="log to Trackio, each log as a run of its own")
-    parser.add_argument("--follow", action="store_true", help="go on while the run does")
+    where.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, each log as a separate run")
+    where.add_argument("--trackio", metavar="PROJECT", help="log to Trackio, each log as a separate run")
+    parser.add_argument("--follow", action="store_true", help="continue until the run ends")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # train_llama ends the script this way
     try:
         report(parser.parse_args())

@@ -149,9 +149,9 @@ def compare_devices(part):
                 differs = [what for what in {**first, **second} if first.get(what) != second.get(what)]
                 apart = abs(first["step 1, loss"] - cpu["step 1, loss"]) / max(abs(cpu["step 1, loss"]), 1e-2)
                 allowed = 2e-2 if "bf16" in run else 1e-4
-                verdict = f"FAILED: runs differ: {', '.join(differs[:4])}" if differs else f"{len(first)} results, the same bits"
+                verdict = f"FAILED: runs differ: {', '.join(differs[:4])}" if differs else f"{len(first)} results, bit-identical"
                 if "own answers" not in name and "ahead" not in name:
-                    verdict = "FAILED: " * (not apart <= allowed) + f"{verdict}; first loss {apart:.1e} from the CPU's, {allowed:.0e} allowed"
+                    verdict = "FAILED: " * (not apart <= allowed) + f"{verdict}; the first loss differs by {apart:.1e} from the CPU's ({allowed:.0e} is allowed)"
             failed += "FAILED" in verdict
             print(f"{name:32} {verdict}", flush=True)
     print(f"{len(runs) - failed} passed, {failed} failed")
@@ -186,7 +186,7 @@ def compare_plans(other, part):
     with ThreadPoolExecutor(2) as pool:
         old, new = (list(pool.map(lambda words: placed(root, words), flags)) for root in (other, ROOT))
     changes = [after / before - 1 for (before, _), (after, _) in zip(old, new)]
-    print(f"{len(flags)} plans, {sum(a[1] != b[1] for a, b in zip(old, new))} print another text, {sum(c != 0 for c in changes)} have other bytes")
+    print(f"{len(flags)} plans, {sum(a[1] != b[1] for a, b in zip(old, new))} print different text, {sum(c != 0 for c in changes)} need a different number of bytes")
     for most, name in ((max(changes), "grows"), (min(changes), "shrinks")):
         if most:
             i = changes.index(most)

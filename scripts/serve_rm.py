@@ -38,7 +38,7 @@ LIMITS = {"connection_limit": 500, "channel_timeout": 30, "cleanup_interval": 5,
 
 class ModelEnded(Exception):
     def __str__(self):
-        return "train_llama has ended\n  fix: what it said on the server's standard error"
+        return "train_llama has ended\n  fix: its message is in the server's standard error"
 
 
 class ClientGone(Exception):
@@ -78,7 +78,7 @@ class Scorer:
     def __call__(self, texts, gone):
         scores = self.ask(encode(self.tokenizer, texts), gone)
         if None in scores:  # a NaN in JSON
-            raise DataError(f"the score of text {scores.index(None)} is no number", "a model that was trained to its end")
+            raise DataError(f"the score of text {scores.index(None)} is not a number", "a fully trained model")
         return [(score - self.mean) / self.std for score in scores]
 
 
@@ -95,7 +95,7 @@ def answer(scorer, request):
     if request["PATH_INFO"] != "/get_reward":
         return 404, {"error": f"there is no {request['PATH_INFO']}\n  fix: /get_reward"}
     if request["REQUEST_METHOD"] != "POST":
-        return 405, {"error": f"{request['REQUEST_METHOD']} is no request for rewards\n  fix: POST"}
+        return 405, {"error": f"{request['REQUEST_METHOD']} is not a reward request\n  fix: POST"}
     try:
         texts = texts_of(request["wsgi.input"].read())
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -155,7 +155,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=5000, help="0: any that is free")
+    parser.add_argument("--port", type=int, default=5000, help="0: any free port")
     parser.add_argument("--normalize", action="store_true")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the server as Ctrl-C does; the model ends with its standard input
     with contextlib.suppress(KeyboardInterrupt):

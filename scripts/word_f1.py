@@ -38,7 +38,7 @@ def main():
     scores = [f1(a["completion"], q["completion"][-1]["content"]) for q, a in zip(asked, said)]
     ended = [a["finish_reason"] == "stop" for a in said]
     whole = sum(score for score, end in zip(scores, ended) if end)
-    print(f"word F1 {sum(scores) / len(scores):.3f}, {whole / len(scores):.3f} where answers that do not end count 0; {sum(ended) / len(ended):.1%} end")
+    print(f"word F1 {sum(scores) / len(scores):.3f}, {whole / len(scores):.3f} with 0 for unfinished answers; {sum(ended) / len(ended):.1%} finished")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@
 //   2 a warp per row                  one query         one key                twenty shuffles for 7 D / 32 multiply-adds a lane
 //   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply-add
 //   4 mma.sync, two stages            64 queries        64 keys                mma.sync and shared memory (wgmma would be next)
-//   5 shipped: one part is the whole  64 queries        64 keys                the same; with one part more and equal blocks of keys
+//   5 shipped: one part, heads split   64 queries        64 keys                the same; with one part more and equal blocks of keys
 //                                                                             (on Hopper: llmc/ops/attention_hopper_backward.cuh)
 #include "attention_common.h"
 
@@ -156,7 +156,7 @@ void attention_backward_part4(CudaBf16 dev, AttentionGrads grads, const Backward
     attention_backward_part(dev, grads, no_scratch, part, part.delta, part.lse, part.dout.data, part.q_pieces, part.k_pieces);
 }
 
-// ---- version 5: one part is the whole ------------------------------------------------------------------------------------------
+// ---- version 5: one part, heads split -------------------------------------------------------------------------------------------
 //
 // As in attention_forward 6, the kernel writes each gradient once instead of adding to it. A block of version 4 loops over all query heads of a
 // group: with 2 KV heads and 8192 tokens there are 256 blocks, fewer than an H100 runs at a time, so the longest block determines the time. Here the
@@ -237,6 +237,6 @@ static const Ladder<AttentionBackward, bf16> ladder(
      .sizes = attention_sizes,
      .checked = attention_checked,
      .ideas = {"a thread per row, by definition", "a warp per row", "16 x 16 scores in shared memory, float",
-               "mma.sync, cp.async, two stages", "shipped: one part is the whole"}});
+               "mma.sync, cp.async, two stages", "shipped: one part, heads split"}});
 
 }  // namespace CUDA_BACKEND::workshop

@@ -250,6 +250,6 @@ static const Ladder<AttentionDecode, bf16> ladder(
                  {2, 66, 66, 4, 1, 256},
                  {1, 8200, 8200, 1, 1, 8}},  // splits of 512
      .ideas = {"a warp per query head", "a block per query head", "a block per key head", "a block per split of the keys",
-               "shipped: 16 bytes a lane, four keys at once"}});
+               "shipped: 16 bytes per lane, four keys at once"}});
 
 }  // namespace CUDA_BACKEND::workshop

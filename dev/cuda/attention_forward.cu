@@ -14,7 +14,7 @@
 //   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply-add
 //   4 mma.sync, one stage            128 queries   128             waiting: no products while a tile of keys arrives
 //   5 two stages                     128 queries   128             mma.sync and the exponentials (wgmma would be next)
-//   6 shipped: one part is the whole 128 queries   128             the same; with one part no floats in memory
+//   6 shipped: one part, no merging  128 queries   128             the same; with one part no floats in memory
 //                                                                  (on Hopper: attention_hopper 4)
 #include "attention_common.h"
 
@@ -169,7 +169,7 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
 
 void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) { add_part(dev, out32, lse, part); }
 
-// ---- version 6: one part is the whole ------------------------------------------------------------------------------------------
+// ---- version 6: one part, no merging -------------------------------------------------------------------------------------------
 //
 // Parts are merged in floats. These are cleared first, read and written by each part, and rounded at the end: 18 bytes per element of the result.
 // On a rank with all keys the kernel writes bf16 directly, 2 bytes. For documents of 1k tokens the difference is a third of the time.
@@ -223,6 +223,6 @@ static const Ladder<AttentionForward, bf16> ladder(
      .checked = attention_checked,
      .ideas = {"a thread per query and head, two passes", "a warp per query and head, online softmax",
                "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time", "mma.sync, cp.async, two stages",
-               "shipped: one part is the whole"}});
+               "shipped: one part, no merging"}});
 
 }  // namespace CUDA_BACKEND::workshop

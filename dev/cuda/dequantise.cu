@@ -8,7 +8,7 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// ---- version 1: a thread a weight ----------------------------------------------------------------------------------------------
+// ---- version 1: a thread per weight ----------------------------------------------------------------------------------------------
 //
 // Each thread reads a byte of codes and uses half of it. Like the 63 other threads of its block of weights, it computes the magnitude of this
 // block with three dependent loads. It writes 2 bytes. In 8 bits it finds its row with a 64-bit division. `values` are the 16 NF4 values, in memory.
@@ -24,7 +24,7 @@ template <class X> void dequantise1(Cuda<X> dev, X *out, const float *values, Qu
     launch(dev, dequantise_kernel1<X>, Grid{ceil_div(q.count(), 256)}, 256, 0, out, values, q);
 }
 
-// ---- version 2: a thread 8 weights ---------------------------------------------------------------------------------------------
+// ---- version 2: a thread per 8 weights ---------------------------------------------------------------------------------------------
 //
 // Eight weights of a block, or of a row, share a load of codes, a magnitude, and in bf16 a store of 16 bytes. The limit is one load of `values`
 // per weight, not the memory bandwidth: lanes that read different elements of a table need separate wavefronts.
@@ -114,5 +114,5 @@ static const Ladder<Dequantise, float, bf16> ladder(
                {"rows", "of the matrix", 28672, 128},
                {"columns", "of the matrix", 4096, 4096}},
      .checked = {{4, 1, 1}, {4, 3, 21}, {4, 7, 83}, {4, 5, 1032}, {8, 1, 1}, {8, 7, 83}, {8, 5, 1032}},
-     .ideas = {"a thread a weight", "a thread 8 weights", "shipped: the 16 values in shared memory"}});
+     .ideas = {"a thread per weight", "a thread per 8 weights", "shipped: the 16 values in shared memory"}});
 }  // namespace CUDA_BACKEND::workshop

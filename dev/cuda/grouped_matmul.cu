@@ -185,5 +185,5 @@ static const Ladder<GroupedMatmul, float, bf16> ladder(
                {"OC", "output channels", 768, 256}},
      .checked = {{1, 1, 5, 3}, {7, 4, 24, 40}, {90, 40, 16, 9}, {150, 2, 72, 131}},
      .ideas = {"a launch for each group, a thread per output", "one launch: blocks find their group",
-               "tiles of mma.sync, one slab at a time", "shipped: three slabs on their way"}});
+               "tiles of mma.sync, one slab at a time", "shipped: three slabs in flight"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -392,6 +392,6 @@ static const Ladder<HopperMatmul, bf16> ladder(
     {.name = "hopper_matmul",
      .sizes = {{"T", "tokens", 4096, 2048}, {"IC", "input channels", 4096, 512}, {"OC", "output channels", 4096, 2048}},
      .checked = {{1, 64, 2}, {300, 320, 130}, {70, 704, 256}},
-     .ideas = {"wgmma from a slab of ordinary loads", "TMA and mbarriers, four stages", "a producer and a consumer",
+     .ideas = {"wgmma on slabs of ordinary loads", "TMA and mbarriers, four stages", "a producer and a consumer",
                "two consumers share a slab", "clusters of two share the slab of w"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -159,6 +159,6 @@ static const Ladder<LayernormForward, float, bf16> ladder(
     {.name = "layernorm_forward",
      .sizes = {{"T", "tokens", 8192, 512}, {"C", "channels", 1600, 1600}},
      .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 768}},
-     .ideas = {"a warp per row, read three times", "the variance as a difference of means: two readings, and cancellation",
-               "Welford's running mean, merged by shuffles", "shipped: the row waits in shared memory, x is read once"}});
+     .ideas = {"a warp per row, read three times", "the variance as a difference of means: x is read twice; cancellation",
+               "Welford's running mean, merged by shuffles", "shipped: the row is kept in shared memory, x is read once"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -128,7 +128,6 @@ template <class X> struct SquaredNorm {
 static const Ladder<SquaredNorm, float> ladder({.name = "reduce",
                                                 .sizes = {{"n", "floats", size_t(1) << 26, size_t(1) << 21}},
                                                 .checked = {{1}, {1003}, {2 * squared_norm_part}, {3 * squared_norm_part + 17}},
-                                                .ideas = {"one block, a tree in shared memory",
-                                                          "parts, then the sum of the parts", "shuffles instead of the tree",
-                                                          "shipped: 16 bytes per load"}});
+                                                .ideas = {"one block, a tree in shared memory", "partial sums, then their sum",
+                                                          "shuffles instead of the tree", "shipped: 16 bytes per load"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -10,7 +10,7 @@
 //   version                                   bytes copied            time with one link per rank
 //   1 compute, then exchange                  2*KV*D*b * T*(P-1)      computing + copying
 //   2 the next block on a second stream       2*KV*D*b * T*(P-1)      max(computing, copying) of each hop
-//   3 only what a rank ahead needs            2*KV*D*b * R            the same with fewer bytes, without fully masked kernels
+//   3 only what later ranks need              2*KV*D*b * R            the same with fewer bytes, without fully masked kernels
 //   4 shipped: the calls of a communicator    2*KV*D*b * R            as 3 if the communicator uses events (NCCL)
 #include "../../llmc/ops/layout.cuh"
 #include "../../llmc/parallel/ring.h"
@@ -159,7 +159,7 @@ void overlapped(CudaBf16 dev, RingRow &x, const KeyTravel &travel) {
 
 void ring_exchange2(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.everything); }
 
-// ---- version 3: only what a rank ahead needs -------------------------------------------------------------------------------------
+// ---- version 3: only what later ranks need -------------------------------------------------------------------------------------
 //
 // With a causal mask and several documents most ranks see only a part of most blocks. A piece of a block stops at the last rank that
 // sees one of its keys. Pieces are sorted by falling number of hops, so each hop is one copy of the front of the block.
@@ -233,6 +233,6 @@ static const Ladder<RingExchange, bf16> ladder(
                  {96, 3, 3, 96, 4, 2, 16},   // several documents
                  {128, 6, 4, 24, 3, 1, 64},  // with a window: some blocks are not needed
                  {160, 2, 2, 160, 2, 2, 24}},
-     .ideas = {"compute, then exchange", "the next block on a second stream", "only what a rank ahead needs",
+     .ideas = {"compute, then exchange", "the next block on a second stream", "only what later ranks need",
                "shipped: the calls of a communicator"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -200,5 +200,5 @@ static const Ladder<RmsnormForward, float, bf16> ladder(
      .sizes = {{"T", "tokens", 8192, 256}, {"C", "channels", 4096, 4096}},
      .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 1032}},
      .ideas = {"a thread per row", "a block per row, a tree of sums in shared memory", "a warp per row, sums by shuffles",
-               "16 bytes per load", "the row waits in shared memory, x is read once", "shipped: several warps per row"}});
+               "16 bytes per load", "the row is kept in shared memory, x is read once", "shipped: several warps per row"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -88,9 +88,9 @@ template <class X> struct SwigluForward {
     Work work() const { return {.bytes = 3.0 * double(T * F) * sizeof(X)}; }
 };
 
-static const Ladder<SwigluForward, float, bf16> ladder(
-    {.name = "swiglu_forward",
-     .sizes = {{"T", "tokens", 8192, 64}, {"F", "channels", 14336, 14336}},
-     .checked = {{1, 8}, {11, 83}, {5, 1032}, {3, 131}},
-     .ideas = {"two elementwise ops", "one kernel", "the grid has rows, no division", "shipped: 16 bytes per load"}});
+static const Ladder<SwigluForward, float, bf16> ladder({.name = "swiglu_forward",
+                                                        .sizes = {{"T", "tokens", 8192, 64}, {"F", "channels", 14336, 14336}},
+                                                        .checked = {{1, 8}, {11, 83}, {5, 1032}, {3, 131}},
+                                                        .ideas = {"two elementwise ops", "one kernel",
+                                                                  "a grid of rows, no division", "shipped: 16 bytes per load"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -90,7 +90,7 @@ template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, co
 
 inline namespace CUDA_BACKEND {
 
-// If one part is the whole, no floats are needed between the tiles and the result.
+// If there is only one part, no floats are needed between the tiles and the result.
 inline size_t attention_floats(CudaF32, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
 inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
 

@@ -163,7 +163,7 @@ template <int m> struct Keys {
     }
 };
 
-// If one part is the whole, the query heads of a group are split among blocks, so models with few KV heads have blocks for all
+// If there is only one part, the query heads of a group are split among blocks, so models with few KV heads have blocks for all
 // multiprocessors. Split 0 of dK and dV, (T, KV, D) floats each, is stored in grads.dk32 and dv32, and later splits in dq32, which is otherwise
 // unused. So group / 2 splits fit. Their number depends on the shape alone, so all GPUs sum in the same order.
 inline size_t keys_splits(const AttentionShape &shape, size_t key_blocks) {

@@ -328,7 +328,7 @@ def complete(t):
     if t.has("plugins"):
         for plugin in t.together["plugins"].values:
             if not any(name in plugin for name in HARMLESS):
-                t.refuse(f'{t.together["plugins"].where} "{plugin}" has no meaning here\n  fix: leave it out, if the run does not need it')
+                t.refuse(f'{t.together["plugins"].where} "{plugin}" is not supported\n  fix: leave it out, if the run does not need it')
         t.note(t.together["plugins"].where, "this program has its own fast kernels, and writes metrics to --log")
     if t.has("batch_size"):
         t.set("train_batch_size", t.get("batch_size"), t.together["batch_size"].where)
@@ -444,7 +444,7 @@ def complete_adapter(t):
     where = t.together["adapter"].where
     if kind not in ("lora", "qlora"):
         if "adapter" not in t.own["flags"] or re.fullmatch(r"[a-z-]+", kind):
-            return t.refuse(f'{where} "{kind}" has no meaning here\n  fix: lora or qlora, or --adapter DIR to continue an adapter')
+            return t.refuse(f'{where} "{kind}" is not supported\n  fix: lora or qlora, or --adapter DIR to continue an adapter')
         return t.set("adapter", kind, where)  # our own flag
     if kind == "qlora" and "load_in" not in t.flags:
         t.set("load_in", "4bit", where)

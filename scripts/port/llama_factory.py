@@ -135,7 +135,7 @@ def complete(t):
     if t.has("stage") and t.get("stage") not in STAGES:
         where, stage = t.together["stage"].where, t.get("stage")
         t.refuse(f"{where}: {no_task(stage)}" if instead(stage) else
-                 f'{where} "{stage}" has no meaning here\n  fix: the stages pt, sft, rm and dpo; the tasks grpo and ppo learn from rewards')
+                 f'{where} "{stage}" is not supported\n  fix: the stages pt, sft, rm and dpo; the tasks grpo and ppo learn from rewards')
     kind = t.get("finetuning_type", "lora")
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
@@ -145,7 +145,7 @@ def complete(t):
         if not t.has("finetuning_type"):
             t.note("", "LLaMA-Factory trains adapters unless finetuning_type is full")
     elif kind not in ("lora", "full"):
-        t.refuse(f'{t.together["finetuning_type"].where} "{kind}" has no meaning here\n  fix: lora or full')
+        t.refuse(f'{t.together["finetuning_type"].where} "{kind}" is not supported\n  fix: lora or full')
     for key, flag in (("dataset", "data"), ("eval_dataset", "eval_data")):
         if t.has(key):
             find_data(t, key, flag)

@@ -111,7 +111,7 @@ def finish(t, kind):
     if kind in ("lora", "qlora"):
         t.lora("8", "32", "0.05", "all-linear")
     elif kind != "full":
-        t.refuse(f'{t.together["tuner_type"].where} "{kind}" has no meaning here\n  fix: lora or full')
+        t.refuse(f'{t.together["tuner_type"].where} "{kind}" is not supported\n  fix: lora or full')
     if "max_len" not in t.flags:
         t.note("", "without max_length ms-swift allows samples up to the model's number of positions; here --max_len is 2048, and for pairs 512")
     if t.has("rlhf_type"):

@@ -142,7 +142,7 @@ class Translation:
         else:
             shown = "" if value == "true" or row.holder else f' {json.dumps(value, ensure_ascii=False)}'
             where = setting.where.replace(setting.name, row.holder) if row.holder else setting.where
-            self.refuse(f"{where}{shown} has no meaning here\n  fix: {row.text}")
+            self.refuse(f"{where}{shown} is not supported\n  fix: {row.text}")
 
     VALUES = {("dtype", "bfloat16"): "bf16", ("dtype", "float32"): "f32", ("max_steps", "-1"): None, ("truncation", "truncate"): "keep",
               ("device", "cuda:0"): "cuda", ("dual_clip", "none"): None}

@@ -476,7 +476,7 @@ TEST(PtxHopper, WgmmaIsRefusedWithoutFencesAndWaits) {
     const std::string skip = "shr.u32 %r60, %r0, 5;  setp.eq.u32 %p5, %r60, 2;\n@%p5 bra END;\n";
     refused(q.before + skip + wgmma_fence + q.operations + commit + wait_group + "END:", "warp 2");
     refused(q.before + "mov.u64 %rd30, 281474976710656;\n" + wgmma_fence + q.operations + commit + wait_group,
-            "is no descriptor of a matrix");
+            "is not a matrix descriptor");
 }
 
 // ---- other instructions ---------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_mutant_is_installed_and_removed(tmp_path):
     code, text, source = call("--install")
     assert code == 0 and "some.h has mutant 7: some bug" in text and "return a - b;" in source
     assert call("--install")[0] == 1
-    assert call("--remove") == (0, "some.h is as it was\n", "int sum(int a, int b) { return a + b; }\n")
+    assert call("--remove") == (0, "some.h is restored\n", "int sum(int a, int b) { return a + b; }\n")
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ REFUSED = [
     *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: {fix}') for words, name, what, fix in NOT_HERE),
     *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
-    ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" has no meaning here'),
+    ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),
     ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
     ("", FACTORY | {"dataset": "identity"}, 'train_llama: dataset in c.yml "identity" is a name in LLaMA-Factory\'s data/dataset_info.json, which is not here'),
     ("", AXOLOTL | {"model_type": "Llama4ForConditionalGeneration"}, "model_type in c.yml Llama4ForConditionalGeneration reads images")]
@@ -239,7 +239,7 @@ def test_all_problems_are_in_one_message(tmp_path):
     """The message also has the command in the names of this program."""
     said = call("sft --base_model M --dataset_name 'D;x' --output_dir O --warmup_steps 2.5 --use_dora --learning_rate x --max_grad_norm -1 --frobnicate", tmp_path).stderr
     assert said.startswith("train_llama: 5 problems:\n"), said
-    for part in ("--use_dora has no meaning here\n", '--learning_rate "x" is not a number\n', "unknown flag --frobnicate\n", "--max_norm is -1.0 but must be 0",
+    for part in ("--use_dora is not supported\n", '--learning_rate "x" is not a number\n', "unknown flag --frobnicate\n", "--max_norm is -1.0 but must be 0",
                  "--lr_warmup is 2.5 but must be 0"):
         assert part in said
     assert re.search(r"\nWhat was understood, in the names of this program:\n  \./train_llama sft .*--data 'D;x' --output_dir O .*--max_norm -1", said)
@@ -307,7 +307,7 @@ def test_files_of_accelerate(tmp_path):
     assert (found["ranks"], found["ring_attn_size"], found["zero_stage"], found["recompute"], found["dtype"]) == ("2", "2", "3", "layer", "bf16")
     assert "TRL's defaults" in notes and "OpenRLHF" not in notes
     said = refused(f"sft {TRL}", tmp_path, {"num_machines": 2, "mixed_precision": "fp16"})
-    assert said.startswith('train_llama: 2 problems:\nnum_machines in c.yml "2" has no meaning here\n  fix: --rank R')
+    assert said.startswith('train_llama: 2 problems:\nnum_machines in c.yml "2" is not supported\n  fix: --rank R')
 
 
 def test_broken_files(tmp_path):

@@ -58,7 +58,7 @@ def test_numbers_of_the_page(tmp_path):
         "tokens per second, median": "200", "peak memory": "3.0 MiB", "planned": "1.50 GiB", "loss, first and last": "4, 1.333",
         "best evaluation": "loss 1.25 at step 2", "loss spikes": "none", "seed": "42", "eval_data": "more.jsonl"}.items()
     for text in ("<h1>run</h1>", "task sft; llama with 1\u202f673\u202f664 parameters, a/model; data chats.safetensors; ",
-                 "on cpu, 2 threads a rank; world 4, dp 2, sp 2; log last written 20"):
+                 "on cpu, 2 threads per rank; world 4, dp 2, sp 2; log last written 20"):
         assert text in page
 
 

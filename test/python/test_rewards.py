@@ -347,7 +347,7 @@ def test_bad_requests_are_answered(body, parts, served):
 
 def test_other_paths_and_methods_are_refused(served):
     assert answered(served.replace("get_reward", "score"), b"{}") == (404, {"error": "there is no /score\n  fix: /get_reward"})
-    assert answered(served, None, "GET") == (405, {"error": "GET is no request for rewards\n  fix: POST"})
+    assert answered(served, None, "GET") == (405, {"error": "GET is not a reward request\n  fix: POST"})
 
 
 @pytest.mark.parametrize("header, status", [(b"Content-Length: 1000000000", b"413"), (b"X: " + b"x" * 300_000, b"431")])

@@ -16,10 +16,10 @@ def run(script, *arguments, **more):
 
 
 @pytest.mark.parametrize("losses, weights, first, flags, code, said", [
-    ([2, 1], b"w", {"grad_norm": 1}, [], 0, "the same bits: 2 lines of the log, and the weights\n"),
+    ([2, 1], b"w", {"grad_norm": 1}, [], 0, "bit-identical: 2 log lines, and the weights\n"),
     ([2, 1], b"v", {"grad_norm": 1}, [], 1, ""), ([2, 1], b"w", {}, [], 1, ""), ([2], b"w", {"grad_norm": 1}, [], 1, ""),
     ([2, 1.001], b"w", {"grad_norm": 1}, [], 1, "step 2: loss is 1 in "), (None, b"", {}, [], 1, ""),
-    ([2, 1.001], b"w", {}, ["--loss", "0.01"], 0, "losses differ by 0.001 of their size, 0.01 allowed\n"),
+    ([2, 1.001], b"w", {}, ["--loss", "0.01"], 0, "the relative difference of the losses is 0.001; 0.01 is allowed\n"),
     ([2, 1.001], b"w", {}, ["--loss", "0.0001"], 1, ""), ([2, float("nan")], b"w", {}, ["--loss", "0.01"], 1, "")])
 def test_compare_runs(tmp_path, losses, weights, first, flags, code, said):
     runs = [tmp_path / "a", tmp_path / "b"]

@@ -52,7 +52,7 @@ def test_a_new_version_is_a_copy(tree, name):
 
 
 def test_versions_that_cannot_be_copied(tree):
-    assert new(tree, "rope", "--from", "9") == (1, "version 9 of rope has no kernel of its own in dev/cuda/rope.cu or in the file of llmc/ops "
+    assert new(tree, "rope", "--from", "9") == (1, "version 9 of rope has no kernel in dev/cuda/rope.cu or in the file of llmc/ops "
                                                    "that its heading names\n  fix: --from with one of 1, 2, 3, 4\n")
     code, text = new(tree, "nope")
     assert code == 1 and text.startswith("there is no ladder nope\n  fix: one of adamw ")

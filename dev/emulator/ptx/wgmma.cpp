@@ -82,7 +82,7 @@ class Matrix {
 
 void check_descriptor(Warp &w, uint64_t d) {
     constexpr uint64_t unused = 0x3ff1'c000'c000'c000, base_offset = 0x000e'0000'0000'0000;
-    if (d & unused) w.fail(0, format("%#zx is no descriptor of a matrix: bits are set that have no meaning", size_t(d)));
+    if (d & unused) w.fail(0, format("%#zx is not a matrix descriptor: reserved bits are set", size_t(d)));
     if (d & base_offset) w.fail(0, format("the descriptor %#zx has a base offset, which is not interpreted", size_t(d)));
 }
 
