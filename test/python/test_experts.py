@@ -1,4 +1,4 @@
-"""Mixtures of experts in whole runs: the auxiliary loss, adapters, files, and experts divided among ranks. test/golden.h compares the numbers with
+"""Mixtures of experts in whole runs: the auxiliary loss, files, and experts divided among ranks. test/golden.h compares the numbers with
 transformers; test_same_bits.py and test_ranks.cpp compare ranks with one rank."""
 
 import shutil
@@ -6,8 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from runs import (
-    GOLDEN, command, log_lines, merging, model_with, near_weights, read_tensors, refused, same_run, succeeds, train, write_tensors)
-from test_lora import eval_loss
+    GOLDEN, command, log_lines, model_with, near_weights, read_tensors, refused, same_run, succeeds, train)
 
 MODEL = GOLDEN / "qwen2_moe"
 RUN = dict(data=MODEL / "golden.safetensors", model=MODEL, max_len=128, train_batch_size=3, max_steps=3)
@@ -17,10 +16,6 @@ EXPERT = "model.layers.0.mlp.experts.6.up_proj.weight"
 
 def steps_of(output):
     return [line for line in log_lines(output) if "step" in line and "loss" in line]
-
-
-def adapters(output):
-    return read_tensors(output / "adapter_model.safetensors")
 
 
 def test_muon_updates_the_experts_and_not_the_router(tmp_path):
@@ -48,51 +43,6 @@ def test_the_auxiliary_loss_covers_the_whole_step(tmp_path):
     assert 0 <= line["expert_load_min"] < 1 < line["expert_load_max"] == max(line["expert_load_max_by_layer"])
     assert len(line["expert_load_max_by_layer"]) == 2 and 0 < line["router_entropy"] < np.log(7)
     assert line["aux_loss"] > 3  # the value for equal loads
-
-
-# ---- adapters
-
-def test_adapters_of_attention_beside_quantised_experts(tmp_path):
-    train(tmp_path / "out", **{**RUN, "max_steps": 6}, lora_rank=2, load_in="4bit")
-    assert {name.split(".")[-3] for name in adapters(tmp_path / "out")} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert steps_of(tmp_path / "out")[-1]["loss"] < steps_of(tmp_path / "out")[0]["loss"]
-    succeeds(merging(model=MODEL, adapter=tmp_path / "out", output_dir=tmp_path / "merged", load_in="4bit", export_dtype="f32"))
-    merged, before = read_tensors(tmp_path / "merged/model.safetensors"), read_tensors(MODEL / "model.safetensors")
-    assert (merged[ROUTER] == before[ROUTER]).all() and (merged[EXPERT] != before[EXPERT]).any()
-    of_merged = eval_loss(data=RUN["data"], model=tmp_path / "merged", max_len=128)
-    assert of_merged == pytest.approx(eval_loss(data=RUN["data"], model=MODEL, adapter=tmp_path / "out", load_in="4bit", max_len=128), rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def adapted(tmp_path_factory):
-    output = tmp_path_factory.mktemp("run") / "adapted"
-    train(output, **{**RUN, "max_steps": 4}, lora_rank=3, lora_targets="q_proj,gate_proj,up_proj,down_proj", learning_rate=1e-2)
-    return output
-
-
-def test_adapters_of_experts(adapted, tmp_path):
-    tensors = adapters(adapted)
-    layer = "base_model.model.model.layers.{}.mlp.{}.lora_{}.weight".format
-    assert tensors[layer(2, "experts.6.up_proj", "A")].shape == (3, 24) and tensors[layer(2, "experts.6.down_proj", "B")].shape == (24, 3)
-    assert tensors[layer(0, "shared_expert.gate_proj", "B")].shape == (16, 3) and tensors[layer(1, "down_proj", "A")].shape == (3, 32)
-    assert len(tensors) == 2 * (3 + 2 * 3 * (7 + 1) + 3)  # two layers with experts and a dense one
-    assert log_lines(adapted)[0]["model"]["trained"] == sum(t.size for t in tensors.values())
-    succeeds(merging(model=MODEL, adapter=adapted, output_dir=tmp_path / "merged", export_dtype="f32"))
-    one, other = (eval_loss(data=RUN["data"], max_len=128, **more) for more in ({"model": tmp_path / "merged"}, {"model": MODEL, "adapter": adapted}))
-    assert one == pytest.approx(other, rel=1e-6) and one < eval_loss(data=RUN["data"], model=MODEL, max_len=128) - 0.1
-
-
-@pytest.mark.parametrize("task, change, part", [
-    ("eval", lambda tensors: {name: t for name, t in tensors.items() if ".experts.6." not in name}, "experts.6.gate_proj.lora_A.weight is missing"),
-    ("merge", lambda tensors: {**tensors, **{name.replace(".6.", ".7."): t for name, t in tensors.items() if ".experts.6." in name}}, ".experts.7."),
-    ("sft", lambda tensors: {name: t[:2] if ".experts.0.up_proj.lora_A" in name else t for name, t in tensors.items()}, "has (2, 24) and not (3, 24)")])
-def test_adapters_that_do_not_fit_are_refused(task, change, part, adapted, tmp_path):
-    other = shutil.copytree(adapted, tmp_path / "adapter")
-    write_tensors(other / "adapter_model.safetensors", change(adapters(other)))
-    words = {"merge": merging(model=MODEL, adapter=other, output_dir=tmp_path / "out"),
-             "eval": command("eval", model=MODEL, adapter=other, data=RUN["data"], max_len=128),
-             "sft": command("sft", **RUN, adapter=other, output_dir=tmp_path / "out")}[task]
-    refused(words, part)
 
 
 @pytest.mark.parametrize("change, parts", [

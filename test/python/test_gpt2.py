@@ -1,16 +1,13 @@
-"""Whole runs of train_gpt2: its files, raw data, generation, adapters, and messages of its own."""
+"""Whole runs of train_gpt2: its files, raw data, generation, and messages. test_lora.py and test_same_bits.py have its adapters."""
 
 import json
 import math
-import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 import runs
-from runs import (
-    GOLDEN, ROOT, call, change_json, compare_logs, log_lines, merging, model_with, read_tensors, same_run, succeeds, trained, write_data,
-    write_tensors)
+from runs import GOLDEN, ROOT, call, change_json, log_lines, model_with, read_tensors, same_run, succeeds, trained, write_data
 from test_prepare_inputs import END, shard
 
 PROGRAM = ROOT / "train_gpt2"
@@ -148,12 +145,14 @@ def expect_refusal(words, message, tmp_path):
     assert all(line.startswith("note: ") for line in result.stdout.splitlines()), result.stdout
 
 
-@pytest.mark.parametrize("options, what", [({"model": GOLDEN / "llama3"}, "llama3 is a llama"),
-                                           ({"model": None, "preset": "qwen2.5-0.5b"}, "--preset qwen2.5-0.5b is a qwen2")])
-def test_models_of_the_other_program(options, what, data, tmp_path):
+@pytest.mark.parametrize("options, message", [
+    ({"model": GOLDEN / "llama3"}, "llama3 is a llama model, which train_gpt2 does not train\n  fix: ./train_llama\n"),
+    ({"model": None, "preset": "qwen2.5-0.5b"}, "--preset qwen2.5-0.5b is a qwen2 model, which train_gpt2 does not train\n  fix: ./train_llama\n"),
+    ({"lora_rank": 4, "lora_targets": "q_proj"}, '--lora_targets has "q_proj", but gpt2 has no linear layer of that name in its layers\n'
+     "  fix: all-linear, c_attn, c_proj, c_fc\n")])
+def test_refusals(options, message, data, tmp_path):
     for flags in ((), ("--plan",)):
-        words = command("sft", *flags, data=data, output_dir=tmp_path / "run", **options)
-        expect_refusal(words, f"train_gpt2: {what} model, which train_gpt2 does not train\n  fix: ./train_llama\n", tmp_path)
+        expect_refusal(command("sft", *flags, data=data, output_dir=tmp_path / "run", **options), f"train_gpt2: {message}", tmp_path)
 
 
 def test_documents_that_do_not_fit(tmp_path):
@@ -178,24 +177,3 @@ def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names
                           "a prepared .safetensors file, or, to pretrain or evaluate, token shards (.bin) and a model with eos_token_id\n")
     data = ",".join(str(tmp_path / name) for name in names.split(","))
     expect_refusal(command(task, model=model, data=data, output_dir=tmp_path / "run"), f"train_gpt2: {message}", tmp_path)
-
-
-# ---- adapters -------------------------------------------------------------------------------------------------------------------------
-
-def test_adapters(data, tmp_path):
-    """They do not depend on ranks. Merged into a model whose tensors have GPT-2's own names they give the adapted model, also with a quantised base."""
-    shorter = shutil.copytree(GOLDEN / "gpt2", tmp_path / "shorter")
-    write_tensors(shorter / "model.safetensors",
-                  {name.removeprefix("transformer."): value for name, value in read_tensors(shorter / "model.safetensors").items()})
-    options = {"data": data, "lora_rank": 4, "lora_dropout": 0.2, "learning_rate": 1e-2, "load_in": "4bit"}
-    one, many, merged = (tmp_path / name for name in ("one", "many", "merged"))
-    train(one, **options)
-    train(many, ranks=4, ring_attn_size=2, zero_stage=2, row_tokens=128, recompute="layer", **options)
-    compare_logs(one, many)
-    succeeds(merging(program=PROGRAM, model=shorter, adapter=one, output_dir=merged, load_in="4bit"))
-    adapted = evaluate(GOLDEN / "gpt2", data, tmp_path, adapter=one, load_in="4bit", max_len=64)["eval_loss"]
-    assert abs(evaluate(merged, data, tmp_path, max_len=64)["eval_loss"] - adapted) < 2e-6
-    assert adapted < evaluate(shorter, data, tmp_path, max_len=64)["eval_loss"] - 0.05
-    assert json.loads((one / "adapter_config.json").read_text())["fan_in_fan_out"] is True
-    refusal = call(command("sft", data=data, output_dir=tmp_path / "no", lora_rank=4, lora_targets="q_proj")).stderr
-    assert refusal.startswith("train_gpt2: ") and refusal.endswith("has no linear layer of that name in its layers\n  fix: all-linear, c_attn, c_proj, c_fc\n")

@@ -3,7 +3,7 @@ only by their rounding, and ranks only the order of sums."""
 
 import pytest
 from runs import (
-    GOLDEN, OF_PAIRS, SMALL, command, first_step, log_lines, near, stable, succeeds, weights, write_lines)
+    GOLDEN, OF_PAIRS, ROOT, SMALL, command, first_step, log_lines, near, stable, succeeds, weights, write_lines)
 from test_grpo import rollouts
 from test_sampling import with_tokenizer
 
@@ -25,6 +25,8 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "adapters": {"lora_rank": 4, "lora_dropout": 0.3, "neftune_noise_alpha": 5, "ranks": 2, "zero_stage": 2},
     "adapters and a head": {"lora_rank": 4, "lora_modules_to_save": "embed_tokens,lm_head", "dtype": "bf16", "moments": "8bit", "ranks": 3, "zero_stage": 2},
     "adapters of 4 bits": {"lora_rank": 4, "load_in": "4bit", "grad_dtype": "bf16", "ranks": 2},
+    "adapters of GPT-2": {"program": ROOT / "train_gpt2", "model": GOLDEN / "gpt2", "lora_rank": 4, "lora_dropout": 0.2, "load_in": "4bit", "ranks": 4,
+                          "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "experts": {**EXPERTS, "ranks": 2, "ring_attn_size": 2},
     "adapters of experts": {**EXPERTS, "lora_rank": 3, "lora_targets": "q_proj,gate_proj,up_proj,down_proj", "load_in": "8bit", "optimizer": "muon",
                             "router_aux_loss_coef": 0.1},
@@ -102,7 +104,7 @@ def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["noise", "samples", "adapters", "adapters and a head", "adapters of 4 bits", "experts", "adapters of divided experts",
+@pytest.mark.parametrize("name", ["noise", "samples", "adapters", "adapters and a head", "adapters of 4 bits", "adapters of GPT-2", "experts", "adapters of divided experts",
                                   "dpo of divided experts", "dpo", "rm", "grpo", "ppo", "answers of grpo", "answers of ppo"])
 def test_a_split_over_ranks_equals_one_rank(name, run_of, tmp_path):
     """In f32, the logs are equal except for rounding. test_ranks.cpp has all splits of a step."""
