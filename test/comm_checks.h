@@ -1,6 +1,5 @@
-// What every communicator must do, whoever its ranks are: test_comm.cpp runs it with threads,
-// processes/test_processes.cpp with processes.
-// Every rank knows the data of all ranks, so each rank checks its received data, to the bit.
+// Checks for every communicator. test_comm.cpp runs them on threads, processes/test_processes.cpp on processes. Each rank can compute the data
+// of all ranks, and compares what it receives bit for bit.
 #pragma once
 #include <sys/resource.h>
 
@@ -19,12 +18,12 @@ template <class T> std::vector<T> values(int rank, size_t count) {
         uint32_t h = uint32_t(i) * 0x9e3779b1u ^ (uint32_t(rank) + 1) * 0x85ebca6bu;
         h = (h ^ h >> 15) * 0xc2b2ae35u;
         if constexpr (std::is_integral_v<T>) out[i] = T(h >> 4);
-        else out[i] = T(float(int32_t(h)) * 0x1p-31f * (i % 3 ? 1.0f : 1e4f));  // so that the order of a sum shows
+        else out[i] = T(float(int32_t(h)) * 0x1p-31f * (i % 3 ? 1.0f : 1e4f));  // the order of a sum changes its bits
     }
     return out;
 }
 
-// Element i of the sum, in rank order; bf16 in float.
+// (count) the sum in rank order; bf16 is summed in float.
 template <class T> std::vector<T> sum_of_all(int ranks, size_t count) {
     using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
     std::vector<Sum> sum(count);
@@ -79,7 +78,7 @@ template <class T> void moves(Comm &c, size_t count) {
     }
 }
 
-// Two slices for each rank, of lengths that ranks share with nobody else; some are empty.
+// Two slices for each rank, whose lengths differ between pairs of ranks; some are empty.
 template <class T> void uneven(Comm &c) {
     const size_t ranks = size_t(c.size), own = size_t(c.rank);
     const auto slice = [](size_t from, size_t to, size_t i) {
@@ -92,11 +91,8 @@ template <class T> void uneven(Comm &c) {
     for (std::vector<T> &v : sent) send.emplace_back(v.data(), v.size());
     for (std::vector<T> &v : received) recv.emplace_back(v.data(), v.size());
     c.exchange_all(send, recv);
-    for (size_t r = 0; r < ranks; r++)
-        for (size_t i : {0, 1}) {
-            const std::vector<T> want = slice(r, own, i);
-            expect_bits("exchange_all", received[2 * r + i].data(), want.data(), want.size());
-        }
+    for (size_t i = 0; i < received.size(); i++)
+        expect_bits("exchange_all", received[i].data(), slice(i / 2, own, i % 2).data(), received[i].size());
 }
 
 template <class T> void every_call(Comm &c) {
@@ -107,16 +103,7 @@ template <class T> void every_call(Comm &c) {
     }
 }
 
-inline void every_type(Comm &c) {
-    every_call<float>(c);
-    every_call<double>(c);
-    every_call<bf16>(c);
-    every_call<int32_t>(c);
-    every_call<int64_t>(c);
-    every_call<uint8_t>(c);
-}
-
-// Parts larger than one piece of the sum (4 MiB for all ranks), with an odd last piece.
+// Larger than one piece of the sum (4 MiB for all ranks), with an odd last piece.
 inline void large_sums(Comm &c) { sums<float>(c, (size_t(1) << 20) / size_t(c.size) + 1001); }
 
 inline void agreement(Comm &c) {
@@ -137,8 +124,8 @@ inline void agreement(Comm &c) {
     for (size_t r = 0; r < texts.size(); r++) EXPECT_EQ(texts[r], std::string(r * 3, 'x'));
 }
 
-// Around the ring, several hops under way at a time, waited for last first, other calls in between; the hop between ranks r and r + 1 is empty
-// where (r + hop) % 3 is 0.
+// Several hops around the ring are in flight at once, with other calls between them. Even ranks wait for the last hop first. The hop from
+// rank r to r + 1 is empty if (r + hop) % 3 is 0.
 inline void ring(Comm &c) {
     constexpr size_t hops = 4, count = 777;
     const int to = (c.rank + 1) % c.size, from = (c.rank + c.size - 1) % c.size;
@@ -151,17 +138,15 @@ inline void ring(Comm &c) {
         requests.push_back(c.exchange({sent[h].data(), sent[h].size()}, to, {received[h].data(), received[h].size()}, from));
         EXPECT_EQ(c.sum(int64_t(1)), c.size);
     }
-    for (size_t i = 0; i < hops; i++) {  // first the last, and on odd ranks the first
-        const size_t h = c.rank % 2 ? i : hops - 1 - i;
+    for (size_t i = 0; i < hops; i++) {
+        const size_t h = c.rank % 2 ? i : hops - 1 - i, n = received[h].size();
         c.wait(std::move(requests[h]));
+        expect_bits("exchange", received[h].data(), values<float>(from + int(h) * 100, n).data(), n);
     }
-    for (size_t h = 0; h < hops; h++)
-        expect_bits("exchange", received[h].data(), values<float>(from + int(h) * 100, received[h].size()).data(),
-                    received[h].size());
     c.wait(c.exchange({}, -1, {}, -1));
 }
 
-// Both ways around the ring at once, more than any buffer on the way holds.
+// Both ways around the ring at once, with more data than any buffer in between holds.
 inline void large_exchange(Comm &c) {
     constexpr size_t count = size_t(3) << 20;
     const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
@@ -174,7 +159,7 @@ inline void large_exchange(Comm &c) {
     expect_bits("exchange", down.data(), values<int32_t>(next, count).data(), count);
 }
 
-// Calls of two communicators, each in order but not one after the other: one rank of a pair begins a call that the other one begins after a sum.
+// The calls of two communicators interleave: rank 0 of a pair starts its exchanges before a sum over all ranks, rank 1 after it.
 inline void calls_overtake(Comm &c) {
     constexpr size_t count = 300001;
     const auto pair = c.split(c.rank / 2, c.rank);
@@ -197,7 +182,7 @@ inline void calls_overtake(Comm &c) {
     }
 }
 
-// A mesh of rows of at most two ranks, and its columns, which number their ranks backwards; calls of all three in turn.
+// Calls of a mesh's rows, of at most two ranks, and of its columns, which number their ranks backwards.
 inline void rows_and_columns(Comm &c) {
     const auto row = c.split(c.rank / 2, c.rank), column = c.split(c.rank % 2, -c.rank);
     const int in_row = std::min(2, c.size - c.rank / 2 * 2), in_column = (c.size + 1 - c.rank % 2) / 2;
@@ -225,7 +210,7 @@ inline void errors_are_agreed(Comm &c) {
     EXPECT_EQ(error_of(one_fails), c.size == 1 ? "disk full" : last);
 }
 
-// The ranks of a mismatch leave with the same words and can go on together.
+// After a mismatch all ranks die with the same message, and their communicator can still be used.
 inline void mismatch_is_named(Comm &c) {
     if (c.size == 1) return;
     const int last = c.size - 1;
@@ -236,24 +221,27 @@ inline void mismatch_is_named(Comm &c) {
         else c.all_reduce_sum({data.data(), 5});
     });
     const std::string where = format("comm_checks.h:%d", __LINE__ - 3), other = format("comm_checks.h:%d", __LINE__ - 2);
-    expect_contains(call, {format("rank %d is at all_gather(3 f32) ", last)});
-    expect_contains(call, {where + " while rank 0 is at all_reduce_sum(5 f32)"});
-    expect_contains(call, {other});
-
-    const std::string count = error_of([&] { c.all_reduce_sum({data.data(), c.rank == 0 ? size_t(4) : size_t(5)}); });
-    expect_contains(count, {"rank 1 is at all_reduce_sum(5 f32)"});
-    const std::string hop = error_of([&] {  // rank 0 sends, but nobody expects it
-        c.wait(c.exchange({data.data(), c.rank == 0 ? size_t(2) : size_t(0)}, 1, {}, 0));
-    });
-    expect_contains(hop, {"rank 0 is at exchange(2 f32 to 1, 0 from 0)"});
+    expect_contains(
+        call, {format("rank %d is at all_gather(3 f32) ", last), where + " while rank 0 is at all_reduce_sum(5 f32)", other});
+    expect_error(
+        [&] {
+            c.all_reduce_sum({data.data(), c.rank == 0 ? size_t(4) : size_t(5)});
+        },
+        {"rank 1 is at all_reduce_sum(5 f32)"});
+    // rank 0 sends to rank 1, which expects nothing
+    expect_error(
+        [&] {
+            c.wait(c.exchange({data.data(), c.rank == 0 ? size_t(2) : size_t(0)}, 1, {}, 0));
+        },
+        {"rank 0 is at exchange(2 f32 to 1, 0 from 0)"});
     every_call<float>(c);
     ring(c);
     rows_and_columns(c);
     c.check = false;
 }
 
-// Rank 0 comes to each kind of call `seconds` late; all others together must have worked less than a fifth of that meanwhile.
-// `who`: RUSAGE_THREAD or RUSAGE_SELF.
+// Rank 0 is `seconds` late for each kind of call. The waiting ranks together use less than a fifth of that time. `who`: RUSAGE_THREAD or
+// RUSAGE_SELF.
 inline void waiting_is_idle(Comm &c, double seconds, int who) {
     const auto cpu_seconds = [&] {
         rusage used;
@@ -263,20 +251,14 @@ inline void waiting_is_idle(Comm &c, double seconds, int who) {
     const size_t n = 4096, ranks = size_t(c.size);
     std::vector<float> one(n), all(n * ranks), other(n * ranks);
     const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
-    const Slice a{one.data(), n}, whole{all.data(), n * ranks};
+    const Slice a{one.data(), n}, whole{all.data(), n * ranks}, crossed{other.data(), n * ranks}, hop{other.data(), n};
     const std::pair<const char *, std::function<void()>> calls[] = {
         {"all_reduce_sum", [&] { c.all_reduce_sum(a); }},
         {"reduce_scatter_sum", [&] { c.reduce_scatter_sum(whole, a); }},
         {"all_gather", [&] { c.all_gather(a, whole); }},
-        {"all_to_all",
-         [&] {
-             c.all_to_all(whole, {other.data(), n * ranks});
-         }},
+        {"all_to_all", [&] { c.all_to_all(whole, crossed); }},
         {"broadcast", [&] { c.broadcast(a, 0); }},
-        {"exchange",
-         [&] {
-             c.wait(c.exchange(a, next, {other.data(), n}, before));
-         }},
+        {"exchange", [&] { c.wait(c.exchange(a, next, hop, before)); }},
         {"barrier", [&] { c.barrier(); }},
         {"split", [&] { c.split(0, 0); }},
         {"sum", [&] { c.sum(1.0); }},
@@ -293,7 +275,8 @@ inline void waiting_is_idle(Comm &c, double seconds, int who) {
 }
 
 inline void everything(Comm &c) {
-    every_type(c);
+    every_call<float>(c), every_call<double>(c), every_call<bf16>(c);
+    every_call<int32_t>(c), every_call<int64_t>(c), every_call<uint8_t>(c);
     large_sums(c);
     agreement(c);
     ring(c);

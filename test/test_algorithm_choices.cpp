@@ -1,4 +1,4 @@
-// The file in which --autotune remembers algorithms.
+// The file in which --autotune stores its choices of algorithms.
 #include "../llmc/ops/algorithm_choices.h"
 
 #include "../llmc/core/file.h"
@@ -13,39 +13,32 @@ struct Choices : TemporaryDirectory {
 };
 }  // namespace
 
-TEST_F(Choices, AreReadAgain) {
-    EXPECT_EQ(AlgorithmChoices("a GPU").keep("a product", one), one);
+TEST_F(Choices, TheFirstRankDecidesForTheOthersAndForLaterRuns) {
+    AlgorithmChoices first("a GPU"), second("a GPU");  // both ranks start before either has chosen
+    EXPECT_EQ(first.keep("a product", one), one);
+    EXPECT_EQ(second.keep("a product", other), one);
+    EXPECT_EQ(second.keep("another product", other), other);
     const AlgorithmChoices later("a GPU");
     ASSERT_TRUE(later.find("a product"));
     EXPECT_EQ(*later.find("a product"), one);
-    EXPECT_EQ(later.find("another product"), nullptr);
+    EXPECT_EQ(later.find("a third product"), nullptr);
     EXPECT_EQ(AlgorithmChoices("another GPU").find("a product"), nullptr);
 }
 
-TEST_F(Choices, TheFirstRankDecides) {
-    AlgorithmChoices first("a GPU"), second("a GPU");  // both before either has chosen
-    first.keep("a product", one);
-    EXPECT_EQ(second.keep("a product", other), one);
-    EXPECT_EQ(second.keep("another product", other), other);
-    EXPECT_EQ(*AlgorithmChoices("a GPU").find("a product"), one);
-}
-
-TEST_F(Choices, NeedACacheThatCanBeWritten) {
+TEST_F(Choices, CacheMustBeWritable) {
     EXPECT_TRUE(cache_is_writable());
     put("file", "");
     setenv("XDG_CACHE_HOME", (dir + "/file").c_str(), 1);
     EXPECT_FALSE(cache_is_writable());
 }
 
-TEST_F(Choices, ADamagedLineIsNamed) {
-    AlgorithmChoices choices("a GPU");
-    choices.keep("a product", one);
+TEST_F(Choices, DamagedLinesAreNamed) {
+    const std::string path = AlgorithmChoices("a GPU").path();
+    AlgorithmChoices("a GPU").keep("a product", one);
     for (const char *line :
          {"a product", "a product: 1 2 3 4 5 6 7", "a product: 1 2 3 4 5 6 7 x", "a product: 1 2 3 4 5 6 7 8 9"}) {
-        std::ofstream(choices.path()) << "a product: 1 2 3 4 5 6 7 8\n" << line << "\n";
-        EXPECT_EQ(
-            error_of([] { AlgorithmChoices("a GPU"); }),
-            choices.path() + ": line 2 is not a product with its algorithm\n  fix: remove the file; --autotune writes a new one")
-            << line;
+        std::ofstream(path) << "a product: 1 2 3 4 5 6 7 8\n" << line << "\n";
+        EXPECT_EQ(error_of([] { AlgorithmChoices("a GPU"); }),
+                  path + ": line 2 is not a product with its algorithm\n  fix: remove the file; --autotune writes a new one");
     }
 }

@@ -1,4 +1,4 @@
-// Numbers in blocks of 8 bits: the fractions and codes of bitsandbytes, and what goes into checkpoints and comes back.
+// Values in blocks of 8-bit codes: the fractions and codes equal those of bitsandbytes, and values written and read back are close.
 #include "../llmc/core/blockwise.h"
 
 #include "../llmc/core/json.h"
@@ -9,7 +9,7 @@ static std::vector<float> floats(const nlohmann::json &list) {
     return {values.begin(), values.end()};
 }
 
-TEST(BlocksOf8Bits, AreThoseOfBitsandbytes) {
+TEST(BlocksOf8Bits, CodesEqualThoseOfBitsandbytes) {
     const auto golden = read_json("test/golden/blockwise.json");
     for (const bool negative : {true, false}) {
         const auto &want = golden[negative ? "signed" : "unsigned"];
@@ -22,7 +22,7 @@ TEST(BlocksOf8Bits, AreThoseOfBitsandbytes) {
             const double x = values[i] / scales[i / 256];
             if (code == nearest - loses_its_sign) continue;
             ASSERT_NEAR(std::abs(x - double(of[code])), std::abs(x - double(of[nearest])), 0x1p-24 * std::abs(x))
-                << "no middle: " << x;
+                << "not halfway between two fractions: " << x;
         }
     }
 }
@@ -31,62 +31,49 @@ namespace {
 
 struct Stored {  // an array that begins within a block
     static constexpr size_t skip = 100, count = 1000, blocks = 5;
-    std::vector<uint8_t> codes;
-    std::vector<float> scales;
-    HostMemory memory;
+    const bool negative;  // values may be negative
+    std::vector<uint8_t> codes = std::vector<uint8_t>(count);
+    std::vector<float> scales = std::vector<float>(blocks);
+    HostMemory memory{};
 
-    Stored() : codes(count), scales(blocks) {}
-    Blockwise where(bool negative) { return {codes.data(), scales.data(), skip, count, negative}; }
-    std::vector<float> values(bool negative) { return read_floats(memory, where(negative), count); }
-};
-
-std::vector<float> some_numbers(bool negative) {
-    std::vector<float> out(Stored::count);
-    for (size_t i = 0; i < out.size(); i++) {
-        const Random random{9, Purpose::test, 0};
-        out[i] = float(random.normal(i) * std::pow(10.0, -4 * random.uniform(5000 + i)));
-        if (!negative) out[i] = std::abs(out[i]);
+    // Writes values in parts that end at these positions.
+    void write_parts(const std::vector<float> &values, const std::vector<ptrdiff_t> &ends) {
+        for (ptrdiff_t begin = 0; const ptrdiff_t end : ends) {
+            write(memory, where() + size_t(begin), std::vector<float>(values.begin() + begin, values.begin() + end));
+            begin = end;
+        }
     }
-    return out;
-}
+    std::vector<float> values() { return read_floats(memory, where(), count); }
+
+  private:
+    Blockwise where() { return {codes.data(), scales.data(), skip, count, negative}; }
+};
 
 }  // namespace
 
-// A number is off by at most half the distance between two fractions: of the scale, near it, 0.9 / 64 / 2 with signs and half of that without. Where a block is
-// written in parts, each part that follows may round a number once more.
-TEST(BlocksOf8Bits, AreNearTheNumbers) {
-    for (const bool negative : {true, false})
-        for (const size_t part : {Stored::count, size_t(37)}) {
-            Stored stored;
-            const auto numbers = some_numbers(negative);
-            in_parts(
-                Stored::count,
-                [&](size_t first, size_t n) {
-                    const auto from = numbers.begin() + ptrdiff_t(first);
-                    write(stored.memory, stored.where(negative) + first, std::vector<float>(from, from + ptrdiff_t(n)));
-                },
-                part);
-            const auto got = stored.values(negative);
-            const float allowed = (negative ? 0.00704f : 0.00353f) * (part == Stored::count ? 1 : 8);
-            for (size_t i = 0; i < numbers.size(); i++)
-                ASSERT_NEAR(got[i], numbers[i], stored.scales[(Stored::skip + i) / 256] * allowed) << i;
+// A value is off by at most half the distance between two fractions: near the scale, 0.9 / 64 / 2 of it for signed values, half of that for
+// unsigned ones. If a block is written in parts, each later part may round its values once more. The values read are fixed points: written
+// again in parts that end where blocks end, they keep their bits.
+TEST(BlocksOf8Bits, ValuesAreCloseAndThoseReadKeepTheirBits) {
+    const Random random{9, Purpose::test, 0};
+    for (const auto &[negative, sign] : {std::pair(true, 1), {true, -1}, {false, 1}}) {
+        std::vector<float> values(Stored::count);
+        for (size_t i = 0; i < values.size(); i++) {
+            const double x = random.normal(i) * std::pow(10.0, -4 * random.uniform(5000 + i));
+            values[i] = float(negative ? sign * x : std::abs(x));
         }
-}
-
-// Every number that was read is written as itself, whether the number with which a block is scaled is positive or negative, and by any parts that end where
-// blocks end.
-TEST(BlocksOf8Bits, ComeBackBitForBit) {
-    for (const bool negative : {true, false})
-        for (const float sign : {1.0f, -1.0f}) {
-            if (!negative && sign < 0) continue;
-            Stored stored, again;
-            auto numbers = some_numbers(negative);
-            for (float &x : numbers) x *= sign;
-            write(stored.memory, stored.where(negative), numbers);
-            const auto values = stored.values(negative);
-            for (const auto &[first, end] : {std::pair(0, 156), {156, 668}, {668, 1000}})
-                write(again.memory, again.where(negative) + size_t(first),
-                      std::vector<float>(values.begin() + first, values.begin() + end));
-            EXPECT_EQ(again.values(negative), values);
+        for (const ptrdiff_t part : {1000, 37}) {
+            std::vector<ptrdiff_t> ends;
+            for (ptrdiff_t end = part; end < 1000; end += part) ends.push_back(end);
+            ends.push_back(1000);
+            Stored stored{negative}, again{negative};
+            stored.write_parts(values, ends);
+            const auto got = stored.values();
+            const float allowed = (negative ? 0.00704f : 0.00353f) * (part == 1000 ? 1 : 8);
+            for (size_t i = 0; i < values.size(); i++)
+                ASSERT_NEAR(got[i], values[i], stored.scales[(Stored::skip + i) / 256] * allowed) << i;
+            again.write_parts(got, {156, 668, 1000});
+            EXPECT_EQ(again.values(), got);
         }
+    }
 }
