@@ -1,4 +1,4 @@
-// The generation engine: its answers depend on weights, prompts and seed alone, not on how many sequences run together, nor on the cache.
+// Generation: answers depend only on weights, prompts and seed, not on the number of concurrent sequences or the size of the cache.
 #include "../llmc/train/generation.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ constexpr uint64_t run_seed = 3;
 std::vector<Prompt> some_prompts(size_t count) {
     std::vector<Prompt> prompts;
     for (uint32_t i = 0; i < count; i++) {
-        std::vector<int32_t> tokens(1 + 17 * i % 90);  // some are longer than a page
+        std::vector<int32_t> tokens(1 + 17 * i % 90);  // up to two pages
         for (size_t t = 0; t < tokens.size(); t++) tokens[t] = int32_t((7 * i + 3 * t + t * t) % 96);
         prompts.push_back({tokens, i});
     }
@@ -35,12 +35,12 @@ struct Setting {
     std::vector<std::string> stop = {};
 };
 
-const Tokenizer &bytes() {  // a token is a byte, and four are special
+const Tokenizer &bytes() {  // one token a byte, and four special tokens
     static const Tokenizer tokenizer("data/demo/model/tokenizer.json");
     return tokenizer;
 }
 
-struct Generating {  // a model with weights
+struct Generating {  // a loaded model
     ModelConfig config;
     SelfComm comm;
     Mesh mesh{comm, 1};
@@ -85,7 +85,7 @@ void expect_same(const std::vector<Completion> &got, const std::vector<Completio
     }
 }
 
-// The logits of a sequence's last token, computed with the whole sequence in one row.
+// (V) the logits at the last token, from the whole sequence in one row.
 std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
     ModelLimits limits;
     limits.row_tokens = limits.positions = 256, limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
@@ -95,7 +95,7 @@ std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
     return g.model->generator().logits();
 }
 
-// Softmax of all logits, summed over the ids below this one.
+// The sum of the softmax over the ids below this one.
 double mass_below(const std::vector<float> &logits, size_t id) {
     double below = 0, all = 0;
     for (size_t v = 0; v < logits.size(); v++)
@@ -103,12 +103,12 @@ double mass_below(const std::vector<float> &logits, size_t id) {
     return below / all;
 }
 
-// A preempted sequence is computed again as a row, whose products sum in another order than in decoding. Its logits may differ by rounding,
-// and a draw that lies where two ids meet, within rounding, may then fall on the other side: once in a run, at most.
+// A preempted sequence is recomputed as a row, in which products are summed in another order than in decoding. Its logits may differ by
+// rounding, and a draw within rounding of the boundary between two ids may then select the other id: at most once in a run.
 void expect_same_but_for_rounding(const std::vector<Completion> &got, const std::vector<Completion> &want,
                                   const std::vector<Prompt> &prompts, const Setting &s) {
     ASSERT_EQ(got.size(), want.size());
-    size_t parted = 0;
+    size_t diverged = 0;
     for (size_t i = 0; i < want.size(); i++) {
         const auto &a = got[i].tokens, &b = want[i].tokens;
         const size_t same = size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -118,7 +118,7 @@ void expect_same_but_for_rounding(const std::vector<Completion> &got, const std:
             EXPECT_EQ(got[i].ended, want[i].ended) << "completion " << i;
             continue;
         }
-        parted++;
+        diverged++;
         ASSERT_LT(same, std::min(a.size(), b.size())) << "completion " << i;
         ASSERT_EQ(std::abs(a[same] - b[same]), 1) << "completion " << i << ", token " << same;
         auto before = prompts[i / s.samples].tokens;
@@ -129,22 +129,32 @@ void expect_same_but_for_rounding(const std::vector<Completion> &got, const std:
         EXPECT_NEAR(drawn, mass_below(logits_of(before), size_t(std::max(a[same], b[same]))), 1e-6)
             << "completion " << i << ", token " << same;
     }
-    EXPECT_LE(parted, 1u);
+    EXPECT_LE(diverged, 1u);
 }
 
 }  // namespace
 
-TEST(Generation, GreedyTakesTheLikeliestOfTheWholeSequence) {
+// Greedy decoding selects the largest logit of the whole sequence, after the penalty on the ids of prompt and answer.
+TEST(Generation, GreedySelectsTheLargestPenalisedLogit) {
     const auto prompts = some_prompts(6);
-    const auto out = run(prompts, {.max_new_tokens = 12, .sampling = {}});
-    for (size_t i = 0; i < prompts.size(); i++) {
-        auto tokens = prompts[i].tokens;
-        for (int32_t token : out[i].tokens) {
-            const auto logits = logits_of(tokens);
-            const float most = *std::max_element(logits.begin(), logits.end());
-            EXPECT_NEAR(logits[size_t(token)], most, 1e-5) << "prompt " << i << ", token " << tokens.size();  // or as likely
-            tokens.push_back(token);
+    std::vector<Completion> plain;
+    for (const double penalty : {1.0, 1.5}) {
+        const auto out = run(prompts, {.max_new_tokens = 12, .sampling = {.repetition_penalty = penalty}, .eos = {}});
+        size_t changed = 0;
+        for (size_t i = 0; i < prompts.size(); i++) {
+            auto tokens = prompts[i].tokens;
+            for (int32_t token : out[i].tokens) {
+                auto logits = logits_of(tokens);
+                for (int32_t v : std::set<int32_t>(tokens.begin(), tokens.end()))
+                    logits[size_t(v)] = sampling::penalised(logits[size_t(v)], float(penalty));
+                const float largest = *std::max_element(logits.begin(), logits.end());
+                EXPECT_NEAR(logits[size_t(token)], largest, 1e-5) << "prompt " << i << ", token " << tokens.size();  // or a tie
+                tokens.push_back(token);
+            }
+            changed += penalty != 1 && out[i].tokens != plain[i].tokens;
         }
+        EXPECT_EQ(changed > 0, penalty != 1);
+        plain = out;
     }
 }
 
@@ -161,7 +171,7 @@ TEST(Generation, EndsAtAnEndTokenOrAtTheLimit) {
     EXPECT_LT(ended, 40u);
 }
 
-TEST(Generation, DoesNotDependOnWhatRunsTogether) {
+TEST(Generation, DoesNotDependOnConcurrentSequences) {
     const auto prompts = some_prompts(20);
     const auto want = run(prompts, {});
     for (size_t sequences : {1, 3, 7}) expect_same(run(prompts, {.sequences = sequences}), want);
@@ -169,7 +179,7 @@ TEST(Generation, DoesNotDependOnWhatRunsTogether) {
     for (size_t i : {0, 11, 19}) expect_same(run({prompts[i]}, {}), {want[i]});
 }
 
-// With fewer pages sequences are preempted, and prompts are computed again.
+// With fewer pages sequences are preempted, and their prompts are recomputed.
 TEST(Generation, DoesNotDependOnTheCache) {
     const auto prompts = some_prompts(20);
     for (size_t samples : {1, 4}) {
@@ -191,11 +201,11 @@ TEST(Generation, SamplesOfAPromptDiffer) {
     for (size_t i = 0; i < 15; i += 3) EXPECT_EQ(greedy[i].tokens, greedy[i + 2].tokens);
 }
 
-// The answers of a run without stop strings are cut where a text first occurs, as the tokens of an answer depend on nothing that follows.
+// The answers equal those of a run without stop strings, cut at the first occurrence of one: tokens do not depend on later ones.
 TEST(Generation, EndsAtAStopString) {
     const auto prompts = some_prompts(30);
     const auto whole = run(prompts, {.max_new_tokens = 40});
-    std::map<std::string, size_t> pairs;  // of characters: likely ones, so that many answers have them
+    std::map<std::string, size_t> pairs;  // of characters; many answers contain the most frequent pair
     for (const Completion &c : whole)
         for (const std::string text = bytes().decode(c.answer());
              size_t i : std::views::iota(size_t(1), std::max<size_t>(1, text.size())))
@@ -221,7 +231,7 @@ TEST(Generation, EndsAtAStopString) {
     EXPECT_LT(stopped, 80u);
 }
 
-TEST(StopStrings, AreFoundWhereverTokensEnd) {
+TEST(StopStrings, AreFoundAtTheEndOfTheTokens) {
     const std::vector<std::string> texts = {"ab", "\n\n"};
     const StopStrings stop(bytes(), texts);
     const auto ids = [](const std::string &text) {  // by trial
@@ -234,30 +244,11 @@ TEST(StopStrings, AreFoundWhereverTokensEnd) {
     for (const char *text : {"ab", "xab", "abab", "a\n\n"}) EXPECT_TRUE(stop.end(ids(text))) << text;
     for (const char *text : {"", "a", "ba", "a b", "\n"}) EXPECT_FALSE(stop.end(ids(text))) << text;
     auto with_special = ids("xa");
-    for (int i = 0; i < 5; i++) with_special.push_back(258);  // is no text
+    for (int i = 0; i < 5; i++) with_special.push_back(258);  // special tokens are no text
     EXPECT_FALSE(stop.end(with_special));
     with_special.push_back(ids("b")[0]);
     EXPECT_TRUE(stop.end(with_special));
     EXPECT_EQ(stop.before("x\nab\n\n"), "x\n");
     EXPECT_EQ(stop.before("x"), "x");
     EXPECT_FALSE(StopStrings().end(ids("ab")));
-}
-
-TEST(Generation, PenalisesWhatOccurred) {
-    const auto prompts = some_prompts(4);
-    const auto plain = run(prompts, {.max_new_tokens = 12, .sampling = {}, .eos = {}});
-    const auto out = run(prompts, {.max_new_tokens = 12, .sampling = {.repetition_penalty = 1.5}, .eos = {}});
-    size_t changed = 0;
-    for (size_t i = 0; i < prompts.size(); i++) {
-        auto tokens = prompts[i].tokens;
-        for (int32_t token : out[i].tokens) {
-            auto logits = logits_of(tokens);
-            for (int32_t v : std::set<int32_t>(tokens.begin(), tokens.end()))  // of the prompt, too
-                logits[size_t(v)] = sampling::penalised(logits[size_t(v)], 1.5);
-            EXPECT_NEAR(logits[size_t(token)], *std::max_element(logits.begin(), logits.end()), 1e-5);
-            tokens.push_back(token);
-        }
-        changed += out[i].tokens != plain[i].tokens;
-    }
-    EXPECT_GT(changed, 0u);
 }

@@ -1,10 +1,9 @@
-// safetensors against bytes made by hand: every dtype there and back, and every way a header can lie.
+// safetensors: hand-made bytes, every dtype written and read back, and refusals of malformed headers.
 #include <sys/resource.h>
 
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <functional>
 
 #include "../llmc/core/json.h"
 #include "../llmc/io/safetensors.h"
@@ -18,7 +17,7 @@ struct Safetensors : TemporaryDirectory {
     const std::string path = dir + "/a.safetensors";
 
     void put(const std::string &bytes) {
-        fs::remove(path);  // to truncate instead would make some file systems wait for the disk
+        fs::remove(path);  // truncation waits for the disk on some file systems
         std::ofstream(path, std::ios::binary) << bytes;
     }
     void put(uint64_t header_bytes, const std::string &header, const std::string &data) {
@@ -83,7 +82,7 @@ TEST_F(Safetensors, EveryHalfIsExact) {
 }
 
 TEST_F(Safetensors, LargeTensorsAreConvertedInChunks) {
-    const size_t n = (size_t(1) << 20) + 17;  // several chunks and a rest
+    const size_t n = (size_t(1) << 20) + 17;  // several chunks and a remainder
     std::vector<float> from(n), to(n);
     for (size_t i = 0; i < n; i++) from[i] = float(i % 251) - 125;  // exact in bf16
     SafetensorsWriter writer(path, {{"x", {n}, "BF16"}});
@@ -94,27 +93,19 @@ TEST_F(Safetensors, LargeTensorsAreConvertedInChunks) {
 }
 
 TEST_F(Safetensors, WritesEveryType) {
-    const std::vector<float> f = {1.5f, 1.00390625f, -0.0f};  // the second lies halfway between two bf16 and goes to the even one
+    const std::vector<float> f = {1.5f, 1.00390625f, -0.0f};  // the second is halfway between two bf16, and rounds to even
     const std::vector<bf16> b = {bf16(2), bf16(-3), bf16(0.125f)};
     const std::vector<int64_t> i64 = {-1, int64_t(1) << 40};
     const std::vector<int32_t> i32 = {-7};
     const std::vector<uint16_t> u16 = {65535};
     const std::vector<uint8_t> u8 = {1, 0, 255};
-    SafetensorsWriter writer(path,
-                             {{"i64", {2}, "I64"},
-                              {"f", {3}, "F32"},
-                              {"bf", {3, 1}, "F32"},
-                              {"i32", {1}, "I32"},
-                              {"fb", {3}, "BF16"},
-                              {"u16", {1}, "U16"},
-                              {"b", {3}, "BF16"},
-                              {"u8", {3}, "U8"}},
-                             {{"kind", "sft \"x\""}});
-    writer.write("i64", i64.data(), memory);
+    const std::vector<TensorSpec> specs = {{"i64", {2}, "I64"}, {"f", {3}, "F32"},   {"bf", {3, 1}, "F32"}, {"i32", {1}, "I32"},
+                                           {"fb", {3}, "BF16"}, {"u16", {1}, "U16"}, {"b", {3}, "BF16"},    {"u8", {3}, "U8"}};
+    SafetensorsWriter writer(path, specs, {{"kind", "sft \"x\""}});
+    const auto write = [&](const char *name, const auto &values) { writer.write(name, values.data(), memory); };
+    write("i64", i64), write("f", f), write("bf", b), write("i32", i32);
     EXPECT_FALSE(fs::exists(path));
-    writer.write("f", f.data(), memory), writer.write("bf", b.data(), memory), writer.write("i32", i32.data(), memory),
-        writer.write("fb", f.data(), memory);
-    writer.write("u16", u16.data(), memory), writer.write("b", b.data(), memory), writer.write("u8", u8.data(), memory);
+    write("fb", f), write("u16", u16), write("b", b), write("u8", u8);
     writer.finish();
     EXPECT_FALSE(fs::exists(path + ".tmp"));
 
@@ -127,17 +118,12 @@ TEST_F(Safetensors, WritesEveryType) {
                                                   bytes_of(u8));
     const SafetensorsFile file(path);
     EXPECT_EQ(file.metadata().at("kind"), "sft \"x\"");
-    EXPECT_EQ(file.array<int64_t>("i64")[1], int64_t(1) << 40);
-    EXPECT_EQ(file.array<int32_t>("i32").size(), 1u);
-    EXPECT_EQ(file.array<uint16_t>("u16")[0], 65535);
-    EXPECT_EQ(file.array<uint8_t>("u8")[2], 255);
-    EXPECT_EQ(float(file.array<bf16>("b")[1]), -3);
+    EXPECT_EQ(file.array<int64_t>("i64"), i64);
     EXPECT_EQ(file.array<float>("bf")[2], 0.125f);
     expect_error([&] { file.array<float>("i64"); }, {path, "\"i64\" is I64, but F32 is needed"});
-    expect_error([&] { file.array<float>("none"); }, {path, "no tensor \"none\""});
 }
 
-TEST_F(Safetensors, AnArrayMayLieAnywhere) {
+TEST_F(Safetensors, ArraysMayBeUnaligned) {
     put(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"I64","shape":[2],"data_offsets":[1,17]}})",
         "x" + bytes_of<int64_t>({-5, 7}));
     EXPECT_EQ(SafetensorsFile(path).array<int64_t>("b"), (std::vector<int64_t>{-5, 7}));
@@ -166,7 +152,7 @@ TEST_F(Safetensors, MalformedFiles) {
     header(std::string(5000, '['), 0, "nested");
     header("{}", 3, "3 bytes follow");
     header(R"({"a":7})", 0, "not an object");
-    // of tensor "a" in a file with 4 bytes of data
+    // fields of tensor "a" in a file with 4 bytes of data
     const std::pair<const char *, const char *> tensors[] = {
         {R"("shape":[1],"data_offsets":[0,4])", "dtype is missing"},
         {R"("dtype":3,"shape":[1],"data_offsets":[0,4])", "dtype is missing or not a string"},
@@ -206,27 +192,19 @@ TEST_F(Safetensors, EveryTruncationIsRefused) {
     }
 }
 
-TEST_F(Safetensors, WriterErrors) {
-    const float x[2] = {1, 2};
+TEST_F(Safetensors, AbandonedFileIsRemoved) {
     expect_error([&] { SafetensorsWriter w(dir + "/none/a.safetensors", {{"a", {2}, "F32"}}); }, {dir + "/none", "No such file"});
-    const auto refused = [&](const char *dtype, const char *words, const std::function<void(SafetensorsWriter &)> &use) {
-        const auto write = [&] {
-            SafetensorsWriter writer(path, {{"a", {2}, dtype}});
-            use(writer);
-        };
-        expect_error(write, {path, words});
+    const float x[2] = {1, 2};
+    const auto write_half = [&] {
+        SafetensorsWriter writer(path, {{"a", {2}, "F32"}});
+        writer.write_part("a", x, 1, memory);
+        writer.finish();
     };
-    const auto half = [&](SafetensorsWriter &w) { w.write_part("a", x, 1, memory); };
-    refused("Q4", "Q4", [](auto &) {});
-    refused("F32", "\"b\" is not the next", [&](auto &w) { w.write("b", x, memory); });
-    refused("F32", "\"a\" was declared but not written", [&](auto &w) { w.finish(); });
-    refused("F32", "\"a\" was declared but not written", [&](auto &w) { half(w), w.finish(); });
-    refused("F32", "\"a\" lacks 1 elements, not 2", [&](auto &w) { half(w), w.write("a", x, memory); });
-    refused("I64", "cannot be written from F32", [&](auto &w) { w.write("a", x, memory); });
-    EXPECT_TRUE(fs::is_empty(dir));  // no file and no .tmp
+    expect_error(write_half, {path, "\"a\" was declared but not written"});
+    EXPECT_TRUE(fs::is_empty(dir));
 }
 
-TEST_F(Safetensors, ADiskThatIsFullLeavesNothingBehind) {
+TEST_F(Safetensors, FullDiskLeavesTheEarlierFile) {
     put("before");
     rlimit before, small{4096, 0};
     getrlimit(RLIMIT_FSIZE, &before);
@@ -245,38 +223,17 @@ TEST_F(Safetensors, ADiskThatIsFullLeavesNothingBehind) {
     EXPECT_EQ(get(), "before");
 }
 
-TEST_F(Safetensors, JsonSaysWhere) {
+TEST_F(Safetensors, ErrorsOfJsonNameTheirPlace) {
     put("{\n  \"a\": 1,\n  \"b\": ]\n}");
     expect_error([&] { read_json(path); }, {path, "line 3, column 8"});
     expect_error([&] { read_json(path, 10); }, {path, "more than the 10"});
     put(R"({"a": {"x": 1, "x": 2}})");
     expect_error([&] { read_json(path); }, {path, "\"x\" appears twice"});
-    put(R"([{"x": 1}, {"x": 2}])");  // twice, but not in one object
+    put(R"([{"x": 1}, {"x": 2}])");  // in two objects
     EXPECT_EQ(read_json(path).size(), 2u);
-
-    const auto value = nlohmann::json::parse(
-        R"({"n": 3, "zero": 0, "minus": -1, "half": 0.5, "big": 3000000000, "text": "t", "yes": true, "none": null,
-        "ids": [1, 2], "id": 7, "bad": [1, "2"], "in": {"n": "x"}})");
+    const auto value = nlohmann::json::parse(R"({"n": 3, "bad": [1, "2"], "in": {"n": "x"}})");
     const Fields fields(value, "f.json");
-    EXPECT_EQ(fields.count("n"), 3u);
-    EXPECT_EQ(fields.count("none", 5), 5u);
-    EXPECT_EQ(fields.size("zero"), 0u);
-    EXPECT_EQ(fields.size("big"), 3000000000u);
-    EXPECT_EQ(fields.number("half"), 0.5);
-    EXPECT_EQ(fields.text("text"), "t");
-    EXPECT_TRUE(fields.boolean("yes"));
-    EXPECT_FALSE(fields.has("none"));
-    EXPECT_EQ(fields.ids("ids"), std::vector<int32_t>({1, 2}));
-    EXPECT_EQ(fields.ids("id"), std::vector<int32_t>({7}));
-    EXPECT_TRUE(fields.ids("none").empty());
-    for (const char *name : {"zero", "minus", "half", "big", "text"}) expect_error([&] { fields.count(name); }, {"f.json", name});
-    expect_error([&] { fields.count("absent"); }, {"f.json", "absent is missing"});
-    for (const char *name : {"minus", "half", "text", "none"}) expect_error([&] { fields.size(name); }, {"f.json", name});
-    expect_error([&] { fields.number("text"); }, {"f.json", "text is \"t\", but must be a number"});
-    expect_error([&] { fields.boolean("n"); }, {"f.json", "n is 3"});
     expect_error([&] { fields.text("n"); }, {"f.json", "n is 3"});
     expect_error([&] { fields.ids("bad"); }, {"f.json", "bad is [1,\"2\"]"});
-    expect_error([&] { fields.ids("minus"); }, {"f.json", "minus"});
     expect_error([&] { fields.object("in").count("n"); }, {"f.json", "in.n is \"x\""});
-    expect_error([&] { fields.object("n"); }, {"f.json", "n must be an object"});
 }

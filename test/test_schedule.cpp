@@ -7,8 +7,9 @@
 #include <map>
 #include <vector>
 
-// Made with transformers 5.23.0: get_scheduler(name, optimizer with lr 2e-4, num_warmup_steps = ceil(12 * 0.2),
-// num_training_steps = 12) (cosine_with_min_lr: min_lr_rate 0.1; warmup_stable_decay: min_lr_ratio 0.1, num_decay_steps = ceil(12 * 0.3)), get_last_lr() before each of 13 updates.
+// get_last_lr() before each of 13 updates, from transformers 5.23.0: get_scheduler(name, optimizer with lr 2e-4, num_warmup_steps =
+// ceil(12 * 0.2), num_training_steps = 12). cosine_with_min_lr: min_lr_rate 0.1. warmup_stable_decay: min_lr_ratio 0.1, num_decay_steps =
+// ceil(12 * 0.3).
 static const std::map<std::string, std::vector<double>> transformers = {
     {"constant", std::vector<double>(13, 0.0002)},
     {"constant_with_warmup",
@@ -38,7 +39,7 @@ TEST(Schedule, EqualsTransformersStepByStep) {
                 << type << ", step " << step;
 }
 
-TEST(Schedule, WithoutWarmupAndAllWarmup) {  // transformers' values again
+TEST(Schedule, NoWarmupAndOnlyWarmup) {  // also of transformers
     const std::vector<double> none = {0.0002, 0.000155, 6.500000000000002e-05, 2e-05};
     const std::vector<double> all = {0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0};
     for (size_t step = 0; step < 4; step++) {
@@ -47,11 +48,9 @@ TEST(Schedule, WithoutWarmupAndAllWarmup) {  // transformers' values again
     }
 }
 
-TEST(Schedule, WarmupStepsAreRoundedUpAsPythonDoes) {
+TEST(Schedule, WarmupStepsAreRoundedUpAsInPython) {
     EXPECT_EQ(Steps(0.03).of(100), 3u);
     EXPECT_EQ(Steps(0.07).of(100), 8u);  // 100 * 0.07 is 7.000000000000001
     EXPECT_EQ(Steps(0.03).of(1), 1u);
     EXPECT_EQ(Steps(0).of(100), 0u);
 }
-
-TEST(Schedule, UnknownNameIsRefused) { EXPECT_THROW(learning_rate_at({"polynomial", 1, 0, 0, 10, 0}, 0), Error); }

@@ -9,7 +9,7 @@
 template <class Dev> struct Sgemm : testing::Test {};
 TYPED_TEST_SUITE(Sgemm, CpuDevices);
 
-// Our own product, whatever the backend: all layouts, several blocks in each direction.
+// The product for builds without a BLAS library: all layouts, several blocks in each direction.
 TYPED_TEST(Sgemm, EqualsReferenceInAllLayouts) {
     using X = typename TypeParam::X;
     std::vector<float> memory(2 * sgemm_scratch + 16);

@@ -1,4 +1,4 @@
-// Arrays that leave for a file and come back.
+// The store of offloaded arrays in a file.
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -18,7 +18,7 @@ constexpr double patience = 60;
 struct StoreTest : TemporaryDirectory {
     size_t files() const { return size_t(std::distance(fs::directory_iterator(dir), fs::directory_iterator())); }
 
-    std::string open_file() const {  // of this process in the directory, by which a test reaches a file without a name
+    std::string open_file() const {  // a path to the store's file, which has no name
         for (const auto &entry : fs::directory_iterator("/proc/self/fd")) {
             std::error_code gone;
             if (fs::read_symlink(entry.path(), gone).string().starts_with(dir)) return entry.path();
@@ -42,15 +42,15 @@ struct Array {  // aligned as in an arena
 
 }  // namespace
 
-// More arrays than places, copied out and back in a random order, of sizes around a block's.
-TEST_F(StoreTest, WhatLeavesComesBack) {
+// Arrays of sizes around that of a block, offloaded and prefetched in random order.
+TEST_F(StoreTest, PrefetchedArraysEqualOffloadedOnes) {
     const size_t block = size_t(8) << 20,
                  sizes[] = {store_alignment, block - store_alignment, block, block + store_alignment, 2 * block};
     std::vector<size_t> places;
     size_t bytes = 0;
     for (size_t size : sizes) places.push_back(bytes), bytes += size;
     const auto store = make_disk_store(dir, bytes, patience);
-    EXPECT_EQ(files(), 0) << "a file that a crash would leave behind";
+    EXPECT_EQ(files(), 0) << "files with names";
     const Random random{7, Purpose::test, 0};
     for (uint32_t round = 0; round < 12; round++) {
         const size_t i = random.below(round, std::size(sizes));
@@ -62,10 +62,10 @@ TEST_F(StoreTest, WhatLeavesComesBack) {
         store->wait(places[i]);
         EXPECT_TRUE(in == out) << sizes[i];
     }
-    store->wait(bytes + 1);  // a place that nothing has left for: there is nothing to wait for
+    store->wait(bytes + 1);  // an unused place
 }
 
-TEST_F(StoreTest, TheFileIsReservedAndNothingIsLeftAfterAKill) {
+TEST_F(StoreTest, FileIsReservedAndDisappearsWithTheProcess) {
     int ready[2];
     ASSERT_EQ(pipe(ready), 0);
     const pid_t child = fork();
@@ -84,32 +84,23 @@ TEST_F(StoreTest, TheFileIsReservedAndNothingIsLeftAfterAKill) {
     EXPECT_EQ(files(), 0);
 }
 
-TEST_F(StoreTest, DamageIsFound) {
+TEST_F(StoreTest, DamageAndTruncationAreFound) {
     const auto store = make_disk_store(dir, size_t(16) << 20, patience);
     Array out(size_t(12) << 20), in(out.bytes);
     out.fill(3);
     store->offload(0, out.data.get(), out.bytes), store->wait(0);
-    {
-        std::fstream file(open_file(), std::ios::in | std::ios::out | std::ios::binary);
-        file.seekp((size_t(9) << 20) + 17).put('x').flush();
-        ASSERT_TRUE(file.good());
-    }
-    store->prefetch(0, in.data.get(), in.bytes);
-    expect_error([&] { store->wait(0); },
-                 {dir + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
+    const auto expect_found = [&](const std::vector<std::string> &parts) {
+        store->prefetch(0, in.data.get(), in.bytes);
+        expect_error([&] { store->wait(0); }, parts);
+    };
+    std::fstream(open_file(), std::ios::in | std::ios::out | std::ios::binary).seekp((size_t(9) << 20) + 17).put('x');
+    expect_found({dir + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
                   "fix: --offload_dir on another disk"});
-}
-
-TEST_F(StoreTest, AFileThatWasCutOffIsFound) {
-    const auto store = make_disk_store(dir, size_t(16) << 20, patience);
-    Array out(size_t(12) << 20), in(out.bytes);
-    store->offload(0, out.data.get(), out.bytes), store->wait(0);
     fs::resize_file(open_file(), size_t(4) << 20);
-    store->prefetch(0, in.data.get(), in.bytes);
-    expect_error([&] { store->wait(0); }, {dir + ": cannot read the offloaded arrays: the file was cut off"});
+    expect_found({dir + ": cannot read the offloaded arrays: the file was cut off"});
 }
 
-TEST_F(StoreTest, ADirectoryThatCannotHoldItIsRefused) {
+TEST_F(StoreTest, UnusableDirectoriesAreRefused) {
     expect_error([&] { make_disk_store(dir + "/none", 4096, patience); },
                  {dir + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
     put("file", "text");

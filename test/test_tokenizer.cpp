@@ -1,4 +1,4 @@
-// Tokenizers made by hand, of both kinds: ids to bytes, the hash, and the message for every malformed file.
+// Hand-made tokenizers of both kinds: the text of ids, the hash, and the messages for malformed files.
 #include <nlohmann/json.hpp>
 
 #include "../llmc/data/tokenizer.h"
@@ -44,25 +44,30 @@ struct TokenizerTest : testing::Test {
     }
 };
 
-static std::string decode(const Tokenizer &t, const std::vector<int32_t> &ids, bool skip_special = true) {
-    return t.decode(ids, skip_special);
-}
-
-TEST_F(TokenizerTest, ByteLevel) {
-    const Tokenizer t = make(byte_level());
-    EXPECT_EQ(t.size(), 10u);
-    EXPECT_EQ(decode(t, {0, 1, 2}), "Hello world\n");
-    EXPECT_EQ(decode(t, {2}), " world\n");  // nothing is stripped
-    EXPECT_EQ(decode(t, {3, 4}), "\xC3\xA9");
-    EXPECT_EQ(decode(t, {3}), "\xC3");  // half a character stays half
-    EXPECT_EQ(decode(t, {5}), "\xAD");  // the last of the 68 bytes without a character of their own
-    EXPECT_EQ(decode(t, {8}), std::string("\0\x7F\x80\xA0", 4));
-    EXPECT_EQ(decode(t, {6, 0, 7, 6}), "H<think>");
-    EXPECT_EQ(decode(t, {6, 0, 7}, false), "<|end|>H<think>");
-    EXPECT_EQ(decode(t, {9}), "a b");  // a token with a character that stands for no byte is decoded to its own text
-    EXPECT_EQ(decode(t, {}), "");
-    EXPECT_TRUE(t.is_special(6));
-    EXPECT_FALSE(t.is_special(7));
+// test_decoding.py compares more texts with the package tokenizers.
+TEST_F(TokenizerTest, DecodesBothKinds) {
+    const struct {
+        json tokenizer;
+        std::vector<int32_t> ids;
+        std::string text, with_special;
+    } rows[] = {
+        {byte_level(), {0, 1, 2}, "Hello world\n", "Hello world\n"},
+        {byte_level(), {3, 4, 3}, "\xC3\xA9\xC3", "\xC3\xA9\xC3"},  // the last character is incomplete
+        {byte_level(), {6, 0, 7, 6}, "H<think>", "<|end|>H<think><|end|>"},
+        {byte_level(), {9}, "a b", "a b"},  // a token with a character that stands for no byte is text
+        {byte_level(), {}, "", ""},
+        {sentencepiece(), {1, 2, 2}, "Hello Hello", "<s> Hello Hello"},
+        {sentencepiece(), {7, 6, 8, 7}, "\uFFFD\uFFFD\xC3\xA9\n", "\uFFFD\uFFFD\xC3\xA9\n"},  // bytes that are no UTF-8
+        {sentencepiece(), {5, 1, 6}, "\xC3\xA9", "\uFFFD<s>\uFFFD"},  // a special token between the bytes of a character
+    };
+    for (const auto &[tokenizer, ids, text, with_special] : rows) {
+        EXPECT_EQ(make(tokenizer).decode(ids), text);
+        EXPECT_EQ(make(tokenizer).decode(ids, false), with_special);
+    }
+    const Tokenizer bytes = make(byte_level()), pieces = make(sentencepiece());
+    EXPECT_EQ(bytes.size(), 10u);
+    EXPECT_TRUE(bytes.is_special(6) && !bytes.is_special(7));
+    EXPECT_TRUE(pieces.is_byte(6) && !pieces.is_byte(8) && !pieces.is_byte(9));
 }
 
 TEST_F(TokenizerTest, EveryByteHasACharacter) {
@@ -76,41 +81,7 @@ TEST_F(TokenizerTest, EveryByteHasACharacter) {
         tokenizer["model"]["vocab"][text] = b;
     }
     const Tokenizer t = make(tokenizer);
-    ASSERT_EQ(t.size(), 256u);
-    for (int32_t b = 0; b < 256; b++) EXPECT_EQ(decode(t, {b}), std::string(1, char(b)));
-}
-
-TEST_F(TokenizerTest, SentencePiece) {
-    const Tokenizer t = make(sentencepiece());
-    EXPECT_EQ(decode(t, {1, 2, 2}), "Hello Hello");
-    EXPECT_EQ(decode(t, {1, 2}, false), "<s> Hello");
-    EXPECT_EQ(decode(t, {3, 4}), "  b");  // one space of three
-    EXPECT_EQ(decode(t, {5, 6, 7, 8}), "\xC3\xA9\n\xC3\xA9");
-    EXPECT_EQ(decode(t, {9}), "<0xZZ>");
-}
-
-// A run of bytes that is not UTF-8 as a whole is one U+FFFD a byte, also with a special token between its bytes.
-TEST_F(TokenizerTest, RunsOfBytes) {
-    const std::string unknown = "\uFFFD";
-    const Tokenizer t = make(sentencepiece());
-    EXPECT_EQ(decode(t, {5, 6, 5}), unknown + unknown + unknown);
-    EXPECT_EQ(decode(t, {7, 6, 8, 7}), unknown + unknown + "\xC3\xA9\n");
-    EXPECT_EQ(decode(t, {5, 1, 6}), "\xC3\xA9");
-    EXPECT_EQ(decode(t, {5, 1, 6}, false), unknown + "<s>" + unknown);
-    EXPECT_TRUE(t.is_byte(6) && !t.is_byte(8) && !t.is_byte(9));
-}
-
-TEST_F(TokenizerTest, Metaspace) {
-    const auto text = [&](const char *decoder) {
-        json tokenizer = sentencepiece();
-        tokenizer["decoder"] = json::parse(decoder);
-        return decode(make(tokenizer), {4, 2, 4, 5});
-    };
-    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"})"), "b Hello  b<0xC3>");
-    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": true})"), "b Hello  b<0xC3>");
-    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"})"), "  b Hello  b<0xC3>");
-    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "l", "prepend_scheme": "first"})"),
-              "\u2581\u2581b\u2581He  o\u2581\u2581b<0xC3>");
+    for (int32_t b = 0; b < 256; b++) EXPECT_EQ(t.decode(std::vector<int32_t>{b}), std::string(1, char(b)));
 }
 
 TEST_F(TokenizerTest, RefusesIdsWithoutToken) {
@@ -118,10 +89,10 @@ TEST_F(TokenizerTest, RefusesIdsWithoutToken) {
     gap["model"]["vocab"].erase("Ń");
     const Tokenizer t = make(gap);
     for (int32_t id : {5, 10, -1, INT32_MAX})
-        expect_error([&] { decode(t, {0, id}); }, {file.path, format("id %d;", id), "below 10", "\n  fix: "});
+        expect_error([&] { t.decode(std::vector<int32_t>{0, id}); }, {file.path, format("id %d;", id), "below 10", "\n  fix: "});
 }
 
-TEST_F(TokenizerTest, HashMeansIdsTokensAndSpecial) {
+TEST_F(TokenizerTest, HashDependsOnIdsTokensAndSpecial) {
     // FNV-1a of "0\tb\t0\n1\ta\t0\n2\t<s>\t1\n"
     const json small = json::parse(R"({"model": {"vocab": {"a": 1, "b": 0, "<s>": 2}},
                                        "added_tokens": [{"id": 2, "content": "<s>", "special": true}]})");
@@ -131,9 +102,8 @@ TEST_F(TokenizerTest, HashMeansIdsTokensAndSpecial) {
     json other = byte_level();
     other["model"]["merges"] = {"H e"};
     other["decoder"] = nullptr;
-    EXPECT_EQ(hash(other), base);  // says nothing about ids
-    other["model"]["vocab"]["<|end|>"] = 6;
-    EXPECT_EQ(hash(other), base);  // some files list an added token in the vocabulary too
+    other["model"]["vocab"]["<|end|>"] = 6;  // some files also list an added token in the vocabulary
+    EXPECT_EQ(hash(other), base);
     for (const char *patch : {R"({"model": {"vocab": {"H": 1, "ello": 0}}})", R"({"model": {"vocab": {"x": 10}}})",
                               R"({"added_tokens": [{"id": 6, "content": "<|end|>", "special": false}]})",
                               R"({"added_tokens": [{"id": 6, "content": "<|End|>", "special": true}]})"}) {
@@ -144,39 +114,40 @@ TEST_F(TokenizerTest, HashMeansIdsTokensAndSpecial) {
 }
 
 TEST_F(TokenizerTest, RefusesMalformedFiles) {
-    expect_refusal("", {});
-    expect_refusal("{\"model\": ", {});
+    for (const char *text : {"", "{\"model\": "}) expect_refusal(text, {});
     expect_refusal("[]", {"must be an object"});
     expect_refusal("{}", {"model"});
-    const auto expect_refusal_of = [&](const char *patch, const std::vector<std::string> &parts) {
-        json tokenizer = byte_level();
-        tokenizer.merge_patch(json::parse(patch));  // null removes a key
-        expect_refusal(tokenizer.dump(), parts);
-    };
-    expect_refusal_of(R"({"decoder": null})", {"decoder"});
-    expect_refusal_of(R"({"decoder": {"type": "WordPiece"}})", {"WordPiece", "is not known"});
-    expect_refusal_of(R"({"decoder": {"type": "Sequence"}})", {"decoder.decoders"});
-    expect_refusal_of(R"({"decoder": {"type": "Replace", "content": " ", "pattern": "x"}})", {"decoder.pattern"});
-    expect_refusal_of(R"({"decoder": {"type": "Strip", "content": " ", "start": -1, "stop": 0}})", {"decoder.start", "-1"});
-    expect_refusal_of(R"({"decoder": {"type": "Strip", "content": " ", "start": 1, "stop": 1}})", {"Strip", "is not known"});
     json doubles = json::parse(R"({"type": "Sequence", "decoders": []})");
     for (int i = 0; i < 20; i++)
         doubles["decoders"].push_back(json::parse(R"({"type": "Replace", "pattern": {"String": "l"}, "content": "ll"})"));
-    expect_refusal_of(json({{"decoder", doubles}}).dump().c_str(), {"65536 bytes", "id 1", "fix"});
-    expect_refusal_of(R"({"model": {"vocab": null}})", {"model.vocab"});
-    expect_refusal_of(R"({"model": {"vocab": [["a", -1.5]]}})", {"model.vocab", "byte-pair encoding"});
-    expect_refusal_of(R"({"model": {"vocab": {"H": -1}}})", {"\"H\"", "-1"});
-    expect_refusal_of(R"({"model": {"vocab": {"H": 1.5}}})", {"\"H\"", "1.5"});
-    expect_refusal_of(R"({"model": {"vocab": {"H": 9223372036854775808}}})", {"\"H\"", "9223372036854775808"});
-    expect_refusal_of(R"({"model": {"vocab": {"H": 16777216}}})", {"\"H\"", "16777216"});
-    expect_refusal_of(R"({"model": {"vocab": {"H": 1}}})", {"id 1 to both"});
-    expect_refusal_of(R"({"added_tokens": [{"id": "6", "content": "<s>", "special": true}]})", {"added_tokens", "<s>", "\"6\""});
-    expect_refusal_of(R"({"added_tokens": [{"content": "<s>", "special": true}]})", {"added_tokens", "<s>", "null"});
-    expect_refusal_of(R"({"added_tokens": [{"id": 6, "content": "<s>"}]})", {"added_tokens.special"});
-    expect_refusal_of(R"({"added_tokens": "none"})", {"added_tokens"});
+    const std::pair<std::string, std::vector<std::string>> patches[] = {
+        // null removes a key
+        {R"({"decoder": null})", {"decoder"}},
+        {R"({"decoder": {"type": "WordPiece"}})", {"WordPiece", "is not known"}},
+        {R"({"decoder": {"type": "Sequence"}})", {"decoder.decoders"}},
+        {R"({"decoder": {"type": "Replace", "content": " ", "pattern": "x"}})", {"decoder.pattern"}},
+        {R"({"decoder": {"type": "Strip", "content": " ", "start": -1, "stop": 0}})", {"decoder.start", "-1"}},
+        {R"({"decoder": {"type": "Strip", "content": " ", "start": 1, "stop": 1}})", {"Strip", "is not known"}},
+        {json({{"decoder", doubles}}).dump(), {"65536 bytes", "id 1", "fix"}},
+        {R"({"model": {"vocab": null}})", {"model.vocab"}},
+        {R"({"model": {"vocab": [["a", -1.5]]}})", {"model.vocab", "byte-pair encoding"}},
+        {R"({"model": {"vocab": {"H": -1}}})", {"\"H\"", "-1"}},
+        {R"({"model": {"vocab": {"H": 1.5}}})", {"\"H\"", "1.5"}},
+        {R"({"model": {"vocab": {"H": 9223372036854775808}}})", {"\"H\"", "9223372036854775808"}},
+        {R"({"model": {"vocab": {"H": 16777216}}})", {"\"H\"", "16777216"}},
+        {R"({"model": {"vocab": {"H": 1}}})", {"id 1 to both"}},
+        {R"({"added_tokens": [{"id": "6", "content": "<s>", "special": true}]})", {"added_tokens", "<s>", "\"6\""}},
+        {R"({"added_tokens": [{"content": "<s>", "special": true}]})", {"added_tokens", "<s>", "null"}},
+        {R"({"added_tokens": [{"id": 6, "content": "<s>"}]})", {"added_tokens.special"}},
+        {R"({"added_tokens": "none"})", {"added_tokens"}},
+    };
+    for (const auto &[patch, parts] : patches) {
+        json tokenizer = byte_level();
+        tokenizer.merge_patch(json::parse(patch));
+        expect_refusal(tokenizer.dump(), parts);
+    }
     json empty = byte_level();
-    empty["added_tokens"] = json::array();
-    empty["model"]["vocab"] = json::object();
+    empty["added_tokens"] = json::array(), empty["model"]["vocab"] = json::object();
     expect_refusal(empty.dump(), {"is empty"});
     EXPECT_THROW(Tokenizer(file.path + ".absent"), Error);
     EXPECT_THROW(tokenizer_hash(file.path + ".absent"), Error);
