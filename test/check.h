@@ -1,4 +1,4 @@
-// What the tests of ops share: random inputs, and one way to compare with a float64 reference that prints measured / allowed.
+// Helpers for tests of ops: random inputs, and the comparison with a float64 reference, which prints the measured and the allowed error.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -18,10 +18,10 @@ template <class Dev> Dev make_device(int threads = 2) {  // one context per type
     return Dev{threads, ctx.get()};
 }
 
-// Largest relative error of rounding to nearest: 2^-p with p significant bits.
+// Largest relative error of rounding to nearest: 2^-p for p significant bits.
 template <class X> constexpr double unit_roundoff = sizeof(X) == 2 ? 0x1p-8 : 0x1p-24;
 
-// n values of mean + deviation * N(0,1), rounded to X, so that op and reference get the same numbers.
+// n values of mean + deviation * N(0,1), rounded to X: op and reference get the same numbers.
 template <class X> std::vector<X> random_values(size_t n, uint32_t stream, double deviation = 1, double mean = 0) {
     const Random random{1, Purpose::test, stream};
     std::vector<X> out(n);
@@ -46,7 +46,7 @@ template <class T> struct HostArray : std::vector<T> {
     const std::vector<T> &values() const { return *this; }
 };
 
-// What Floats<X> points to, on the host.
+// The arrays of a Floats<X> on the host.
 template <class X> struct HostFloats {
     HostArray<X> rounded;
     HostArray<int16_t> lower;
@@ -70,7 +70,7 @@ template <class T> double largest(const std::vector<T> &v) {
     return out;
 }
 
-// Largest absolute difference; a NaN anywhere makes it infinite, so that it can never pass.
+// Largest absolute difference; infinite if there is a NaN.
 template <class A, class B> double worst_difference(const std::vector<A> &got, const std::vector<B> &want) {
     EXPECT_EQ(got.size(), want.size());
     double worst = 0;
@@ -81,7 +81,7 @@ template <class A, class B> double worst_difference(const std::vector<A> &got, c
     return worst;
 }
 
-// `allowed` is absolute: derive it (roundoff of the storage type times the growth of the op), do not tune it.
+// `allowed` is absolute. It is derived (roundoff of the storage type times the growth of errors in the op), not tuned.
 template <class A, class B>
 void expect_close(const char *what, const std::vector<A> &got, const std::vector<B> &want, double allowed) {
     const auto g = widen(got), w = widen(want);
@@ -90,7 +90,7 @@ void expect_close(const char *what, const std::vector<A> &got, const std::vector
     EXPECT_LE(worst, allowed) << what;
 }
 
-// Expects the same bits for each number and order of threads, and in other cases named by a test: compares all later results with the first.
+// Expects the same bits in all calls, for example for each number of threads: compares later results with the first one.
 class SameBits {
     std::vector<unsigned char> first_;
 
@@ -105,7 +105,5 @@ class SameBits {
         if (first_.empty()) first_ = bits;
         return bits == first_;
     }
-    template <class... T> void operator()(const std::vector<T> &...arrays) {
-        EXPECT_TRUE(hold(arrays...)) << "other bits than before";
-    }
+    template <class... T> void operator()(const std::vector<T> &...arrays) { EXPECT_TRUE(hold(arrays...)) << "the bits differ"; }
 };

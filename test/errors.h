@@ -1,4 +1,4 @@
-// Errors that tests provoke, and the files and directories that they write.
+// Checks of errors, and temporary files and directories.
 #pragma once
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 #include "../llmc/core/common.h"
 
-// The message of the error that ends `f`.
+// The message of the error thrown by `f`, or "no error".
 template <class F> std::string error_of(F f) {
     try {
         f();

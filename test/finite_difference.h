@@ -1,5 +1,5 @@
-// The gradient of sum_i dout[i] * f(x)[i] with respect to x, by central differences in double. For f with derivatives of
-// order one the error is about 1e-9: 1e-11 of truncation and, for a sum near 100, 1e-16 * 100 / 1e-5 of cancellation.
+// The gradient of sum_i dout[i] * f(x)[i] with respect to x, by central differences in double. For derivatives of order one the error is about
+// 1e-9: 1e-11 of truncation and, for a sum near 100, 1e-16 * 100 / 1e-5 of cancellation.
 #pragma once
 #include <cstddef>
 #include <vector>

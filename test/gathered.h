@@ -1,8 +1,8 @@
-// The parameters of all ranks, also where each rank has only its part, or where they are in a store.
+// Gathers the parameters of all ranks, including divided and offloaded ones.
 #pragma once
 #include "../llmc/parallel/zero.h"
 
-// What a model brings before it reads each unit's parameters; empty if it brings nothing.
+// The parameters of each unit, as a model fetches them before use; empty if each rank has all of them in memory.
 template <class Dev>
 std::vector<std::vector<typename Dev::X>> gather_units(Zero<Dev> &zero, Comm &comm, const std::vector<Unit> &units) {
     using X = typename Dev::X;
@@ -23,7 +23,7 @@ std::vector<std::vector<typename Dev::X>> gather_units(Zero<Dev> &zero, Comm &co
     return out;
 }
 
-// By global offsets.
+// All parameters by global offset.
 template <class Dev>
 std::vector<float> params_of(Zero<Dev> &zero, const std::vector<std::vector<typename Dev::X>> &gathered,
                              const std::vector<Unit> &units) {
@@ -35,7 +35,7 @@ std::vector<float> params_of(Zero<Dev> &zero, const std::vector<std::vector<type
     return out;
 }
 
-// Writes this rank's parameters, as floats, by global offsets.
+// Writes this rank's parameters to `out`, as floats by global offset.
 template <class Dev> void read_own_floats(Zero<Dev> &zero, std::vector<float> &out) {
     for (size_t b = 0; b < zero.sharding.buckets.size(); b++)
         zero.read_part(b, [&](auto floats, size_t first, size_t n) {

@@ -1,5 +1,5 @@
-// The whole model against transformers: tiny random models of every family, made by golden/make.py in float64, and checks for a model of any
-// device must say of them; and of pairs of answers, by golden/make_preference.py. For test programs that have included models.h.
+// Checks of a whole model on any device against transformers, with tiny random models of each family from golden/make.py in float64, and with
+// pairs of answers from golden/make_preference.py. The test program includes models.h first.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -20,14 +20,14 @@ constexpr const char *golden_families[] = {"llama2",     "llama3",      "llama31
                                            "gemma3",     "gemma3_wide", "qwen3_moe",    "qwen2_moe", "mixtral"};
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
-// Adapters of some of them, made by golden/make_lora.py with PEFT.
+// Adapters of some families, made with PEFT by golden/make_lora.py.
 constexpr const char *golden_adapters[] = {"lora_llama3",  "lora_qwen2", "lora_qwen3",   "lora_mistral",
                                            "lora_phi3",    "lora_olmo2", "lora_mixtral", "lora_gpt2",
                                            "lora_modules", "lora_tied",  "lora_wte"};
 
 struct Golden {
     ModelConfig config;
-    std::string own, dir;  // the golden values; the model, whose directory is not its adapter's
+    std::string own, dir;  // directories of the golden values and of the model; they differ for an adapter
     nlohmann::json expected;
     std::vector<std::vector<int32_t>> documents;
     std::vector<std::vector<uint8_t>> masks;
@@ -47,11 +47,10 @@ struct Golden {
             documents.emplace_back(tokens.begin() + offsets[i], tokens.begin() + offsets[i + 1]);
             masks.emplace_back(mask.begin() + offsets[i], mask.begin() + offsets[i + 1]);
         }
-        const auto all = file.array<float>("logits");
-        logits.assign(all.begin(), all.end());
+        logits = file.array<float>("logits");
     }
 
-    // The same with the auxiliary loss of mixtures of experts.
+    // The same model trained with the auxiliary loss of mixtures of experts.
     Golden balanced() const {
         Golden g = *this;
         g.expected.update(expected["balanced"]);
@@ -59,7 +58,7 @@ struct Golden {
         return g;
     }
 
-    // The logits at a position of the document expected["logits_documents"][j]; null but at every eighth, the last one included.
+    // The logits at a position of the document expected["logits_documents"][j], or null: only every eighth position before the last has some.
     const float *logits_at(size_t j, size_t position) const {
         constexpr size_t stride = 8;
         const auto last = [&](size_t i) { return documents[expected["logits_documents"][i]].size() - 1; };
@@ -96,32 +95,41 @@ template <class Dev> std::vector<float> gradient_of(Decoder<Dev> &model, const T
     return read(model.memory(), zero.gradients.floats + zero.sharding.flat(t.offset), t.count);
 }
 
-template <class Dev> struct Trained {  // a model with weights, ready to step
+struct TrainedOptions {
+    Mode mode = Mode::train;
+    Recompute recompute = Recompute::none;
+    size_t row_tokens = 128, tile_tokens = 0;
+    bool fp8 = false, guards = false, poison = false;
+};
+
+template <class Dev> struct Trained {  // a loaded model, ready to step
     std::unique_ptr<SelfComm> comm = std::make_unique<SelfComm>();
     std::unique_ptr<Mesh> mesh = std::make_unique<Mesh>(*comm, 1);
     std::unique_ptr<Decoder<Dev>> model;
-    Trained(Dev dev, const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, bool guards = false,
-            bool poison = false, bool fp8 = false) {
+    Trained(Dev dev, const Golden &g, const TrainedOptions &o = {}) {
         ModelLimits limits;
-        limits.mode = mode, limits.row_tokens = limits.positions = 128, limits.cache_pages = 16, limits.sequences = 8,
-        limits.sequence_pages = 4, limits.recompute = recompute, limits.fp8 = fp8;
+        limits.mode = o.mode, limits.recompute = o.recompute, limits.fp8 = o.fp8;
+        limits.row_tokens = o.row_tokens, limits.tile_tokens = o.tile_tokens, limits.positions = 128;
+        limits.cache_pages = 16, limits.sequences = 8, limits.sequence_pages = 4;
         model = make_model(dev, g.config, limits);
-        model->allocate(*mesh, guards, poison);
+        model->allocate(*mesh, o.guards, o.poison);
         model->load(weights_of({.config = g.config, .dir = g.dir}), 0);
         if (g.dir != g.own) model->load_adapters(HfWeights(g.own, adapter_files), 0);
     }
-    double loss(const std::vector<Row> &rows) {
-        for (const Row &row : rows) model->evaluate(row);
+    double mean_loss() {  // of the rows since the last call
         const LossSums sums = model->take_sums();
         return sums.nll / sums.targets;
+    }
+    double loss(const std::vector<Row> &rows) {
+        for (const Row &row : rows) model->evaluate(row);
+        return mean_loss();
     }
     double loss_and_gradient(const Golden &g, const std::vector<Row> &rows) {
         model->zero_gradients();
         for (size_t i = 0; g.config.experts.aux_loss_coef > 0 && rows.size() > 1 && i < rows.size(); i++)
             model->count_routing(rows[i], i + 1 == rows.size());
         for (const Row &row : rows) model->accumulate(row, 1 / float(g.targets()), false);
-        const LossSums sums = model->take_sums();
-        return sums.nll / sums.targets;
+        return mean_loss();
     }
     std::vector<float> gradient(const Tensor &t) { return gradient_of(*model, t); }
     std::vector<float> gradient() { return gradient_of(*model); }
@@ -132,14 +140,12 @@ inline void expect_at_most(const char *what, double got, double allowed) {
     EXPECT_LE(got, allowed) << what;
 }
 
-inline void expect_near_relative(const char *what, double got, double want, double allowed) {
-    const double error = std::abs(got - want) / std::abs(want);
-    printf("  %-40s %.2g of %.2g allowed\n", what, error, allowed);
-    EXPECT_LE(error, allowed) << what << ": " << got << " instead of " << want;
+inline void expect_near_relative(const std::string &what, double got, double want, double allowed) {
+    expect_at_most(what.c_str(), std::abs(got - want) / std::abs(want), allowed);
 }
 
 template <class Dev> void expect_loss_entropy_accuracy(Dev dev, const Golden &g) {
-    Trained<Dev> t(dev, g, Recompute::none, Mode::evaluate);
+    Trained<Dev> t(dev, g, {.mode = Mode::evaluate});
     for (const Row &row : g.rows(6)) t.model->evaluate(row);
     const LossSums sums = t.model->take_sums();
     EXPECT_EQ(size_t(sums.targets), g.targets());
@@ -148,12 +154,11 @@ template <class Dev> void expect_loss_entropy_accuracy(Dev dev, const Golden &g)
     EXPECT_NEAR(sums.correct / sums.targets, g.expected["accuracy"].get<double>(), 1e-12);
 }
 
-// Every eighth position's logits, one token at a time through the key/value cache, several documents side by side.
+// The logits of every eighth position from the key/value cache: several documents together, one token at a time after a prompt of four.
 template <class Dev> void expect_logits_through_the_cache(Dev dev, const Golden &g) {
-    Trained<Dev> t(dev, g, Recompute::none, Mode::generate, false, true);
+    Trained<Dev> t(dev, g, {.mode = Mode::generate, .poison = true});
     const std::vector<size_t> which = g.expected["logits_documents"];
-    const size_t V = g.config.V, prompt = 4;
-    const size_t pages = 4;  // of a sequence, as in Trained
+    const size_t V = g.config.V, prompt = 4, pages = 4;  // pages of a sequence, as in Trained
     const auto slot = [&](size_t j, size_t position) {
         return int32_t((j * pages + position / cache_page) * cache_page + position % cache_page);
     };
@@ -202,7 +207,7 @@ inline double sum_of_squares(const std::vector<float> &x) {
     return sum;
 }
 
-// Sums of a tensor's gradient with the signs of make.py.
+// Sums of a tensor's gradient with the random signs of make.py.
 inline std::array<double, 4> signed_sums(const Tensor &t, const std::vector<float> &gradient) {
     std::array<double, 4> sums{};
     for (uint32_t k = 0; k < sums.size(); k++) {
@@ -236,29 +241,29 @@ template <class Dev> void expect_gradients(Dev dev, const Golden &g) {
     printf("  %-40s %.2g of %.2g allowed\n", "tensors' gradients", worst, 1e-4);
 }
 
-// Recomputing, any number of threads, guards behind arrays and poison in dead ones change no bit on the CPU.
-inline void expect_same_bits_by_any_means(const Golden &g) {
-    const auto step = [&](Recompute recompute, int threads, bool guards, bool poison) {
-        Trained<CpuF32> t(make_device<CpuF32>(threads), g, recompute, Mode::train, guards, poison);
+// Recomputation, the number of threads, guards behind arrays and poison in dead arrays change no bit on the CPU.
+inline void expect_same_bits_in_every_way(const Golden &g) {
+    const auto step = [&](const TrainedOptions &o, int threads = 2) {
+        Trained<CpuF32> t(make_device<CpuF32>(threads), g, o);
         t.model->randomise(3);
         const double loss = t.loss_and_gradient(g, g.rows(3));
         t.model->arena().check_guards();
         return std::pair(loss, t.gradient());
     };
-    const auto want = step(Recompute::none, 2, false, false);
-    EXPECT_TRUE(step(Recompute::none, 1, false, true) == want) << "one thread";
-    EXPECT_TRUE(step(Recompute::cheap, 2, false, true) == want) << "cheap";
-    EXPECT_TRUE(step(Recompute::layer, 2, false, true) == want) << "layer";
-    EXPECT_TRUE(step(Recompute::layer, 2, true, false) == want) << "guards";
+    const auto want = step({});
+    EXPECT_TRUE(step({.poison = true}, 1) == want) << "one thread";
+    EXPECT_TRUE(step({.recompute = Recompute::cheap, .poison = true}) == want) << "cheap";
+    EXPECT_TRUE(step({.recompute = Recompute::layer, .poison = true}) == want) << "layer";
+    EXPECT_TRUE(step({.recompute = Recompute::layer, .guards = true}) == want) << "guards";
     if (g.config.lora.dropout > 0) return;
-    Trained<CpuF32> evaluated(make_device<CpuF32>(), g, Recompute::none, Mode::evaluate, false, true);
+    Trained<CpuF32> evaluated(make_device<CpuF32>(), g, {.mode = Mode::evaluate, .poison = true});
     EXPECT_EQ(evaluated.loss(g.rows(3)), want.first) << "poison in an evaluation";
 }
 
-// However the documents are divided into rows.
+// The auxiliary loss and the loads of experts do not depend on the division of documents into rows.
 template <class Dev> void expect_auxiliary_loss(Dev dev, const Golden &g) {
     Trained<Dev> t(dev, g);
-    std::vector<int64_t> loads;  // of the first layer
+    std::vector<int64_t> loads;  // of the first layer's experts
     for (size_t per_row : {6, 2, 1}) {
         t.loss_and_gradient(g, g.rows(per_row));
         const Routing routing = t.model->routing();
@@ -269,14 +274,14 @@ template <class Dev> void expect_auxiliary_loss(Dev dev, const Golden &g) {
     }
 }
 
-// The losses after `steps` AdamW steps.
+// The losses after these numbers of AdamW steps.
 template <class Dev> void expect_losses(Dev dev, const Golden &g, const std::vector<size_t> &steps) {
     Trained<Dev> t(dev, g);
     const auto rows = g.rows(2);
     for (size_t step = 0; step <= steps.back(); step++) {
         const double loss = t.loss_and_gradient(g, rows), norm = t.model->gradient_norm();
         if (std::find(steps.begin(), steps.end(), step) != steps.end())
-            expect_near_relative(format("loss after %zu steps", step).c_str(), loss, g.expected["losses"][step], 2e-4);
+            expect_near_relative(format("loss after %zu steps", step), loss, g.expected["losses"][step], 2e-4);
         AdamW adamw{};
         adamw.lr = 1e-3, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.eps = 1e-8, adamw.weight_decay = 0.1;
         adamw.grad_scale = norm > 1 ? 1 / norm : 1, adamw.step = step + 1;
@@ -284,13 +289,12 @@ template <class Dev> void expect_losses(Dev dev, const Golden &g, const std::vec
     }
 }
 
-// The mean loss of ten thousand targets, so that it is not the luck of a few, and how far single documents are off. The float64
-// model also has the rounded weights.
+// The mean loss of ten thousand targets, and the error of single documents. The float64 model has the same rounded weights.
 template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Golden &g) {
     const auto &theirs = g.expected["bf16"];
     const std::vector<double> exact = theirs["losses"];
     const double n = double(exact.size());
-    Trained<Dev> t(dev, g, Recompute::none, Mode::evaluate);
+    Trained<Dev> t(dev, g, {.mode = Mode::evaluate});
     double want = 0, error = 0, squares = 0;
     for (size_t d = 0; d < exact.size(); d++) {
         const Random random{1, Purpose::test, stream_of("bf16 documents") + uint32_t(d)};
@@ -306,7 +310,7 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
     expect_at_most("bf16, a document's loss, root mean square", std::sqrt(squares), 1.5 * theirs["document_rms"].get<double>());
 }
 
-template <class Dev> void round_weights(Decoder<Dev> &model) {  // of a CPU's model
+template <class Dev> void round_weights(Decoder<Dev> &model) {  // on the CPU
     for (const OptimizerPart &p : model.optimizer_state().parts)
         for (size_t i = 0; i < p.count; i++) {
             const auto params = std::get<Floats<float>>(p.master);
@@ -321,7 +325,7 @@ inline double relative_distance(const std::vector<float> &got, const std::vector
     return std::sqrt(error / sum_of_squares(want));
 }
 
-// The gradient, against our own float one, which equals float64's: expect_gradients. Both have the rounded weights.
+// The gradient, compared with the same model's in float, which expect_gradients compares with float64. Both have the rounded weights.
 template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, CpuF32 cpu, const Golden &g) {
     Trained<CpuF32> exact(cpu, g);
     round_weights(*exact.model);
@@ -333,7 +337,7 @@ template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, 
 
 // ---- pairs of answers -----------------------------------------------------------------------------------------------------------------
 
-// dpo or rm on the golden pairs, as the trainer does it. dpo's reference is not the trained model.
+// dpo or rm on the golden pairs, with the code of the trainer. The reference of dpo is another model.
 template <class Dev> struct GoldenPairs {
     nlohmann::json expected;
     SelfComm comm;
@@ -348,7 +352,7 @@ template <class Dev> struct GoldenPairs {
         run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = "resident";
         if (task == RM) set("score.weight", expected["score"]);
     }
-    // The model in golden/`name`, with this adapter if one is named.
+    // The model golden/`name`, with an adapter if one is given.
     GoldenPairs(Dev dev, const nlohmann::json &expected, const std::string &name, Task task, const std::string &adapter = "")
         : expected(expected), run{program_of(name), task, default_options(task), comm, 1, device_of(dev)} {
         run.model = open_config(run, "test/golden/" + name);
@@ -367,7 +371,7 @@ template <class Dev> struct GoldenPairs {
         return {models_on(dev), [dev] { return make_memory(dev); }};
     }
     void set(const std::string &tensor, const std::vector<float> &values) {
-        size_t begin = 0;  // of the tensor, in the numbering of OptimizerPart
+        size_t begin = 0;  // global offset of the tensor, as in OptimizerPart
         for (const Tensor &t : model->tensors()) {
             for (const OptimizerPart &p : model->optimizer_state().parts)
                 if (t.name == tensor && p.global <= begin && begin < p.global + p.count)
@@ -377,7 +381,7 @@ template <class Dev> struct GoldenPairs {
         model->optimizer_state_loaded();
     }
 
-    // The gradient and the totals of a step of all pairs.
+    // A step of all pairs: computes the gradient and returns the totals.
     PairTotals step() {
         Pairs pairs(run);
         pairs.open(limits, *data, data->size(), nullptr);
@@ -390,11 +394,11 @@ template <class Dev> struct GoldenPairs {
         EXPECT_EQ(pairs.evaluate(*model, *data, samples).loss, totals.loss);
         return totals;
     }
-    // Norm of the gradient of all parameters; its error, if independent of the signs, is the error of the sums.
+    // Compares the loss, the norm of the gradient, and sums of it with random signs, which have the relative error of the gradient.
     void expect_loss(const std::string &name, const PairTotals &totals, const nlohmann::json &want) {
-        expect_near_relative((name + ", loss").c_str(), totals.loss, want["loss"], 1e-5);
+        expect_near_relative(name + ", loss", totals.loss, want["loss"], 1e-5);
         const double norm = want["grad_norm"];
-        expect_near_relative((name + ", gradient norm").c_str(), model->gradient_norm(), norm, 1e-4);
+        expect_near_relative(name + ", gradient norm", model->gradient_norm(), norm, 1e-4);
         std::array<double, 4> sums{};
         size_t count = 0;
         for (const Tensor &t : model->tensors()) {
@@ -407,7 +411,7 @@ template <class Dev> struct GoldenPairs {
             worst = std::max(worst, std::abs(sums[k] - want["projections"][k].get<double>() * std::sqrt(double(count))));
         expect_at_most((name + ", gradient").c_str(), worst / norm, 1e-4);
     }
-    // Rewards, and the share of pairs whose answers they order rightly.
+    // Mean rewards, and the share of pairs whose chosen answer has the larger reward.
     void expect_rewards(const PairTotals &totals, double chosen, double rejected, double accuracy) {
         EXPECT_EQ(totals.pairs, double(data->size()));
         EXPECT_NEAR(totals.chosen_reward / totals.pairs, chosen, 1e-4);
@@ -416,7 +420,7 @@ template <class Dev> struct GoldenPairs {
     }
 };
 
-// Largest error of any, relative to it.
+// The largest relative error.
 inline void expect_logps(const char *what, const std::vector<double> &got, const std::vector<double> &want) {
     ASSERT_EQ(got.size(), want.size());
     double worst = 0;

@@ -1,5 +1,5 @@
-// A communicator whose started collectives are made as late as they may be, when they are waited for: whoever does not wait, or touches their
-// slices before, gets other results.
+// A communicator that runs started collectives as late as possible, in wait(). A caller that does not wait, or accesses their slices before, gets
+// other results.
 #pragma once
 #include "wrapped_comm.h"
 
@@ -32,5 +32,5 @@ class LateComm final : public WrappedComm {
     }
 
     bool late_ = false;
-    std::vector<std::function<void()>> calls_;  // one of each start()
+    std::vector<std::function<void()>> calls_;  // one for each start()
 };

@@ -4,7 +4,7 @@
 //
 #include "models.h"
 
-// These are in the trainers' own units of rehearsals.
+// Instantiated in the trainers' units for rehearsals.
 extern template void Decoder<CpuF32>::rehearse_as<Gpt2>(Touches &, const Calls &);
 extern template void Decoder<CpuBf16>::rehearse_as<Gpt2>(Touches &, const Calls &);
 extern template void Decoder<CpuF32>::rehearse_as<Llama>(Touches &, const Calls &);

@@ -1,4 +1,4 @@
-// The models of both trainers, for test programs. The trainers are compiled once for each program, in models.cpp.
+// The models of both trainers for a test program, which compiles the trainers once, in models.cpp.
 #pragma once
 #include "../llmc/model/decoder.h"
 #include "../llmc/train/run.h"
@@ -7,7 +7,7 @@
 #include "../llmc/ops/kernels.cuh"
 #endif
 
-// Makes the model that the configuration asks for. Dev: CpuF32, CpuBf16; in programs with kernels also CudaF32 and CudaBf16.
+// Creates the model of a configuration. Dev: CpuF32, CpuBf16; with kernels also CudaF32, CudaBf16.
 template <class Dev> std::unique_ptr<Decoder<Dev>> make_model(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
 template <class Dev> ModelFactory models_on(Dev dev) {

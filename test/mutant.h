@@ -1,5 +1,5 @@
-// Included by the compiler in front of every file of the copy that scripts/mutants.py makes. Its environment says which known bug of
-// test/mutants.txt a program has.
+// The compiler includes this file before every file of the copy that scripts/mutants.py makes. The environment variable LLMC_MUTANT is the number
+// of the known bug of test/mutants.txt that a program has.
 #pragma once
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// Prepared data files for tests, written byte by byte as llmc/data/tokens.h describes them, right or wrong as the test wants.
+// Prepared data files, correct or wrong, in the format of llmc/data/tokens.h.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,5 +1,5 @@
-// One model, one step, on many ranks: loss and gradients must equal one rank's, whatever the split. For test programs that have included
-// models.h; their ranks are threads.
+// A step of a model on several ranks, which are threads: loss and gradients equal those of one rank for any split. The test program includes
+// models.h first.
 #pragma once
 #include <array>
 
@@ -13,118 +13,90 @@ struct RankCase {
     int stage;
     size_t micro_steps;
     size_t documents = 24;  // of the step
-    Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of each document's value
+    Task task = SFT;        // dpo, rm: the loss is a function of each document's value
     bool looks = false;     // --debug
     size_t group = 0;       // --zero_group
     size_t experts = 1;     // --expert_parallel
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
-        return format("%s, %zu ranks, %zu x %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps, experts over %zu",
-                      task_name(task), world, world / sp, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps,
-                      experts);
+        return format("%s, %zu ranks in rings of %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps, experts over %zu",
+                      task_name(task), world, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps, experts);
     }
 };
 
-// Every way to split `world` ranks, every mode, every stage, one micro-step and three.
+// All ring sizes of `world` ranks, with every mode and stage, one micro-step and three.
 inline std::vector<RankCase> rank_cases(size_t world) {
     std::vector<RankCase> cases;
-    for (size_t sp = 1; sp <= world; sp++) {
-        if (world % sp) continue;
+    for (size_t sp = 1; sp <= world; sp++)
         for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
             for (int stage : {0, 1, 2, 3})
                 for (size_t micro_steps : {1, 3})
-                    if (sp > 1 || mode == SpMode::ring)
+                    if (world % sp == 0 && (sp > 1 || mode == SpMode::ring))
                         cases.push_back(
                             {world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) % 3 : 6, stage, micro_steps});
-    }
     return cases;
 }
 
-// Every group of several ranks that is smaller than the world, at every stage that divides, with one micro-step and three.
+// Adds cases with groups (0: none) and divided experts, at every stage that allows them, with one micro-step and three.
+inline void add_cases(std::vector<RankCase> &cases, size_t world, size_t sp, size_t group, size_t experts) {
+    for (int stage : {0, 1, 2, 3})
+        for (size_t micro_steps : {1, 3})
+            if (stage > 0 || group == 0) {
+                cases.push_back({world, sp, SpMode::ring, 6, stage, micro_steps});
+                cases.back().group = group, cases.back().experts = experts;
+            }
+}
+
+// Groups of several ranks that are smaller than the world. Some are rings.
 inline std::vector<RankCase> group_cases(size_t world) {
     std::vector<RankCase> cases;
     for (size_t group = 2; group < world; group++)
-        for (int stage : {1, 2, 3})
-            for (size_t micro_steps : {1, 3})
-                if (world % group == 0)
-                    cases.push_back({.world = world,
-                                     .sp = stage == 2 ? group : 1,
-                                     .mode = SpMode::ring,
-                                     .head_stride = 6,
-                                     .stage = stage,
-                                     .micro_steps = micro_steps,
-                                     .group = group});
+        if (world % group == 0) add_cases(cases, world, 1, group, 1);
+    for (RankCase &c : cases)
+        if (c.stage == 2) c.sp = c.group;
     return cases;
 }
 
-// Ways to divide experts: by all ranks and by some, in rings and beside them, within groups; at every stage, with one micro-step and three.
+// Experts divided among all ranks or some, in rings and across them, and in groups.
 inline std::vector<RankCase> expert_cases() {
     std::vector<RankCase> cases;
-    for (const auto &[world, sp, experts, group] : {std::array<size_t, 4>{2, 1, 2, 0},
-                                                    {4, 1, 2, 0},
-                                                    {4, 2, 2, 0},
-                                                    {4, 4, 2, 0},
-                                                    {4, 2, 4, 0},
-                                                    {6, 2, 3, 0},
-                                                    {6, 1, 6, 0},
-                                                    {8, 1, 2, 4},
-                                                    {4, 1, 2, 2}})
-        for (int stage : {0, 1, 2, 3})
-            for (size_t micro_steps : {1, 3})
-                if (stage > 0 || group == 0)
-                    cases.push_back({.world = world,
-                                     .sp = sp,
-                                     .mode = SpMode::ring,
-                                     .head_stride = 6,
-                                     .stage = stage,
-                                     .micro_steps = micro_steps,
-                                     .group = group,
-                                     .experts = experts});
+    const std::array<size_t, 4> splits[] = {{2, 1, 0, 2}, {4, 1, 0, 2}, {4, 2, 0, 2}, {4, 4, 0, 2}, {4, 2, 0, 4},
+                                            {6, 2, 0, 3}, {6, 1, 0, 6}, {8, 1, 4, 2}, {4, 1, 2, 2}};
+    for (const auto &[world, sp, group, experts] : splits) add_cases(cases, world, sp, group, experts);
     return cases;
 }
 
-// A third of them, with every value of each parameter and every pair of a mode with a stage or a number of micro-steps.
+// A third of the cases, with each value of each parameter, and each pair of a mode with a stage or a number of micro-steps.
 inline std::vector<RankCase> third_of(std::vector<RankCase> cases) {
     std::erase_if(cases, [](const RankCase &c) { return (size_t(c.mode) + size_t(c.stage) + c.sp + c.micro_steps) % 3; });
     return cases;
 }
 
-enum RankModel {
-    untied,
-    tied,
-    gpt2,
-    rank_models,
-    adapted,
-    norm_after,
-    experts
-};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout; norm_after: untied with OLMo 2's norms; experts: untied with experts
+// untied, tied: a Llama-like model; adapted: untied with adapters and dropout; norm_after: untied with the norms of OLMo 2; experts: untied with
+// experts
+enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts };
 
-// So that each meets every stage with every number of micro-steps.
+// Successive numbers give each model every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
 
-inline ModelConfig rank_gpt2() {
-    ModelConfig c{};
-    c.family = "gpt2", c.V = 97, c.C = 192, c.L = 2, c.H = c.KV = 24, c.D = 8, c.F = 40;
-    c.max_positions = 128, c.eps = 1e-5f, c.tied = c.qkv_bias = c.o_bias = c.mlp_bias = true;
-    c.gelu = Gelu::tanh;
-    c.window = {0, 0};
-    c.initializer_range = 0.1;
-    return c;
-}
-
-// Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding, a matrix of its own, or a reward model's.
+// Grouped query heads, a sliding window, norms of queries and keys, biases. The head is the embedding, a separate matrix, or that of a reward
+// model.
 inline ModelConfig rank_model(RankModel model, Task task = SFT) {
-    if (model == gpt2) return rank_gpt2();
     ModelConfig c{};
-    c.family = "qwen3", c.V = 97, c.C = 32, c.L = 3, c.H = 24, c.KV = 6, c.D = 8, c.F = 40;
-    c.max_positions = 128, c.eps = 1e-6f, c.tied = c.qkv_bias = model == tied, c.qk_norm = true;
-    c.window = {0, 7, 0};
-    c.rope.theta = 10000;
-    c.initializer_range = 0.2;
-    if (task == RM) c.reward = true, c.tied = false;
+    c.V = 97, c.H = 24, c.D = 8, c.F = 40, c.max_positions = 128;
+    if (model == gpt2) {
+        c.family = "gpt2", c.C = 192, c.L = 2, c.KV = c.H, c.eps = 1e-5f, c.gelu = Gelu::tanh;
+        c.tied = c.qkv_bias = c.o_bias = c.mlp_bias = true;
+        c.window = {0, 0}, c.initializer_range = 0.1;
+        return c;
+    }
+    c.family = "qwen3", c.C = 32, c.L = 3, c.KV = 6, c.eps = 1e-6f, c.qk_norm = true;
+    c.tied = model == tied && task != RM, c.qkv_bias = model == tied, c.reward = task == RM;
+    c.window = {0, 7, 0}, c.rope.theta = 10000, c.initializer_range = 0.2;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
-    if (model == experts)  // the first layer has none, and so less to gather than the third, which takes its array
+    if (model ==
+        experts)  // the first layer has none, so at stage 3 it gathers fewer weights than the third, which uses the same buffer
         c.experts = {.number = 12,
                      .chosen = 3,
                      .F = 24,
@@ -138,7 +110,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
 
 inline constexpr size_t rank_documents[] = {1, 40, 3, 17, 1, 64, 29, 5, 90, 12, 2, 33, 8, 1, 50, 21, 70, 4, 19, 1, 44, 6, 11, 27};
 
-// The first documents, dealt to `rows` rows.
+// The first `count` documents, dealt to `rows` rows.
 inline std::vector<Row> rank_rows(size_t rows, size_t count) {
     std::vector<std::vector<std::vector<int32_t>>> documents(rows);
     std::vector<std::vector<std::vector<uint8_t>>> masks(rows);
@@ -158,13 +130,13 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
 }
 
 struct RankResult {
-    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after updates
-    std::vector<float> gradient, moments;      // (elements) in the order of the table; moments: AdamW's m, or Muon's
+    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after the updates
+    std::vector<float> gradient, moments;      // (elements) in the order of the table; moments: m of AdamW or Muon
     std::vector<Tensor> table;                 // without padding
-    Payload sent;                              // by all ranks, in the first step
+    Payload sent;                              // by all ranks in the first step
 };
 
-// So that B is not 0, and A has a gradient.
+// Fills B with random values, because A has no gradient if B is 0.
 template <class Dev> void fill_adapters(Decoder<Dev> &model, const ShardRanks &ranks) {
     auto &zero = model.parameters();
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
@@ -178,13 +150,14 @@ template <class Dev> void fill_adapters(Decoder<Dev> &model, const ShardRanks &r
     zero.gather(ranks);
 }
 
-// One step of one rank; every rank writes its part of the result, which ranks that are threads share. change(limits) may change what changes no bit.
+// The step of one rank. Each rank writes its part of `result`, which the threads share. change(limits) sets options that must not change a bit.
 template <class Dev>
 void rank_step(
     Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
     const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     const ModelConfig config = rank_model(model_of_case, c.task);
-    const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
+    const size_t dp = c.world / c.sp,
+                 row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one ring has an empty row
     const auto rows = rank_rows(row_count, c.documents);
     std::vector<double> costs;
     size_t targets = 0, longest = 0;
@@ -196,9 +169,10 @@ void rank_step(
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage, limits.ranks.zero_group = c.group;
     limits.ranks.expert_parallel = c.experts;
-    limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
+    limits.ranks.flops = 1e8,
+    limits.ranks.bandwidth = 1e6;  // for these rates rows of this size also get other layouts than contiguous
     limits.neftune_alpha = 5;
-    limits.ranks.bucket_bytes = 4096;  // at stage 2 the head's gradient is made in parts
+    limits.ranks.bucket_bytes = 4096;  // the head has several buckets
     change(limits);
     Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
@@ -210,7 +184,7 @@ void rank_step(
     if (c.looks) model.trace().detect_anomaly();
 
     const auto own = deal_rows(costs, dp)[size_t(mesh.dp_rank)];
-    // The sum over the values of log(1 + (value - 5)^2), by the number of documents: no slope vanishes, and none is another's.
+    // The mean over the documents of log(1 + (value - 5)^2), whose derivatives are all different and not 0.
     const auto loss_of_values = [&] {
         double sum = 0;
         for (size_t i = 0; i < own.size(); i++) {
@@ -250,11 +224,11 @@ void rank_step(
             };
             std::visit(copy, zero.gradients.at(s));
         }
-    // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0. Two
-    // updates, so that moments are not 0 before the last one.
+    // An epsilon far above the rounding of gradients makes the update a smooth function of them, even of sums that cancel to about 0. The second
+    // update begins with moments other than 0.
     for (size_t step : {1, 2}) {
         model.update({5e-3, 0.9, 0.95, 1e-5, 0.1, 1 / norm, step});
-        const OptimizerState state = model.optimizer_state();  // read after each update, as by checkpoints
+        const OptimizerState state = model.optimizer_state();  // checkpoints read it after an update
         for (const OptimizerPart &part : state.parts) {
             state.open(part);
             const auto m = std::visit([&](auto m) { return read_floats(model.memory(), m, part.count); }, part.m);
@@ -281,7 +255,7 @@ template <class Dev> RankResult one_rank(Dev dev, RankModel model, Task task = S
     return result;
 }
 
-// In float: loss within 1e-6, every tensor's gradient within 1e-5 of its norm or, if that is more, of 1e-3 of the global norm.
+// Bounds for float: loss 1e-6, gradient of a tensor 1e-5 of its norm, or of 1e-3 of the global norm if that is larger.
 inline void check_rank_result(const std::string &what, const RankResult &got, const RankResult &want) {
     SCOPED_TRACE(what);
     EXPECT_NEAR(got.loss, want.loss, 1e-6 * want.loss);

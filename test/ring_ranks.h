@@ -1,4 +1,4 @@
-// Attention over a ring of ranks that are threads, on the CPU and of the kernels: the rows of a problem are dealt, and results put together.
+// Attention over a ring of ranks that are threads, on the CPU or with kernels: deals the rows to the ranks and collects the results.
 #pragma once
 #include "../llmc/parallel/ring.h"
 #include "reference_attention.h"
@@ -23,7 +23,7 @@ template <class X> struct RingResult {
     Payload payload;  // of all ranks
 };
 
-// n values, NaN at first, and some behind the end that nobody may touch
+// n values, initially NaN, and guards behind them
 template <template <class> class Array, class T> struct Guarded {
     static constexpr size_t guard = 64;
     size_t n;
@@ -39,7 +39,7 @@ template <template <class> class Array, class T> struct Guarded {
     }
 };
 
-// One rank's share: copies its rows in, runs both passes, copies the results into their places of `all`, which ranks share.
+// One rank: copies its rows in, runs both passes, and copies the results to their places in `all`, which the ranks share.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split, const AttentionCase &a,
               const AttentionValues<X> &in, RingResult<X> &all, Payload &payload) {
@@ -67,7 +67,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
             ring_attention_backward(dev, ring, qkv.data(), AttentionGrads{dq.data(), dk.data(), dv.data()}, delta.data(),
                                     scratch.data(), inputs, out.data(), dout.data(), lse.data(), buffers);
         else ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), inputs, buffers);
-        comm.barrier();  // nobody reads these buffers any more
+        comm.barrier();  // no rank still reads these buffers
         values.values(), floats.values();
     }
     for (auto *x : {&out32, &dq, &dk, &dv, &delta}) x->values();
@@ -82,7 +82,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
     if (c.mode == SpMode::ulysses) std::copy(got_lse.begin(), got_lse.end(), all.result.lse.begin() + comm.rank * long(H * T));
 }
 
-// with_device(host, f) calls f with this rank's device and the communicator for slices there.
+// with_device(host, f) calls f with the device of this rank and the communicator for slices on it.
 template <template <class> class Array, class X, class WithDevice>
 RingResult<X> run_ring(const RingCase &c, const AttentionCase &a, const AttentionValues<X> &in, WithDevice with_device) {
     const LayerKind kinds[] = {{a.window, 1}};

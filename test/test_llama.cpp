@@ -1,4 +1,4 @@
-// The whole model on the CPU against transformers: golden.h.
+// Whole models on the CPU, compared with transformers (golden.h).
 #include "models.h"
 
 #include <filesystem>
@@ -6,13 +6,7 @@
 #include "check.h"
 #include "golden.h"
 
-namespace {
-
-Trained<CpuF32> trained(const Golden &g, Mode mode = Mode::train) { return {make_device<CpuF32>(), g, Recompute::none, mode}; }
-
 struct Goldens : testing::TestWithParam<const char *> {};
-
-}  // namespace
 
 TEST_P(Goldens, LossEntropyAccuracy) { expect_loss_entropy_accuracy(make_device<CpuF32>(), Golden(GetParam())); }
 TEST_P(Goldens, Gradients) { expect_gradients(make_device<CpuF32>(), Golden(GetParam())); }
@@ -22,7 +16,7 @@ TEST_P(Goldens, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(
 TEST_P(Goldens, Bf16GradientAsGoodAsTransformers) {
     expect_bf16_gradient_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), Golden(GetParam()));
 }
-TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) { expect_same_bits_by_any_means(Golden(GetParam())); }
+TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) { expect_same_bits_in_every_way(Golden(GetParam())); }
 TEST_P(Goldens, Preferences) { expect_preferences(make_device<CpuF32>(), GetParam()); }
 TEST_P(Goldens, RewardModel) { expect_reward_model(make_device<CpuF32>(), GetParam()); }
 
@@ -34,10 +28,10 @@ TEST_P(Mixtures, GradientsWithAuxiliaryLoss) { expect_gradients(make_device<CpuF
 TEST_P(Mixtures, LossesOfTenStepsWithAuxiliaryLoss) { expect_losses(make_device<CpuF32>(), g, {5, 10}); }
 INSTANTIATE_TEST_SUITE_P(Families, Mixtures, testing::Values("qwen3_moe", "qwen2_moe", "mixtral"), family_name);
 
-// The first products of a step overwrite the gradients that they find, and all others are cleared before.
+// The first products of a step overwrite the old gradients; all other gradients are cleared.
 TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     const Golden g(GetParam());
-    Trained<CpuF32> t = trained(g);
+    Trained<CpuF32> t(make_device<CpuF32>(), g);
     Zero<CpuF32> &zero = t.model->parameters();
     const auto step = [&](const std::vector<Row> &rows) {
         std::fill_n(zero.gradients.floats, zero.sharding.count, NAN);
@@ -54,7 +48,7 @@ TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     EXPECT_EQ(step({Row{}}), std::vector<float>(gradients.size()));
 }
 
-// Rows of several tiles of the feed-forward, the last of them not full. Two rows, so that the second adds to the gradients of the first.
+// Rows of several tiles of the feed-forward network, the last one incomplete. The second row adds to the gradients of the first.
 template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g, bool fp8 = false) {
     const size_t run = matmul_run(dev), tokens = 2 * run + 192;
     std::vector<std::vector<int32_t>> documents;
@@ -63,37 +57,24 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g, b
         documents.push_back(g.documents[i]), masks.push_back(g.masks[i]);
     const Row row = make_row(documents, masks);
     ASSERT_GT(row.T, 2 * run);
-    SelfComm comm;
-    Mesh mesh(comm, 1);
-    const auto step = [&](Recompute recompute, size_t tile, bool guards, bool poison, bool examined = false) {
-        ModelLimits limits;
-        limits.row_tokens = tokens, limits.positions = 128, limits.recompute = recompute, limits.tile_tokens = tile,
-        limits.fp8 = fp8;
-        const auto model = make_model(dev, g.config, limits);
-        model->allocate(mesh, guards, poison);
-        model->load(HfWeights(g.dir), 0);
-        if (examined) model->trace().detect_anomaly();
-        model->zero_gradients();
-        for (size_t i = 0; i < 2; i++) model->accumulate(row, 1e-3f, i == 1);
-        model->arena().check_guards();
-        EXPECT_EQ(model->trace().anomaly().what, "");
-        return std::pair(model->take_sums().nll, gradient_of(*model));
+    const auto step = [&](TrainedOptions o, bool examined = false) {
+        o.row_tokens = tokens, o.fp8 = fp8;
+        Trained<Dev> t(dev, g, o);
+        if (examined) t.model->trace().detect_anomaly();
+        t.model->zero_gradients();
+        for (bool last : {false, true}) t.model->accumulate(row, 1e-3f, last);
+        t.model->arena().check_guards();
+        EXPECT_EQ(t.model->trace().anomaly().what, "");
+        return std::pair(t.mean_loss(), t.gradient());
     };
-    const auto whole = step(Recompute::none, 0, false, false);
-    EXPECT_TRUE(step(Recompute::layer, 4 * run, false, true) == whole) << "one tile";
-    EXPECT_TRUE(step(Recompute::layer, 0, false, true) == whole) << "tiles of one run";
-    EXPECT_TRUE(step(Recompute::layer, run + 1, false, true) == whole) << "tiles of two runs";
-    EXPECT_TRUE(step(Recompute::layer, 0, true, false) == whole) << "guards";
-    EXPECT_TRUE(step(Recompute::layer, 0, false, false, true) == whole) << "anomalies are looked for";
-    EXPECT_TRUE(step(Recompute::cheap, 0, false, true) == whole) << "cheap";
-
-    ModelLimits limits;
-    limits.mode = Mode::evaluate, limits.row_tokens = tokens, limits.positions = 128, limits.fp8 = fp8;
-    const auto model = make_model(dev, g.config, limits);
-    model->allocate(mesh, false, true);
-    model->load(HfWeights(g.dir), 0);
-    for (size_t i = 0; i < 2; i++) model->evaluate(row);
-    EXPECT_EQ(model->take_sums().nll, whole.first);
+    const auto whole = step({});
+    for (size_t tile : {4 * run, size_t(0), run + 1})  // one tile, tiles of one run, of two
+        EXPECT_TRUE(step({.recompute = Recompute::layer, .tile_tokens = tile, .poison = true}) == whole) << tile;
+    EXPECT_TRUE(step({.recompute = Recompute::layer, .guards = true}) == whole) << "guards";
+    EXPECT_TRUE(step({.recompute = Recompute::layer}, true) == whole) << "with a search for anomalies";
+    EXPECT_TRUE(step({.recompute = Recompute::cheap, .poison = true}) == whole) << "cheap";
+    Trained<Dev> evaluated(dev, g, {.mode = Mode::evaluate, .row_tokens = tokens, .fp8 = fp8, .poison = true});
+    EXPECT_EQ(evaluated.loss({row, row}), whole.first);
 }
 
 TEST(Tiles, ChangeNoBit) {
@@ -103,12 +84,13 @@ TEST(Tiles, ChangeNoBit) {
     expect_tiles_change_no_bit(make_device<CpuBf16>(), Golden("llama_bias"), true);
 }
 
-// To first order errors are in proportion to roundings. Those to e4m3 are 16 times those to bf16, which transformers makes of the same numbers, and of others.
-TEST(Fp8Model, GradientsAreAsFarOffAsRoundingsAre) {
+// To first order, errors are proportional to roundings. Roundings to e4m3 are 16 times those to bf16. FP8 rounds the same operands as
+// transformers in bf16, which also rounds other values.
+TEST(Fp8Model, ErrorsOfGradientsAreProportionalToRoundings) {
     for (const char *family : {"qwen3", "gpt2"}) {
         const Golden g(family);
         const auto gradient = [&](bool fp8) {
-            Trained<CpuF32> t(make_device<CpuF32>(), g, Recompute::none, Mode::train, false, false, fp8);
+            Trained<CpuF32> t(make_device<CpuF32>(), g, {.fp8 = fp8});
             t.loss_and_gradient(g, g.rows(3));
             return t.gradient();
         };
@@ -119,10 +101,10 @@ TEST(Fp8Model, GradientsAreAsFarOffAsRoundingsAre) {
     }
 }
 
-TEST(Fp8Model, GenerationIsNotRounded) {
+TEST(Fp8Model, GenerationDoesNotUseFp8) {
     const Golden g("qwen3");
     const auto logits = [&](bool fp8) {
-        Trained<CpuF32> t(make_device<CpuF32>(), g, Recompute::none, Mode::train, false, false, fp8);
+        Trained<CpuF32> t(make_device<CpuF32>(), g, {.fp8 = fp8});
         const Row row = make_row({g.documents[3]});
         t.model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
         return t.model->generator().logits();
@@ -132,7 +114,7 @@ TEST(Fp8Model, GenerationIsNotRounded) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
 
-// A sweep's cached values of the reference, read by the next run, equal the model's, as floats.
+// The values of the reference from a sweep, and from its cache in the next run, equal the model's as floats.
 TEST(Reference, PrecomputedEqualsResident) {
     GoldenPairs<CpuF32> t(make_device<CpuF32>(), "qwen3", DPO);
     const std::string cache = testing::TempDir() + "llmc_reference_" + std::to_string(getpid());

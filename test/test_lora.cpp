@@ -1,4 +1,4 @@
-// Adapters: the adapted model against PEFT (golden.h, golden/make_lora.py), frozen weights, files, and refusals.
+// Adapters: adapted models compared with PEFT (golden.h, golden/make_lora.py), frozen weights, files, refusals.
 #include "models.h"
 
 #include "../llmc/ops/quantise.h"
@@ -10,12 +10,12 @@ namespace {
 
 struct AdapterGoldens : TemporaryDirectory, testing::WithParamInterface<const char *> {
     const Golden g{GetParam()};
-    Golden dropping() const {  // the same adapter, with dropout, which those of experts do not have
+    Golden with_dropout() const {  // which adapters of experts do not have
         Golden out = g;
         out.config.lora.dropout = g.config.experts.number ? 0 : 0.3;
         return out;
     }
-    Trained<CpuF32> trained() { return {make_device<CpuF32>(), g}; }
+    Trained<CpuF32> trained() const { return {make_device<CpuF32>(), g}; }
 };
 
 ModelConfig config_of(const std::string &name) {
@@ -32,42 +32,40 @@ TEST_P(AdapterGoldens, LogitsThroughTheCache) { expect_logits_through_the_cache(
 TEST_P(AdapterGoldens, Gradients) { expect_gradients(make_device<CpuF32>(), g); }
 TEST_P(AdapterGoldens, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), g, {1, 5, 10}); }
 
-// Against our own gradient in float, of the same weights, as far as PEFT's in bf16 is from its own.
+// The distance to the gradient in float, relative to that of PEFT in bf16.
 TEST_P(AdapterGoldens, Bf16GradientAsGoodAsPeft) {
     expect_bf16_gradient_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), g);
 }
 
 TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
-    expect_same_bits_by_any_means(g);
-    if (dropping().config.lora.dropout > 0) expect_same_bits_by_any_means(dropping());
+    expect_same_bits_in_every_way(g);
+    if (with_dropout().config.lora.dropout > 0) expect_same_bits_in_every_way(with_dropout());
 }
 
-// Dropout changes the loss, by the step; packing documents into other rows changes only the order of sums.
+// Dropout depends on the step and on the document. Another packing of documents into rows only changes the order of sums.
 TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
-    if (dropping().config.lora.dropout == 0) return;
-    Trained<CpuF32> t(make_device<CpuF32>(), dropping());
+    if (with_dropout().config.lora.dropout == 0) return;
+    Trained<CpuF32> t(make_device<CpuF32>(), with_dropout());
     const auto loss = [&](std::optional<uint64_t> key, size_t per_row) {
         std::vector<Row> rows = g.rows(per_row);
         for (size_t r = 0; r < rows.size(); r++)
             for (size_t i = 0; i < rows[r].documents.size(); i++) rows[r].documents[i] = r * per_row + i;
         t.model->randomise(key);
-        const double loss = t.loss_and_gradient(g, rows);
-        return std::pair(loss, t.model->gradient_norm());
+        return t.loss_and_gradient(g, rows);
     };
-    const auto [plain, plain_norm] = loss({}, 6);
+    const double plain = loss({}, 6), first = loss(1, 6), norm = t.model->gradient_norm();
     expect_near_relative("loss without dropout", plain, g.expected["loss"], 1e-5);
-    const auto [first, norm] = loss(1, 6);
     EXPECT_GT(std::abs(first - plain), 1e-4);
-    EXPECT_NE(loss(2, 6).first, first);
+    EXPECT_NE(loss(2, 6), first);
     for (size_t per_row : {1, 2, 3}) {
-        expect_near_relative("loss, packed otherwise", loss(1, per_row).first, first, 1e-6);
-        expect_near_relative("gradient norm, packed otherwise", loss(1, per_row).second, norm, 1e-5);
+        expect_near_relative("loss, other rows", loss(1, per_row), first, 1e-6);
+        expect_near_relative("gradient norm, other rows", t.model->gradient_norm(), norm, 1e-5);
     }
 }
 
-// The gradient under dropout, by finite differences along itself: the same masks forward and backward.
+// The slope of the loss along the gradient, by finite differences: both passes drop the same values.
 TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
-    Trained<CpuF32> t(make_device<CpuF32>(), dropping());
+    Trained<CpuF32> t(make_device<CpuF32>(), with_dropout());
     t.model->randomise(1);
     const auto rows = g.rows(6);
     t.loss_and_gradient(g, rows);
@@ -81,27 +79,26 @@ TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
     expect_near_relative("slope", (loss_at(h) - loss_at(-h)) / (2 * h), squares, 2e-3);
 }
 
-// B = 0: the adapted model is its base, bit for bit, and A has no gradient.
+// New adapters have B = 0: the adapted model has the bits of its base, and A has no gradient. The reference of dpo is the base of trained adapters.
 TEST_P(AdapterGoldens, BeginsAsItsBase) {
-    Golden base = g, fresh = g;
-    base.config.lora = {}, fresh.own = fresh.dir;
-    Trained<CpuF32> t(make_device<CpuF32>(), fresh),
-        of_base(make_device<CpuF32>(), Golden(g.expected["base"].get<std::string>()));
-    EXPECT_EQ(t.model->evaluate(g.rows(6)[0]), of_base.model->evaluate(g.rows(6)[0]));
+    Golden fresh = g;
+    fresh.own = fresh.dir;
+    const Row row = g.rows(6)[0];
+    Trained<CpuF32> t(make_device<CpuF32>(), fresh), base(make_device<CpuF32>(), Golden(g.expected["base"].get<std::string>())),
+        filled = trained();
+    const auto want = base.model->evaluate(row);
+    EXPECT_EQ(t.model->evaluate(row), want);
     t.model->take_sums();
     t.loss_and_gradient(g, g.rows(6));
-    for (const Tensor &tensor : t.model->tensors()) {
+    for (const Tensor &tensor : t.model->tensors())
         EXPECT_EQ(sum_of_squares(t.gradient(tensor)) > 0, tensor.init != Tensor::lora_a) << tensor.name;
-    }
-    Trained<CpuF32> filled = trained();
-    const auto reference = of_base.model->evaluate(g.rows(6)[0]);
-    EXPECT_NE(filled.model->evaluate(g.rows(6)[0]), reference);
+    EXPECT_NE(filled.model->evaluate(row), want);
     filled.model->take_sums();
-    EXPECT_EQ(filled.model->evaluate_base(g.rows(6)[0]), reference);
+    EXPECT_EQ(filled.model->evaluate_base(row), want);
     EXPECT_EQ(filled.model->take_sums().targets, 0);
 }
 
-// Nor does the plan have gradients or moments of what is frozen.
+// The plan has no gradients and moments of frozen tensors.
 TEST_P(AdapterGoldens, OnlyAdaptersAreTrained) {
     const Trained<CpuF32> t = trained();
     size_t parameters = 0;
@@ -114,8 +111,8 @@ TEST_P(AdapterGoldens, OnlyAdaptersAreTrained) {
             }
 }
 
-// Ours to PEFT's format and back, bit for bit.
-TEST_P(AdapterGoldens, FilesComeBack) {
+// Adapters written in PEFT's format equal those read, bit for bit.
+TEST_P(AdapterGoldens, FilesKeepTheirBits) {
     Trained<CpuF32> t = trained();
     t.model->save(dir, "F32");
     write_lora(dir, g.config, g.dir);
@@ -156,7 +153,7 @@ TEST(Adapters, RewardModelEqualsPeft) {
 namespace {
 
 struct AdapterFiles : TemporaryDirectory {
-    // The error for the configuration of lora_llama3's adapter with these changes, or "no error".
+    // The error for the adapter_config.json of lora_llama3 with these changes, or "no error".
     std::string refusal_of(const nlohmann::json &changes, const std::string &base = "llama3") const {
         nlohmann::json config = read_json("test/golden/lora_llama3/adapter_config.json");
         config.update(changes);
@@ -164,11 +161,24 @@ struct AdapterFiles : TemporaryDirectory {
         bool reward;
         return error_of([&] { read_lora(dir, config_of(base), reward); });
     }
+    // The adapter_config.json written for these targets. Expects the same modules when it is read.
+    nlohmann::json written(const std::string &base, const std::vector<std::string> &targets, size_t modules) const {
+        ModelConfig config = config_of(base);
+        config.lora = {.rank = 2, .alpha = 3, .targets = targets};
+        write_lora(dir, config, "base");
+        bool reward;
+        ModelConfig again = config;
+        again.lora = read_lora(dir, config, reward);
+        const auto want = adapted_modules(config);
+        EXPECT_EQ(want.size(), modules);
+        EXPECT_TRUE(std::ranges::equal(adapted_modules(again), want, {}, &LinearModule::name, &LinearModule::name));
+        return read_json(dir + "/adapter_config.json");
+    }
 };
 
 }  // namespace
 
-TEST_F(AdapterFiles, WhatWeDoNotHaveIsRefusedByName) {
+TEST_F(AdapterFiles, UnsupportedFieldsAreRefused) {
     EXPECT_EQ(refusal_of(nlohmann::json::object()), "no error");
     const std::pair<nlohmann::json, const char *> wrong[] = {
         {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
@@ -202,31 +212,21 @@ TEST_F(AdapterFiles, WhatWeDoNotHaveIsRefusedByName) {
     for (const auto &[changes, message] : wrong_of_experts) expect_contains(refusal_of(changes, "mixtral"), {message});
 }
 
-// What PEFT finds all modules by, with transformers 5: the experts by names of layers, or of parameters; the shared expert and dense layers by their own.
+// Names by which PEFT finds all modules with transformers 5: experts by names of layers or of parameters, the shared expert and dense layers by
+// their own names.
 TEST_F(AdapterFiles, NamesOfMixtures) {
     const std::vector<std::string> feed_forward = {"gate_proj", "up_proj", "down_proj"};
-    const auto written = [&](const char *base, std::vector<std::string> targets) {
-        ModelConfig config = config_of(base);
-        config.lora = {.rank = 2, .alpha = 3, .targets = targets};
-        write_lora(dir, config, "base");
-        bool reward;
-        ModelConfig again = config;
-        again.lora = read_lora(dir, config, reward);
-        EXPECT_TRUE(
-            std::ranges::equal(adapted_modules(again), adapted_modules(config), {}, &LinearModule::name, &LinearModule::name));
-        return read_json(dir + "/adapter_config.json");
-    };
-    const auto qwen3 = written("qwen3_moe", feed_forward), qwen2 = written("qwen2_moe", feed_forward);
+    const auto qwen3 = written("qwen3_moe", feed_forward, 4), qwen2 = written("qwen2_moe", feed_forward, 5);
     EXPECT_EQ(qwen3["target_modules"], nlohmann::json(feed_forward));
     EXPECT_TRUE(qwen3["target_parameters"].is_null());
     EXPECT_EQ(qwen2["target_modules"], nlohmann::json(feed_forward));
     EXPECT_EQ(qwen2["target_parameters"], (nlohmann::json{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}));
     EXPECT_EQ(qwen2["rank_pattern"], (nlohmann::json{{R"(.*\.gate_up_proj)", 4}}));
     EXPECT_EQ(qwen2["alpha_pattern"], (nlohmann::json{{R"(.*\.gate_up_proj)", 6}}));
-    const auto shared = written("qwen2_moe", {"shared_expert.down_proj", "v_proj"});
+    const auto shared = written("qwen2_moe", {"shared_expert.down_proj", "v_proj"}, 2);
     EXPECT_EQ(shared["target_modules"], (nlohmann::json{"v_proj", "mlp.shared_expert.down_proj"}));
     EXPECT_EQ(shared["rank_pattern"], nlohmann::json::object());
-    written("qwen2_moe", {"experts.gate_proj", "experts.up_proj"}), written("mixtral", {"all-linear", "w2"});
+    written("qwen2_moe", {"experts.gate_proj", "experts.up_proj"}, 1), written("mixtral", {"all-linear", "w2"}, 5);
 }
 
 TEST_F(AdapterFiles, TargetsByAnExpression) {
@@ -237,23 +237,17 @@ TEST_F(AdapterFiles, TargetsByAnExpression) {
     EXPECT_EQ(refusal_of({{"target_modules", R"(.*\.(q|v)_proj)"}}), "no error");
 }
 
-// PEFT's names and layout of GPT-2. Its c_proj are two, and both are meant if neither says of which half it is.
+// PEFT's names and layout of GPT-2. It has two modules c_proj; the name alone selects both.
 TEST_F(AdapterFiles, NamesOfGpt2) {
-    const auto targets_of = [&](const std::vector<std::string> &targets) {
-        ModelConfig config = config_of("gpt2");
-        config.lora = {.rank = 2, .targets = targets};
-        write_lora(dir, config, "base");
-        const nlohmann::json written = read_json(dir + "/adapter_config.json");
-        EXPECT_EQ(written["fan_in_fan_out"], true);
-        bool reward;
-        config.lora = read_lora(dir, config, reward);
-        EXPECT_EQ(adapted_modules(config).size(), targets.size() == 1 && targets[0] == "all-linear" ? 4 : 2);
-        return written["target_modules"].get<std::vector<std::string>>();
-    };
-    using Names = std::vector<std::string>;
-    EXPECT_EQ(targets_of({"all-linear"}), (Names{"c_attn", "c_proj", "c_fc"}));
-    EXPECT_EQ(targets_of({"c_proj"}), (Names{"c_proj"}));
-    EXPECT_EQ(targets_of({"mlp.c_proj", "c_attn"}), (Names{"c_attn", "mlp.c_proj"}));
+    const std::tuple<std::vector<std::string>, size_t, nlohmann::json> rows[] = {
+        {{"all-linear"}, 4, {"c_attn", "c_proj", "c_fc"}},
+        {{"c_proj"}, 2, nlohmann::json::array({"c_proj"})},
+        {{"mlp.c_proj", "c_attn"}, 2, nlohmann::json::array({"c_attn", "mlp.c_proj"})}};
+    for (const auto &[targets, modules, names] : rows) {
+        const nlohmann::json config = written("gpt2", targets, modules);
+        EXPECT_EQ(config["fan_in_fan_out"], true);
+        EXPECT_EQ(config["target_modules"], names);
+    }
     expect_contains(refusal_of({{"fan_in_fan_out", false}}, "gpt2"), {"fix: an adapter of this model"});
 }
 
@@ -264,7 +258,7 @@ TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
 
 // ---- a quantised base -----------------------------------------------------------------------------------------------------------------
 
-// Writes the model in `from` with the matrices of its layers rounded by storage in `bits` bits.
+// Writes the model in `from` to `to`, with the matrices of its layers quantised to `bits` bits and back.
 static void write_quantised_values(const std::string &from, const std::string &to, const ModelConfig &config, int bits) {
     const HfWeights weights(from);
     std::vector<TensorSpec> specs = weights.tensors();
@@ -279,7 +273,7 @@ static void write_quantised_values(const std::string &from, const std::string &t
             for (size_t i = 0; i < copies(config, m); i++) found |= spec.name.ends_with("." + copy_name(m, i) + ".weight");
             return found;
         });
-        if (of_layer && config.gpt2()) {  // its files have (in, out)
+        if (of_layer && config.gpt2()) {  // (in, out) in its files
             const size_t IC = spec.shape[0], OC = spec.shape[1];
             w = transposed(w, IC, OC, 0, w.size());
             w = transposed(values_of(bits, quantise(bits, w, IC), OC, IC), OC, IC, 0, w.size());
@@ -303,7 +297,7 @@ TEST_P(AdapterGoldens, QuantisedBaseHasTheBitsOfItsValues) {
         expect_near_relative("loss", want, g.expected["loss"], bits == 4 ? 0.1 : 0.01);
         EXPECT_NE(want, g.expected["loss"].get<double>());
         for (const auto &[recompute, poison] : {std::pair{Recompute::none, false}, {Recompute::layer, true}}) {
-            Trained<CpuF32> of_bits(make_device<CpuF32>(), quantised, recompute, Mode::train, false, poison);
+            Trained<CpuF32> of_bits(make_device<CpuF32>(), quantised, {.recompute = recompute, .poison = poison});
             EXPECT_EQ(of_bits.loss_and_gradient(g, g.rows(3)), want);
             for (const Tensor &t : of_bits.model->tensors()) EXPECT_EQ(of_bits.gradient(t), of_floats.gradient(t)) << t.name;
         }

@@ -1,4 +1,4 @@
-// Muon against torch.optim.Muon, by matrices that golden/make_muon.py has made.
+// Muon compared with torch.optim.Muon, on the matrices of golden/make_muon.py.
 #include "../llmc/core/json.h"
 #include "../llmc/parallel/optimizer.h"
 #include "reference_muon.h"
@@ -12,7 +12,7 @@ std::vector<double> joined(const nlohmann::json &matrices, const char *name) {
     return out;
 }
 
-// All matrices, which are one layer, after the golden's steps.
+// The matrices, as one layer, after all steps.
 template <class X> std::vector<double> updated(const nlohmann::json &golden) {
     std::vector<Tensor> table;
     size_t count = 0, steps = 0;
@@ -49,8 +49,8 @@ template <class X> std::vector<double> updated(const nlohmann::json &golden) {
 
 }  // namespace
 
-// With float parameters the comparison allows their rounding, twice a step; float's roundings in the iteration are 2^-16 of bf16's. In bf16 the updates may
-// err as much as torch's own, or half as much again.
+// Float parameters are rounded twice a step, and the roundings of the iteration in float are 2^-16 of those in bf16. In bf16 the allowed error is
+// 1.5 times that of torch.
 TEST(MuonGolden, EqualsTorch) {
     const auto golden = read_json("test/golden/muon.json");
     const auto want = joined(golden["matrices"], "updated"), start = joined(golden["matrices"], "start");

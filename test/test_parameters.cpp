@@ -1,5 +1,4 @@
-// What comes into the parameters, and goes out, where that is not as the file has it: a language model that becomes a reward model, bf16,
-// transposed tensors.
+// Loading and saving parameters: in float and bf16, transposed tensors, and a reward model made from a language model.
 #include "../llmc/model/parameters.h"
 
 #include <bit>
@@ -12,14 +11,14 @@ namespace fs = std::filesystem;
 
 static constexpr size_t C = 50;
 
-// A bucket of rows and a small one; a head that is not the last tensor. By global offsets.
+// A bucket of rows and a small bucket; the head is not the last tensor.
 static const std::vector<Tensor> table = {{"embed", {7, C}, Tensor::normal, true, 0, 7 * C},
                                           {"score.weight", {1, C}, Tensor::score, true, 7 * C, C},
                                           {"norm", {C}, Tensor::ones, false, 8 * C, C},
                                           {"conv", {6, C / 2}, Tensor::residual, true, 9 * C, 3 * C, true}};
 static const std::vector<Unit> units = {{0, 7 * C, C}, {7 * C, 12 * C, 0}};
 
-// "conv" as the file has it.
+// "conv" in the layout of the file, transposed.
 static std::vector<float> in_file(const std::vector<float> &conv) {
     std::vector<float> out;
     for (size_t column = 0; column < C / 2; column++)
@@ -27,13 +26,14 @@ static std::vector<float> in_file(const std::vector<float> &conv) {
     return out;
 }
 
-// Every third lies halfway between two bf16.
+// Every third value is halfway between two bf16.
 static std::vector<float> with_ties(std::vector<float> values) {
     for (size_t i = 0; i < values.size(); i += 3) values[i] = 1 + float(i % 128 * 2 + 1) / 256;
     return values;
 }
 
-// What training in X begins with: the floats of the file. But ties go to even, as elsewhere, and not away from zero.
+// The initial master weights: the floats of the file, but in bf16 those halfway between two values change so that they round to even, as
+// elsewhere, and not away from zero.
 template <class X> static std::vector<float> start(std::vector<float> values) {
     for (float &f : values)
         if (sizeof(X) == 2 && std::bit_cast<uint32_t>(f) % 0x20000 == 0x8000) f = std::nextafter(f, 0.0f);
@@ -59,15 +59,15 @@ struct Parameters : TemporaryDirectory {
 };
 
 struct Loaded {
-    std::vector<float> params, master;  // by global offsets
+    std::vector<float> params, master;  // by global offset
 };
 
-// fill(zero, comm, memory) on every rank; they must agree. `away`: the parameters are in a store.
-template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, bool away, Fill fill) {
+// Calls fill(zero, comm, memory) on each rank; all ranks must get the same parameters. `offloaded`: they are in a store.
+template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, bool offloaded, Fill fill) {
     Loaded out{{}, std::vector<float>(12 * C)};
     std::mutex mutex;  // of `out`
     run_threads(ranks, {.check = true}, [&](Comm &comm) {
-        Zero<Cpu<X>> zero({1}, Sharding(units, stage, ranks, comm.rank, 100, 8, away), table, false, away);
+        Zero<Cpu<X>> zero({1}, Sharding(units, stage, ranks, comm.rank, 100, 8, offloaded), table, false, offloaded);
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
@@ -75,7 +75,7 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, bool
         plan.place(true);
         const Arena arena(plan, memory);
         std::unique_ptr<Store> store;
-        if (away) store = make_disk_store(testing::TempDir(), plan.store_bytes(), 60), zero.pieces.use(*store, memory);
+        if (offloaded) store = make_disk_store(testing::TempDir(), plan.store_bytes(), 60), zero.pieces.use(*store, memory);
         fill(zero, comm, memory);
         arena.check_guards();
 
@@ -97,7 +97,7 @@ template <class X> static Loaded initialised(uint64_t seed) {
     });
 }
 
-// The file's tensors come in and, for the head that it lacks, the initial values of a model without files; all go out again. For any number of ranks.
+// Loads the tensors of the file, and the initial values of a new model for the head that the file lacks; then saves all of them.
 template <class X> static void expect_loaded_and_saved(const Parameters &t, const char *dtype) {
     const std::string to = t.dir + "/saved";
     fs::create_directories(to);
@@ -110,9 +110,9 @@ template <class X> static void expect_loaded_and_saved(const Parameters &t, cons
         for (float &f : values) f = dtype == std::string("BF16") ? float(bf16(f)) : f;
         return values;
     };
-    const auto expect = [&](int ranks, int stage, bool away) {
-        SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d, in a store: %d", sizeof(X), dtype, ranks, stage, away));
-        const Loaded got = on_ranks<X>(ranks, stage, away, [&](auto &zero, Comm &comm, Memory &memory) {
+    const auto expect = [&](int ranks, int stage, bool offloaded) {
+        SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d, in a store: %d", sizeof(X), dtype, ranks, stage, offloaded));
+        const Loaded got = on_ranks<X>(ranks, stage, offloaded, [&](auto &zero, Comm &comm, Memory &memory) {
             load_parameters(zero, HfWeights(t.dir), 11, memory);
             std::vector<float> buffer(zero.sharding.largest);
             save_parameters(zero, Mesh(comm, 1), to, dtype, memory, [&](size_t) { return buffer.data(); });
@@ -134,10 +134,10 @@ template <class X> static void expect_loaded_and_saved(const Parameters &t, cons
     };
     for (int ranks : {1, 2, 3})
         for (int stage : {0, 1, 2, 3})
-            for (bool away : {false, true}) expect(ranks, stage, away);
+            for (bool offloaded : {false, true}) expect(ranks, stage, offloaded);
 }
 
-TEST_F(Parameters, GoOutAsTheyCameIn) {
+TEST_F(Parameters, SavedTensorsEqualLoadedOnes) {
     save({"embed", "norm", "conv"});
     expect_loaded_and_saved<float>(*this, "F32");
     expect_loaded_and_saved<float>(*this, "BF16");
@@ -145,7 +145,7 @@ TEST_F(Parameters, GoOutAsTheyCameIn) {
     expect_loaded_and_saved<bf16>(*this, "BF16");
 }
 
-TEST_F(Parameters, OnlyAHeadComesFromTheSeedAndOnlyWhereTheFileHasNone) {
+TEST_F(Parameters, MissingHeadIsInitialisedFromTheSeed) {
     const auto head = [&](uint64_t seed) {
         const Loaded got = on_ranks<float>(
             2, 1, false, [&](auto &zero, Comm &, Memory &memory) { load_parameters(zero, HfWeights(dir), seed, memory); });
@@ -159,33 +159,24 @@ TEST_F(Parameters, OnlyAHeadComesFromTheSeedAndOnlyWhereTheFileHasNone) {
     expect_error([&] { head(11); }, {"has no tensor \"norm\""});
 }
 
-// The estimates from n values are off by 1 / sqrt(2 n) of themselves: five times that.
-
-// Two layers have four projections into the residual stream.
-TEST(Initial, DeviationOfResiduals) {
-    const size_t n = 4096;
-    std::vector<Tensor> tensors = {{"embed", {64, 64}, Tensor::normal, true, 0, n}};
-    for (size_t i = 1; i <= 4; i++) tensors.push_back({format("%zu", i), {64, 64}, Tensor::residual, true, i * n, n, true});
-    Zero<CpuF32> zero({1}, Sharding({{0, 5 * n}}, 0, 1, 0, 100), tensors);
-    SelfComm comm;
-    HostMemory memory;
-    Plan plan;
-    zero.plan(plan, true);
-    plan.place(true);
-    const Arena arena(plan, memory);
-    initialise_parameters(zero, comm, 1, 0.5, memory);
-    for (const Tensor &t : tensors) {
+// A deviation estimated from n values is off by 1 / sqrt(2 n) of itself; five times that is allowed. Two layers have four projections into the
+// residual stream.
+TEST_F(Parameters, DeviationsOfInitialValues) {
+    const size_t n = 4096, layers = 2;
+    for (const auto &[init, want] :
+         {std::pair(Tensor::normal, 0.5), {Tensor::residual, 0.5 / std::sqrt(2 * layers)}, {Tensor::score, 1 / double(n + 1)}}) {
+        std::vector<Tensor> tensors;
+        for (size_t i = 0; i < 2 * layers; i++) tensors.push_back({format("%zu", i), {1, n}, init, true, i * n, n});
+        Zero<CpuF32> zero({1}, Sharding({{0, 2 * layers * n}}, 0, 1, 0, 100), tensors);
+        SelfComm comm;
+        HostMemory memory;
+        Plan plan;
+        zero.plan(plan, true);
+        plan.place(true);
+        const Arena arena(plan, memory);
+        initialise_parameters(zero, comm, 1, 0.5, memory);
         double squares = 0;
-        for (size_t i = 0; i < n; i++) squares += std::pow(double(zero.params[t.offset + i]), 2);
-        const double want = t.init == Tensor::residual ? 0.25 : 0.5;
-        EXPECT_NEAR(std::sqrt(squares / double(n)) / want, 1, 5 / std::sqrt(2.0 * double(n))) << t.name;
+        for (size_t i = 0; i < n; i++) squares += std::pow(double(zero.params[i]), 2);
+        EXPECT_NEAR(std::sqrt(squares / double(n)) / want, 1, 5 / std::sqrt(2.0 * double(n))) << int(init);
     }
-}
-
-TEST_F(Parameters, DeviationOfAHead) {
-    const size_t n = 4096;
-    double squares = 0;
-    for (float x : initial_values({"score.weight", {1, n}, Tensor::score, true, 0, n}, 0, n, 1, 0.5))
-        squares += double(x) * double(x);
-    EXPECT_NEAR(std::sqrt(squares / double(n)) * double(n + 1), 1, 5 / std::sqrt(2.0 * double(n)));
 }

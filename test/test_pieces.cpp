@@ -1,11 +1,11 @@
-// Arrays of a shard that are stored in a file, in pieces.
+// Arrays of a shard in pieces, which are stored in a file between uses.
 #include "../llmc/parallel/pieces.h"
 
 #include "check.h"
 
 namespace {
 
-// Units of less than a piece, of just one, of several and of none.
+// Units shorter than a piece, of exactly one, of several and of none.
 const std::vector<Unit> units = {{0, 104}, {104, 4200}, {4200, 4200}, {4200, 20008}, {20008, 20016}};
 constexpr size_t count = 20016;
 
@@ -27,34 +27,29 @@ struct OffloadedPieces {
         store = make_disk_store(testing::TempDir(), plan.store_bytes(), 60);
         pieces.use(*store, memory);
     }
-    // Calls f(piece, begin, n) for the pieces, in their order.
-    template <class F> void each(F f) {
-        pieces.in_pieces(0, count, [&](size_t p, size_t begin, size_t n) { f(p, begin, n); });
-    }
-    // The floats as a model reads them.
-    std::vector<float> brought() {
+    std::vector<float> loaded() {  // (count) the floats, as a model loads them
         std::vector<float> out;
-        const size_t room = round_up(count * sizeof(float), store_alignment);
-        auto *const to = reinterpret_cast<float *>(memory.allocate(room));
+        const size_t bytes = round_up(count * sizeof(float), store_alignment);
+        auto *const to = reinterpret_cast<float *>(memory.allocate(bytes));
         for (size_t u = 0; u < units.size(); u++) {
             if (units[u].begin == units[u].end) continue;
             pieces.bring(u, to), pieces.wait(u);
             out.insert(out.end(), to, to + (units[u].end - units[u].begin));
         }
-        memory.release(reinterpret_cast<std::byte *>(to), room);
+        memory.release(reinterpret_cast<std::byte *>(to), bytes);
         return out;
     }
 };
 
 }  // namespace
 
-// A pass through the shard adds to all elements, and another one to the elements of some pieces; in between, one piece is changed alone.
-TEST(ShardPieces, ComeBackAsTheyLeft) {
+// Passes over the shard change all pieces or some of them. Between two passes one piece is changed by itself.
+TEST(ShardPieces, KeepTheirValues) {
     OffloadedPieces p;
     std::vector<float> want(count);
-    EXPECT_EQ(p.brought(), want) << "never stored pieces are 0";
+    EXPECT_EQ(p.loaded(), want) << "pieces are initially 0";
     const auto pass = [&](size_t first, size_t step, float add) {
-        p.each([&](size_t number, size_t begin, size_t n) {
+        p.pieces.in_pieces(0, count, [&](size_t number, size_t begin, size_t n) {
             if (number < first || (number - first) % step) return;
             p.pieces.reach(number);
             EXPECT_EQ(p.pieces.begin(), begin);
@@ -65,14 +60,14 @@ TEST(ShardPieces, ComeBackAsTheyLeft) {
             }
         });
         p.pieces.finish();
-        EXPECT_EQ(p.brought(), want);
+        EXPECT_EQ(p.loaded(), want);
     };
     pass(0, 1, 1);
     p.pieces.open(3), p.floats[7] = want[8296 + 7] = 5, p.bytes[7] = 5, p.pieces.keep();
-    EXPECT_EQ(p.brought(), want);
+    EXPECT_EQ(p.loaded(), want);
     pass(1, 2, 2);
     pass(2, 3, 3);
     p.pieces.open(3);
-    for (size_t i = 0; i < 4096; i++) ASSERT_EQ(p.floats[i], want[8296 + i]) << i;
+    EXPECT_TRUE(std::equal(p.floats, p.floats + 4096, &want[8296]));
     p.arena->check_guards();
 }

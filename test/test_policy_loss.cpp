@@ -1,4 +1,4 @@
-// Advantages and policy losses against numbers computed in float64 from the papers' formulas, and against finite differences.
+// Advantages and policy losses, compared with values of the papers' formulas in float64 and with finite differences.
 #include "../llmc/train/policy_loss.h"
 
 #include <cmath>
@@ -13,30 +13,36 @@
 using Numbers = std::vector<double>;
 using Answers = std::vector<Numbers>;
 
-// Two prompts with three answers each, 12 tokens.
+// Two prompts with three answers each, 12 tokens: rewards and log probabilities.
 const Numbers rewards = {1, 0, 0.25, 0, 0, 1};
 const Answers logp_old = {{-0.7, -1.2}, {-0.5, -2.0, -1.6}, {-0.9}, {-1.1, -0.4}, {-0.8}, {-1.5, -0.6, -0.3}};
 const Answers logp = {{-0.4, -1.3}, {-0.8, -1.6, -0.4}, {-0.85}, {-1.15, -0.15}, {-0.95}, {-1.28, -0.95, -0.3}};
 const Answers logp_ref = {{-0.9, -1.0}, {-0.4, -1.9, -1.0}, {-1.0}, {-1.3, -0.5}, {-0.6}, {-1.4, -0.9, -0.3}};
-
 const Answers logp_smp = {{-0.72, -1.17}, {-0.52, -1.95, -3.3}, {-0.88}, {-1.1, -0.42}, {0.0}, {-1.52, -0.57, -0.31}};
+
+// The critic's values at the time of sampling, and now.
+const Answers values_old = {{0.6, 0.8}, {0.3, 0.2, 0.1}, {0.2}, {0.1, 0.0}, {0.3}, {0.4, 0.7, 0.9}};
+const Answers values = {{0.5, 1.1}, {0.35, -0.1, 0.15}, {0.5}, {0.1, 0.1}, {0.05}, {0.45, 1.0, 0.8}};
+
+const Numbers one = {-1}, three = {-1, -1, -1};  // log probabilities of answers of one token and of three
 
 static std::vector<ScoredRollout> batch() {
     std::vector<ScoredRollout> out;
-    for (size_t i = 0; i < rewards.size(); i++) out.push_back({int64_t(i / 3), rewards[i], logp_old[i], logp_ref[i]});
+    for (size_t i = 0; i < rewards.size(); i++)
+        out.push_back({int64_t(i / 3), rewards[i], logp_old[i], logp_ref[i], values_old[i]});
     return out;
 }
 
-// One answer of each reward to one prompt; every answer has these log probabilities.
+// One answer of each reward to one prompt; all answers have these log probabilities.
 static std::vector<ScoredRollout> group(const Numbers &rewards, const Numbers &logp) {
     std::vector<ScoredRollout> out;
     for (double reward : rewards) out.push_back({0, reward, logp, {}});
     return out;
 }
 
-static AdvantageOptions estimator(const std::string &name, double kl_coef = 0) {
+static AdvantageOptions estimator(const std::string &name, double kl_coef = 0, bool no_std_norm = false) {
     AdvantageOptions o;
-    o.estimator = name, o.kl_coef = kl_coef;
+    o.estimator = name, o.kl_coef = kl_coef, o.no_std_norm = no_std_norm;
     return o;
 }
 
@@ -57,75 +63,70 @@ static Answers for_tokens(const Numbers &of_answers) {
 }
 
 TEST(Advantages, EqualKnownValues) {
-    const std::map<std::string, Numbers> want = {
-        {"rloo", {0.875, -0.625, -0.25, -0.5, -0.5, 1.0}},
-        {"dr_grpo", {7.0 / 12, -5.0 / 12, -1.0 / 6, -1.0 / 3, -1.0 / 3, 2.0 / 3}},
-        {"group_norm", {1.120897, -0.800641, -0.320256, -0.577350, -0.577350, 1.154701}},
-        {"reinforce", {1.171700, -0.911322, -0.390567, -0.911322, -0.911322, 1.171700}},
-        {"reinforce_baseline", {1.068923, -0.983409, -0.470326, -0.812381, -0.812381, 1.239950}}};
-    for (const auto &[name, of_answers] : want)
-        expect_answers(name.c_str(), advantages(estimator(name), batch()).advantages, for_tokens(of_answers));
-    expect_answers("rloo, exactly", advantages(estimator("rloo"), batch()).advantages, for_tokens(want.at("rloo")), 1e-15);
-    AdvantageOptions o = estimator("reinforce");
-    o.no_std_norm = true;
-    expect_answers("not divided", advantages(o, batch()).advantages,
-                   for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}), 1e-15);
+    const struct {
+        const char *name;
+        double kl_coef;
+        Answers want;
+        double tolerance = 6e-7;
+        bool no_std_norm = false;
+    } rows[] = {
+        {"rloo", 0, for_tokens({0.875, -0.625, -0.25, -0.5, -0.5, 1.0}), 1e-15},
+        {"dr_grpo", 0, for_tokens({7.0 / 12, -5.0 / 12, -1.0 / 6, -1.0 / 3, -1.0 / 3, 2.0 / 3})},
+        {"group_norm", 0, for_tokens({1.120897, -0.800641, -0.320256, -0.577350, -0.577350, 1.154701})},
+        {"reinforce", 0, for_tokens({1.171700, -0.911322, -0.390567, -0.911322, -0.911322, 1.171700})},
+        {"reinforce", 0, for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}), 1e-15, true},
+        {"reinforce_baseline", 0, for_tokens({1.068923, -0.983409, -0.470326, -0.812381, -0.812381, 1.239950})},
+        {"group_norm",
+         0.1,
+         {{1.120897, 1.140897},
+          {-0.720641, -0.730641, -0.740641},
+          {-0.330256},
+          {-0.607350, -0.587350},
+          {-0.557350},
+          {1.134701, 1.124701, 1.154701}}},
+        {"reinforce_baseline",
+         0.1,
+         {{1.082793, 1.125395},
+          {-0.876885, -0.898186, -0.919487},
+          {-0.536071},
+          {-0.933687, -0.891086},
+          {-0.827183},
+          {1.217699, 1.196398, 1.260300}}},
+    };
+    for (const auto &[name, kl_coef, want, tolerance, no_std_norm] : rows)
+        expect_answers(name, advantages(estimator(name, kl_coef, no_std_norm), batch()).advantages, want, tolerance);
 }
 
-TEST(Advantages, KlInTheReward) {
-    expect_answers("group_norm", advantages(estimator("group_norm", 0.1), batch()).advantages,
-                   {{1.120897, 1.140897},
-                    {-0.720641, -0.730641, -0.740641},
-                    {-0.330256},
-                    {-0.607350, -0.587350},
-                    {-0.557350},
-                    {1.134701, 1.124701, 1.154701}});
-    expect_answers("reinforce_baseline", advantages(estimator("reinforce_baseline", 0.1), batch()).advantages,
-                   {{1.082793, 1.125395},
-                    {-0.876885, -0.898186, -0.919487},
-                    {-0.536071},
-                    {-0.933687, -0.891086},
-                    {-0.827183},
-                    {1.217699, 1.196398, 1.260300}});
+TEST(Advantages, ByHand) {
+    AdvantageOptions o = estimator("reinforce", 0, true);
+    o.gamma = 0.5;
+    expect_answers("discounted", advantages(o, group({4}, three)).advantages, {{1 - 7.0 / 3, 2 - 7.0 / 3, 4 - 7.0 / 3}}, 1e-15);
+    o.estimator = "dr_grpo";
+    expect_answers("groups are not", advantages(o, group({4, 0}, three)).advantages, {{2, 2, 2}, {-2, -2, -2}}, 1e-15);
+    o = estimator("dr_grpo"), o.reward_clip = {-1, 2};
+    expect_answers("clipped after the baseline", advantages(o, group({100, 90}, one)).advantages, {{2}, {-1}}, 0);
 }
 
-TEST(Advantages, ReturnsAreDiscountedWithoutABaseline) {
-    AdvantageOptions o = estimator("reinforce");
-    o.gamma = 0.5, o.no_std_norm = true;
-    const Numbers three = {-1, -1, -1};
-    expect_answers("0.5", advantages(o, group({4}, three)).advantages, {{1 - 7.0 / 3, 2 - 7.0 / 3, 4 - 7.0 / 3}}, 1e-15);
-    o.estimator = "dr_grpo";  // groups are not discounted
-    expect_answers("groups", advantages(o, group({4, 0}, three)).advantages, {{2, 2, 2}, {-2, -2, -2}}, 1e-15);
-}
-
-const Numbers one = {-1};  // of an answer of one token
-
-TEST(Advantages, AreClippedAfterTheBaseline) {
-    AdvantageOptions o = estimator("dr_grpo");
-    o.reward_clip = {-1, 2};
-    expect_answers("clipped", advantages(o, group({100, 90}, one)).advantages, {{2}, {-1}}, 0);
-}
-
-TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
+TEST(Advantages, EqualRewardsOfAGroupGiveZero) {
     for (const char *name : {"reinforce_baseline", "rloo", "group_norm", "dr_grpo"})
         for (double reward = 0.01; reward < 1; reward += 0.01)
             for (size_t n = 3; n <= 16; n++)
                 for (const auto &a : advantages(estimator(name), group(Numbers(n, reward), one)).advantages) EXPECT_EQ(a[0], 0.0);
 }
 
-TEST(Advantages, AreThoseOfABatchWithoutTheAnswersThatNoJudgeScored) {
+TEST(Advantages, AnswersWithoutARewardAreLeftOut) {
     const Numbers two = {-1, -2};
-    for (const char *name : {"reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"}) {
-        Answers got = advantages(estimator(name, 0), group({1, no_reward, 4, 6}, two)).advantages;
+    for (const std::string name : {"reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"}) {
+        Answers got = advantages(estimator(name), group({1, no_reward, 4, 6}, two)).advantages;
         EXPECT_EQ(got[1], Numbers(2)) << name;
         got.erase(got.begin() + 1);
-        EXPECT_EQ(got, advantages(estimator(name, 0), group({1, 4, 6}, two)).advantages) << name;
-        if (std::string(name) == "reinforce") continue;
+        EXPECT_EQ(got, advantages(estimator(name), group({1, 4, 6}, two)).advantages) << name;
+        if (name == "reinforce") continue;
         EXPECT_EQ(advantages(estimator(name), group({5, no_reward}, two)).advantages, Answers(2, Numbers(2))) << name;
     }
 }
 
-// Sampling one token of two, of which a (with probability p) has reward 1: the expected gradient with respect to the logit of a.
+// The policy samples one of two tokens; token a has probability p and reward 1. The expected gradient with respect to the logit of a.
 TEST(Advantages, ExpectedGradients) {
     const auto expected = [](const char *name, size_t n, double p) {
         double sum = 0;
@@ -148,33 +149,23 @@ TEST(Advantages, ExpectedGradients) {
     EXPECT_NEAR(expected("group_norm", 8, 0.05), 0.10988357, 1e-8);
 }
 
-TEST(Advantages, RefusesWhatHasNoBaseline) {
+TEST(Advantages, GroupOfOneAnswerIsRefused) {
     const std::vector<ScoredRollout> batch = {{4, 1, one, {}}, {5, 1, one, {}}, {5, 0, one, {}}};
     expect_error([&] { advantages(estimator("group_norm"), batch); }, {"group 4", "one rollout", "reinforce"});
     EXPECT_EQ(advantages(estimator("reinforce"), batch).advantages.size(), 3u);
     expect_error([&] { check_options(estimator("grpo")); }, {"grpo", "group_norm", "rloo"});
 }
 
-// The critic's values when the answers were sampled, and now.
-const Answers values_old = {{0.6, 0.8}, {0.3, 0.2, 0.1}, {0.2}, {0.1, 0.0}, {0.3}, {0.4, 0.7, 0.9}};
-const Answers values = {{0.5, 1.1}, {0.35, -0.1, 0.15}, {0.5}, {0.1, 0.1}, {0.05}, {0.45, 1.0, 0.8}};
-
-static std::vector<ScoredRollout> valued_batch() {
-    auto out = batch();
-    for (size_t i = 0; i < out.size(); i++) out[i].values = values_old[i];
-    return out;
-}
-
-static AdvantageOptions gae(double lambda) {
-    AdvantageOptions o = estimator("gae", 0.1);
-    o.kl = "k1", o.gae_lambda = lambda;
+static AdvantageOptions gae(bool no_std_norm = false) {
+    AdvantageOptions o = estimator("gae", 0.1, no_std_norm);
+    o.kl = "k1", o.gae_lambda = 0.95;
     return o;
 }
 
 TEST(Advantages, OfACritic) {
     const Answers raw = {{0.389, 0.22}, {-0.2116, -0.128, -0.04}, {0.04}, {-0.1295, -0.01}, {-0.28}, {0.56175, 0.265, 0.1}};
     const Answers returns = {{0.989, 1.02}, {0.0884, 0.072, 0.06}, {0.24}, {-0.0295, -0.01}, {0.02}, {0.96175, 0.965, 1.0}};
-    const Estimated got = advantages(gae(0.95), valued_batch());
+    const Estimated got = advantages(gae(), batch());
     expect_answers("returns", got.returns, returns, 1e-12);
     expect_answers("whitened", got.advantages,
                    {{1.337995, 0.640691},
@@ -183,31 +174,32 @@ TEST(Advantages, OfACritic) {
                     {-0.801366, -0.308303},
                     {-1.422338},
                     {2.050771, 0.826364, 0.145564}});
-    double mean = 0;
-    for (const Numbers &tokens : raw)
-        for (double a : tokens) mean += a / 12;
-    AdvantageOptions o = gae(0.95);
-    o.no_std_norm = true;
     Answers centred = raw;
     for (Numbers &tokens : centred)
-        for (double &a : tokens) a -= mean;
-    expect_answers("centred", advantages(o, valued_batch()).advantages, centred, 1e-12);
+        for (double &a : tokens) a -= 0.77665 / 12;  // the mean of raw
+    expect_answers("centred", advantages(gae(true), batch()).advantages, centred, 1e-12);
+
+    const Numbers v = {0.5, 0.25, 1};
+    AdvantageOptions o = estimator("gae", 0, true);
+    o.gamma = 0.5, o.gae_lambda = 0.5;
+    // delta = 0.5 V_(t+1) - V_t, and 2 - V at the last token; A = delta + A_(t+1) / 4
+    expect_answers("discounted returns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v}}).returns,
+                   {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}}, 1e-15);
 }
 
-TEST(Advantages, OfACriticWithDiscount) {
-    const Numbers three = {-1, -1, -1}, v = {0.5, 0.25, 1};
-    AdvantageOptions o = estimator("gae");
-    o.gamma = 0.5, o.gae_lambda = 0.5, o.no_std_norm = true;
-    // delta = 0.5 V_(t+1) - V_t, and 2 - V of the last token; A = delta + A_(t+1) / 4
-    const Answers returns = {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}};
-    expect_answers("returns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v}}).returns, returns, 1e-15);
-}
-
-TEST(Advantages, TheCoefficientOfTheDivergenceAdapts) {
+TEST(Advantages, CoefficientOfTheDivergenceAdapts) {
     EXPECT_NEAR(adapted_kl_coef(0.01, 9, 6, 1024, 10000), .0102048, 1e-15);
     EXPECT_NEAR(adapted_kl_coef(0.01, 5.7, 6, 1024, 10000), .0099488, 1e-15);
     EXPECT_NEAR(adapted_kl_coef(0.01, 0, 6, 5000, 10000), .009, 1e-15);
     EXPECT_EQ(adapted_kl_coef(0.01, 6, 6, 1024, 10000), 0.01);
+}
+
+using Setting = std::function<void(PolicyLossOptions &)>;
+
+static PolicyLossOptions with(const Setting &set) {
+    PolicyLossOptions o;
+    set(o);
+    return o;
 }
 
 struct LossResult {
@@ -215,27 +207,20 @@ struct LossResult {
     Answers d_logp;
 };
 
-static LossResult loss(const PolicyLossOptions &o, const Answers &logp = ::logp, size_t longest = 4) {
+static LossResult loss(const PolicyLossOptions &o, const Answers &logp = ::logp) {
     check_options(o);
     const Answers a = advantages(estimator("group_norm"), batch()).advantages;
     LossResult out;
     for (size_t i = 0; i < logp.size(); i++) {
-        Numbers d(logp[i].size());
-        out.sums += policy_loss(o, {logp[i], logp_old[i], logp_ref[i], a[i], logp_smp[i]}, {12, 6, double(longest)}, d);
-        out.d_logp.push_back(d);
+        Numbers &d = out.d_logp.emplace_back(logp[i].size());
+        out.sums += policy_loss(o, {logp[i], logp_old[i], logp_ref[i], a[i], logp_smp[i]}, {12, 6, 4}, d);
     }
     return out;
 }
 
-static PolicyLossOptions with(const std::function<void(PolicyLossOptions &)> &set) {
-    PolicyLossOptions o;
-    set(o);
-    return o;
-}
-
-// The derivatives are compared with differences of the loss below, but for cispo's, whose loss is not the function whose derivative it follows.
+// Other derivatives are compared with differences of the loss below; those of cispo are not of the loss that it reports.
 TEST(PolicyLoss, EqualsKnownValues) {
-    const std::pair<double, std::function<void(PolicyLossOptions &)>> known[] = {
+    const std::pair<double, Setting> known[] = {
         {0.07532745, [](auto &) {}},
         {0.06342107, [](auto &o) { o.clip_high = 0.28; }},
         {0.05396923, [](auto &o) { o.dual_clip = 3; }},
@@ -260,11 +245,12 @@ TEST(PolicyLoss, EqualsKnownValues) {
     const PolicySums ppo = loss({}).sums;
     EXPECT_EQ(ppo.clipped / ppo.tokens, 0.25);
     EXPECT_NEAR(ppo.moved / ppo.tokens, -0.1225, 1e-12);
+    EXPECT_EQ(ppo.weights + ppo.cut + ppo.stale, 0);
 }
 
-// w is exp(1.7) = 5.47 for the third token of the second answer, and exp(-0.8) = 0.449 for the fifth answer.
+// w is exp(1.7) = 5.47 at the third token of the second answer, and exp(-0.8) = 0.449 in the fifth answer.
 TEST(PolicyLoss, CorrectionsOfStaleAnswers) {
-    double others = 1;  // the weights of the ten tokens that stay as they are; the first of the fourth answer has 1
+    double others = 1;  // the weights of ten tokens without a correction; the first token of the fourth answer has 1
     for (double log_weight : {0.02, -0.03, 0.02, -0.05, -0.02, 0.02, 0.02, -0.03, 0.01}) others += std::exp(log_weight);
     const struct {
         const char *name;
@@ -279,12 +265,7 @@ TEST(PolicyLoss, CorrectionsOfStaleAnswers) {
         EXPECT_NEAR(sums.weights, weights, 1e-6) << name;
         EXPECT_NEAR(sums.stale, -0.02 + 0.03 - 0.02 + 0.05 - 1.7 + 0.02 - 0.02 + 0.8 - 0.02 + 0.03 - 0.01, 1e-12);
     }
-    const PolicySums ppo = loss({}).sums;
-    EXPECT_EQ(ppo.weights + ppo.cut + ppo.stale, 0);
-}
-
-// The answer's first token is as likely as when it was sampled, and its second far likelier.
-TEST(PolicyLoss, AnswersAreMaskedByTheirMean) {
+    // An answer is masked by its mean: its first token is as likely as at sampling, and its second far likelier.
     const Numbers now = {-1, -1}, sampled = {-1, -6}, a = {1, 1};
     Numbers d(2);
     const PolicySums sums =
@@ -294,7 +275,7 @@ TEST(PolicyLoss, AnswersAreMaskedByTheirMean) {
     EXPECT_EQ(d, Numbers(2, 0));
 }
 
-// The derivatives of loss(x) with respect to every element of x equal differences of the loss.
+// Expects differences of the loss for the derivative with respect to each element of x.
 static void expect_derivatives(const Answers &derivatives, const Answers &x, const std::function<double(const Answers &)> &loss) {
     const double h = 1e-6;
     for (size_t i = 0; i < x.size(); i++)
@@ -336,19 +317,19 @@ TEST(PolicyLoss, HugeRatiosStayFinite) {
                 }
 }
 
-TEST(PolicyLoss, RefusesOptionsWithoutMeaning) {
-    const auto refused = [](const std::vector<std::string> &words, const std::function<void(PolicyLossOptions &)> &set) {
-        expect_error([&] { check_options(with(set)); }, words);
+TEST(PolicyLoss, WrongOptionsAreRefused) {
+    const std::pair<std::vector<std::string>, Setting> wrong[] = {
+        {{"trpo", "gspo"}, [](auto &o) { o.type = "trpo"; }},
+        {{"mean", "token_mean"}, [](auto &o) { o.aggregation = "mean"; }},
+        {{"k1", "k2 or k3"}, [](auto &o) { o.kl = "k1", o.kl_coef = 0.1; }},
+        {{"cispo", "0.2", "0,5"}, [](auto &o) { o.type = "cispo"; }},
+        {{"dual_clip", "0.5"}, [](auto &o) { o.dual_clip = 0.5; }},
+        {{"eps_clip"}, [](auto &o) { o.clip_low = -1; }},
+        {{"--is_correction vtrace", "icepop"}, [](auto &o) { o.correction = "vtrace"; }},
+        {{"--is_correction tis,2,5", "0.5,5"}, [](auto &o) { o.correction = "tis", o.correction_low = 2; }},
+        {{"--is_correction tis", "gspo", "leave it out"}, [](auto &o) { o.correction = "tis", o.type = "gspo"; }},
     };
-    refused({"trpo", "gspo"}, [](auto &o) { o.type = "trpo"; });
-    refused({"mean", "token_mean"}, [](auto &o) { o.aggregation = "mean"; });
-    refused({"k1", "k2 or k3"}, [](auto &o) { o.kl = "k1", o.kl_coef = 0.1; });
-    refused({"cispo", "0.2", "0,5"}, [](auto &o) { o.type = "cispo"; });
-    refused({"dual_clip", "0.5"}, [](auto &o) { o.dual_clip = 0.5; });
-    refused({"eps_clip"}, [](auto &o) { o.clip_low = -1; });
-    refused({"--is_correction vtrace", "icepop"}, [](auto &o) { o.correction = "vtrace"; });
-    refused({"--is_correction tis,2,5", "0.5,5"}, [](auto &o) { o.correction = "tis", o.correction_low = 2; });
-    refused({"--is_correction tis", "gspo", "leave it out"}, [](auto &o) { o.correction = "tis", o.type = "gspo"; });
+    for (const auto &[words, set] : wrong) expect_error([&] { check_options(with(set)); }, words);
 }
 
 struct ValueResult {
@@ -357,56 +338,57 @@ struct ValueResult {
 };
 
 static ValueResult loss_of_values(double clip, const Answers &values = ::values) {
-    const Answers returns = advantages(gae(0.95), valued_batch()).returns;
+    const Answers returns = advantages(gae(), batch()).returns;
     ValueResult out;
     for (size_t i = 0; i < values.size(); i++) {
-        Numbers d(values[i].size());
+        Numbers &d = out.d_values.emplace_back(values[i].size());
         out.sums += value_loss(clip, {values[i], values_old[i], returns[i]}, 12, d);
-        out.d_values.push_back(d);
     }
     return out;
 }
 
-TEST(ValueLoss, EqualsKnownValues) {
-    const ValueResult clipped = loss_of_values(0.2), whole = loss_of_values(0);
-    EXPECT_NEAR(clipped.sums.value_loss, 0.03169262, 6e-9);
-    EXPECT_EQ(clipped.sums.clipped, 2);
-    EXPECT_NEAR(whole.sums.value_loss, 0.03133845, 6e-9);
-}
-
-TEST(ValueLoss, DerivativesEqualFiniteDifferences) {
+TEST(ValueLoss, EqualsKnownValuesAndFiniteDifferences) {
+    const ValueSums clipped = loss_of_values(0.2).sums;
+    EXPECT_NEAR(clipped.value_loss, 0.03169262, 6e-9);
+    EXPECT_EQ(clipped.clipped, 2);
+    EXPECT_NEAR(loss_of_values(0).sums.value_loss, 0.03133845, 6e-9);
     for (double clip : {0.0, 0.13})
         expect_derivatives(loss_of_values(clip).d_values, values,
                            [&](const Answers &x) { return loss_of_values(clip, x).sums.value_loss; });
 }
 
 TEST(ValueLoss, ExplainedVariance) {
-    const Answers returns = advantages(gae(0.95), valued_batch()).returns;
-    EXPECT_NEAR(loss_of_values(0.2, returns).sums.explained_variance(), 1, 1e-12);  // a perfect critic
+    const Answers perfect = advantages(gae(), batch()).returns;
+    EXPECT_NEAR(loss_of_values(0.2, perfect).sums.explained_variance(), 1, 1e-12);
     EXPECT_NEAR(loss_of_values(0.2, for_tokens(Numbers(6, 3.7))).sums.explained_variance(), 0, 1e-12);
     Numbers d(2);
     const Numbers any = {1, 2}, equal = {0.1, 0.1};
     EXPECT_TRUE(std::isnan(value_loss(0, {any, any, equal}, 2, d).explained_variance()));
 }
 
-// DAPO's own numbers (arXiv:2503.14476, section 3.4): 20480 tokens at most, of which the last 4096 cost.
-TEST(Shaping, TokensOfTheBufferCost) {
+// The numbers of DAPO (arXiv:2503.14476, section 3.4): at most 20480 tokens, with a penalty for the last 4096.
+TEST(Shaping, RewardsByHand) {
     const ShapingOptions dapo{.longest = 20480, .overlong_buffer = 4096};
-    const size_t tokens[] = {1, 16384, 18432, 20480};
-    const double want[] = {1, 1, 0.5, 0};
-    for (size_t i = 0; i < 4; i++) EXPECT_EQ(shaped_reward(dapo, 1, tokens[i], false), want[i]) << tokens[i];
-    EXPECT_EQ(shaped_reward({.longest = 20480, .overlong_buffer = 4096, .overlong_factor = 0.5}, 0, 18432, false), -0.25);
-}
-
-TEST(Shaping, AnswersThatAreCutOffKeepAShare) {
-    EXPECT_EQ(shaped_reward({.longest = 8}, 3, 8, true), 3);
-    EXPECT_EQ(shaped_reward({.longest = 8, .stop_coef = 0.25}, 3, 8, true), 0.75);
-    EXPECT_EQ(shaped_reward({.longest = 8, .stop_coef = -0.5}, 3, 8, true), -0.5);
-    EXPECT_EQ(shaped_reward({.longest = 8, .stop_coef = -0.5}, 3, 8, false), 3);
-    EXPECT_EQ(shaped_reward({.longest = 8, .overlong_buffer = 4, .stop_coef = 0.5}, 3, 8, true), 1);  // after the other
-}
-
-TEST(Shaping, ValuesWithoutMeaningAreRefused) {
+    const struct {
+        ShapingOptions options;
+        double reward;
+        size_t tokens;
+        bool cut_off;
+        double want;
+    } rows[] = {
+        {dapo, 1, 1, false, 1},
+        {dapo, 1, 16384, false, 1},
+        {dapo, 1, 18432, false, 0.5},
+        {dapo, 1, 20480, false, 0},
+        {{.longest = 20480, .overlong_buffer = 4096, .overlong_factor = 0.5}, 0, 18432, false, -0.25},
+        {{.longest = 8}, 3, 8, true, 3},
+        {{.longest = 8, .stop_coef = 0.25}, 3, 8, true, 0.75},
+        {{.longest = 8, .stop_coef = -0.5}, 3, 8, true, -0.5},
+        {{.longest = 8, .stop_coef = -0.5}, 3, 8, false, 3},
+        {{.longest = 8, .overlong_buffer = 4, .stop_coef = 0.5}, 3, 8, true, 1},  // after the penalty
+    };
+    for (const auto &[options, reward, tokens, cut_off, want] : rows)
+        EXPECT_EQ(shaped_reward(options, reward, tokens, cut_off), want) << tokens;
     const auto refused = [](const ShapingOptions &o, const char *words) { expect_error([&] { check_options(o); }, {words}); };
     refused({.longest = 8, .overlong_buffer = 9}, "--overlong_buffer 9");
     refused({.longest = 8, .stop_coef = 1.5}, "--stop_properly_coef 1.5");

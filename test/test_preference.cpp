@@ -1,4 +1,4 @@
-// Preference losses: closed forms, TRL's values, symmetries, derivatives, extremes.
+// Preference losses: values by hand and of TRL, derivatives, extremes.
 #include "../llmc/train/preference.h"
 
 #include <cmath>
@@ -42,13 +42,13 @@ TEST(Preference, ByHand) {
     is("orpo", 2 - 0.5 * std::log(s(odds(-2) - odds(-2.1))));
 }
 
-// golden/make_trl.py: TRL's mean loss over pairs, from the same log-probabilities.
+// golden/make_trl.py: TRL's mean loss over pairs with the same log probabilities.
 TEST(Preference, EqualsTrl) {
     const nlohmann::json trl = read_json("test/golden/trl.json"), logps = trl["logps"], tokens = trl["tokens"];
     const size_t pairs = logps["chosen"].size();
     size_t compared = 0;
     for (const auto &[trl_name, golden] : trl["dpo"].items()) {
-        if (trl_name == "sft") continue;  // no function of a pair
+        if (trl_name == "sft") continue;  // not a function of a pair
         const std::string name = trl_name == "ipo" ? "ipo_mean" : trl_name;
         const PairLossOptions o{.beta = golden["beta"], .label_smoothing = golden["label_smoothing"]};
         double loss = 0, allowed = 0;
@@ -58,18 +58,18 @@ TEST(Preference, EqualsTrl) {
                              tokens["chosen"][i],          tokens["rejected"][i]};
             const PairLoss got = pair_loss(preference_formula(name), o, p);
             loss += got.loss / double(pairs);
-            // TRL computes in float. Up to 6 roundings of u, v, their difference and its product with beta count as roundings of u and v;
-            // 16 more are in the formula, in terms of at most 1 + |loss|, and 10 in the sum over pairs.
+            // TRL computes in float. Up to 6 roundings of u, v, their difference and its product with beta count as roundings of u and
+            // v. The formula has up to 16 more, in terms of at most 1 + |loss|, and the sum over pairs has 10.
             const double u = p.chosen - p.reference_chosen, v = p.rejected - p.reference_rejected;
             const double inputs = std::abs(got.d_chosen * u) + std::abs(got.d_rejected * v), terms = 1 + std::abs(got.loss);
             allowed += unit_roundoff<float> * (6 * inputs + 26 * terms) / double(pairs);
         }
         const double want = golden["loss"];
         expect_close(name.c_str(), std::vector{loss}, std::vector{want}, allowed);
-        EXPECT_LE(allowed, 1e-5 * want) << name;  // the comparison says something
+        EXPECT_LE(allowed, 1e-5 * want) << name;  // a tight comparison
         compared++;
     }
-    EXPECT_EQ(compared, 12u);  // all that both have
+    EXPECT_EQ(compared, 12u);  // all losses that both have
 }
 
 TEST(Preference, DerivativesAreThoseOfTheLoss) {
@@ -79,20 +79,18 @@ TEST(Preference, DerivativesAreThoseOfTheLoss) {
              {PairSums{-12, -15, -13, -14.5, 5, 7}, PairSums{-20, -9, -15, -11, 12, 3}, PairSums{-7, -40, -9, -30, 4, 4}}) {
             const PairLoss got = pair_loss(preference_formula(name), o, p);
             const double h = 1e-5;
-            PairSums a = p, b = p;
-            a.chosen += h, b.chosen -= h;
-            const double dc = (value(name, a, o) - value(name, b, o)) / (2 * h);
-            a = b = p;
-            a.rejected += h, b.rejected -= h;
-            const double dr = (value(name, a, o) - value(name, b, o)) / (2 * h);
-            // The error of central differences is h^2/6 of the third derivative (at most some 1e3, discopop's gate), and roundings / h.
-            const double allowed = 1e-6 * std::max({1.0, std::abs(dc), std::abs(dr)});
-            EXPECT_NEAR(got.d_chosen, dc, allowed) << name;
-            EXPECT_NEAR(got.d_rejected, dr, allowed) << name;
+            for (const auto &[member, derivative] :
+                 {std::pair(&PairSums::chosen, got.d_chosen), {&PairSums::rejected, got.d_rejected}}) {
+                PairSums up = p, down = p;
+                up.*member += h, down.*member -= h;
+                // Central differences are off by h^2/6 of the third derivative, at most about 1e3 (the gate of discopop), and by roundings / h.
+                const double want = (value(name, up, o) - value(name, down, o)) / (2 * h);
+                EXPECT_NEAR(derivative, want, 1e-6 * std::max(1.0, std::abs(want))) << name;
+            }
         }
 }
 
-// Two pairs of a step: each one's term of the loss, and the derivatives of the sum.
+// A step of two pairs: the loss terms of each pair, and the derivatives of their sum.
 TEST(Preference, SeveralLossesWithWeights) {
     const PreferenceLoss loss({"sigmoid", "sft", "hinge"}, {1, 0.2, 3}, {.beta = 0.1}, 0.7);
     const PairSums pairs[] = {{-12, -15, -13, -14.5, 5, 7}, {-20, -9, -15, -11, 12, 3}};

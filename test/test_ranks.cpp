@@ -1,4 +1,4 @@
-// The matrix of splits, on ranks that are threads: rank_cases.h. Bytes sent and held, by the formulas of ring.h and zero.h.
+// Splits of a step over ranks that are threads (rank_cases.h), and the bytes that ranks send and hold.
 #include <map>
 
 #include "../llmc/model/prediction.h"
@@ -24,7 +24,7 @@ RankResult on_threads(
     return result;
 }
 
-// Options of case `number`, drawn one after the other.
+// Draws the options of case `number`, one after the other.
 class Picks {
     Random random_;
     uint64_t drawn_ = 0;
@@ -45,7 +45,7 @@ struct SlowMatrix : Matrix {};
 using ModelAndLoss = std::pair<RankModel, Task>;
 static const std::vector<ModelAndLoss> language_models = {{untied, SFT}, {tied, SFT}, {gpt2, SFT}};
 
-// The models take turns, so that each meets every stage with every number of micro-steps.
+// The models alternate, so each runs at every stage with every number of micro-steps.
 static void expect_one_ranks_results(const std::vector<RankCase> &cases, const std::vector<ModelAndLoss> &models) {
     std::map<ModelAndLoss, RankResult> want;
     for (const auto &[model, task] : models) want[{model, task}] = one_rank(make_device<CpuF32>(2), model, task);
@@ -67,9 +67,9 @@ TEST_P(Matrix, GroupsEqualOneRank) { expect_one_ranks_results(group_cases(GetPar
 INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Values(1, 2, 3, 4, 6, 8), testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Worlds, SlowMatrix, testing::Values(3, 4, 6, 8), testing::PrintToStringParamName());
 
-// Losses of documents, as in dpo and rm: all ranks of a ring begin the backward pass from the values of its whole row. The masks of dropout do not
-// depend on ranks and rows either.
-TEST(Ranks, LossesOfDocumentsAdaptersAndNormsBehindEqualOneRanks) {
+// With the losses of dpo and rm all ranks of a ring start the backward pass from the values of its whole row. Dropout does not depend on ranks
+// and rows.
+TEST(Ranks, LossesOfDocumentsAdaptersAndOtherModelsEqualOneRank) {
     for (const std::vector<ModelAndLoss> &models : {std::vector<ModelAndLoss>{{tied, DPO}, {untied, RM}, {adapted, RM}},
                                                     {{adapted, SFT}, {norm_after, SFT}, {experts, SFT}}})
         expect_one_ranks_results(third_of(rank_cases(4)), models);
@@ -84,8 +84,8 @@ TEST(Ranks, Bf16LossIsNear) {
         EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
 }
 
-// Where weights, moments and activations are stored between the ops that need them, in pieces of any size, or what is computed again, when messages arrive, and
-// whether anomalies are looked for changes no bit: sums are taken of the same numbers in the same order. Dead arrays are NaN, so that nothing is read too early or too late.
+// Stage 3, offloading in pieces of any size, recomputation, late messages and the search for anomalies change no bit: the same numbers are
+// summed in the same order. Dead arrays contain NaN, so a read before or after an array's lifetime fails.
 TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
     for (uint32_t number = 0; number < 56; number++) {
         Picks pick(4, number);
@@ -108,7 +108,7 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
                               .dir = testing::TempDir(),
                               .piece = pick(1u, 10000u, 1u << 30)};
         const bool half = pick(0, 1), looks = pick(0, 1);
-        const bool late = pick(0, 1) && c.micro_steps > 1;  // each rank has a row after an update, and waits for gathered weights
+        const bool late = pick(0, 1) && c.micro_steps > 1;  // after an update each rank has a row, and waits for gathered weights
         const auto run = [&](int stage, bool changed) {
             RankCase own = c;
             own.stage = stage, own.looks = changed && looks;
@@ -131,8 +131,9 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
     }
 }
 
-// Gradients stored in bf16 are near the float gradients. In one micro-step each is rounded once, by less than 2^-7 of itself. (A tied embedding's, as in gpt2, are
-// also rounded as the head's, which may be larger than the sum.) In several, a row's gradients at stage 0 and 1 are kept in each rank's own bf16 until the last.
+// Gradients stored in bf16 are close to those in float. In a step of one micro-step each is rounded once, by less than 2^-7 of itself; that of a
+// tied embedding is also rounded as the head's, which may be larger than the sum. In several micro-steps at stages 0 and 1 each rank stores its
+// own sum in bf16.
 TEST(Ranks, Bf16GradientsAreNear) {
     struct Split {
         size_t world, micro_steps;
@@ -151,11 +152,12 @@ TEST(Ranks, Bf16GradientsAreNear) {
             double error = 0, squares = 0, norm = 0;
             for (size_t i = 0; i < want.gradient.size(); i++) {
                 ASSERT_EQ(got.gradient[i], float(bf16(got.gradient[i]))) << i;
-                const double g = want.gradient[i], off = std::abs(got.gradient[i] - g), noise = 1e-5 * want.norm;  // of float
+                const double g = want.gradient[i], off = std::abs(got.gradient[i] - g),
+                             noise = 1e-5 * want.norm;  // of the float sums
                 ASSERT_TRUE(!once || off <= 0x1p-7 * std::abs(g) + noise) << i;
                 error += off * off, squares += g * g, norm += double(got.gradient[i]) * got.gradient[i];
             }
-            // Six rows of about the same size have gradients that add up. At most 12 roundings, each with a deviation of at most 2^-8 of a part of the sum.
+            // At most 12 roundings, each with a deviation of at most 2^-8 of a part of the sum.
             EXPECT_LE(std::sqrt(error), std::sqrt(12) * 0x1p-8 * std::sqrt(squares));
             EXPECT_GT(error, 0);
             EXPECT_NEAR(got.norm, std::sqrt(norm), 1e-12 * got.norm);
@@ -163,7 +165,7 @@ TEST(Ranks, Bf16GradientsAreNear) {
     }
 }
 
-// Sums in another order make other roundings, which the iteration makes larger where a gradient hardly points.
+// The iteration amplifies the rounding of sums in another order for small singular values.
 TEST(Ranks, MuonIsNearOneRank) {
     const auto muon = [](ModelLimits &limits) { limits.muon = true; };
     for (RankModel model : {untied, tied, gpt2, adapted}) {
@@ -175,8 +177,8 @@ TEST(Ranks, MuonIsNearOneRank) {
     }
 }
 
-// What one layer keeps is here at a time, and what another one keeps leaves or comes; the moments are here a piece at a time.
-TEST(Ranks, ThePlanOfOffloading) {
+// With offloading the memory holds the activations and weights of two layers at a time, one of which is being copied, and the moments in pieces.
+TEST(Ranks, PlanOfOffloading) {
     ModelConfig model = rank_model(untied);
     model.L = 12, model.window.assign(12, 0);
     const auto plan = [&](const Offload &offload) {
@@ -207,16 +209,17 @@ TEST(Ranks, ThePlanOfOffloading) {
 
 namespace {
 
-// Rows of one document each, of 64 tokens for each rank of a ring; KV heads that ulysses deals out evenly; whole documents in all layers.
+// A step whose rows have one document of 64 tokens for each rank of a ring. Every layer sees whole documents, and ulysses divides the KV heads
+// evenly.
 struct Sending {
     RankCase c;
-    Layout layout;  // which of them the ranks are made to choose
+    Layout layout;  // expected from the rates of limits()
     RankModel of;
     Recompute recompute;
-    size_t document = 0, window = 0;  // or documents of this length, and the second layer with a window
-    bool away = false;                // weights are offloaded
+    size_t document = 0, window = 0;  // not 0: documents of this length, and a window in the second layer
+    bool offloaded = false;           // weights
     bool muon = false;
-    bool frozen = false;  // under adapters of queries
+    bool frozen = false;  // with adapters of the queries
 
     size_t S() const { return row_multiple * c.sp; }
     ModelConfig model() const {
@@ -239,11 +242,13 @@ struct Sending {
         Ranks &r = limits.ranks;
         r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
         r.zero_group = c.group, r.expert_parallel = c.experts;
-        limits.offload = {.weights = away, .dir = testing::TempDir()};
+        limits.offload = {.weights = offloaded, .dir = testing::TempDir()};
         r.flops = layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = layout == Layout::zigzag ? 1e30 : 1;
         return limits;
     }
-    std::string name() const { return c.name() + ", " + name_of(layout) + (of == tied ? ", tied" : "") + (away ? ", away" : ""); }
+    std::string name() const {
+        return c.name() + ", " + name_of(layout) + (of == tied ? ", tied" : "") + (offloaded ? ", offloaded" : "");
+    }
 };
 
 template <class Dev> Payload sent_by_all(const Sending &s) {
@@ -277,7 +282,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     return sum;
 }
 
-// Returns the bytes sent, which must be the predicted ones.
+// Expects the predicted number of bytes, and returns it.
 template <class Dev> Payload expect_predicted(const Sending &s) {
     SCOPED_TRACE(s.name());
     const ModelConfig m = s.model();
@@ -294,8 +299,8 @@ template <class Dev> Payload expect_predicted(const Sending &s) {
 
 }  // namespace
 
-// The prediction is ring.h's table, which test_ring.cpp compares with a ring's own bytes.
-TEST(Ranks, AttentionSendsWhatRingHSays) {
+// The prediction follows the table in ring.h, which test_ring.cpp compares with the bytes of a single ring.
+TEST(Ranks, AttentionSendsWhatIsPredicted) {
     for (size_t world : {2, 3, 4})
         for (Layout layout : {Layout::contiguous, Layout::zigzag})
             for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
@@ -306,7 +311,7 @@ TEST(Ranks, AttentionSendsWhatRingHSays) {
             }
     expect_predicted<CpuF32>({{4, 2, SpMode::ring, 12, 1, 2}, Layout::zigzag, untied, Recompute::none});  // two rings
     for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
-        for (size_t document : {200, 70, 11})  // several documents and windows, which save hops
+        for (size_t document : {200, 70, 11})  // several documents and a window need fewer hops
             EXPECT_GT(
                 expect_predicted<CpuBf16>({{4, 4, mode, 4, 2, 1}, Layout::contiguous, tied, Recompute::none, document, 9}).kv, 0);
 }
@@ -319,13 +324,11 @@ TEST(Ranks, ZeroSendsWhatIsPredicted) {
                 s.muon = (stage + int(model)) % 2;
                 expect_predicted<CpuF32>(s);
                 expect_predicted<CpuBf16>(s);
-                Sending away = s;
-                away.away = true, away.muon = false;
-                expect_predicted<CpuBf16>(away);
+                s.offloaded = true, s.muon = false;
+                expect_predicted<CpuBf16>(s);
             }
 }
 
-// In groups of ranks, with replicas.
 TEST(Ranks, GroupsSendWhatIsPredicted) {
     for (const RankCase &c : group_cases(6))
         for (RankModel model : {untied, tied}) {
@@ -335,8 +338,8 @@ TEST(Ranks, GroupsSendWhatIsPredicted) {
         }
 }
 
-// expert_exchange.h, its table. A row is one run.
-TEST(Ranks, DividedExpertsSendWhatExpertExchangeHSays) {
+// The table in expert_exchange.h.
+TEST(Ranks, DividedExpertsSendWhatTheTableSays) {
     for (const auto &[world, N] : {std::pair<size_t, size_t>{2, 2}, {4, 2}, {4, 4}})
         for (const Recompute recompute : {Recompute::none, Recompute::layer})
             for (const bool frozen : {false, true}) {
@@ -374,17 +377,16 @@ size_t bytes_of(const Plan &plan, const std::vector<std::string> &names) {
 
 }  // namespace
 
-template <class Dev> void expect_shared_activations() {
+TEST(RankPlans, RanksOfARingShareTheActivations) {
     const auto activations = [](size_t ranks) {
-        const Plan plan = plan_of<Dev>("qwen2.5-0.5b", ranks, ranks, 1, 131072);
+        const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", ranks, ranks, 1, 131072);
         return double(plan.bytes() - plan.state_bytes());
     };
     EXPECT_NEAR(8 * activations(8) / activations(1), 1, 0.15);
 }
-TEST(RankPlans, ActivationsAreSharedByTheRing) { expect_shared_activations<CpuF32>(), expect_shared_activations<CpuBf16>(); }
 
-// Beyond attention's arrays, which hold all tokens, a layer needs those of the feed-forward of one tile alone.
-TEST(RankPlans, TheFeedForwardNeedsNoMoreThanATile) {
+// The arrays of attention hold all tokens, those of the feed-forward network one tile.
+TEST(RankPlans, FeedForwardNeedsMemoryForOneTile) {
     const size_t tokens = 65536;
     const auto activations = [&](size_t tile) {
         const Plan plan = plan_of<CpuBf16>("llama3-8b", 1, 1, 1, tokens, tile);
@@ -393,8 +395,9 @@ TEST(RankPlans, TheFeedForwardNeedsNoMoreThanATile) {
     EXPECT_GT(activations(tokens), activations(0) + 2 * double(preset("llama3-8b").F));
 }
 
-// Stage 2: a part of gradients, weights' lower halves and moments. Stage 3: also of the weights; only the current and the next layer's are whole.
-TEST(RankPlans, StagesHoldAPart) {
+// At stage 2 a rank holds a part of the gradients, of the weights' lower halves and of the moments; at stage 3 also of the weights, and whole
+// weights of the current and the next layer.
+TEST(RankPlans, StagesDivideTheState) {
     std::vector<std::string> divided = {"gradients", "params, lower halves", "adamw m", "adamw v"};
     for (int stage : {2, 3}) {
         if (stage == 3) divided.push_back("params");
@@ -416,8 +419,8 @@ TEST(RankPlans, StagesHoldAPart) {
     }
 }
 
-// What no op of its rehearsal touches lives always (../llmc/core/rehearsal.h). The row is shorter than a multiple of the ring, and yet each rank has all of the
-// ops.
+// An array that no op of the rehearsal touches would live always (../llmc/core/rehearsal.h). The rehearsal has all ops on each rank, even for a
+// row that is shorter than the ring.
 TEST(RankPlans, EveryArrayIsTouchedByAnOp) {
     const Offload everything{.activations = true, .optimizer = true, .weights = true, .piece = 4096};
     for (const auto &[model, task] :
@@ -441,7 +444,7 @@ TEST(RankPlans, EveryArrayIsTouchedByAnOp) {
 namespace {
 
 struct SmallCard final : Memory {
-    size_t bytes, alone, a_communicator;  // the latter two are kept free
+    size_t bytes, alone, a_communicator;  // alone, a_communicator: kept free
 
     SmallCard(size_t bytes, size_t alone, size_t a_communicator) : bytes(bytes), alone(alone), a_communicator(a_communicator) {}
     size_t reserve(size_t communicators) const override { return alone + communicators * a_communicator; }
@@ -456,7 +459,7 @@ struct SmallCard final : Memory {
     void read(void *, const void *, size_t) override {}
 };
 
-// A run with rows of 32768 tokens, whose plan does not fit.
+// A run with rows of 32768 tokens, whose plan does not fit in memory.
 struct TooLarge {
     ModelConfig config = rank_model(untied);
     ModelLimits limits;
@@ -467,7 +470,7 @@ struct TooLarge {
     explicit TooLarge(size_t longest = 1000) {
         config.max_positions = 65536, limits.row_tokens = 32768, limits.positions = longest;
     }
-    // Of the plan with other limits.
+    // Size of the plan with other limits.
     template <class Change> size_t bytes(Change change) const {
         ModelLimits other = limits;
         change(other);
@@ -482,13 +485,8 @@ struct TooLarge {
     }
     std::string refusal(size_t memory) const {
         SelfComm comm;
-        Run run{"train_llama",
-                task,
-                {},
-                comm,
-                1,
-                {cpu_models<float>(), [&] {
-                                                        return std::make_unique<SmallCard>(memory, alone, a_communicator); }}};
+        const auto card = [&] { return std::make_unique<SmallCard>(memory, alone, a_communicator); };
+        Run run{"train_llama", task, {}, comm, 1, {cpu_models<float>(), card}};
         run.model.config = config, run.model.ranks = limits.ranks;
         run.options.recompute = recompute, run.options.dtype = "f32";
         return error_of([&] { open_model(run, run.model, limits); });
@@ -497,7 +495,7 @@ struct TooLarge {
 
 }  // namespace
 
-TEST(RankPlans, APlanLargerThanTheMemorySaysWhatToChangeAndByHowMuch) {
+TEST(RankPlans, MessageOfAPlanThatDoesNotFitNamesSmallerOptions) {
     TooLarge run, of_long_samples(20000);
     run.recompute = "auto";
     const size_t half = run.bytes_of_rows(16384), quarter = of_long_samples.bytes_of_rows(8192);
@@ -514,19 +512,18 @@ TEST(RankPlans, APlanLargerThanTheMemorySaysWhatToChangeAndByHowMuch) {
     expect_contains(run.refusal(4096), {"fix: --recompute layer, --dtype bf16"});
 }
 
-// Kernels that the driver loads when they first run, and the buffers of communication among ranks.
-TEST(RankPlans, LeaveRoomForWhatIsLoadedLater) {
+// The driver loads kernels at their first launch, and communicators allocate buffers.
+TEST(RankPlans, LeaveRoomForKernelsAndCommunicators) {
     constexpr size_t KiB = 1024;
     TooLarge run;
     run.alone = 100 * KiB, run.a_communicator = 400 * KiB;
     Ranks &ranks = run.limits.ranks;
     EXPECT_EQ(ranks.communicators(), 0u);
-    expect_contains(run.refusal(1024 * KiB), {"only 924.0 KiB of memory are free"});
-    ranks.world = 2;
-    expect_contains(run.refusal(1024 * KiB), {"only 524.0 KiB of memory are free"});
-    ranks.world = 4, ranks.sp = 2;
-    expect_contains(run.refusal(1024 * KiB), {"only 124.0 KiB of memory are free"});
-    expect_contains(run.refusal(99 * KiB), {"only 0.0 KiB of memory are free"});
+    for (const auto &[world, sp, available, left] :
+         {std::tuple(1u, 1u, 1024u, "924.0"), {2, 1, 1024, "524.0"}, {4, 2, 1024, "124.0"}, {4, 2, 99, "0.0"}}) {
+        ranks.world = world, ranks.sp = sp;
+        expect_contains(run.refusal(available * KiB), {format("only %s KiB of memory are free", left)});
+    }
     ranks.zero_group = 2;
     EXPECT_EQ(ranks.communicators(), 4u);  // the world, the ring, the group, its replicas
 }

@@ -1,4 +1,4 @@
-// ring.h: ranks are threads, each with its share of the rows. Results equal one rank's in every mode and layout.
+// ring.h on ranks that are threads: the results equal those of one rank in every mode and layout, and the payload its formulas.
 #include "../llmc/parallel/ring.h"
 
 #include "errors.h"
@@ -27,27 +27,27 @@ static std::vector<RingCase> ring_cases(const AttentionCase &a) {
     return cases;
 }
 
-// With the float64 reference, both results are within the same derived bound of it, so within twice the bound of one another.
+// Both results are within the same derived bound of the float64 reference. One rank has the bits of the op alone.
 TYPED_TEST(Ring, EqualsOneRank) {
     using Test = Ring<TypeParam>;
     const struct {
         const char *name;
         AttentionCase a;
-        std::vector<RingCase> cases = {};  // else all
+        std::vector<RingCase> cases = {};  // empty: all
     } shapes[] = {
         {"4:2", {{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16}},
         {"9:3", {{100, 1, 91}, 0, 9, 3, 8}},
         {"7:1, window 24", {{30, 1, 120, 41}, 24, 7, 1, 8}},
         {"8:2, window 24", {{192}, 24, 8, 2, 8}},
         {"one document", {{192}, 0, 2, 1, 8}},
-        // so long that a rank has several blocks of queries, and that bf16 is multiplied as bf16
+        // long enough for several blocks of queries on a rank, and for products in bf16
         {"long",
          {{200, 1, 350, 217}, 0, 2, 1, 16},
          {{2, SpMode::ring, Layout::zigzag},
           {3, SpMode::ring, Layout::longest_first},
           {3, SpMode::gather, Layout::zigzag},
           {2, SpMode::ulysses, Layout::contiguous}}},
-        // 7 ranks share one KV head; 6 ranks of 2 query heads in groups of 3 hold 2 copies each, 8 of 1 in groups of 2 one
+        // KV heads copied to several ranks: one head to 7; 2 copies of each on 6 ranks with 2 query heads; one of each on 8 ranks with 1
         {"7:1", {{55, 1, 168}, 0, 7, 1, 8}, {{7, SpMode::ulysses, Layout::contiguous}}},
         {"12:4", {{55, 1, 136}, 0, 12, 4, 8}, {{6, SpMode::ulysses, Layout::contiguous}}},
         {"8:4", {{55, 1, 200}, 0, 8, 4, 8}, {{8, SpMode::ulysses, Layout::contiguous}}},
@@ -92,7 +92,7 @@ TYPED_TEST(Ring, PayloadOfADenseRow) {
     }
 }
 
-TYPED_TEST(Ring, WhatNobodyNeedsIsNotSent) {
+TYPED_TEST(Ring, OnlyVisibleKeysAreSent) {
     using Test = Ring<TypeParam>;
     const auto payload = [](const std::vector<size_t> &documents, const RingCase &c, size_t window = 0) {
         const AttentionCase a{documents, window, 2, 1, 8};
@@ -103,13 +103,13 @@ TYPED_TEST(Ring, WhatNobodyNeedsIsNotSent) {
     EXPECT_EQ(payload({48, 48, 48, 48}, ring).kv, 0u);
     EXPECT_EQ(payload({48, 48, 48, 48}, ring).dkv, 0u);
     EXPECT_EQ(payload({48, 48, 48, 48}, gather).kv, 0u);
-    EXPECT_EQ(payload({45, 51, 96}, ring).kv, 2 * row * (6 + 48));  // a piece of 6 to the next rank; half of the last document
-    EXPECT_EQ(payload({192}, ring, 6).kv, 2 * row * 3 * 6);         // each rank but the last: its last piece
+    EXPECT_EQ(payload({45, 51, 96}, ring).kv, 2 * row * (6 + 48));  // 6 rows to the next rank; half of the last document
+    EXPECT_EQ(payload({192}, ring, 6).kv, 2 * row * 3 * 6);         // each rank but the last one sends 6 rows
 }
 
 // ---- modes
 
-TEST(RingModes, SayWhatWorks) {
+TEST(RingModes, MessageNamesModesThatWork) {
     const auto message = [](auto... args) { return error_of([&] { check_sp_mode(args...); }); };
     EXPECT_EQ(message(SpMode::ring, 4, 9, 3, 0), "no error");
     EXPECT_EQ(message(SpMode::gather, 4, 9, 3, 3), "no error");

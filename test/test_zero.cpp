@@ -1,4 +1,4 @@
-// The sharded optimizer against a flat one of a single rank, on a table whose tensors have awkward sizes.
+// The sharded optimizer compared with an unsharded one on one rank, for tensors whose sizes divide evenly into nothing.
 #include "../llmc/parallel/optimizer.h"
 
 #include <mutex>
@@ -7,12 +7,12 @@
 #include "gathered.h"
 #include "late_comm.h"
 
-static constexpr size_t steps = 3, samples = 24;  // 24 gradients are summed in a step, over ranks and micro-steps
+static constexpr size_t steps = 3, samples = 24;  // a step sums 24 gradients, over ranks and micro-steps
 static constexpr size_t row = 5, bucket_bytes = 4 * 400;
 static constexpr double max_norm = 1;
 
-// An embedding that is too large for a bucket, layers with norms between and behind matrices, a bucket of one element. What decays in a layer is a
-// matrix of these shapes, for Muon.
+// An embedding larger than a bucket, layers with norms between and behind matrices, and a bucket of one element. Tensors of a layer with weight
+// decay are matrices for Muon.
 struct Fake {
     std::vector<Tensor> table;
     std::vector<Unit> units;
@@ -47,11 +47,11 @@ struct Case {
     size_t micro_steps;
     Moments moments = Moments::f32;
     bool rounds = false;  // gradients are stored in bf16
-    float unit = 1;       // of gradients: 257 of them have more bits than a bf16
+    float unit = 1;       // factor of the gradients: with 257 they have more bits than a bf16
     bool muon = false;
 };
 
-// What a sample of a step adds to the gradient of an element: small integers, whose sums have no roundings, and so the bits of one rank in any order.
+// The gradient of a sample: small integers, whose sums are exact and so have the same bits in any order.
 static float gradient(const Case &c, size_t step, size_t sample, size_t element) {
     static const std::vector<float> all = [] {
         std::vector<float> out(steps * samples * fake.count);
@@ -65,23 +65,20 @@ static float initial(size_t element) { return float(std::sin(double(element + 1)
 
 static AdamW setting(size_t step, double norm) { return {1e-2, 0.9, 0.999, 1e-8, 0.1, std::min(1.0, max_norm / norm), step}; }
 
-// By global offsets.
+// Of all ranks, by global offset.
 struct State {
     std::vector<float> params, master, m, v;
-    std::vector<float> grads;  // of the last step, summed
+    std::vector<float> grads;  // sum of the last step
     std::vector<double> norms;
-    size_t copied = 0;  // bytes that all communicators brought somewhere
+    size_t copied = 0;  // bytes copied by all communicators
 
     State() : params(fake.count), master(fake.count), m(fake.count), v(fake.count), grads(fake.count) {}
 };
 
-// The same bits of all that an update changes.
+// Expects the same bits of everything that an update changes.
 static void expect_same_update(const State &got, const State &want) {
     EXPECT_EQ(got.norms, want.norms);
-    EXPECT_EQ(got.master, want.master);
-    EXPECT_EQ(got.params, want.params);
-    EXPECT_EQ(got.m, want.m);
-    EXPECT_EQ(got.v, want.v);
+    for (const auto member : {&State::master, &State::params, &State::m, &State::v}) EXPECT_EQ(got.*member, want.*member);
 }
 
 static double norm_of(const std::vector<float> &x) {
@@ -90,7 +87,7 @@ static double norm_of(const std::vector<float> &x) {
     return std::sqrt(sum);
 }
 
-// One rank, without buckets.
+// One rank, without buckets and shards.
 template <class X> State flat_run(const Case &c) {
     State s;
     const CpuF32 dev{1};
@@ -116,12 +113,6 @@ template <class X> State flat_run(const Case &c) {
     return s;
 }
 
-// Adds what this rank's samples of a micro-step give to bucket b.
-static void add_gradients(const Case &c, int rank, size_t step, size_t micro, const Bucket &b, float *to) {
-    for (size_t sample = size_t(rank) + micro * size_t(c.ranks); sample < samples; sample += size_t(c.ranks) * c.micro_steps)
-        for (size_t i = 0; i < b.count; i++) to[i] += gradient(c, step, sample, b.global + i);
-}
-
 template <class X>
 void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float> *buffers, const Case &c, size_t step,
               size_t micro) {
@@ -130,7 +121,9 @@ void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float>
     for (size_t b = s.buckets.size(); b-- > 0;) {
         float *const to = zero.gradients.in_buffers() ? buffers[b % 2].data() : zero.gradients.floats + s.buckets[b].begin;
         zero.gradients.start(comm, memory, b, to);
-        add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
+        for (size_t sample = size_t(comm.rank + c.ranks * int(micro)); sample < samples;
+             sample += size_t(c.ranks) * c.micro_steps)
+            for (size_t i = 0; i < s.buckets[b].count; i++) to[i] += gradient(c, step, sample, s.buckets[b].global + i);
         zero.gradients.reduce(comm, b, to, micro + 1 == c.micro_steps);
     }
     if (zero.gradients.in_buffers()) zero.gradients.finish(comm);
@@ -197,14 +190,15 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
     return out;
 }
 
-// Bytes that move in a step, as zero.h says, and what communicators copy besides: to sum, a rank copies its own part in and out.
+// Bytes sent in a step by the formulas of zero.h, plus those that communicators copy: a rank copies its own part of a sum in and out.
 template <class X> size_t bytes_copied(const Case &c) {
     const Sharding s(fake.units, c.stage, c.ranks, 0, bucket_bytes);
-    const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.parts * s.shard_count;  // padding before a unit is not sent
+    const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.parts * s.shard_count;  // without the padding before a unit
     if (s.stage == 0) return (W - 1) * 2 * 4 * fake.count + 2 * 4 * fake.count;
     if (s.stage == 1) return (W - 1) * (4 + x) * padded + 2 * 4 * padded;
-    if (s.stage == 3) return (W - 1) * 4 * c.micro_steps * padded + (2 + 1) * 4 * c.micro_steps * padded;  // the model gathers
-    return (W - 1) * (4 * c.micro_steps + x) * padded + (2 + 1) * 4 * c.micro_steps * padded;  // and to start a bucket
+    if (s.stage == 3)
+        return (W - 1) * 4 * c.micro_steps * padded + (2 + 1) * 4 * c.micro_steps * padded;    // the model gathers weights
+    return (W - 1) * (4 * c.micro_steps + x) * padded + (2 + 1) * 4 * c.micro_steps * padded;  // also for the start of a bucket
 }
 
 class ZeroRuns : public testing::TestWithParam<std::tuple<int, int, size_t>> {
@@ -215,24 +209,20 @@ class ZeroRuns : public testing::TestWithParam<std::tuple<int, int, size_t>> {
     }
 };
 
-template <class X> void expect_one_ranks_bits(const Case &c, bool late) {
-    const State got = sharded_run<X>(c, late), want = flat_run<X>(c);
-    EXPECT_EQ(got.grads, want.grads);
-    expect_same_update(got, want);
-    EXPECT_EQ(got.copied, steps * bytes_copied<X>(c));
-}
-
-// Moments in bf16 are rounded at random, by bits that do not depend on the ranks.
+// Moments in bf16 are rounded stochastically, by random bits that do not depend on the ranks.
 TEST_P(ZeroRuns, ExactSumsGiveTheBitsOfOneRank) {
-    for (const Moments moments : {Moments::f32, Moments::bf16}) {
+    const auto expect = [&]<class X>(X, Moments moments, bool late) {
         Case c = make_case();
         c.moments = moments;
-        expect_one_ranks_bits<float>(c, false);
-        expect_one_ranks_bits<bf16>(c, true);
-    }
+        const State got = sharded_run<X>(c, late), want = flat_run<X>(c);
+        EXPECT_EQ(got.grads, want.grads);
+        expect_same_update(got, want);
+        EXPECT_EQ(got.copied, steps * bytes_copied<X>(c));
+    };
+    for (const Moments moments : {Moments::f32, Moments::bf16}) expect(float(), moments, false), expect(bf16(), moments, true);
 }
 
-// No block of moments in 8 bits depends on the ranks. Moments of norms and biases stay floats.
+// The blocks of 8-bit moments do not depend on the ranks. Moments of norms and biases are floats.
 TEST_P(ZeroRuns, MomentsInBlocksGiveTheBitsOfOneRank) {
     Case c = make_case(), one{1, 0, c.micro_steps};
     c.moments = one.moments = Moments::blockwise;
@@ -243,7 +233,7 @@ TEST_P(ZeroRuns, MomentsInBlocksGiveTheBitsOfOneRank) {
         for (size_t i = t.offset; !t.decay && i < t.offset + t.count; i++) EXPECT_EQ(got.m[i], floats.m[i]) << t.name;
 }
 
-// A matrix is on one rank or on all of them, and is orthogonalised from the same numbers. What is not a layer's is AdamW's, and a layer's matrix has no v.
+// Each matrix is orthogonalised from the same numbers, on one rank or on all. AdamW updates tensors outside of layers. Matrices of layers have no v.
 TEST_P(ZeroRuns, MuonGivesTheBitsOfOneRank) {
     const auto expect = [&]<class X>(X, Moments moments, bool late) {
         Case c = make_case(), one{1, 0, c.micro_steps};
@@ -262,7 +252,8 @@ TEST_P(ZeroRuns, MuonGivesTheBitsOfOneRank) {
     expect(bf16(), Moments::bf16, true);
 }
 
-// Stored in bf16, gradients of few bits are exact. Sums of more bits are rounded once in a step of one micro-step, by bits that do not depend on the ranks.
+// bf16 stores gradients of few bits exactly. Sums of more bits are rounded once in a step of one micro-step, by random bits that do not depend on
+// the ranks.
 TEST_P(ZeroRuns, Bf16GradientsOfOneMicroStepGiveTheBitsOfOneRank) {
     Case c = make_case(), one{1, 0, 1};
     c.rounds = one.rounds = true;
@@ -285,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Zero, ZeroRuns,
                              return format("ranks%d_stage%d_micro%zu", std::get<0>(p), std::get<1>(p), std::get<2>(p));
                          });
 
-TEST(Zero, LargeBucketsArePiecesOfWholeRows) {
+TEST(Zero, LargeUnitIsDividedIntoBucketsOfWholeRows) {
     for (int world : {2, 3, 8}) {
         const Sharding s(fake.units, 2, world, 0, bucket_bytes);
         size_t pieces = 0;

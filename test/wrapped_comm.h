@@ -1,4 +1,4 @@
-// A communicator that passes its calls on to another one; base class of wrappers that change some calls.
+// A communicator that passes its calls to another one: the base class of wrappers that change some calls.
 #pragma once
 #include "../llmc/parallel/comm.h"
 

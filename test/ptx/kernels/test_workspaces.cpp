@@ -15,7 +15,7 @@ TEST(PtxWorkspaces, AModelOutlivesTheOneThatRanLast) {
     policy.model->evaluate(rows[0]);
     ptx::products.clear();
     {
-        Trained<CudaBf16> reference(dev, g, Recompute::none, Mode::evaluate);
+        Trained<CudaBf16> reference(dev, g, {.mode = Mode::evaluate});
         reference.model->evaluate(rows[0]);
     }
     ASSERT_FALSE(ptx::products.empty());
