@@ -1,4 +1,4 @@
-// AdamW in float64, and how far float may be from it.
+// AdamW in float64, and error bounds for float.
 #pragma once
 #include <bit>
 
@@ -22,7 +22,7 @@ inline void adamw_reference(AdamWState &r, const std::vector<double> &grads, Ada
 
 inline AdamW adamw_setting(size_t step) { return {1e-2, 0.9, 0.999, 1e-8, 0.1, 0.37, step}; }
 
-// |p| < 5, an update is at most lr * sqrt(steps) (and m may cancel, which its roundings do not)
+// For |p| < 5 and updates of at most lr * sqrt(steps). The terms of m may cancel; their roundings do not.
 struct AdamWError {
     double params, m, v;
 };
@@ -31,7 +31,7 @@ inline AdamWError adamw_error(size_t steps) {
     return {n * u * (2 * 5 + 16 * 1e-2 * std::sqrt(n)), 4 * n * u * 5, 4 * n * u * 25 * 1e-3 * n};
 }
 
-// The model's view of its parameters: the nearest X; of two equally near, the one farther from zero.
+// Expects the nearest X of each parameter; of two equally near values, the one farther from zero.
 template <class X> void expect_nearest(const std::vector<X> &rounded, const std::vector<float> &params) {
     for (size_t i = 0; i < params.size(); i++) {
         const uint32_t u = std::bit_cast<uint32_t>(params[i]);

@@ -1,5 +1,5 @@
-// What the tests of attention share, on the CPU and of the kernels: a float64 reference that materialises every score, the op run with
-// its rows dealt to ranks, and the comparison of the two.
+// Attention for tests on the CPU and of kernels: a float64 reference that stores all scores, a run of the op with rows dealt to ranks, and
+// the comparison of both.
 #pragma once
 #include <cstring>
 #include <deque>
@@ -48,14 +48,14 @@ struct AttentionCase {
     }
 };
 
-// `*_size` is the same sum over absolute values: what rounding errors are relative to.
+// `*_size` is the same sum over absolute values; rounding errors are relative to it.
 struct AttentionReference {
     std::vector<double> out, out_size, lse;  // (T, H, D), (H, T)
     std::vector<double> dqkv, dqkv_size;     // (T, (H + 2 KV) * D)
-    double score_size = 0;                   // the largest
+    double score_size = 0;                   // of all scores
 };
 
-// P[t, r] of head h, over the keys first_key .. t.
+// Returns P[t, r] of head h for the keys r from first_key to t.
 inline std::vector<double> probabilities(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
                                          size_t t, size_t h, size_t first_key) {
     const double *q = &qkv[(t * (a.H + 2 * a.KV) + h) * a.D];
@@ -95,7 +95,7 @@ inline AttentionReference attention_reference(const AttentionCase &a, const std:
     return ref;
 }
 
-// Adds ref.dqkv. delta comes from the `out` given, so that the op and the reference can be handed the same rounded one.
+// Computes ref.dqkv. delta is computed from `out`, so that op and reference can use the same rounded values.
 inline void attention_reference_backward(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
                                          const std::vector<double> &out, const std::vector<double> &dout) {
     const size_t T = a.T(), D = a.D, row = a.row();
@@ -137,7 +137,7 @@ template <class X> struct AttentionResult {
     std::vector<float> lse;
 };
 
-template <template <class> class Array, class X> struct AttentionRank {  // what one rank holds: T rows
+template <template <class> class Array, class X> struct AttentionRank {  // the T rows of one rank
     Pieces pieces;
     size_t T;
     Array<X> qkv, dout, out;
@@ -162,8 +162,8 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
     AttentionGrads grads(AttentionRank &keys) { return {dq.data(), keys.dk.data(), keys.dv.data()}; }
 };
 
-// Forward and backward with the rows dealt to ranks: rank r holds the pieces of ranks[r], one after the other. Array is an array in the
-// memory of the device: Array<T>(n) full of NaN or Array<T>(vector), and values() gives it back. Gradients overwrite queries, keys and values.
+// Both passes, with the pieces ranks[r] as the consecutive rows of rank r. Array is an array in the memory of the device: Array<T>(n) is full of
+// NaN, Array<T>(vector) has these values, and values() returns them. Gradients overwrite queries, keys and values.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const AttentionValues<X> &in,
                                  const std::vector<Pieces> &ranks) {
@@ -231,10 +231,10 @@ inline std::vector<double> relative(std::vector<double> x, const std::vector<dou
     return x;
 }
 
-// All but inputs, results and, where tiles of bf16 are multiplied, P and dS is float (float_sums.h).
+// All values are float (float_sums.h) except inputs, results and, if tiles are multiplied in bf16, P and dS.
 //
-// A score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8. A
-// probability exp(score - lse) is off by twice that, relative to itself.
+// A score is a sum over D, and lse a sum of exp(score); storing, scaling and merging them adds a few roundings of numbers below 8. The relative
+// error of a probability exp(score - lse) is twice that.
 template <class X> double lse_error(const AttentionCase &a, const AttentionReference &ref) {
     return sum_error_of<X>(a.D) * ref.score_size + rounded_sum_error(a.T()) + rounded_sum_error(1) * 8;
 }
@@ -256,7 +256,7 @@ void check_attention(const char *what, const AttentionCase &a, const AttentionVa
     expect("dqkv", got.dqkv, ref.dqkv, ref.dqkv_size, p_error + sum_error_of<X>(a.T() * a.H) + sum_error_of<X>(a.D));
 }
 
-// chunks pieces of about equal length, dealt to the ranks in turn, there and back if `zigzag`
+// Deals `chunks` pieces of about equal length to the ranks in turn; with `zigzag` every other turn is in reverse order.
 inline std::vector<Pieces> deal(size_t T, size_t ranks, size_t chunks, bool zigzag) {
     std::vector<Pieces> out(ranks);
     std::vector<size_t> rows(ranks);
@@ -271,7 +271,7 @@ inline std::vector<Pieces> deal(size_t T, size_t ranks, size_t chunks, bool zigz
 
 template <class A, class B> inline bool same_bits(const A *a, const B *b, size_t n) { return memcmp(a, b, n * sizeof(A)) == 0; }
 
-// Whether the rows [begin, end) of outputs and gradients have the same bits.
+// True if the rows [begin, end) of outputs and gradients have the same bits.
 template <class X>
 bool same_rows(const AttentionCase &a, const AttentionResult<X> &x, const AttentionResult<X> &y, size_t begin, size_t end) {
     const auto same = [&](const std::vector<X> &v, const std::vector<X> &w, size_t row) {

@@ -1,5 +1,5 @@
-// What the tests of attention_decode share, on the CPU and of the kernels: sequences of which each is a document of attention.h, the queries
-// of their last tokens, and a cache in which all that these must not see is NaN.
+// attention_decode for tests on the CPU and of kernels: sequences, each a document of attention.h, the queries of their last tokens, and a
+// cache with NaN in all rows that these queries must not read.
 #pragma once
 #include "../llmc/ops/attention_decode.h"
 #include "reference_attention.h"
@@ -12,12 +12,12 @@ struct DecodeShape {
     size_t row() const { return (H + 2 * KV) * D; }
     size_t pages() const {
         return ceil_div(size_t(*std::ranges::max_element(length)), cache_page) + 1;
-    }  // one more than anybody has
+    }  // one more than any sequence has
     float scale() const { return float(1 / std::sqrt(double(D))); }
 };
 
-// Sequences are not in order in the cache, and neither are the pages of one sequence. Where no key of a page is seen, the table names a page
-// that nobody owns.
+// The pages of the cache are in no order. For a page without visible keys the table contains a page of no
+// sequence.
 template <class X> struct DecodeInputs {
     size_t cache_rows;
     std::vector<X> qkv, last;    // (sum of length, (H+2*KV)*D): all tokens of all sequences; (B, ...): their last ones
@@ -25,7 +25,7 @@ template <class X> struct DecodeInputs {
     std::vector<int32_t> table;  // (B, pages)
 
     explicit DecodeInputs(const DecodeShape &s) {
-        const size_t owned = s.B() * s.pages(), pool = (owned + 1) % 7 ? owned + 1 : owned + 2;  // 7 must not divide it
+        const size_t owned = s.B() * s.pages(), pool = (owned + 1) % 7 ? owned + 1 : owned + 2;  // not a multiple of 7
         const auto page = [&](size_t i) { return int32_t((7 * i + 3) % pool); };
         cache_rows = pool * cache_page;
         for (size_t b = 0; b < s.B(); b++) {
@@ -46,7 +46,7 @@ template <class X> struct DecodeInputs {
     }
 };
 
-// The cache as cache_store leaves it, which held NaN before.
+// The cache after cache_store; it contained NaN before.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 std::vector<X> run_cache_store(Dev dev, const DecodeShape &s, const DecodeInputs<X> &in) {
     Array<X> cache(in.cache_rows * 2 * s.KV * s.D), qkv(in.qkv);
@@ -57,7 +57,7 @@ std::vector<X> run_cache_store(Dev dev, const DecodeShape &s, const DecodeInputs
     return cache.values();
 }
 
-// out (sequences, H*D) of a batch of some of the sequences, with a table that is as wide as they need.
+// out (sequences, H*D) of a batch of some sequences, with a table of the width that they need.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 std::vector<X> run_decode(Dev dev, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &cache_values,
                           const std::vector<size_t> &sequences) {
@@ -84,7 +84,7 @@ std::vector<X> run_decode(Dev dev, const DecodeShape &s, const DecodeInputs<X> &
     return run_decode<Array>(dev, s, in, cache, all);
 }
 
-// All rows must have the bits of their tokens, and all others must still be NaN.
+// Expects the bits of the tokens in their rows, and NaN in all other rows.
 template <class X> void check_cache(const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &cache) {
     const size_t row = 2 * s.KV * s.D;
     std::vector<X> want(cache.size(), X(NAN));
@@ -131,8 +131,8 @@ void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> 
     expect_close(what, relative(widen(out), want.size), relative(want.out, want.size), want.error + unit_roundoff<X>);
 }
 
-// Lengths at the borders of pages (64 keys) and of splits (256), windows that begin there, groups of one head and of up to 9, and
-// head sizes that fill the vectors and that do not.
+// Lengths around the ends of pages (64 keys) and splits (256 keys), windows that begin there, groups of 1 to 9 heads, and head sizes that are
+// multiples of a vector or not.
 inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {
     {"one key, D 8", {{0}, {1}, 1, 1, 8}},
     {"2:2, D 8", {{0, 0, 3}, {5, 70, 140}, 2, 2, 8}},

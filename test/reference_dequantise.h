@@ -1,4 +1,4 @@
-// Weights in 4 or 8 bits in float64, and how far float may be from them.
+// Weights of 4 or 8 bits in float64, and error bounds for float.
 #pragma once
 #include "../llmc/ops/quantise.h"
 #include "check.h"
@@ -18,8 +18,8 @@ inline std::vector<double> dequantise_reference(int bits, const QuantisedArrays 
     return out;
 }
 
-// Of 4 bits, a magnitude has two roundings, of numbers below the largest scale plus the mean, and a weight one more. Of 8 bits a weight has one, and
-// both have the one to X.
+// With 4 bits a magnitude is rounded twice, as a number below the largest scale plus the mean, and the weight once more. With 8 bits the weight is
+// rounded once. Both are then rounded to X.
 template <class X> double dequantise_error(int bits, const QuantisedArrays &q, const std::vector<double> &want) {
     double largest_scale = 0;
     for (size_t i = 1; bits == 4 && i < q.scales.size(); i++) largest_scale = std::max(largest_scale, double(q.scales[i]));

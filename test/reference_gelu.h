@@ -1,4 +1,4 @@
-// gelu in float64, and how far float may be from it.
+// gelu in float64, and error bounds for float.
 #pragma once
 #include "../llmc/ops/gelu.h"
 #include "check.h"
@@ -7,7 +7,7 @@ template <Gelu form> constexpr const char *gelu_name = form == Gelu::erf ? "erf"
 
 struct GeluReference {
     double P, slope;  // of P
-    double exponent;  // of the exp in it
+    double exponent;  // of exp in P
 };
 
 template <Gelu form> GeluReference gelu_reference(double x) {
@@ -33,9 +33,9 @@ template <Gelu form> std::vector<double> gelu_backward_reference(const std::vect
     return dx;
 }
 
-// The relative error of P in float. The exponent has 4 roundings, so that exp is off by 4 of them times the exponent and its own 2.
-// In the form with erf there are 3 in t, 8 in the polynomial, whose alternating terms are up to 3 times the sum, and 1.7e-8, a
-// third of one, in its coefficients: below 40 in all.
+// The relative error of P in float. The exponent has 4 roundings, so exp is off by 4 roundings times the exponent, and by 2 of its own. The form
+// with erf has 3 roundings in t, 8 in the polynomial, whose alternating terms are up to 3 times the sum, and 1.7e-8, a third of a rounding, in the
+// coefficients: fewer than 40 together.
 inline double gelu_P_error(const GeluReference &r) { return (40 + 4 * std::abs(r.exponent)) * unit_roundoff<float>; }
 
 template <Gelu form, class X> double gelu_error(const std::vector<double> &x) {
@@ -47,8 +47,8 @@ template <Gelu form, class X> double gelu_error(const std::vector<double> &x) {
     return error;
 }
 
-// As P, so its slope, but for 1 - P in the form with tanh, which is rounded as 1 is: of x P' = x P (1 - P) 2 u' that is one rounding
-// of x P 2 u'.
+// The slope of P has the error of P. In the form with tanh, 1 - P has a rounding of 1, which in x P' = x P (1 - P) 2 u' is a rounding of
+// x P 2 u'.
 template <Gelu form, class X> double gelu_backward_error(const std::vector<double> &dout, const std::vector<double> &x) {
     double error = 0;
     for (size_t i = 0; i < x.size(); i++) {
@@ -60,10 +60,10 @@ template <Gelu form, class X> double gelu_backward_error(const std::vector<doubl
     return error;
 }
 
-// Far from 0 gelu and silu are 0 or x itself, and their derivatives 0 or 1; a NaN stays one.
+// Far from 0, gelu and silu are 0 or x, and their derivatives 0 or 1; NaN gives NaN.
 inline const std::vector<float> extreme_inputs = {-1e30f, -1000, -100, -0.0f, 0, 100, 1000, 1e30f, NAN};
 
-template <class X> void expect_extremes(const std::vector<X> &out, const std::vector<X> &dx) {  // dx: where dout is 1
+template <class X> void expect_extremes(const std::vector<X> &out, const std::vector<X> &dx) {  // dx: for dout = 1
     const std::vector<float> want = {0, 0, 0, 0, 0, 100, 1000, 1e30f}, slope = {0, 0, 0, 0.5f, 0.5f, 1, 1, 1};
     for (size_t i = 0; i < want.size(); i++) {
         EXPECT_NEAR(float(out[i]), float(X(want[i])), 1e-30) << extreme_inputs[i];

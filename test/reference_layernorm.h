@@ -1,14 +1,14 @@
-// layernorm in float64, and how far float may be from it.
+// layernorm in float64, and error bounds for float.
 #pragma once
 #include "check.h"
 
 struct LayerNormRows {
     std::vector<double> out, mean, rstd;
-    double xh_roundings = 0, out_roundings = 0;  // of float, in xh and in out: see layernorm_error
+    double xh_roundings = 0, out_roundings = 0;  // of float in xh and out (layernorm_error)
 };
 
-// Roundings of float, at most, in xh = (x - mean) * rstd, where it is `xh` itself: the mean is rounded once, and sums of C terms of
-// the size of |x - mean|, which is 1 / rstd on average, are off by C roundings of these: the shift of the mean and the variance.
+// The maximum number of float roundings in xh = (x - mean) * rstd. The mean is rounded once. The shift of the mean and the variance are sums of C
+// terms of the size of |x - mean|, on average 1 / rstd, and so have C roundings of these.
 inline double layernorm_xh_roundings(size_t C, double xh, double mean, double rstd) {
     return double(C + 8) * (1 + std::abs(xh)) + 2 * std::abs(mean) * rstd;
 }
@@ -32,11 +32,11 @@ inline LayerNormRows layernorm_reference(const std::vector<double> &x, const std
     return rows;
 }
 
-// and one rounding to X
+// With one rounding to X.
 template <class X> double layernorm_error(const LayerNormRows &want) {
     return want.out_roundings * unit_roundoff<float> + unit_roundoff<X> * largest(want.out);
 }
-// The mean of the rounded sums is also rounded; the effect of the shift is a part of xh, in units of 1 / rstd. rstd is off as xh is.
+// The mean of the rounded sums is also rounded. The effect of the shift is a part of xh, in units of 1 / rstd. rstd has the error of xh.
 inline double layernorm_mean_error(const LayerNormRows &want) {
     double error = 0;
     for (const double rstd : want.rstd) error = std::max(error, want.xh_roundings / rstd * unit_roundoff<float>);
@@ -48,7 +48,7 @@ inline double layernorm_rstd_error(const LayerNormRows &want) {
 
 struct LayerNormGradient {
     std::vector<double> dx, dw, dbias;
-    std::vector<double> dw_terms, dbias_terms;  // sums of the absolute values of what dw and dbias sum
+    std::vector<double> dw_terms, dbias_terms;  // sums of absolute values of the terms of dw and dbias
 };
 
 inline LayerNormGradient layernorm_backward_reference(const std::vector<double> &dout, const std::vector<double> &x,
@@ -71,9 +71,9 @@ inline LayerNormGradient layernorm_backward_reference(const std::vector<double> 
     return gradient;
 }
 
-// With G the largest |g|, and E the error of xh, whose mean square is at most 1: g and its mean are off by C + 8 roundings of G
-// each, mean(g * xh) by as many and by G E, and that is multiplied by xh, which is off by E again. E is (C + 8) (1 + |xh|) roundings
-// or more, which leaves E (3 + |xh|) of all these. Then the sum with the residual's gradient is rounded twice.
+// G is the largest |g|, E the error of xh, whose mean square is at most 1. g and its mean are each off by C + 8 roundings of G, mean(g * xh) by as
+// many and by G E; its product with xh is off by E again. E is at least (C + 8) (1 + |xh|) roundings, so all these are at most E (3 + |xh|). The
+// sum with the gradient of the residual is rounded twice.
 template <class X>
 double layernorm_dx_error(size_t C, const LayerNormRows &rows, const std::vector<double> &dout, const std::vector<double> &w,
                           const std::vector<double> &want) {

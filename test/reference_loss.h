@@ -7,7 +7,7 @@
 struct ClassifierRow {
     double nll, entropy, correct, max, sum;  // max, sum: of logits divided by the temperature
     std::vector<double> dlogit;
-    double spread;  // largest distance of its logits
+    double spread;  // largest difference of logits
 };
 
 inline ClassifierRow classifier_reference(std::vector<double> logit, size_t target, double weight, double entropy_weight = 0,
@@ -29,7 +29,7 @@ inline ClassifierRow classifier_reference(std::vector<double> logit, size_t targ
 struct HeadResult {
     std::vector<double> nll, entropy, correct, lse, dx, dw;
     double loss = 0;              // sum_n weights[n] nll[n] + entropy_weight entropy[n]
-    double size = 0, spread = 0;  // largest sum_c |x w| of a logit; largest distance of logits in a row
+    double size = 0, spread = 0;  // largest sum_c |x w| of a logit; largest difference of logits in a row
 };
 
 inline HeadResult head_reference(const std::vector<double> &x, const std::vector<double> &w, const std::vector<int32_t> &rows,

@@ -1,16 +1,16 @@
-// float64 references of the linear layer's products, and the bound of a float product's error: as in float_sums.h for K + 1 terms, and then the sum is
-// rounded once to the type of the output.
+// Products of the linear layer in float64, and an error bound for float: that of float_sums.h for K + 1 terms, and one rounding to the type of the
+// output.
 #pragma once
 #include "check.h"
 #include "float_sums.h"
 
 struct Sums {
     std::vector<double> value;
-    double largest = 0, largest_absolute = 0;  // over the elements: |sum a b + c|, sum |a b| + |c|
+    double largest = 0, largest_absolute = 0;  // of all elements: |sum a b + c|, sum |a b| + |c|
     double (*sum_error)(size_t terms) = rounded_sum_error;
 };
 
-// (M, N): sum_k a(i, k) b(k, j) + c(i, j) with strides as in Matrix; c may be empty, one row or whole.
+// (M, N): sum_k a(i, k) b(k, j) + c(i, j) with strides as in Matrix; c is empty, one row or (M, N).
 template <class X>
 Sums product_reference(const std::vector<X> &a, size_t a_row, size_t a_column, const std::vector<X> &b, size_t b_row,
                        size_t b_column, const std::vector<double> &c, size_t M, size_t N, size_t K) {

@@ -1,4 +1,4 @@
-// Muon's ops in float64, or with the roundings of an op: sums of type Sum, and matrices of type X.
+// The ops of Muon in float64, or with the roundings of an op: sums of type Sum, matrices of type X.
 #pragma once
 #include <utility>
 

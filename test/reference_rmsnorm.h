@@ -1,4 +1,4 @@
-// rmsnorm in float64, and how far float may be from it.
+// rmsnorm in float64, and error bounds for float.
 #pragma once
 #include "check.h"
 
@@ -25,7 +25,7 @@ inline std::vector<float> rmsnorm_rstd(const std::vector<double> &x, size_t T, s
 
 struct RmsNormGradient {
     std::vector<double> dx, dw;
-    std::vector<double> dw_terms;  // sum of the absolute values of what dw sums: its rounding errors are a part of this
+    std::vector<double> dw_terms;  // sum of the absolute values of the terms of dw; its rounding errors are relative to this
 };
 
 inline RmsNormGradient rmsnorm_backward_reference(const std::vector<double> &dout, const std::vector<double> &x,
@@ -46,7 +46,7 @@ inline RmsNormGradient rmsnorm_backward_reference(const std::vector<double> &dou
     return g;
 }
 
-// A float sum of C terms is off by at most C roundings, the few products around it by 8 more; then one rounding to X.
+// A float sum of C terms is off by at most C roundings, and its few products by 8 more. The result is rounded once to X.
 template <class X> double rmsnorm_error(size_t C, const std::vector<double> &want) {
     return (double(C + 8) * unit_roundoff<float> + unit_roundoff<X>)*largest(want);
 }

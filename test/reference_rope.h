@@ -1,4 +1,4 @@
-// rope in float64, and how far float may be from it.
+// rope in float64, and error bounds for float.
 #pragma once
 #include "check.h"
 

@@ -1,4 +1,4 @@
-// swiglu in float64, and how far float may be from it.
+// swiglu in float64, and error bounds for float.
 #pragma once
 #include <numbers>
 
@@ -37,8 +37,8 @@ inline std::vector<double> swiglu_backward_reference(const std::vector<double> &
     return d;
 }
 
-// At most 8 roundings of float (exp counts for two) on factors no larger than the result, then one to X. With gelu the exponent e has 5 more, which change s
-// by 5 u |e| s (1 - s), less than 2 u.
+// At most 8 roundings of float (exp counts as two) of factors no larger than the result, then one to X. With gelu the exponent e has 5 more, which
+// change s by 5 u |e| s (1 - s), less than 2 u.
 template <class X>
 double swiglu_error(const std::vector<double> &want, const std::vector<double> &gate_up, size_t T, size_t F,
                     Gate form = Gate::silu) {
@@ -48,8 +48,8 @@ double swiglu_error(const std::vector<double> &want, const std::vector<double> &
     return (8 * unit_roundoff<float> + unit_roundoff<X>)*largest(want) + 2 * unit_roundoff<float> * terms;
 }
 
-// 1 + g (1 - s) e' may cancel: its error is the error of g (1 - s) e', which is smaller than the largest |g| e'. With gelu the exponent's roundings change
-// s (1 - s) g e' by less than 15 u e^2 s (1 - s), which is less than 7 u.
+// The terms of 1 + g (1 - s) e' may cancel, so its error is that of g (1 - s) e', which is at most the largest |g| e'. With gelu the roundings of the
+// exponent change s (1 - s) g e' by less than 15 u e^2 s (1 - s), which is less than 7 u.
 template <class X>
 double swiglu_backward_error(const std::vector<double> &want, const std::vector<double> &dout, const std::vector<double> &gate_up,
                              size_t T, size_t F, Gate form = Gate::silu) {

@@ -74,19 +74,6 @@ TEST(Arena, ArraysAliveTogetherShareNoBytes) {
     EXPECT_LT(worst, 2);
 }
 
-// A pass forward and backward: each layer has a small array for both passes and large arrays for one op each.
-TEST(Arena, LayersShareTheirTransientArraysWithoutLoss) {
-    Planned p;
-    const size_t layers = 12;
-    for (size_t l = 0; l < layers; l++) {
-        p.add("kept", 512, l, 2 * layers - 1 - l);
-        p.add("forward", 6400, l, l);
-        p.add("backward", 12800, 2 * layers - 1 - l, 2 * layers - 1 - l);
-    }
-    p.plan.place();
-    EXPECT_EQ(p.plan.bytes(), lower_bound(p.plan));
-}
-
 TEST(Arena, PlacesInTheStoreFollowEachOtherAndAreInItsTable) {
     Plan plan;
     EXPECT_EQ(plan.store_table("on disk"), "");

@@ -1,8 +1,6 @@
 // Whole models on the CPU, compared with transformers (golden.h).
 #include "models.h"
 
-#include <filesystem>
-
 #include "check.h"
 #include "golden.h"
 
@@ -113,24 +111,3 @@ TEST(Fp8Model, GenerationDoesNotUseFp8) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
-
-// The values of the reference from a sweep, and from its cache in the next run, equal the model's as floats.
-TEST(Reference, PrecomputedEqualsResident) {
-    GoldenPairs<CpuF32> t(make_device<CpuF32>(), "qwen3", DPO);
-    const std::string cache = testing::TempDir() + "llmc_reference_" + std::to_string(getpid());
-    setenv("XDG_CACHE_HOME", cache.c_str(), 1);
-    const auto logps = [&](const char *mode) {
-        t.run.options.ref_mode = mode;
-        Reference reference(t.run, t.limits);
-        reference.use(*t.data, t.data->size());
-        std::vector<double> all;
-        for (const auto &samples : pack_samples(*t.data, t.samples, t.run.options.row_tokens))
-            for (double logp : reference.logps(*t.data, make_row(*t.data, samples))) all.push_back(double(float(logp)));
-        return all;
-    };
-    const auto resident = logps("resident");
-    EXPECT_EQ(resident.size(), t.data->documents());
-    EXPECT_EQ(logps("precompute"), resident) << "swept";
-    EXPECT_EQ(logps("precompute"), resident) << "read";
-    std::filesystem::remove_all(cache);
-}

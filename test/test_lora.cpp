@@ -216,7 +216,7 @@ TEST_F(AdapterFiles, UnsupportedFieldsAreRefused) {
 // their own names.
 TEST_F(AdapterFiles, NamesOfMixtures) {
     const std::vector<std::string> feed_forward = {"gate_proj", "up_proj", "down_proj"};
-    const auto qwen3 = written("qwen3_moe", feed_forward, 4), qwen2 = written("qwen2_moe", feed_forward, 5);
+    const auto qwen3 = written("qwen3_moe", feed_forward, 3), qwen2 = written("qwen2_moe", feed_forward, 9);
     EXPECT_EQ(qwen3["target_modules"], nlohmann::json(feed_forward));
     EXPECT_TRUE(qwen3["target_parameters"].is_null());
     EXPECT_EQ(qwen2["target_modules"], nlohmann::json(feed_forward));
@@ -226,7 +226,7 @@ TEST_F(AdapterFiles, NamesOfMixtures) {
     const auto shared = written("qwen2_moe", {"shared_expert.down_proj", "v_proj"}, 2);
     EXPECT_EQ(shared["target_modules"], (nlohmann::json{"v_proj", "mlp.shared_expert.down_proj"}));
     EXPECT_EQ(shared["rank_pattern"], nlohmann::json::object());
-    written("qwen2_moe", {"experts.gate_proj", "experts.up_proj"}, 1), written("mixtral", {"all-linear", "w2"}, 5);
+    written("qwen2_moe", {"experts.gate_proj", "experts.up_proj"}, 2), written("mixtral", {"all-linear", "w2"}, 5);
 }
 
 TEST_F(AdapterFiles, TargetsByAnExpression) {

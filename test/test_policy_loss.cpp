@@ -218,7 +218,7 @@ static LossResult loss(const PolicyLossOptions &o, const Answers &logp = ::logp)
     return out;
 }
 
-// Other derivatives are compared with differences of the loss below; those of cispo are not of the loss that it reports.
+// The derivatives of cispo are not those of its reported loss, so they are known values. The test below compares the others with differences.
 TEST(PolicyLoss, EqualsKnownValues) {
     const std::pair<double, Setting> known[] = {
         {0.07532745, [](auto &) {}},

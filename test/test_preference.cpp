@@ -114,17 +114,18 @@ TEST(Preference, SeveralLossesWithWeights) {
 
 TEST(Preference, RewardLoss) {
     const auto s = [](double x) { return 1 / (1 + std::exp(-x)); };
-    const PairLoss plain = reward_loss(2, 0.5, 0, 0), margin = reward_loss(2, 0.5, 1, 0), centered = reward_loss(2, 0.5, 0, 0.01);
-    EXPECT_NEAR(plain.loss, -std::log(s(1.5)), 1e-15);
-    EXPECT_NEAR(plain.d_chosen, -s(-1.5), 1e-15);
-    EXPECT_NEAR(plain.d_rejected, s(-1.5), 1e-15);
-    EXPECT_NEAR(margin.loss, -std::log(s(0.5)), 1e-15);
-    EXPECT_NEAR(centered.loss, plain.loss + 0.01 * 6.25, 1e-15);
-    EXPECT_NEAR(centered.d_rejected, plain.d_rejected + 0.05, 1e-15);
-    for (double gap : {-1000.0, 1000.0}) {
-        const PairLoss far = reward_loss(gap, 0, 0, 0);
-        EXPECT_NEAR(far.loss, gap < 0 ? 1000 : 0, 1e-12);
-        EXPECT_NEAR(far.d_chosen, gap < 0 ? -1 : 0, 1e-12);
+    const struct {
+        double chosen, rejected, margin, center, loss, d_chosen, d_rejected;
+    } rows[] = {{2, 0.5, 0, 0, -std::log(s(1.5)), -s(-1.5), s(-1.5)},
+                {2, 0.5, 1, 0, -std::log(s(0.5)), -s(-0.5), s(-0.5)},
+                {2, 0.5, 0, 0.01, -std::log(s(1.5)) + 0.01 * 6.25, -s(-1.5) + 0.05, s(-1.5) + 0.05},
+                {-1000, 0, 0, 0, 1000, -1, 1},
+                {1000, 0, 0, 0, 0, 0, 0}};
+    for (const auto &r : rows) {
+        const PairLoss got = reward_loss(r.chosen, r.rejected, r.margin, r.center);
+        EXPECT_NEAR(got.loss, r.loss, 1e-12);
+        EXPECT_NEAR(got.d_chosen, r.d_chosen, 1e-15);
+        EXPECT_NEAR(got.d_rejected, r.d_rejected, 1e-15);
     }
 }
 

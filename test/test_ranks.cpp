@@ -194,7 +194,8 @@ TEST(Ranks, PlanOfOffloading) {
     EXPECT_EQ(none, 0);
     const auto [bytes, stored] = plan({.activations = true});
     EXPECT_EQ(stored, (model.L - 1) * kept);
-    EXPECT_LE(bytes, all - (model.L - 3) * kept + 40 * page);  // the last layer's, and of two others one leaves or comes
+    EXPECT_LE(bytes,
+              all - (model.L - 3) * kept + 40 * page);  // of three layers: the last one, and one of two others is being copied
     const auto [of_layers, weights] = plan({.weights = true, .piece = 4096});
     const size_t layer = (parameter_count(model) - 2 * model.V * model.C - model.C) / model.L * sizeof(float);
     EXPECT_GE(weights, 4 * parameter_count(model));

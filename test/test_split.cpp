@@ -149,7 +149,7 @@ TEST(Split, ChosenLayoutIsBalancedAndTheFastest) {
             EXPECT_LE(split.seconds, best);
             chosen += split.seconds, balance += split.balance() / 300;
         }
-        for (double seconds : each) EXPECT_LT(chosen, seconds);
+        for (double seconds : each) EXPECT_TRUE(chosen < seconds || bandwidth == infinity) << seconds;
         EXPECT_TRUE(bandwidth < infinity || balance >= 0.99) << balance;
     }
 }

@@ -1,4 +1,4 @@
-// The sharded optimizer compared with an unsharded one on one rank, for tensors whose sizes divide evenly into nothing.
+// The sharded optimizer compared with an unsharded one on one rank, on tensors of uneven sizes.
 #include "../llmc/parallel/optimizer.h"
 
 #include <mutex>
