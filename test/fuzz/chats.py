@@ -120,30 +120,20 @@ class Writer:
 
     def record(self):
         """(task, record)"""
-        chat = self.chat()
-        kind = self.pick(["messages"] * 4 + ["conversations", "completion", "strings", "alpaca", "text", "ids", "pair", "prompts", "pair of strings"])
-        if kind == "messages":
-            return "sft", {"messages": chat} | self.pick([{}, {"tools": self.tools()}, {"tools": json.dumps(self.tools())}, {"system": self.text()},
-                                                          {"chat_template_kwargs": {"enable_thinking": False}}])
-        if kind == "conversations":
-            names = {"user": "human", "assistant": "gpt"}
-            return "sft", {"conversations": [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in self.chat(tools=False)]}
-        if kind == "completion":
-            return "sft", {"prompt": chat[:-1], "completion": chat[-1:]}
-        if kind == "strings":
-            return "sft", {"prompt": self.text(), "completion": self.text()}
-        if kind == "alpaca":
-            return "sft", {"instruction": self.text(), "input": self.pick(["", self.text()]), "output": self.text()}
-        if kind == "text":
-            return self.pick(["sft", "pretrain"]), {"text": self.text()}
-        if kind == "ids":
-            ids = [self.rng.randrange(200) for _ in range(5)]
-            return "sft", {"input_ids": ids, "labels": [self.pick([-100, i]) for i in ids]}
-        if kind == "pair":
-            return "pref", {"prompt": chat[:-1], "chosen": [self.message("assistant")], "rejected": [self.message("assistant")], "margin": 1.5}
-        if kind == "pair of strings":
-            return "pref", {"prompt": self.text(), "chosen": self.text(), "rejected": self.text()}
-        return "prompts", self.pick([{"prompt": self.text()}, {"prompt": chat[:-1]}, {"messages": chat[:-1]}])
+        chat, short, tools = self.chat(), self.chat(tools=False), self.tools()
+        names = {"user": "human", "assistant": "gpt"}
+        ids = [self.rng.randrange(200) for _ in range(5)]
+        beside = self.pick([{}, {"tools": tools}, {"tools": json.dumps(tools)}, {"system": self.text()}, {"chat_template_kwargs": {"enable_thinking": False}}])
+        return self.pick([("sft", {"messages": chat} | beside)] * 4 + [
+            ("sft", {"conversations": [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in short]}),
+            ("sft", {"prompt": chat[:-1], "completion": chat[-1:]}),
+            ("sft", {"prompt": self.text(), "completion": self.text()}),
+            ("sft", {"instruction": self.text(), "input": self.pick(["", self.text()]), "output": self.text()}),
+            (self.pick(["sft", "pretrain"]), {"text": self.text()}),
+            ("sft", {"input_ids": ids, "labels": [self.pick([-100, i]) for i in ids]}),
+            ("pref", {"prompt": chat[:-1], "chosen": [self.message("assistant")], "rejected": [self.message("assistant")], "margin": 1.5}),
+            ("pref", {"prompt": self.text(), "chosen": self.text(), "rejected": self.text()}),
+            ("prompts", self.pick([{"prompt": self.text()}, {"prompt": chat[:-1]}, {"messages": chat[:-1]}]))])
 
 
 ODD = [None, "", " ", 0, 1, -1, 1.5, float("nan"), 10 ** 30, True, [], {}, [[]], [None], "null", "[]", "{}", "a\ud83d", "assistant", "user", "Assistant", "asistant",

@@ -41,47 +41,36 @@ def test_another_head_unties_the_model(tmp_path):
     assert totals[0] == totals[1]
 
 
-@pytest.mark.parametrize("name, value, part", [
-    (HEAD, None, None),
-    ("model.layers.1.self_attn.rotary_emb.inv_freq", FREQUENCIES * 1.003, None),  # with the error of bf16
-    ("model.layers.2.mlp.up_proj.weight", [1], "the config.json that belongs to these weights"),  # a layer that config.json lacks
-    ("_orig_mod.model.norm.weight", [1], "not what torch.compile or DDP made of it"),
-    ("model.layers.0.mlp.up_proj.weight_scale", [1], "weights that are not quantised"),
-    ("score.weight", np.ones((1, 32)), "whose architectures name a reward model"),
-])
-def test_further_tensors_of_a_model(name, value, part, tmp_path):
-    """A value of None is a copy of the embedding; a part of None accepts the model."""
-    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({name: tensors[EMBEDDING] if value is None else value}))
-    if part is None:
-        assert eval_loss(data=DATA, model=model, max_len=128) == eval_loss(data=DATA, max_len=128)
+@pytest.mark.parametrize("of, name, change, part", [  # a part of None accepts the files
+    ("model", HEAD, lambda e: e, None),
+    ("model", "model.layers.1.self_attn.rotary_emb.inv_freq", lambda e: FREQUENCIES * 1.003, None),  # with the error of bf16
+    ("model", "model.layers.2.mlp.up_proj.weight", lambda e: e, "the config.json that belongs to these weights"),  # a layer that config.json lacks
+    ("model", "_orig_mod.model.norm.weight", lambda e: e, "not what torch.compile or DDP made of it"),
+    ("model", "model.layers.0.mlp.up_proj.weight_scale", lambda e: e, "weights that are not quantised"),
+    ("model", "score.weight", lambda e: e[:1], "whose architectures name a reward model"),
+    ("adapter", EMBEDDING, lambda e: e, None), ("adapter", HEAD, lambda e: e, None), ("adapter", EMBEDDING, lambda e: e[:, 1:], "belongs to another model"),
+    ("adapter", "model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", lambda e: e[0],
+     "is not part of the model that adapter_config.json describes"),
+    ("adapter", "model.layers.0.self_attn.q_norm.lora_A.weight", lambda e: e, "is not part of the model that adapter_config.json describes")])
+def test_further_tensors(of, name, change, part, tmp_path):
+    embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
+    if of == "model":
+        given, plain = {"model": model_with(tmp_path / "model", change=lambda tensors: tensors.update({name: change(embedding)}))}, {}
     else:
-        refused(command("eval", data=DATA, model=model, max_len=64), name, part)
-        refused(merging(model=model, adapter=LORA, output_dir=tmp_path / "merged"), name, part)
+        given, plain = {"adapter": adapter_with(tmp_path / "adapter", f"base_model.model.{name}", change(embedding))}, {"adapter": LORA}
+    merge = merging(**{"adapter": LORA, **given}, output_dir=tmp_path / "merged")
+    if part is None:
+        assert eval_loss(data=DATA, max_len=128, **given) == eval_loss(data=DATA, max_len=128, **plain)
+        succeeds(merge)
+    else:
+        refused(command("eval", data=DATA, max_len=64, **given), name, part)
+        refused(merge, name, part)
 
 
 def test_a_reward_model_ignores_lm_head(tmp_path):
     model = model_with(tmp_path / "model", change=another_head)
     said = train(tmp_path / "rm", task="rm", model=model, data=PAIRS, max_steps=1, row_tokens=128)
     assert f"note: lm_head.weight of {model} is left out: a reward model has none" in said
-
-
-@pytest.mark.parametrize("name, change, part", [
-    (EMBEDDING, lambda e: e, None),
-    (HEAD, lambda e: e, None),
-    (EMBEDDING, lambda e: e[:, 1:], "belongs to another model"),
-    ("model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", lambda e: e[0], "is not part of the model that adapter_config.json describes"),
-    ("model.layers.0.self_attn.q_norm.lora_A.weight", lambda e: e, "is not part of the model that adapter_config.json describes"),
-])
-def test_further_tensors_of_an_adapter(name, change, part, tmp_path):
-    embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
-    adapter = adapter_with(tmp_path / "adapter", f"base_model.model.{name}", change(embedding))
-    merge = merging(adapter=adapter, output_dir=tmp_path / "merged")
-    if part is None:
-        assert eval_loss(data=DATA, adapter=adapter, max_len=128) == eval_loss(data=DATA, adapter=LORA, max_len=128)
-        succeeds(merge)
-    else:
-        refused(command("eval", data=DATA, adapter=adapter, max_len=64), name, part)
-        refused(merge, name, part)
 
 
 @pytest.mark.parametrize("name, change", [(EMBEDDING, lambda e: e * 1.1), (HEAD, lambda e: np.concatenate([e, e[:5]]))])
