@@ -83,8 +83,8 @@ def test_tests_mutants_and_code_of_a_chapter_exist(page):
             mutant = known[int(command.split()[-1])]
             test = mutant.binary.replace("build/mutants/", "build/")
             assert shown == [f"{mutant.file} has mutant {mutant.number}: {mutant.bug}",
-                             f"notice it: make {test} && {test} --gtest_filter='{mutant.tests}'",
-                             f"take it out: scripts/mutants.py --remove {mutant.number}"]
+                             f"to detect it: make {test} && {test} --gtest_filter='{mutant.tests}'",
+                             f"to remove it: scripts/mutants.py --remove {mutant.number}"]
 
 
 def test_a_mutant_is_installed_and_removed(tmp_path):
