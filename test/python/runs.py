@@ -196,9 +196,6 @@ def evaluate(model, data, tmp_path, **options):
 
 # ---- ranks ------------------------------------------------------------------------------------------------------------------------
 
-SAME = ("samples", "tokens", "target_tokens", "lr", "epoch", "skipped")  # fields of a log line that no split changes
-
-
 def trained(words):
     """The standard output of a run that must succeed, with lines of rank 0 alone."""
     result = call(words)
@@ -209,22 +206,6 @@ def trained(words):
         assert result.stdout.count(once) <= 1, result.stdout
     assert result.stdout.count("saved ") == 1
     return result.stdout
-
-
-def compare_logs(got, want, first=1e-6, later=1e-5):
-    """Compares steps and evaluations: loss and norm of the first step within `first`, of the others within `later`. Returns their number."""
-    got, want = stable(log_lines(got)), {(line["step"], "loss" in line): line for line in stable(log_lines(want))}
-    assert got
-    for number, line in enumerate(got):
-        other = want[line["step"], "loss" in line]
-        if "eval_loss" in line:
-            near(line["eval_loss"], other["eval_loss"], 1e-6)
-            assert line["eval_target_tokens"] == other["eval_target_tokens"]
-            continue
-        for key in ("loss", "grad_norm"):
-            near(line[key], other[key], first if number == 0 else later)
-        assert {key: line[key] for key in SAME} == {key: other[key] for key in SAME}
-    return len(got)
 
 
 # ---- models -----------------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
-"""Mixtures of experts in whole runs: the auxiliary loss, files, and experts divided among ranks. test/golden.h compares the numbers with
+"""Mixtures of experts in whole runs: the auxiliary loss, files, and plans. test/golden.h compares the numbers with
 transformers; test_same_bits.py and test_ranks.cpp compare ranks with one rank."""
-
-import shutil
 
 import numpy as np
 import pytest
 from runs import (
-    GOLDEN, command, log_lines, model_with, near_weights, read_tensors, refused, same_run, succeeds, train)
+    GOLDEN, command, log_lines, model_with, near_weights, read_tensors, refused, succeeds, train)
 
 MODEL = GOLDEN / "qwen2_moe"
 RUN = dict(data=MODEL / "golden.safetensors", model=MODEL, max_len=128, train_batch_size=3, max_steps=3)
@@ -57,23 +55,3 @@ def test_files_that_do_not_fit_the_config(change, parts, tmp_path):
 def test_a_plan_counts_active_parameters():
     out = succeeds(command("sft", "--plan", model=None, preset="mixtral-8x7b", max_len=512, lora_rank=16, load_in="4bit", recompute="layer"))
     assert "a token goes to 2 of 8 experts: 12879925248 parameters are active" in out
-
-
-# ---- expert parallelism
-
-MIXTRAL = {**RUN, "model": GOLDEN / "mixtral", "data": GOLDEN / "mixtral/golden.safetensors"}  # 3 experts
-DIVIDED = {"ranks": 6, "expert_parallel": 3}
-
-
-def test_divided_experts_train_as_one_rank_and_resume_with_any_number(tmp_path):
-    run, straight = {**MIXTRAL, "save_steps": 2, "max_steps": 4}, tmp_path / "straight"
-    train(straight, **run, **DIVIDED, zero_stage=3)
-    train(tmp_path / "whole", **run)
-    near_weights(straight, tmp_path / "whole")
-    assert all(line["sent_experts"] > 0 for line in steps_of(straight))
-    for name, more in {"again": {}, "one": {"ranks": 1, "expert_parallel": 1}}.items():
-        output = shutil.copytree(straight, tmp_path / name)
-        train(output, **{**run, **DIVIDED, "zero_stage": 3, **more, "resume": output / "step_2"})
-        (same_run if name == "again" else near_weights)(output, straight)
-    train(output, **{**run, **DIVIDED, "resume": output / "step_4", "max_steps": 5})  # a checkpoint of one rank
-    assert log_lines(output)[-1]["step"] == 5

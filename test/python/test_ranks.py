@@ -1,7 +1,6 @@
-"""Whole runs of train_llama on ranks, as threads and as processes: they equal one rank's, a rank that ends stops the others, and calls that do not fit
-together are refused. test_ranks.cpp has all ways to split a step."""
+"""Whole runs of train_llama on ranks, as threads and as processes: both have the same bits, a rank that ends stops the others, and calls that do not
+fit together are refused. test_same_bits.py compares ranks with one rank."""
 
-import json
 import os
 import random
 import re
@@ -9,10 +8,9 @@ import shutil
 import signal
 import time
 
-import pytest
 from runs import (
-    DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, compare_logs, log_lines, near, near_weights, needs_mpi, processes,
-    random_documents, read_lines, same_run, start, steps_logged, trained, wait_for, write_data, write_lines)
+    DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, log_lines, near, needs_mpi, processes, random_documents, read_lines,
+    same_run, start, steps_logged, trained, wait_for, write_data, write_lines)
 
 
 def sft(data, output, *flags, **options):
@@ -28,34 +26,18 @@ def different(*parts):
     return ["bash", str(ROOT / "scripts" / "launch.sh"), *words]
 
 
-# ---- the same training ----------------------------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def one_rank(data, tmp_path_factory):
-    run = tmp_path_factory.mktemp("one") / "run"
-    trained(sft(data, run, eval_data=data))
-    return run
-
-
-def test_a_split_over_ranks_trains_as_one_rank(data, one_rank, tmp_path):
-    options = {"ring_attn_size": 3, "zero_stage": 3, "zero_group": 3, "recompute": "layer"}
-    said = trained(sft(data, tmp_path / "run", "--debug", ranks=6, eval_data=data, **options))
-    assert said.count("6 ranks: ") == 1
-    assert compare_logs(tmp_path / "run", one_rank) == 14  # 10 steps, and evaluations at the end of each epoch and of the run
-    assert log_lines(tmp_path / "run")[0]["world"] == 6
-    near_weights(tmp_path / "run", one_rank)
-
+# ---- threads and processes-------------------------------------------------------------------------------------------------------------
 
 @needs_mpi
-def test_processes_give_the_bits_of_threads(data, one_rank, tmp_path):
-    options = {"eval_data": data, "ring_attn_size": 2, "zero_stage": 2}
-    trained(sft(data, tmp_path / "threads", ranks=4, **options))
+def test_processes_give_the_bits_of_threads(data, tmp_path):
+    options, threads = {"eval_data": data, "ring_attn_size": 2, "zero_stage": 2}, tmp_path / "threads"
+    said = trained(sft(data, threads, "--debug", ranks=4, **options))
+    assert said.count("4 ranks: ") == 1 and log_lines(threads)[0]["world"] == 4
     trained(processes(4, sft(data, tmp_path / "processes", **options)))
-    same_run(tmp_path / "threads", tmp_path / "processes")
-    compare_logs(tmp_path / "processes", one_rank)
+    same_run(threads, tmp_path / "processes")
     log = tmp_path / "log.jsonl"
-    assert call(processes(2, command("eval", data=data, model=one_rank, max_len=64, ring_attn_size=2, log=log))).returncode == 0
-    near(read_lines(log)[-1]["eval_loss"], log_lines(one_rank)[-1]["eval_loss"], 1e-6)
+    assert call(processes(2, command("eval", data=data, model=threads, max_len=64, ring_attn_size=2, log=log))).returncode == 0
+    near(read_lines(log)[-1]["eval_loss"], log_lines(threads)[-1]["eval_loss"], 1e-6)
 
 
 def test_ranks_wait_while_data_is_prepared(own_cache, tmp_path):
@@ -65,28 +47,6 @@ def test_ranks_wait_while_data_is_prepared(own_cache, tmp_path):
     words = sft(records, tmp_path / "run", model=DEMO, max_steps=1, ranks=2, comm_timeout=4)
     result = call(words, env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0 and result.stderr.count("documents kept") == 1, result.stderr
-
-
-# ---- checkpoints ----------------------------------------------------------------------------------------------------------------------
-
-EIGHT = {"ranks": 8, "ring_attn_size": 2, "zero_stage": 2, "zero_group": 4, "save_steps": 4, "max_num": 9}
-
-
-def test_resuming_on_any_number_of_ranks(data, tmp_path):
-    straight = tmp_path / "straight"
-    trained(sft(data, straight, **EIGHT))
-    assert checkpoints(straight) == [4, 8]
-    assert len(list((straight / "step_4").glob("optimizer-*"))) == 4  # one group writes
-    for ranks in (8, 2, 3):
-        options = EIGHT if ranks == 8 else {**EIGHT, "ranks": ranks, "zero_group": 0, "ring_attn_size": 2 if ranks == 2 else 1, "zero_stage": ranks % 3}
-        run = shutil.copytree(straight, tmp_path / str(ranks))
-        said = trained(sft(data, run, **{**options, "resume": run / "step_4"}))
-        assert "at step 4" in said
-        if ranks == 8:
-            same_run(run, straight)
-        log = run / "log.jsonl"
-        log.write_text("".join(line for line in log.read_text().splitlines(True) if json.loads(line).get("step", 0) > 4))
-        assert compare_logs(run, straight) == 6
 
 
 # ---- ranks that end -------------------------------------------------------------------------------------------------------------------

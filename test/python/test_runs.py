@@ -21,15 +21,6 @@ def files_below(directory):
 
 # ---- resuming ---------------------------------------------------------------------------------------------------------------------
 
-def test_resuming_into_another_directory(data, tmp_path):
-    options = {"data": data, "max_steps": 4, "train_batch_size": 4}
-    train(tmp_path / "a", save_steps=2, **options)
-    train(tmp_path / "b", resume=tmp_path / "a" / "step_2", **options)
-    assert weights(tmp_path / "a") == weights(tmp_path / "b")
-    assert [line.get("step") for line in log_lines(tmp_path / "b")][:3] == [None, 3, 4]  # its log also begins with the description
-    refused_training(data, tmp_path / "b", "already holds a run", resume=tmp_path / "a" / "step_2", train_batch_size=4)
-
-
 def test_a_changed_run_is_not_resumed(data, tmp_path):
     run, options = tmp_path / "a", {"max_steps": 2, "train_batch_size": 4, "resume": "auto"}
     train(run, data=data, save_steps=2, **options | {"resume": None})
