@@ -5,7 +5,7 @@
 #include "float_sums.h"
 
 struct ClassifierRow {
-    double nll, entropy, correct, max, sum;  // max, sum: of logits divided by the temperature
+    double nll, entropy, correct, max, sum;  // max, sum: over logits divided by the temperature
     std::vector<double> dlogit;
     double spread;  // largest difference of logits
 };

@@ -1,4 +1,4 @@
-// What the tests of kernels share. They are compiled by g++ for the emulator and by nvcc for a GPU.
+// For the tests of kernels, which g++ compiles for the emulator and nvcc for a GPU.
 #pragma once
 #include "../../llmc/core/memory.cuh"
 #include "../check.h"
@@ -6,7 +6,7 @@
 using CudaDevices = testing::Types<CudaF32, CudaBf16>;
 
 #ifdef LLMC_EMULATE
-// Runs the body with a stream that runs beside others, in an order by the seed.
+// Runs the body with a stream that runs concurrently with others, in an order drawn from the seed.
 template <class Dev, class Body> void in_random_order(unsigned seed, Body body) {
     SCOPED_TRACE(format("threads and streams in order %u", seed));
     const RandomStreams streams(seed);
@@ -17,7 +17,7 @@ template <class Dev, class Body> void in_random_order(unsigned seed, Body body) 
 }
 #endif
 
-// Runs the body once per order of threads; on a GPU once. EXPECT_... inside it say which order failed.
+// Runs the body once for each order of threads; once on a GPU. A failed EXPECT_... names its order.
 template <class Dev, class Body> void for_each_order(Body body) {
 #ifdef LLMC_EMULATE
     for (const unsigned order : {0, 1}) {
@@ -31,7 +31,7 @@ template <class Dev, class Body> void for_each_order(Body body) {
 #endif
 }
 
-// For code with several streams: runs the body in the orders of streams [first, last); on a GPU once.
+// For code with several streams: runs the body in the orders of streams [first, last); once on a GPU.
 template <class Dev, class Body>
 void for_each_order_of_streams(Body body, [[maybe_unused]] unsigned first = 2, [[maybe_unused]] unsigned last = 8) {
 #ifdef LLMC_EMULATE
@@ -43,7 +43,7 @@ void for_each_order_of_streams(Body body, [[maybe_unused]] unsigned first = 2, [
 }
 
 inline namespace CUDA_BACKEND {
-// An array in device memory: copied in from a vector, or full of NaN; values() copies it out.
+// An array in device memory: a copy of a vector, or full of NaN. values() copies it to the host.
 template <class T> class DeviceArray {
     T *p = nullptr;
     size_t n = 0;
@@ -57,11 +57,11 @@ template <class T> class DeviceArray {
         if (n == 0) return;
         check(cudaMalloc(&p, n * sizeof(T)));
         check(cudaMemsetAsync(p, 0xff, n * sizeof(T)));
-        check(cudaDeviceSynchronize());  // before streams that do not block touch it
+        check(cudaDeviceSynchronize());  // before non-blocking streams access it
     }
     explicit DeviceArray(const std::vector<T> &v) : DeviceArray(v.size()) {
         check(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
-        check(cudaDeviceSynchronize());  // cudaMemcpy returns when it has read v
+        check(cudaDeviceSynchronize());  // cudaMemcpy may return before the copy has ended
     }
     DeviceArray(const DeviceArray &) = delete;
     DeviceArray &operator=(const DeviceArray &) = delete;
@@ -72,13 +72,13 @@ template <class T> class DeviceArray {
     size_t size() const { return n; }
     std::vector<T> values() const {
         std::vector<T> out(n);
-        check(cudaDeviceSynchronize());  // a stream that does not block has other work, too
+        check(cudaDeviceSynchronize());  // non-blocking streams may still write to it
         check(cudaMemcpy(out.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
         return out;
     }
 };
 
-// What Floats<X> points to, in device memory.
+// The arrays of Floats<X> in device memory.
 template <class X> struct DeviceFloats {
     DeviceArray<X> rounded;
     DeviceArray<int16_t> lower;

@@ -1,4 +1,4 @@
-// Ranks that are threads, in one of two ways: all on one GPU, or each with a GPU of its own and NCCL between them.
+// Ranks as threads: all on one GPU, or each on its own GPU with NCCL.
 #pragma once
 #include "../../llmc/parallel/comm_nccl.h"
 #include "../../llmc/parallel/slices.cuh"
@@ -6,7 +6,7 @@
 
 enum class Gpus { one, each };
 
-// The ranks that can have a GPU each, 3 at most.
+// Number of ranks that can have a GPU each, at most 3.
 inline int ranks_with_gpus() {
     int count = 3;
 #if !defined(LLMC_EMULATE) && !defined(LLMC_NCCL)
@@ -17,7 +17,7 @@ inline int ranks_with_gpus() {
     return std::min(count, 3);
 }
 
-// Calls f(dev, comm). Slices are in the memory of dev's GPU; where each rank has one, dev has a stream of its own.
+// Calls f(dev, comm). Slices are in the memory of dev's GPU; a rank with its own GPU has its own stream.
 template <class Dev, class F> void with_gpu(Gpus gpus, Comm &host, Dev dev, F f) {
     if (gpus == Gpus::one) {
         host.memory = device_slices(dev.stream);

@@ -1,4 +1,4 @@
-// What a device needs for products outside of a trainer: its context, and the scratch memory that goes with it.
+// A device's context and scratch memory for products outside a trainer.
 #pragma once
 #include "../../llmc/ops/matmul.cuh"
 #include "check.cuh"

@@ -1,18 +1,18 @@
-// What a first start says where memory is too small, and where another rank does not come: test/ptx/kernels/test_first_start.cpp has what only a
-// program for GPUs can say, test_devices.cpp what is known before anything runs.
+// Messages at a first start: too little memory, and a rank that stalls. test/ptx/kernels/test_first_start.cpp has the messages of programs for GPUs,
+// test_devices.cpp those before anything runs.
 #include "../../llmc/core/memory.cuh"
 #include "../errors.h"
 #include "gpu_ranks.cuh"
 
 __global__ void two_kernel(float *x) { x[threadIdx.x] = 2; }
 
-TEST(FirstStart, MemoryThatIsNotThereIsNamedWithWhatToLower) {
+TEST(FirstStart, TooLittleMemory) {
     const CudaStream stream;
     CudaMemory memory(stream);
     expect_error([&] { memory.allocate(size_t(1) << 50); },
                  {"cannot allocate 1048576.00 GiB of ", " free on the GPU: out of memory",
                   "\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less"});
-    std::byte *const enough = memory.allocate(4096);  // the refusal leaves nothing behind, no error for the next launch either
+    std::byte *const enough = memory.allocate(4096);  // the error leaves no state behind: the next launch succeeds
     launch(CudaF32{stream, nullptr}, two_kernel, Grid{1}, 32, 0, reinterpret_cast<float *>(enough));
     float last;
     memory.read(&last, enough + 31 * sizeof last, sizeof last);
@@ -20,8 +20,8 @@ TEST(FirstStart, MemoryThatIsNotThereIsNamedWithWhatToLower) {
     memory.release(enough, 4096);
 }
 
-// Rank 1 does not come to the sum, and rank 0 would wait for it on its GPU. The watchdog ends the process.
-TEST(FirstStartDeathTest, AStalledRankIsNotWaitedForOnTheGpu) {
+// Rank 1 does not call the sum, for which rank 0 would wait on its GPU. The watchdog ends the process.
+TEST(FirstStartDeathTest, AStalledRankEndsTheWaitOnTheGpu) {
     if (ranks_with_gpus() < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     const auto run = [] {

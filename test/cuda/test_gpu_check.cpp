@@ -45,7 +45,7 @@ TYPED_TEST(GpuCheck, OpsOfEachKindOfModelAgreeWithTheCpu) {
     EXPECT_EQ(this->agreeing(config, trains), 27u);
 }
 
-// A model that computes something else in place of a broken kernel.
+// A model with other settings stands for a broken kernel.
 TEST(CudaCheckNames, TheOpAndTheArray) {
     const auto message_if = [](auto change) -> std::string {
         const ModelFactory right = cpu_models<float>(),

@@ -1,5 +1,5 @@
-// What a communicator of ranks with a GPU each does, beside kernels on the compute stream. Summed are small integers, so that the order of a
-// sum does not show: it is NCCL's.
+// The communicator of ranks with a GPU each, concurrent with kernels on the compute stream. The summands are small integers, because NCCL chooses the
+// order of a sum.
 #include "../../llmc/ops/layout.cuh"
 #include "gpu_ranks.cuh"
 
@@ -35,7 +35,7 @@ template <class T> void every_call(Comm &c, size_t n) {
     c.all_to_all({blocks.data(), all}, {crossed.data(), all});
     c.reduce_scatter_sum({blocks.data(), all}, {scattered.data(), n});
     c.all_reduce_sum({one.data(), n});
-    const size_t own = size_t(c.rank), few = own + 1;  // a rank sends each rank as many as its number says, and one of them twice
+    const size_t own = size_t(c.rank), few = own + 1;  // a rank sends its number + 1 elements to each rank, and one element twice
     DeviceArray<T> uneven(all);
     std::vector<Slice> send, recv;
     for (size_t r = 0; r < size_t(c.size); r++) {
@@ -44,9 +44,9 @@ template <class T> void every_call(Comm &c, size_t n) {
     }
     c.exchange_all(send, recv);
     for (int r = 0; r < c.size; r++) {
-        const size_t came = std::min(size_t(r) + 1, n);
+        const size_t received = std::min(size_t(r) + 1, n);
         auto got = part(uneven.values(), r, n), want = part(values<T>(r, all), c.rank, n);
-        got.resize(came), want.resize(came);
+        got.resize(received), want.resize(received);
         EXPECT_TRUE(same(got, want));
     }
     EXPECT_TRUE(same(one.values(), sum_of_all<T>(c.size, n)));
@@ -63,21 +63,21 @@ template <class T> void every_call(Comm &c, size_t n) {
 // x += y on the compute stream
 void add(CudaF32 dev, DeviceArray<float> &x, DeviceArray<float> &y) { add_rows(dev, x.data(), count, y.data(), count, 1, count); }
 
-// Kernels before and behind every call, and no wait of the host between them. The value of rank r is r + 1 everywhere.
+// Kernels run before and after every call, and the host does not wait between them. Rank r's value is r + 1.
 void order_with_kernels(CudaF32 dev, Comm &c) {
     const auto filled = [](float x) { return std::vector<float>(count, x); };
     const float own = float(c.rank + 1), sum = float(c.size * (c.size + 1) / 2);
     const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
-    DeviceArray<float> x(filled(0)), term(filled(own)), total(filled(0)), came(count), later(filled(0));
+    DeviceArray<float> x(filled(0)), term(filled(own)), total(filled(0)), received(count), later(filled(0));
     for (int i = 0; i < 20; i++) {
         clear_floats(dev, x.data(), count);
         add(dev, x, term);
-        Request hop = c.exchange({x.data(), count}, next, {came.data(), count}, before);
+        Request hop = c.exchange({x.data(), count}, next, {received.data(), count}, before);
         clear_floats(dev, later.data(), count);
         add(dev, later, term);
         Request sums = c.start([&] { c.all_reduce_sum({later.data(), count}); });
         c.wait(std::move(hop));
-        add(dev, total, came);
+        add(dev, total, received);
         c.all_reduce_sum({x.data(), count});
         add(dev, total, x);
         c.wait(std::move(sums));

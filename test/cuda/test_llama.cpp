@@ -1,5 +1,5 @@
-// The whole model through the kernels, in the emulator or on a GPU: against transformers (../golden.h), and on many ranks against one
-// (../rank_cases.h); the ranks are threads that share the device.
+// Whole models with kernels, in the emulator or on a GPU: against transformers (../golden.h), and many ranks against one (../rank_cases.h). The ranks are
+// threads that share the device.
 #include "../models.h"
 
 #include "../golden.h"
@@ -8,7 +8,7 @@
 #include "gpu_ranks.cuh"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define CHECKED_BUILD  // every access is checked, and seconds become minutes: one family of each kind of layer has all kernels
+#define CHECKED_BUILD  // Checks of every access turn seconds into minutes; one family of each kind of layer covers all kernels.
 #endif
 
 namespace {
@@ -90,7 +90,7 @@ RankResult on_device(
 
 }  // namespace
 
-// The modes that a ring over GPUs leaves out, of a model without biases, whose gradients take long in the emulator.
+// The modes that the test over GPUs omits. Gradients of biases take long in the emulator, so the model has none.
 TEST(CudaRanks, EqualOneRank) {
     const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, untied);
     for (const RankCase &c :
@@ -111,8 +111,8 @@ TEST(SlowCudaRanks, EqualOneRank) {
     }
 }
 
-// All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters; and the
-// rows of divided experts. Each case runs in some orders of its own.
+// All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters, and the rows of
+// divided experts. Each case has its own orders of streams.
 static void expect_one_ranks_results_over_gpus(unsigned first_order, unsigned orders) {
     if (ranks_with_gpus() < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
     RankCase divided{2, 1, SpMode::ring, 6, 3, 1, few_documents};
@@ -130,6 +130,17 @@ static void expect_one_ranks_results_over_gpus(unsigned first_order, unsigned or
         for_each_order_of_streams<CudaF32>(check, first_order, first_order + orders);
         first_order += orders;
     }
+    // Muon and gradients in bf16 give the bits of the same ranks on one GPU.
+    const auto change = [](ModelLimits &limits) { limits.muon = limits.bf16_gradients = true; };
+    const RankCase c{2, 1, SpMode::ring, 6, 2, 3, few_documents};
+    const RankResult want = on_device<CudaF32>(c, untied, Gpus::one, change);
+    const auto check = [&](CudaF32) {
+        const RankResult got = on_device<CudaF32>(c, untied, Gpus::each, change);
+        EXPECT_EQ(got.gradient, want.gradient);
+        EXPECT_EQ(got.moments, want.moments);
+        EXPECT_EQ(got.next_loss, want.next_loss);
+    };
+    for_each_order_of_streams<CudaF32>(check, first_order, first_order + orders);
 }
 TEST(CudaRanks, EqualOneRankOverGpus) { expect_one_ranks_results_over_gpus(2, 1); }
 TEST(SlowCudaRanks, EqualOneRankOverGpus) { expect_one_ranks_results_over_gpus(6, 5); }
@@ -146,7 +157,7 @@ static void expect_graphs_change_no_bit(const ModelConfig &config, const std::ve
         model->allocate(mesh, false, false);
         model->initialise(1);
         std::vector<double> out;
-        for (size_t step = 1; step <= 3; step++) {  // as it is, recorded, replayed
+        for (size_t step = 1; step <= 3; step++) {  // launched, recorded, replayed
             model->zero_gradients();
             for (size_t i = 0; i < rows.size(); i++) model->accumulate(rows[i], 0.01f, i + 1 == rows.size());
             out.push_back(model->take_sums().nll), out.push_back(model->gradient_norm());
@@ -157,14 +168,14 @@ static void expect_graphs_change_no_bit(const ModelConfig &config, const std::ve
     EXPECT_EQ(losses_and_norms(true), losses_and_norms(false));
 }
 
-// Rows of two lengths in several micro-steps: the key of a recorded launch changes from row to row.
+// Rows of two lengths in several micro-steps need different recordings.
 TEST(CudaGraphs, ChangeNoBit) {
     const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
     ASSERT_NE(rows[1].T, rows[2].T);
     expect_graphs_change_no_bit(rank_model(untied), rows, 128);
 }
 
-// Launches recorded with one row's cuts of attention's tiles run with those of other rows.
+// Launches recorded with one row's cuts of attention's tiles serve rows with other cuts.
 TEST(CudaGraphs, ServeOtherDocuments) {
     ModelConfig config = rank_model(untied);
     config.L = 1, config.window = {0}, config.H = 2, config.KV = 1, config.max_positions = 520;
@@ -180,7 +191,7 @@ TEST(CudaGraphs, ServeOtherDocuments) {
     expect_graphs_change_no_bit(config, {row_of({260, 260}), row_of({520}), row_of({100, 420})}, 520);
 }
 
-// Copies overlap with the ops, in any order that events allow. Each case runs in some orders of its own.
+// Copies overlap with the ops, in any order that events allow. Each case has its own orders of streams.
 static void expect_offloading_changes_no_bit(unsigned first_order, unsigned orders) {
     const auto expect_same_bits = [&](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
         const auto run = [&](const Offload &offload) {

@@ -1,4 +1,4 @@
-// Attention over a ring of ranks with kernels.
+// Attention over a ring of ranks, with kernels.
 #include "../ring_ranks.h"
 
 #include "../../llmc/ops/attention.cuh"
@@ -35,8 +35,8 @@ TYPED_TEST(CudaRing, EqualsOneRankOverGpus) {
         equals_one_rank<TypeParam>(c, Gpus::each);
 }
 
-// Floats are planned only where parts are merged; where a rank has all rows of its heads, the kernels of bf16 write the result.
-TEST(CudaRingFloats, AreForMerging) {
+// The plan has floats only to merge parts. A rank with all rows of its heads needs none: the bf16 kernels write the result.
+TEST(CudaRingFloats, AreOnlyForMerging) {
     const AttentionShape shape = {96, 6, 2, 64, 0.125f};
     const size_t all = shape.T * shape.H * shape.D;
     for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {

@@ -1,4 +1,4 @@
-// Arrays that leave a GPU for pinned memory of the host and come back, beside its ops.
+// Arrays offloaded to pinned host memory and prefetched, concurrent with ops.
 #include "../../llmc/core/store.cuh"
 #include "check.cuh"
 
@@ -17,7 +17,7 @@ TEST(CudaStore, CopiesKeepTheOrderOfOps) {
                 }
                 for (size_t p = 0; p < places; p++) {
                     store->wait(p * bytes);
-                    memory.fill(out + p * bytes, 0xEE, bytes);  // its last bytes have left
+                    memory.fill(out + p * bytes, 0xEE, bytes);  // the offload has ended
                 }
                 for (size_t p = places; p-- > 0;) store->prefetch(p * bytes, in + p * bytes, bytes);
                 for (size_t p = places; p-- > 0;) {
@@ -25,7 +25,7 @@ TEST(CudaStore, CopiesKeepTheOrderOfOps) {
                     const auto got = read(memory, in + p * bytes, bytes);
                     EXPECT_EQ(std::count(got.begin(), got.end(), std::byte(byte(round, p))), ptrdiff_t(bytes))
                         << round << " " << p;
-                    memory.fill(in + p * bytes, 0xDD, bytes);  // the next copy to it comes later
+                    memory.fill(in + p * bytes, 0xDD, bytes);  // the next prefetch overwrites it
                 }
             }
         }

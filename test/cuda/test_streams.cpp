@@ -1,10 +1,10 @@
-// Streams of the device beside the host.
+// Streams of the device, concurrent with the host.
 #include <numeric>
 
 #include "check.cuh"
 
-// The host runs ahead of copies from its pinned memory, of which it has less than it writes.
-TEST(Streams, TakeWhatTheHostWrote) {
+// The host writes more than its pinned memory holds, so it waits for copies.
+TEST(Streams, CopyAllThatTheHostWrites) {
     for_each_order_of_streams<CudaF32>([](CudaF32 dev) {
         CudaMemory memory(dev.stream);
         std::vector<int> host(size_t(5) << 20);
@@ -20,7 +20,7 @@ TEST(Streams, TakeWhatTheHostWrote) {
 }
 
 #ifdef LLMC_EMULATE
-TEST(Streams, ErrorsComeWhereTheHostWaits) {
+TEST(Streams, ErrorsAreReportedWhereTheHostWaits) {
     EXPECT_THROW(in_random_order<CudaF32>(2,
                                           [](CudaF32 dev) {
                                               simt::enqueue(dev.stream, [] { die("a kernel that fails"); });

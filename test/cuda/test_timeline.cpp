@@ -4,7 +4,7 @@
 
 #include "check.cuh"
 
-// Between its marks a stream fills memory. Events are used again after take().
+// A stream fills memory between marks. take() frees the events for reuse.
 TEST(Timeline, MarksAStream) {
     const CudaStream stream;
     CudaTimeline timeline(stream);

@@ -28,7 +28,7 @@ from records import Record  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 
 RECORDS = 20  # of each template
-WORD = re.compile(r"word\d+x")
+WORD = re.compile(r"word\d+[tur]x")
 
 
 # ---- templates
@@ -76,43 +76,47 @@ def random_template(pick):
 
 
 class Writer:
-    """Makes random records with unique words."""
+    """Makes random records. A letter in each unique word tells whether it must be trained (t), must not be (u), or may be missing (r: reasoning)."""
 
     def __init__(self, rng):
         self.rng = rng
         self.pick = rng.choice
         self.count = itertools.count()
 
-    def text(self):
-        word = f"a word{next(self.count)}x"  # begins with another token, because the first token of a text is never trained
+    def text(self, kind="u"):
+        word = f"a word{next(self.count)}{kind}x"  # begins with another token, because the first token of a text is never trained
         odd = self.pick(["", "", "", " ", "\n", "é", "😀", "\r\n", "\u2028", "<", "{{", "{% if %}", "'", '"', "\\", "\0", "<|im_end|>", "</s>", "\n\n"])
         return self.pick([word, f"{word} {odd}", f"{odd}{word}", f"{odd}{word}{odd}", f"say {word} again"])
 
-    def message(self, role):
-        message = {"role": role, "content": self.text()}
-        if role == "assistant" and self.rng.random() < 0.15:
-            message["reasoning_content"] = self.text()
-        if role == "assistant" and self.rng.random() < 0.1:
-            message["content"] = f"<think>\n{self.text()}\n</think>\n\n{message['content']}"
-        if self.rng.random() < 0.1:
-            message["content"] = [{"type": "text", "text": message["content"]} for _ in range(self.pick([1, 1, 2]))]
+    def message(self, role, trained=True, flags=True):
+        message = {"role": role}
+        trained = trained and role == "assistant"
         if self.rng.random() < 0.1:
             name = self.pick(["train", "training", "weight"])
             message[name] = self.pick([0, 1]) if name == "weight" else self.pick([True, False])
+            trained = bool(message[name]) if flags else trained
+        message["content"] = self.text("t" if trained else "u")
+        if role == "assistant" and self.rng.random() < 0.15:
+            message["reasoning_content"] = self.text("r")
+        if role == "assistant" and self.rng.random() < 0.1:
+            message["content"] = f"<think>\n{self.text('r')}\n</think>\n\n{message['content']}"
+        if self.rng.random() < 0.1:
+            message["content"] = [{"type": "text", "text": message["content"]} for _ in range(self.pick([1, 1, 2]))]
         return message
 
-    def call(self):
-        arguments = {"place": self.text(), "unit": None}
+    def call(self, trained):
+        kind = "t" if trained else "u"
+        arguments = {"place": self.text(kind), "unit": None}
         function = {"name": "look", "arguments": self.pick([arguments, json.dumps(arguments)])}
-        return {"role": "assistant", "content": self.pick(["", self.text()]), "tool_calls": [{"type": "function", "function": function}]}
+        return {"role": "assistant", "content": self.pick(["", self.text(kind)]), "tool_calls": [{"type": "function", "function": function}]}
 
-    def chat(self, tools=True):
-        messages = [self.message("system")] if self.rng.random() < 0.3 else []
+    def chat(self, tools=True, trained=True, flags=True):
+        messages = [self.message("system", trained, flags)] if self.rng.random() < 0.3 else []
         for _ in range(self.pick([1, 1, 2, 3])):
-            messages.append(self.message("user"))
+            messages.append(self.message("user", trained, flags))
             if tools and self.rng.random() < 0.2:
-                messages += [self.call(), self.message("tool")]
-            messages.append(self.message("assistant"))
+                messages += [self.call(trained), self.message("tool", trained, flags)]
+            messages.append(self.message("assistant", trained, flags))
         return messages
 
     def tools(self):
@@ -120,20 +124,21 @@ class Writer:
 
     def record(self):
         """(task, record)"""
-        chat, short, tools = self.chat(), self.chat(tools=False), self.tools()
+        short, tools, prompt = self.chat(tools=False, flags=False), self.tools(), self.chat(trained=False, flags=False)[:-1]
         names = {"user": "human", "assistant": "gpt"}
         ids = [self.rng.randrange(200) for _ in range(5)]
         beside = self.pick([{}, {"tools": tools}, {"tools": json.dumps(tools)}, {"system": self.text()}, {"chat_template_kwargs": {"enable_thinking": False}}])
-        return self.pick([("sft", {"messages": chat} | beside)] * 4 + [
+        chosen, rejected = ([self.message("assistant", flags=False)] for _ in range(2))
+        return self.pick([("sft", {"messages": self.chat()} | beside)] * 4 + [
             ("sft", {"conversations": [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in short]}),
-            ("sft", {"prompt": chat[:-1], "completion": chat[-1:]}),
-            ("sft", {"prompt": self.text(), "completion": self.text()}),
-            ("sft", {"instruction": self.text(), "input": self.pick(["", self.text()]), "output": self.text()}),
-            (self.pick(["sft", "pretrain"]), {"text": self.text()}),
+            ("sft", {"prompt": self.chat(trained=False)[:-1], "completion": [self.message("assistant")]}),
+            ("sft", {"prompt": self.text(), "completion": self.text("t")}),
+            ("sft", {"instruction": self.text(), "input": self.pick(["", self.text()]), "output": self.text("t")}),
+            (self.pick(["sft", "pretrain"]), {"text": self.text("t")}),
             ("sft", {"input_ids": ids, "labels": [self.pick([-100, i]) for i in ids]}),
-            ("pref", {"prompt": chat[:-1], "chosen": [self.message("assistant")], "rejected": [self.message("assistant")], "margin": 1.5}),
-            ("pref", {"prompt": self.text(), "chosen": self.text(), "rejected": self.text()}),
-            ("prompts", self.pick([{"prompt": self.text()}, {"prompt": chat[:-1]}, {"messages": chat[:-1]}]))])
+            ("pref", {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": 1.5}),
+            ("pref", {"prompt": self.text(), "chosen": self.text("t"), "rejected": self.text("t")}),
+            ("prompts", self.pick([{"prompt": self.text()}, {"prompt": prompt}, {"messages": prompt}]))])
 
 
 ODD = [None, "", " ", 0, 1, -1, 1.5, float("nan"), 10 ** 30, True, [], {}, [[]], [None], "null", "[]", "{}", "a\ud83d", "assistant", "user", "Assistant", "asistant",
@@ -179,32 +184,10 @@ def mutate(record, rng):
 # ---- checks
 
 
-def trained_words(task, record):
-    """({words that must be trained}, {words that must not be trained}) by the fields of a record without mutations."""
-    wanted, unwanted = set(), set()
-
-    def say(value, is_trained):
-        (wanted if is_trained else unwanted).update(WORD.findall(json.dumps(value)))
-
-    def say_messages(messages, is_trained):
-        for message in messages:
-            flags = [bool(message[name]) for name in ("train", "training", "weight") if name in message]
-            role = message.get("role") or message["from"]
-            said = {key: value for key, value in message.items() if key != "reasoning_content"}
-            for name in {"content", "value"} & said.keys():
-                said[name] = (said[name] if isinstance(said[name], str) else "".join(part["text"] for part in said[name])).split("</think>")[-1]
-            say(said, flags[0] if flags and task == "sft" else is_trained and role in ("assistant", "gpt"))
-
-    for name, value in record.items():
-        if name == "system" or name in ("prompt", "instruction", "input") and isinstance(value, str):
-            say(value, False)
-        elif name == "prompt" or task == "prompts":
-            say_messages(value, False)
-        elif name in ("messages", "conversations", "completion", "chosen", "rejected") and isinstance(value, list):
-            say_messages(value, True)
-        elif name in ("completion", "output", "chosen", "rejected", "text"):
-            say(value, True)
-    return wanted, unwanted
+def words(record):
+    """({words that must be trained}, {words that must not be trained}) of a record without mutations."""
+    said = WORD.findall(json.dumps(record))
+    return tuple({word for word in said if word.endswith(kind)} for kind in ("tx", "ux"))
 
 
 def words_of_messages(record):
@@ -219,7 +202,7 @@ def words_of_messages(record):
             if isinstance(content, str) and role in (own, *others):
                 (wanted if role == own else unwanted).update(WORD.findall(content.split("</think>")[-1]))
     said = WORD.findall(json.dumps(record))
-    return tuple({word for word in words if said.count(word) == 1} for words in (wanted, unwanted))
+    return tuple({word for word in found if said.count(word) == 1} for found in (wanted, unwanted))
 
 
 def check(task, record, mutated, recipe, template):
@@ -245,7 +228,7 @@ def check(task, record, mutated, recipe, template):
         return None
     if task == "prompts" and trained:
         return "a prompt is trained"
-    wanted, unwanted = words_of_messages(record) if mutated else trained_words(task, record)
+    wanted, unwanted = words_of_messages(record) if mutated else words(record)
     for word in wanted:
         if word not in trained:
             return f"{word} is not trained" if word in text else f"{word} is lost"

@@ -1,4 +1,4 @@
-// optimizer.json of a checkpoint whose other file is whole; with the checksum that belongs to it, or else no more would be looked at.
+// optimizer.json of a checkpoint with an intact other file. The checksum matches, because the parser stops at a wrong one.
 #include "../../llmc/train/checkpoint.h"
 #include "../../llmc/core/json.h"
 #include "../../llmc/parallel/comm.h"

@@ -1,6 +1,5 @@
-// What the fuzzers share (libFuzzer: https://llvm.org/docs/LibFuzzer.html). A fuzzer gives arbitrary bytes to one of the parsers that read a
-// user's files. Whatever they are, the parser ends in its result or in an Error: no crash, no undefined behaviour, no hang, and no
-// allocation that the bytes of the file do not explain (scripts/fuzz.py sets the limits).
+// A fuzzer (libFuzzer: https://llvm.org/docs/LibFuzzer.html) gives arbitrary bytes to a parser of users' files. For all bytes the parser returns a result or
+// throws an Error: no crash, no undefined behaviour, no hang, and no allocation beyond the file's size (scripts/fuzz.py sets the limits).
 #pragma once
 #include <stdlib.h>
 #include <unistd.h>
@@ -13,7 +12,7 @@
 #include "../../llmc/core/common.h"
 #include "../../llmc/core/file.h"
 
-// A directory of this process, in memory where the system has such a place.
+// A directory of this process, in memory if the system has /dev/shm.
 inline const std::string &fuzz_directory() {
     static const struct Directory {
         std::string path = (std::filesystem::exists("/dev/shm") ? "/dev/shm/fuzz_" : "/tmp/fuzz_") + std::to_string(getpid());
@@ -23,7 +22,7 @@ inline const std::string &fuzz_directory() {
     return directory.path;
 }
 
-// parse(path) of a file with these bytes.
+// Writes the bytes to a file and calls parse(path).
 template <class F> int fuzz(const char *name, const uint8_t *data, size_t size, F parse) {
     const std::string path = fuzz_directory() + "/" + name;
     FILE *file = fopen(path.c_str(), "w");

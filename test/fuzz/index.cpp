@@ -1,4 +1,4 @@
-// model.safetensors.index.json of a model whose weights are in one shard in the same directory.
+// model.safetensors.index.json of a model with one shard in the same directory.
 #include "../../llmc/io/hf.h"
 #include "../../llmc/io/safetensors.h"
 #include "fuzz.h"

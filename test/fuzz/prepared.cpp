@@ -1,4 +1,4 @@
-// Prepared data, and the rows that are packed from it.
+// Prepared data, and rows packed from it.
 #include "../../llmc/data/dataloader.h"
 #include "../../llmc/data/tokens.h"
 #include "fuzz.h"

@@ -7,7 +7,7 @@ template <class X> static void read(const SafetensorsFile &file, const std::stri
     std::vector<X> values(count);
     try {
         file.read(name, values.data());
-    } catch (const Error &) {}  // of a type that is no float
+    } catch (const Error &) {}  // the type is no float
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

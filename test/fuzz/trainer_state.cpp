@@ -1,4 +1,4 @@
-// trainer_state.json of a checkpoint; with the checksum that belongs to it, or else no more would be looked at.
+// trainer_state.json of a checkpoint. The checksum matches, because the parser stops at a wrong one.
 #include "../../llmc/train/trainer_state.h"
 #include "../../llmc/core/json.h"
 #include "../../llmc/train/checkpoint.h"

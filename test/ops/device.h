@@ -1,5 +1,5 @@
 // The tests of an op are written once. Compiled plainly they run on the CPU's devices; compiled for the emulator or by nvcc they run on CUDA's.
-// Here stands what differs: the devices, the arrays in their memory, and in which orders the threads of an op run.
+// This file has the differences: the devices, the arrays in their memory, and the orders of an op's threads.
 #pragma once
 #include "../../llmc/core/common.h"
 #include "../check.h"
@@ -18,11 +18,11 @@ template <class T> using Array = HostArray<T>;
 template <class X> using FloatsArray = HostFloats<X>;
 
 template <class Dev> Dev any_device() { return make_device<Dev>(); }
-struct MatmulContext {  // what products need: make_device has given it already; CUDA's is in test/cuda/matmul_context.cuh
+struct MatmulContext {  // make_device has set the context of products; CUDA's version is in test/cuda/matmul_context.cuh
     template <class Dev> Dev device(Dev dev) const { return dev; }
 };
 
-// Runs the body with one thread and with more, which run in any order. EXPECT_... inside it say with how many.
+// Runs the body with one thread and with several, which run in any order. A failed EXPECT_... names their number.
 template <class Dev, class Body> void for_each_order(Body body) {
     for (const int threads : {1, 2, 3}) {
         SCOPED_TRACE(format("%d threads", threads));

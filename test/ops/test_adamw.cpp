@@ -12,7 +12,7 @@ TYPED_TEST_SUITE(AdamWUpdate, Devices);
 TYPED_TEST(AdamWUpdate, EqualsReference) {
     using X = typename TypeParam::X;
     const size_t steps = 4;
-    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without vectors and with
+    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without and with vectors
         const auto start = random_values<X>(n, 1);
         const auto grads = [&](size_t step) { return random_values<float>(n, uint32_t(10 + step)); };
         AdamWState want{widen(start), std::vector<double>(n), std::vector<double>(n)};
@@ -35,8 +35,8 @@ TYPED_TEST(AdamWUpdate, EqualsReference) {
     }
 }
 
-// One update of any state, of which the first and the last block are not whole. Moments and gradients of every type give the parameters that the CPU
-// computes with the same floats, and the moments rounded to a neighbour; but for a fused multiply-add, which may make the next one nearest.
+// One update of a random state whose first and last block are partial. Every type of moments and gradients gives the parameters that the CPU computes
+// with the same floats, and these moments rounded to a neighbour; a fused multiply-add may make the next one nearest.
 TYPED_TEST(AdamWUpdate, EveryTypeOfMomentsAndGradients) {
     using X = typename TypeParam::X;
     const Random random{5, Purpose::test, 0};
@@ -54,7 +54,7 @@ TYPED_TEST(AdamWUpdate, EveryTypeOfMomentsAndGradients) {
             m[i] = of_m[codes_m[i]] * scales_m[(skip + i) / Blockwise::size];
             v[i] = of_v[codes_v[i]] * scales_v[(skip + i) / Blockwise::size];
         }
-        // update(dev, params, gradients, want_m, want_v) calls the op with moments that mean m and v, and compares them with those of the CPU.
+        // update(dev, params, gradients, want_m, want_v) calls the op with m and v in its type, and compares them with the CPU's moments.
         const auto expect = [&, n = n](const std::vector<float> &before_m, const std::vector<float> &before_v, auto update) {
             HostFloats<X> want(std::vector<float>(start.begin(), start.end()));
             auto want_m = before_m, want_v = before_v;
@@ -110,11 +110,11 @@ TYPED_TEST(AdamWUpdate, EveryTypeOfMomentsAndGradients) {
     }
 }
 
-// Of moments in bf16 nothing is lost on average, and their bits depend on the seed, the step and the element's number alone.
+// The mean of rounded moments is the moment in float64. Their bits depend only on the seed, the step and the element's number.
 TYPED_TEST(AdamWUpdate, Bf16MomentsAreRightOnAverage) {
     using X = typename TypeParam::X;
     const size_t n = 20000, steps = 50;
-    const float g = 0.3f;  // of every element: what differs between them is the rounding
+    const float g = 0.3f;  // of every element: only the rounding differs
     const auto run = [&](TypeParam dev, size_t parts, uint64_t seed) {
         FloatsArray<X> params(std::vector<float>(n, 1));
         Array<bf16> m(std::vector<bf16>(n, bf16(0.0f))), v(std::vector<bf16>(n, bf16(0.0f)));
@@ -135,14 +135,14 @@ TYPED_TEST(AdamWUpdate, Bf16MomentsAreRightOnAverage) {
     const auto expect_mean = [&](const char *what, const std::vector<double> &got, double want, double decay) {
         double sum = 0;
         for (double x : got) sum += x;
-        // A rounding is off by at most 2^-7 of the value, by 2^-8 in the root of the mean square, and decays with the moment.
+        // The error of a rounding is at most 2^-7 of the value, its root mean square at most 2^-8, and it decays with the moment.
         const double deviation = want * 0x1p-8 / std::sqrt(1 - decay * decay) / std::sqrt(double(n));
         expect_close(what, std::vector<double>{sum / double(n)}, std::vector<double>{want}, 5 * deviation);
     };
     expect_mean("mean of m", m, want.m[0], 0.9);
     expect_mean("mean of v", v, want.v[0], 0.999);
 #ifdef CUDA_HALF
-    const size_t parts = 4;  // each begins at a vector: in the kernel without vectors nvcc fuses other products with sums
+    const size_t parts = 4;  // each begins at a vector: nvcc fuses other products and sums in the kernel without vectors
 #else
     const size_t parts = 3;
 #endif

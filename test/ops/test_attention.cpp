@@ -1,5 +1,5 @@
-// Attention against a float64 reference that materialises every score, and against what its contract promises: any split of a row over
-// ranks, any number and order of threads and any content of the other documents give the same result.
+// Attention against a float64 reference that materialises every score. By its contract the result does not depend on the split of a row over ranks, on
+// the number and order of threads, or on other documents.
 #include "../../llmc/ops/attention.h"
 
 #include <map>
@@ -18,7 +18,7 @@ TEST(AttentionReference, GradientEqualsCentralDifferences) {
     AttentionReference ref = attention_reference(a, qkv);
     attention_reference_backward(ref, a, qkv, ref.out, dout);
     const auto out = [&](const std::vector<double> &qkv) { return attention_reference(a, qkv).out; };
-    // third derivatives are of the order of 100 here: truncation 100 * 1e-10 / 6
+    // Third derivatives have the order of 100 here: the truncation error is 100 * 1e-10 / 6.
     expect_close("reference gradient", ref.dqkv, finite_difference(out, qkv, dout), 3e-9);
 }
 
@@ -62,7 +62,7 @@ TYPED_TEST(Attention, EqualsReference) {
         {"packed, D 128", {{100, 1, 59}, 0, 2, 1, 128}},
         {"packed, 2:1, D 136", {{33, 90}, 0, 2, 1, 136}},
         {"packed, D 256", {{33, 80}, 0, 1, 1, 256}},
-#ifndef CUDA_HALF  // rows for several of the CPU's tiles, which take long in the emulator
+#ifndef CUDA_HALF  // several tiles on the CPU, which take long in the emulator
         {"long, one document, 1:1, D 64", {{443}, 0, 2, 2, 64}},
         {"long, packed, 3:1, D 64", {{5, 1, 13, 118, 2, 230, 1, 1, 64}, 0, 6, 2, 64}},
         {"long, packed, 7:1, D 16", {{192, 1, 96, 97}, 0, 7, 1, 16}},
@@ -86,15 +86,15 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
     }
     const AttentionCase cut{{5, 1, 13, 58, 2, 60}, 0, 2, 1, 16, 1};
     this->check("with cuts, zigzag over 2", cut, deal(cut.T(), 2, 4, true));
-    for (size_t D : {64, 96, 128, 136, 256})  // kernels of parts have the same widths as kernels of the whole
+    for (size_t D : {64, 96, 128, 136, 256})  // kernels for parts have the same widths as kernels for a whole row
         this->check(format("over 2, D %zu", D).c_str(), {{25, 40}, 0, 2, 1, D}, deal(65, 2, 2, false));
-#ifndef CUDA_HALF  // these also take long in the emulator
+#ifndef CUDA_HALF  // these cases also take long in the emulator
     const auto check_once = [](const char *what, const AttentionCase &a, const std::vector<Pieces> &ranks) {
         const typename TestFixture::Inputs in(a);
         check_attention(what, a, in, TestFixture::run(a, in, ranks));
     };
     const AttentionCase longer{{5, 1, 13, 18, 2, 330}, 0, 3, 1, 16};
-    const AttentionCase several_blocks{{900, 101}, 0, 2, 1, 8};  // on each rank, more than one block of queries
+    const AttentionCase several_blocks{{900, 101}, 0, 2, 1, 8};  // several blocks of queries on each rank
     check_once("500 rows on each of 2", several_blocks, deal(several_blocks.T(), 2, 2, false));
     for (const AttentionCase &a : {longer, window}) {
         for (size_t ranks = 1; ranks <= 7; ranks++) {
@@ -108,7 +108,7 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
 
 TYPED_TEST(Attention, OtherDocumentsChangeNoBit) {
     using X = typename TypeParam::X;
-    for (const size_t D : {24, 64}) {  // 64: Hopper's kernels, where there are any
+    for (const size_t D : {24, 64}) {  // 64: Hopper's kernels on a Hopper GPU
         const AttentionCase a{{40, 1, 300, 77}, 0, 3, 1, D};
         const size_t begin = 41, end = 341;  // the document of 300
         const typename TestFixture::Inputs in(a);
@@ -123,10 +123,10 @@ TYPED_TEST(Attention, OtherDocumentsChangeNoBit) {
     }
 }
 
-TYPED_TEST(Attention, NanReachesExactlyTheQueriesThatSeeIt) {
+TYPED_TEST(Attention, NanReachesOnlyTheQueriesThatSeeIt) {
     const AttentionCase a{{200, 150}, 0, 2, 1, 16};
     const size_t row = a.row(), bad = 70;
-    for (size_t head : {size_t(0), a.H, a.H + a.KV}) {  // in q (of the first head), in k, in v
+    for (size_t head : {size_t(0), a.H, a.H + a.KV}) {  // in q of the first head, in k, in v
         typename TestFixture::Inputs in(a);
         in.qkv[bad * row + head * a.D + 3] = NAN;
         const auto got = this->run(a, in);
@@ -139,9 +139,9 @@ TYPED_TEST(Attention, NanReachesExactlyTheQueriesThatSeeIt) {
     }
 }
 
-// Cost follows the documents: keys before the first document of a block of queries take no part in it, not even as 0 * NaN.
+// A block of queries skips the keys before its first document, even if they are NaN, so that the cost follows the documents.
 TYPED_TEST(Attention, UnseenBlocksAreSkipped) {
-    const size_t first = 384;  // a multiple of the rows in a block of queries, which are 96 on the CPU and up to 128 on a GPU
+    const size_t first = 384;  // a multiple of a block's queries: 96 on the CPU, up to 128 on a GPU
     const AttentionCase a{{first, 250}, 0, 2, 1, 16};
     const typename TestFixture::Inputs in(a);
     auto poisoned = in;
@@ -150,7 +150,7 @@ TYPED_TEST(Attention, UnseenBlocksAreSkipped) {
 }
 
 #ifdef CUDA_HALF
-// A block's shared memory, at most the 99 KiB that GPUs from 8.0 on have at least.
+// A block uses at most 99 KiB of shared memory, which every GPU from 8.0 on has.
 TEST(AttentionShapes, SharedMemoryFits) {
     const auto row = [](const char *kernel, size_t width, size_t bytes) {
         printf("  %-20s width %3zu  %6.1f KiB of shared memory\n", kernel, width, double(bytes) / 1024);

@@ -1,4 +1,4 @@
-// attention_decode against the float64 reference of attention, and against what its contract promises.
+// attention_decode against attention's float64 reference, and its contract: sequences are independent.
 #include "../../llmc/ops/attention_decode.h"
 
 #include "../reference_attention_decode.h"
@@ -41,8 +41,8 @@ TYPED_TEST(AttentionDecode, OtherSequencesChangeNoBit) {
     }
 }
 
-// A NaN in a key or value of the first key head of the first sequence.
-TYPED_TEST(AttentionDecode, NanReachesThoseWhoSeeIt) {
+// A NaN is in a key or a value of the first key head of the first sequence.
+TYPED_TEST(AttentionDecode, NanReachesTheHeadsThatSeeIt) {
     using X = typename TypeParam::X;
     const auto dev = any_device<TypeParam>();
     const DecodeShape s{{0, 0}, {100, 90}, 4, 2, 16};

@@ -16,7 +16,7 @@ template <class T> uint32_t hash(const std::vector<T> &v, size_t from = 0) {
     return stream_of(std::string_view(reinterpret_cast<const char *>(v.data() + from), (v.size() - from) * sizeof(T)));
 }
 
-// The numbers of golden/make_nf4.py.
+// The numbers that golden/make_nf4.py quantises.
 std::vector<float> numbers(const std::string &name, const nlohmann::json &golden) {
     const float unit = float(0x1p-31 * golden["scale"].get<double>());
     const Random random{1, Purpose::test, stream_of(name)};
@@ -30,7 +30,7 @@ std::vector<float> numbers(const std::string &name, const nlohmann::json &golden
     return out;
 }
 
-// Calls f(case, its golden, what we make of its numbers with the mean of bitsandbytes, our own mean).
+// Calls f(golden, our quantised arrays with the mean of bitsandbytes, our own mean) for each case.
 template <class F> void for_each_golden(F f) {
     const auto golden = read_json("test/golden/nf4.json");
     for (const auto &[name, want] : golden.items()) {
@@ -55,7 +55,7 @@ std::vector<typename Dev::X> dequantised(Dev dev, int bits, const QuantisedArray
 
 }  // namespace
 
-TEST(Quantise, FourBitsAreThoseOfBitsandbytes) {
+TEST(Quantise, FourBitsEqualBitsandbytes) {
     const auto map = read_json("test/golden/nf4.json")["map"].get<std::vector<float>>();
     EXPECT_EQ(std::vector<float>(fractions(true).of, fractions(true).of + Fractions::count), map);
     for_each_golden([](const auto &want, const QuantisedArrays &q, float mean) {
@@ -67,7 +67,7 @@ TEST(Quantise, FourBitsAreThoseOfBitsandbytes) {
     });
 }
 
-TEST(Quantise, EachOfSixteenValuesIsItsOwnAndATieIsTheLower) {
+TEST(Quantise, ValuesAreExactAndTiesGoToTheLower) {
     std::vector<float> w(nf4_block, 0.0f);
     for (int code = 0; code < 16; code++) w[size_t(code)] = nf4_value(code);
     for (int code = 0; code < 15; code++) w[size_t(16 + code)] = (nf4_value(code) + nf4_value(code + 1)) / 2;

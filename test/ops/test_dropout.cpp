@@ -1,4 +1,4 @@
-// dropout, and the noise of embeddings: random numbers that belong to a token, wherever it lies.
+// dropout, and noise on embeddings: the random numbers depend on a token's document and position alone.
 #include "../../llmc/ops/dropout.h"
 #include "../../llmc/ops/noise.h"
 
@@ -10,14 +10,14 @@
 
 using Vector = std::vector<double>;
 
-// Tokens of two documents.
+// Tokens in two documents.
 struct Tokens {
     size_t T, C;
     std::vector<int32_t> documents, positions;
     Tokens(size_t T, size_t C) : T(T), C(C) {
         for (size_t t = 0; t < T; t++) documents.push_back(t < T / 2 ? 7 : 3), positions.push_back(int32_t(t % 5));
     }
-    // before + f(x, its token, its random word), with before 0 if it is empty.
+    // before + f(x, token, random word); an empty `before` is 0.
     template <class F> Vector reference(const Vector &before, const Vector &x, uint64_t seed, Purpose purpose, F f) const {
         Vector out(T * C);
         for (size_t i = 0; i < out.size(); i++) {
@@ -46,7 +46,7 @@ TYPED_TEST(Dropout, EqualsReferenceAlsoInPlace) {
             };
             const Vector want = tokens.reference({}, widen(x), mask.seed, Purpose::dropout, kept),
                          want_d = tokens.reference(widen(before), widen(x), mask.seed, Purpose::dropout, kept);
-            // A product and a sum in float, then one rounding to X.
+            // A product and a sum in float, and a rounding to X.
             const double error = 2 * unit_roundoff<float> + unit_roundoff<X>, most = mask.scale * largest(widen(x));
             SameBits same;
             for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
@@ -79,7 +79,7 @@ TYPED_TEST(Noise, EqualsReference) {
             tokens.reference(widen(x), widen(x), noise.seed, Purpose::noise, [&](double, size_t t, uint32_t word) {
                 return double(magnitudes[t]) * double(int32_t(word)) / 2147483648.0;  // uniform in [-1, 1]
             });
-        // The word becomes a float, is multiplied and added: three roundings in float, then one to X.
+        // Three roundings in float (conversion, product, sum) and one to X.
         const double allowed = (3 * unit_roundoff<float> + unit_roundoff<X>)*(largest(widen(x)) + 0.25);
         SameBits same;
         for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
@@ -88,7 +88,7 @@ TYPED_TEST(Noise, EqualsReference) {
             Array<int32_t> d_documents(tokens.documents), d_positions(tokens.positions);
             noise_forward(dev, d_x.data(), {noise.seed, d_magnitudes.data(), d_documents.data(), d_positions.data()}, T, C);
             expect_close("noise_forward", d_x.values(), want, allowed);
-            for (size_t c = 0; c < C; c++) EXPECT_EQ(float(d_x.values()[c]), float(x[c]));  // of magnitude 0
+            for (size_t c = 0; c < C; c++) EXPECT_EQ(float(d_x.values()[c]), float(x[c]));  // its magnitude is 0
             same(d_x.values());
         });
     }

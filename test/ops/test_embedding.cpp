@@ -10,9 +10,9 @@
 template <class Dev> struct Embedding : testing::Test {};
 TYPED_TEST_SUITE(Embedding, Devices);
 
-// Few different tokens and many, channels in several slices of a warp with and without vectors. Copies are exact, and the order
-// of the sum is part of the contract, so the float sums are equal, also for ranges of tokens, some of which do not occur.
-TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
+// Few and many different tokens; channels in several slices of a warp, with and without vectors. The contract fixes the order of the sum, so the float sums
+// are exact, also for ranges of the vocabulary, some of which have no tokens.
+TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTokens) {
     using X = typename TypeParam::X;
     for (const auto &[T, V, C] : {std::array<size_t, 3>{1, 7, 8}, {9, 7, 139}, {33, 3, 139}, {100, 7, 520}, {700, 600, 40}}) {
         SCOPED_TRACE(format("T %zu, V %zu, C %zu", T, V, C));

@@ -9,7 +9,7 @@
 
 using Vector = std::vector<double>;
 
-// K different experts for each token, the last expert never.
+// K different experts for each token, never the last expert.
 static std::vector<int32_t> random_choices(size_t T, size_t E, size_t K) {
     std::vector<int32_t> chosen;
     const Random random{1, Purpose::test, 7};
@@ -21,7 +21,7 @@ static std::vector<int32_t> random_choices(size_t T, size_t E, size_t K) {
 template <class Dev> struct ExpertRows : testing::Test {};
 TYPED_TEST_SUITE(ExpertRows, Devices);
 
-TYPED_TEST(ExpertRows, SortedByExpertInTheOrderOfTokens) {
+TYPED_TEST(ExpertRows, SortsByExpertThenByToken) {
     for (const auto &[T, E, K] : {std::array<size_t, 3>{1, 2, 1}, {300, 8, 2}, {70, 131, 4}}) {
         const auto chosen = random_choices(T, E, K);
         for_each_order<TypeParam>([&, T = T, E = E, K = K](TypeParam dev) {
@@ -61,7 +61,7 @@ TYPED_TEST(ExpertRows, CombineAndWeigh) {
                          T, K, C);
             weigh_rows_backward(dev, dw.data(), d.data(), act.data(), w.data(), row_of.data(), T, K, C);
 
-            // The same by rows, in place.
+            // The same in the order of experts' rows, in place.
             Array<X> d_of_rows(dact), act_of_rows(rows);
             sort_weights(dev, sorted.data(), w.data(), row_of.data(), T * K);
             for (size_t i = 0; i < T * K; i++) ASSERT_EQ(sorted.values()[size_t(places[i])], weights[i]);

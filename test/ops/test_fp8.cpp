@@ -33,7 +33,7 @@ TEST(Fp8, NumbersAndTheirNeighbours) {
     EXPECT_TRUE(std::isnan(fp8_nearest(NAN)) && std::isnan(fp8_number(fp8_code(NAN))));
 }
 
-// The largest power of two with which the largest magnitude is still a number of the format.
+// The factor is the largest power of two that keeps the largest magnitude within the format.
 TEST(Fp8, TheFactorFillsTheFormat) {
     for (const float largest : {1e-30f, 0.1f, 1.0f, 1.74f, 1.75f, 1.76f, 448.0f, 449.0f, 57345.0f, 3e38f}) {
         const float factor = fp8_factor(largest);
@@ -47,14 +47,14 @@ TEST(Fp8, TheFactorFillsTheFormat) {
     for (const float bad : {INFINITY, NAN}) EXPECT_TRUE(std::isnan(fp8_factor(bad)));
 }
 
-// x rounded, in float64
+// Returns x after rounding, in float64.
 template <class X> Vector rounded(const std::vector<X> &x) {
     const double factor = fp8_factor(float(largest(widen(x))));
     Vector out;
     for (const X v : x) out.push_back(double(fp8_nearest(float(factor * double(float(v))))) / factor);
     return out;
 }
-inline Vector turned(const Vector &x, size_t rows, size_t columns) {
+inline Vector transposed(const Vector &x, size_t rows, size_t columns) {
     Vector out(x.size());
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) out[c * rows + r] = x[r * columns + c];
@@ -65,14 +65,14 @@ template <class Dev> struct Fp8Arrays {
     using X = typename Dev::X;
     Dev dev;
     size_t n;
-    Array<X> bytes;  // as large as the CPU needs
+    Array<X> bytes;  // the size that the CPU needs
     Array<float> scale = Array<float>(2);
 
     Fp8Arrays(Dev dev, size_t n) : dev(dev), n(n), bytes(n) {}
     Fp8Matrix matrix() { return {reinterpret_cast<std::byte *>(bytes.data()), scale.data()}; }
-    void round(const X *x, size_t rows, size_t columns, bool turned = false) {
+    void round(const X *x, size_t rows, size_t columns, bool transposed = false) {
         fp8_scale(dev, matrix(), x, rows, columns);
-        fp8_round(dev, matrix(), x, rows, columns, turned);
+        fp8_round(dev, matrix(), x, rows, columns, transposed);
     }
     Vector values() {
         const std::vector<X> stored = bytes.values();
@@ -87,7 +87,7 @@ template <class Dev> struct Fp8Arrays {
 template <class Dev> struct Fp8Matrices : testing::Test {};
 TYPED_TEST_SUITE(Fp8Matrices, Devices);
 
-TYPED_TEST(Fp8Matrices, AreRoundedAndTurned) {
+TYPED_TEST(Fp8Matrices, AreRoundedAndTransposed) {
     using X = typename TypeParam::X;
     for (const auto &[rows, columns] : {std::array<size_t, 2>{16, 16}, {48, 80}, {144, 64}, {208, 144}}) {
         const auto x = random_values<X>(rows * columns, 1, 3);
@@ -99,13 +99,13 @@ TYPED_TEST(Fp8Matrices, AreRoundedAndTurned) {
             plain.round(d_x.data(), rows, columns);
             across.round(d_x.data(), rows, columns, true);
             EXPECT_EQ(plain.values(), want);
-            EXPECT_EQ(across.values(), turned(want, rows, columns));
+            EXPECT_EQ(across.values(), transposed(want, rows, columns));
             same(plain.scale.values());
         });
     }
 }
 
-TYPED_TEST(Fp8Matrices, OfZerosAndOfWhatIsNotFinite) {
+TYPED_TEST(Fp8Matrices, OfZerosInfinitiesAndNaN) {
     using X = typename TypeParam::X;
     for (const float bad : {0.0f, INFINITY, -INFINITY, NAN}) {
         std::vector<X> x(32 * 16, X(bad == 0 ? 0.0f : 1.0f));
@@ -117,8 +117,7 @@ TYPED_TEST(Fp8Matrices, OfZerosAndOfWhatIsNotFinite) {
     }
 }
 
-// Hopper's tensor cores add 32 products of FP8 and the sum so far after shifting them to the largest exponent among them, and keep 13 bits of fraction
-// (DeepSeek-V3 technical report, 2024, section 3.3.2).
+// Hopper's tensor cores shift 32 products of FP8 and the running sum to their largest exponent, add them, and keep 13 bits of fraction (DeepSeek-V3 technical report, 2024, section 3.3.2).
 double sum_error([[maybe_unused]] size_t n, [[maybe_unused]] double largest_product, [[maybe_unused]] double largest_sum) {
 #if defined(CUDA_HALF) && !defined(LLMC_EMULATE)
     return 0x1p-13 * (double(n) * largest_product + double(ceil_div(n, 32)) * largest_sum);

@@ -5,11 +5,12 @@
 #include "../../llmc/ops/gradients.cuh"
 #endif
 
-// ---- Stochastic rounding to bf16 in float64: the neighbours of a float, and the probability of the upper one.
+// ---- stochastic rounding to bf16 in float64
 
 struct BetweenBf16 {
-    double lower, unit,
-        up;  // the neighbour towards 0, with the sign of x; the distance to the next one; the probability of that one
+    double lower;  // the neighbour towards 0
+    double unit;   // distance to the other neighbour, with the sign of x
+    double up;     // probability of the other neighbour
 };
 
 static BetweenBf16 between_bf16(float x) {
@@ -44,7 +45,7 @@ TYPED_TEST(Gradients, WideningIsExact) {
     }
 }
 
-// Every number becomes one of its two neighbours; exact bf16 values do not change.
+// Every number becomes one of its two neighbours; values of bf16 stay.
 TYPED_TEST(Gradients, RoundsToANeighbour) {
     for (const size_t n : {1, 1003, 4096})
         for (const size_t first : {0, 5, 800}) {
@@ -72,7 +73,7 @@ TYPED_TEST(Gradients, ZerosInfinitiesAndNaNsStay) {
     EXPECT_GE(float(got[5]), 3.3e38f);
 }
 
-// The probability is the distance: the mean over many elements is the number itself, within five deviations of a coin.
+// The mean over many elements is the number itself, within five standard deviations.
 TYPED_TEST(Gradients, AreRightOnAverage) {
     const size_t n = 40000;
     for (const float x : {1.001f, -3.0049f, 0.7001e-8f, 6.9999e20f, -1.999f}) {
@@ -83,7 +84,7 @@ TYPED_TEST(Gradients, AreRightOnAverage) {
     }
 }
 
-// The bits depend on the element's number and the key alone; elements that share a block of Philox are independent.
+// The random bits depend only on the key and the element's number; elements that share a block of Philox are independent.
 TYPED_TEST(Gradients, BitsBelongToTheElement) {
     const size_t n = 4099, first = 77;
     const auto x = random_values<float>(n, 1);

@@ -1,4 +1,4 @@
-// The products of groups against float64: groups without rows, and of more rows than a tile.
+// Products of groups, among them groups without rows and groups with more rows than a tile.
 #include "../../llmc/ops/grouped_matmul.h"
 
 #include <sys/mman.h>
@@ -11,12 +11,10 @@
 #endif
 
 struct Groups {
-    std::vector<int32_t> rows;  // of each group
+    std::vector<int32_t> rows;  // per group
     size_t IC, OC;
-    size_t
-        first = 0,
-        ld =
-            OC;  // out and dout are the columns [first, first + OC) of rows that are ld wide, as of adapters of one half of a matrix
+    size_t first = 0,
+           ld = OC;  // out and dout are the columns [first, first + OC) of rows of ld, as for adapters of one half of a matrix
 };
 static const std::vector<Groups> all_groups = {{{1}, 5, 3},
                                                {{0, 7, 0}, 24, 40},
@@ -34,7 +32,7 @@ static const std::vector<Groups> all_groups = {{{1}, 5, 3},
 template <class Dev> struct GroupedMatmul : testing::Test { MatmulContext context; };
 TYPED_TEST_SUITE(GroupedMatmul, Devices);
 
-// Some columns are added to, and the others stay as they are. Whole rows are overwritten.
+// Products are added to a part of the columns, and leave the others; they overwrite whole rows.
 TYPED_TEST(GroupedMatmul, EqualsReference) {
     using X = typename TypeParam::X;
     for (const auto &[rows, IC, OC, first, ld] : all_groups) {
@@ -100,7 +98,7 @@ TYPED_TEST(GroupedMatmul, EqualsReference) {
     }
 }
 
-// A row's results are the same whatever the other rows of its group are, and in whichever group they are. With many groups, rows are few.
+// A row's result does not depend on its group's other rows, nor on its group. Many groups have few rows each.
 TYPED_TEST(GroupedMatmul, RowsDoNotMix) {
     using X = typename TypeParam::X;
     const size_t R = 100, IC = 64, OC = 48;
@@ -121,39 +119,29 @@ TYPED_TEST(GroupedMatmul, RowsDoNotMix) {
     }
 }
 
-#ifndef __CUDACC__  // a GPU does not read this memory
-// Groups without rows have pages that nobody may read.
-template <class X> struct MatricesWithRows {
-    const size_t matrix, bytes;
-    X *const w;
-
-    MatricesWithRows(const std::vector<int32_t> &starts, const std::vector<X> &values)
-        : matrix(values.size()),
-          bytes((starts.size() - 1) * matrix * sizeof(X)),
-          w(static_cast<X *>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
-        for (size_t e = 0; e + 1 < starts.size(); e++) {
-            std::copy(values.begin(), values.end(), w + e * matrix);
-            if (starts[e] == starts[e + 1]) mprotect(w + e * matrix, matrix * sizeof(X), PROT_NONE);
-        }
-    }
-    ~MatricesWithRows() { munmap(w, bytes); }
-};
-
-// In generation a token reads the weights of the experts that it chose, and no others: the test crashes if another one is read.
+#ifndef __CUDACC__  // a GPU cannot access this memory
+// In generation a token loads only the weights of its experts: the others are in pages without read permission.
 TYPED_TEST(GroupedMatmul, ReadsOnlyTheMatricesOfItsGroups) {
     using X = typename TypeParam::X;
     const size_t E = 7, IC = 64, OC = 4096 / sizeof(X);
     const auto w = random_values<X>(OC * IC, 2);
     const auto dev = this->context.device(any_device<TypeParam>());
-    for (const int32_t n : {1, 12, 70}) {  // rows of each of two groups
+    for (const int32_t n : {1, 12, 70}) {  // rows in each of two groups
         const std::vector<int32_t> starts = {0, 0, n, n, n, 2 * n, 2 * n, 2 * n};
         const size_t R = size_t(2 * n);
-        const MatricesWithRows<X> matrices(starts, w);
+        const size_t matrix = w.size() * sizeof(X);
+        X *const matrices =
+            static_cast<X *>(mmap(nullptr, E * matrix, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        for (size_t e = 0; e < E; e++) {
+            std::copy(w.begin(), w.end(), matrices + e * w.size());
+            if (starts[e] == starts[e + 1]) mprotect(matrices + e * w.size(), matrix, PROT_NONE);
+        }
         Array<X> x(random_values<X>(R * IC, 1)), out(R * OC), dx(R * IC);
         Array<int32_t> d_starts(starts);
-        grouped_matmul_forward(dev, out.data(), x.data(), matrices.w, d_starts.data(), E, R, IC, OC);
-        grouped_matmul_backward_input(dev, dx.data(), out.data(), matrices.w, d_starts.data(), E, R, IC, OC);
+        grouped_matmul_forward(dev, out.data(), x.data(), matrices, d_starts.data(), E, R, IC, OC);
+        grouped_matmul_backward_input(dev, dx.data(), out.data(), matrices, d_starts.data(), E, R, IC, OC);
         for (const X value : dx.values()) ASSERT_TRUE(std::isfinite(float(value)));
+        munmap(matrices, E * matrix);
     }
 }
 #endif

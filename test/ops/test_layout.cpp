@@ -1,4 +1,4 @@
-// Copies whose rows do or do not fit vectors: they are exact on every device.
+// Copies of rows with and without vectors, which are exact on every device.
 #include "../../llmc/ops/layout.h"
 
 #include "device.h"
@@ -25,7 +25,7 @@ TYPED_TEST(Layout, CopiesRows) {
 }
 
 TYPED_TEST(Layout, AddsRows) {
-    for (const size_t C : {7, 8, 600}) {  // one value at a time, vectors, more than a block takes at once
+    for (const size_t C : {7, 8, 600}) {  // single values; vectors; more than a block has threads
         const size_t n = 5, out_stride = C + 4, x_stride = C + 8;
         const auto out = random_values<float>(n * out_stride, 1), x = random_values<float>(n * x_stride, 2);
         auto want = out;

@@ -9,7 +9,7 @@
 #endif
 
 #ifdef __CUDACC__
-constexpr int roundings_before_bias = 1;  // of the product, by some of cuBLASLt's kernels
+constexpr int roundings_before_bias = 1;  // some of cuBLASLt's kernels round the product
 #else
 constexpr int roundings_before_bias = 0;
 #endif
@@ -17,7 +17,7 @@ constexpr int roundings_before_bias = 0;
 struct Sizes {
     size_t T, IC, OC;
 };
-// Some are cut into tiles for several threads, in each way.
+// Some have tiles for several threads, along each dimension.
 static const std::vector<Sizes> all_sizes = {{1, 5, 3},      {1, 96, 130},  {37, 100, 70},  {37, 104, 72}, {64, 64, 64},
                                              {300, 70, 600}, {70, 530, 33}, {1100, 20, 36}, {300, 72, 40}, {1, 96, 37},
                                              {2, 64, 16},    {5, 160, 50},  {8, 96, 49},    {128, 30, 101}};
@@ -37,13 +37,13 @@ template <class Dev> struct Matmul : testing::Test {
 };
 TYPED_TEST_SUITE(Matmul, Devices);
 
-// The output's bound where it is added to `before`, which is rounded to X once more.
+// The sums, added to `before`.
 template <class X> Sums plus(Sums sums, const std::vector<X> &before) {
     for (size_t i = 0; i < before.size(); i++) sums.value[i] += double(before[i]);
     return sums;
 }
 
-// What was in an output before must not matter where it is overwritten, not even a NaN, which is in every new array.
+// Every new array holds NaN, so the test notices an op that reads the output that it overwrites.
 TYPED_TEST(Matmul, Forward) {
     using X = typename TypeParam::X;
     for (const Sizes &s : all_sizes) {
@@ -55,11 +55,11 @@ TYPED_TEST(Matmul, Forward) {
         for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
             Array<X> x(this->x), w(this->w), bias(this->bias), out(s.T * s.OC), with_bias(s.T * s.OC), added(before);
-            Array<float> wide(s.T * s.OC);  // as the logits are
+            Array<float> wide(s.T * s.OC);  // as for logits
             matmul_forward(dev, out.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC);
             matmul_forward(dev, with_bias.data(), x.data(), w.data(), bias.data(), s.T, s.IC, s.OC);
             matmul_forward(dev, wide.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC);
-            matmul_forward(dev, added.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC, 0, true);  // as adapters do
+            matmul_forward(dev, added.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC, 0, true);  // as for adapters
             expect_close("x w^T", out.values(), plain.value, allowed<X>(plain, s.IC));
             expect_close("x w^T + bias", with_bias.values(), biased.value,
                          allowed<X>(biased, s.IC) + roundings_before_bias * unit_roundoff<X> * plain.largest);
@@ -98,7 +98,7 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
         const auto dw_before = random_values<float>(s.OC * s.IC, 5), dbias_before = random_values<float>(s.OC, 6);
         const Sums want = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, widen(dw_before), s.OC, s.IC, s.T);
         const Sums want_alone = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, {}, s.OC, s.IC, s.T);
-        const std::vector<float> ones(s.T, 1.0f), floats(this->dout.begin(), this->dout.end());  // no tensor core sums them
+        const std::vector<float> ones(s.T, 1.0f), floats(this->dout.begin(), this->dout.end());  // tensor cores do not add them
         const Sums bias = product_reference(ones, 0, 1, floats, s.OC, 1, widen(dbias_before), 1, s.OC, s.T);
         SameBits same;
         for_each_order<TypeParam>([&](TypeParam dev) {
@@ -117,7 +117,7 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
     }
 }
 
-// Callers may cut the tokens at any multiple of a run. The sizes put several tiles, and parts of a tile, into the last run.
+// Callers may split the tokens at any multiple of a run. The last run has several tiles and a partial one.
 TYPED_TEST(Matmul, CutsBetweenRunsDoNotChangeABit) {
     using X = typename TypeParam::X;
     const auto dev = this->context.device(any_device<TypeParam>());
@@ -139,7 +139,7 @@ TYPED_TEST(Matmul, CutsBetweenRunsDoNotChangeABit) {
     const auto whole = products({0, T});
     EXPECT_TRUE(products({0, run, 2 * run, 3 * run, T}) == whole);
     EXPECT_TRUE(products({0, 2 * run, T}) == whole);
-    EXPECT_FALSE(products({0, 64, T}) == whole) << "sums are cut elsewhere, so this test would notice";
+    EXPECT_FALSE(products({0, 64, T}) == whole) << "another split gives other bits, so the test can fail";
 }
 
 // More shapes than a context keeps (512).

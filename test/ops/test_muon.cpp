@@ -23,10 +23,10 @@ static AdamW muon_setting(size_t first = 0) {
 template <class Dev> struct MuonOps : testing::Test {};
 TYPED_TEST_SUITE(MuonOps, Devices);
 
-// Of float numbers near 1 and gradients near 0.25 after scaling: four roundings of each.
+// Four float roundings of momenta near 1 and of scaled gradients near 0.25.
 TYPED_TEST(MuonOps, MomentumEqualsReference) {
     using X = typename TypeParam::X;
-    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without vectors and with
+    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without and with vectors
         const auto start = random_values<float>(n, 1), grads = random_values<float>(n, 2);
         const auto rounded = random_values<bf16>(n, 2);
         const auto expect = [&]<class G>(const std::vector<G> &gradients) {
@@ -51,12 +51,12 @@ TYPED_TEST(MuonOps, MomentumEqualsReference) {
     }
 }
 
-// A momentum in bf16 is right on average, and its bits depend on the seed, the step and the element's number alone. Parts of 5000 elements have
-// vectors, and rows of 6667 have none.
+// The mean of momenta rounded to bf16 is the momentum in float64. Their bits depend only on the seed, the step and the element's number. Parts of 5000
+// elements have vectors, parts of 6667 do not.
 TYPED_TEST(MuonOps, Bf16MomentumIsRightOnAverage) {
     using X = typename TypeParam::X;
     const size_t n = 20000;
-    const float m = 0.77f, g = 0.375f;  // of every element: what differs between them is the rounding
+    const float m = 0.77f, g = 0.375f;  // of every element: only the rounding differs
     const auto run = [&]<class G>(TypeParam dev, size_t parts, G grad) {
         Array<bf16> momentum(std::vector<bf16>(n, bf16(m)));
         Array<G> grads(std::vector<G>(n, grad));
@@ -100,8 +100,7 @@ TYPED_TEST(MuonOps, UpdateEqualsReference) {
     }
 }
 
-// The op may err as much as a plain loop with the same roundings does for the worst of ten matrices, or twice as much, since sums in another order have other
-// ones.
+// The allowed error is twice that of a plain loop with the same roundings, for the worst of ten matrices: another order of a sum has other roundings.
 TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
     using X = typename TypeParam::X;
     MatmulContext context;
@@ -125,7 +124,7 @@ TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
             orthogonalise(context.device(dev), x.data(),
                           {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()}, R, C);
             const auto got = widen(x.values());
-            if (rows == 40) {  // a matrix of zeros stays one, as the momentum of an adapter's first matrix in the first step
+            if (rows == 40) {  // zeros stay zeros: the momentum of an adapter's first matrix in the first step
                 Array<X> zeros(std::vector<X>(R * C, X(0.0f)));
                 orthogonalise(context.device(dev), zeros.data(),
                               {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()}, R, C);
@@ -134,7 +133,7 @@ TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
             printf("  %4zu x %-4zu %-30s %.2g of %.2g allowed\n", R, C, "relative error", distance(got, exact) / norm_of(exact),
                    allowed / norm_of(exact));
             EXPECT_LE(distance(got, exact), allowed);
-            EXPECT_LE(allowed, 0.25 * norm_of(exact));  // a matrix that is wrong is as far away as it is large
+            EXPECT_LE(allowed, 0.25 * norm_of(exact));  // the distance of a wrong matrix is about its norm
             same(got);
         });
     }

@@ -1,4 +1,4 @@
-// rmsnorm and layernorm, which have one contract, and the residual sums fused with them.
+// rmsnorm and layernorm, which share a contract, and their fusion with residual sums.
 #include "../../llmc/ops/layernorm.h"
 #include "../../llmc/ops/residual.h"
 #include "../../llmc/ops/rmsnorm.h"
@@ -14,7 +14,7 @@
 
 using Vector = std::vector<double>;
 
-static const double eps = 0.125;  // large enough to show where it is forgotten
+static const double eps = 0.125;  // large enough to show where an op omits it
 
 TEST(NormReference, BackwardEqualsFiniteDifferences) {
     const size_t T = 3, C = 7;
@@ -62,7 +62,7 @@ template <class X> Vector plus(Vector x, const std::vector<X> &y) {
     return x;
 }
 
-// A gradient that began with 3 and was added to twice; `allowed` is the error of one sum.
+// `got` began with 3, and two backward passes added to it; `allowed` is the error of one sum.
 static void expect_added_twice(const char *what, const std::vector<float> &got, Vector want, double allowed) {
     for (double &d : want) d = 3 + 2 * d;
     expect_close(what, got, want, 2 * allowed + 4 * unit_roundoff<float> * largest(want));
@@ -73,13 +73,13 @@ static std::vector<float> joined(std::vector<float> a, const std::vector<float> 
     return a;
 }
 
-// The arrays of rmsnorm or, if the rows are centred, of layernorm, where the device computes.
+// The arrays of rmsnorm or, if the rows are centred, of layernorm, in the device's memory.
 template <class Dev, bool centred> struct NormOp {
     using Device = Dev;
     using X = typename Dev::X;
     static constexpr bool is_centred = centred;
-    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens. Then of rmsnorm weights
-    // to which 1 is added, and rows above 48 KB; and of layernorm few channels, one, GPT-2, and rows for which a block has the memory of one warp.
+    // One token; vectors, the last of them by few lanes; no vectors; runs of three tokens; all blocks, with runs of 8 and 9 tokens. rmsnorm: weights
+    // with an added 1, and rows above 48 KB. layernorm: few channels, one channel, GPT-2, and rows that leave a block memory for one warp.
     static std::vector<Rows> sizes() {
         std::vector<Rows> all = {{1, 8}, {37, 72}, {19, 77}, {150, 77}, {2100, 24}};
         const std::vector<Rows> of_rmsnorm = {{37, 72, 0, 1}, {2, 24600, 0, 1}},
@@ -161,7 +161,7 @@ using NormOps = OpsOn<CudaF32, CudaBf16>;
 using NormOps = OpsOn<CpuF32, CpuBf16>;
 #endif
 template <class Op> struct Norms : testing::Test {
-    // For layernorm also rows around 100, in which mean(x^2) - mean(x)^2 would be off by a thousandth of its value in float.
+    // layernorm also has rows around 100, where mean(x^2) - mean(x)^2 in float would have a relative error of a thousandth.
     static std::vector<Rows> rows() {
         std::vector<Rows> out = Op::sizes();
         for (const Rows &s : Op::sizes())
@@ -183,7 +183,7 @@ TYPED_TEST(Norms, ForwardEqualsReferenceAlsoInPlace) {
             op.forward(out.data(), x.data());
             op.expect_forward(out.values(), in);
             same(out.values(), op.statistics());
-            if (s.T == 37) {  // rows that would fit vectors, and are not aligned
+            if (s.T == 37) {  // rows that are multiples of a vector, but not aligned
                 std::vector<X> behind_one = in.x;
                 behind_one.insert(behind_one.begin(), X(0.0f));
                 Array<X> odd(behind_one);
@@ -196,7 +196,7 @@ TYPED_TEST(Norms, ForwardEqualsReferenceAlsoInPlace) {
     }
 }
 
-// Twice into the same gradients of weights, without the residual's gradient and with it.
+// Two passes add to the gradients of weights, without and with the residual's gradient.
 TYPED_TEST(Norms, BackwardEqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
     for (const Rows &s : this->rows()) {
@@ -212,7 +212,7 @@ TYPED_TEST(Norms, BackwardEqualsReferenceAndAccumulates) {
             op.backward(sum.data(), dresidual.data(), dout.data(), x.data());
             op.expect_backward(dx.values(), sum.values(), in);
             same(dx.values(), sum.values(), op.weight_gradients());
-            if (s.T != 37 && s.T != 150) return;  // onto dout, and onto the residual's gradient
+            if (s.T != 37 && s.T != 150) return;  // dx overwrites dout, and the residual's gradient
             Array<X> onto_dout(in.dout);
             op.backward(onto_dout.data(), dresidual.data(), onto_dout.data(), x.data());
             op.backward(dresidual.data(), dresidual.data(), dout.data(), x.data());
@@ -221,7 +221,7 @@ TYPED_TEST(Norms, BackwardEqualsReferenceAndAccumulates) {
     }
 }
 
-// The fused op is the residual sum and then the norm, bit for bit, also where sum overwrites x or y, or out y.
+// The fused op has the bits of the residual sum followed by the norm, also if the sum overwrites x or y, or out overwrites y.
 TYPED_TEST(Norms, ResidualAndNormInOne) {
     using X = typename TypeParam::X;
     for (const Rows &s : {Rows{37, 72}, {5, 77}, {150, 77}, {37, 72, 0, 1}}) {
@@ -232,7 +232,7 @@ TYPED_TEST(Norms, ResidualAndNormInOne) {
             Array<X> sum(sum_of(in.x, in.dout)), out(s.T * s.C);
             op.forward(out.data(), sum.data());
             same(sum.values(), out.values(), op.statistics());
-            for (int onto = 0; onto < 4; onto++) {  // nothing, sum on x, sum on y, out on y
+            for (int onto = 0; onto < 4; onto++) {  // overwrites nothing, x by sum, y by sum, y by out
                 Array<X> x(in.x), y(in.dout), apart(s.T * s.C), normed(s.T * s.C);
                 Array<X> &sums = onto == 1 ? x : onto == 2 ? y : apart, &outs = onto == 3 ? y : normed;
                 op.residual_forward(sums.data(), outs.data(), x.data(), y.data());
@@ -242,29 +242,7 @@ TYPED_TEST(Norms, ResidualAndNormInOne) {
     }
 }
 
-// ---- apart from each other
-
-template <class Dev> struct LayerNorm : testing::Test {};
-TYPED_TEST_SUITE(LayerNorm, Devices);
-
-TYPED_TEST(LayerNorm, AConstantRowGivesTheBias) {
-    using X = typename TypeParam::X;
-    const std::vector<float> values = {0, 1000.1f, -3e-5f, 1.7e6f};
-    for (const size_t C : {1, 77, 768, 1600}) {
-        NormInputs<X> in{{values.size(), C}};
-        for (size_t i = 0; i < in.x.size(); i++) in.x[i] = values[i / C];
-        NormOp<TypeParam, true> op(any_device<TypeParam>(), in);
-        op.epsilon = 1e-5f;
-        Array<X> x(in.x), out(in.x.size());
-        op.forward(out.data(), x.data());
-        const auto got = out.values();
-        for (size_t i = 0; i < got.size(); i++) ASSERT_EQ(float(got[i]), float(in.bias[i % C])) << "row " << i / C;
-        for (size_t t = 0; t < values.size(); t++) {
-            EXPECT_EQ(op.mean.values()[t], float(X(values[t])));
-            EXPECT_FLOAT_EQ(op.rstd.values()[t], 1 / std::sqrt(1e-5f)) << values[t];
-        }
-    }
-}
+// ---- the sum alone
 
 template <class Dev> struct Residual : testing::Test {};
 TYPED_TEST_SUITE(Residual, Devices);

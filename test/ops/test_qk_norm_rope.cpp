@@ -20,19 +20,19 @@ struct QkAngles {
     std::vector<float> table;      // (positions, D/2, 2)
     std::vector<int32_t> doc_pos;  // (T)
 };
-static QkAngles some_angles(const QkSizes &s) {  // of documents of 7
+static QkAngles some_angles(const QkSizes &s) {  // documents of 7 tokens
     QkAngles out{std::vector<float>(7 * s.D), std::vector<int32_t>(s.T)};
     rope_table(out.table.data(), {.theta = 100}, 7, s.D);
     for (size_t t = 0; t < s.T; t++) out.doc_pos[t] = int32_t((t + 5) % 7);
     return out;
 }
-static QkAngles no_angles(const QkSizes &s) {  // with which nothing turns
+static QkAngles no_angles(const QkSizes &s) {  // all 0
     QkAngles out{std::vector<float>(s.D), std::vector<int32_t>(s.T)};
     for (size_t i = 0; i < s.D; i += 2) out.table[i] = 1;
     return out;
 }
 
-// The elements of query heads, or of key heads, as rows: (T * H, D) or (T * KV, D).
+// The query heads or the key heads as rows: (T * H, D) or (T * KV, D).
 static Vector heads_of(const Vector &rows, const QkSizes &s, bool key) {
     Vector out;
     for (size_t t = 0; t < s.T; t++) {
@@ -45,8 +45,7 @@ static Vector heads_of(const Vector &rows, const QkSizes &s, bool key) {
 template <class X> struct QkInputs {
     QkSizes s;
     std::vector<X> qkv = random_values<X>(s.T * s.width(), 5), dqkv = random_values<X>(s.T * s.width(), 6);
-    std::vector<X> w[2] = {random_values<X>(s.D, 7, 0.1, 1 - s.w0),
-                           random_values<X>(s.D, 8, 0.1, 2 - s.w0)};  // of queries, of keys
+    std::vector<X> w[2] = {random_values<X>(s.D, 7, 0.1, 1 - s.w0), random_values<X>(s.D, 8, 0.1, 2 - s.w0)};  // queries, keys
     QkAngles angles = some_angles(s);
 };
 
@@ -60,14 +59,14 @@ template <class X> void expect_value_heads_equal(const std::vector<X> &got, cons
 
 // ---- the op
 
-static const double eps = 0.125;  // large enough to show where it is forgotten
+static const double eps = 0.125;  // large enough to show where the op omits it
 
-// Where T is odd, weights do not begin at a multiple of 16 bytes: they come after others in one flat array.
-// One token; a lane for a head; lanes without channels; runs of one, two and three tokens; a warp for a head; more heads than a block takes; 1 + weight.
+// One token; one lane per head; lanes without channels; runs of one, two and three tokens; one warp per head; more heads than a block has; 1 + weight.
+// If T is odd, the weights are not aligned to 16 bytes, as in the flat array of a model's parameters.
 static const QkSizes qk_sizes[] = {{1, 2, 1, 128},  {70, 5, 3, 8},  {37, 3, 2, 80}, {150, 3, 1, 24},
                                    {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}, {9, 5, 1, 256, 1}};
 
-// The arrays of the op where the device computes. Calls work on copies of rows.
+// The op's arrays in the device's memory. Calls work on copies of rows.
 template <class Dev> struct QkOp {
     using X = typename Dev::X;
     using Rows = std::vector<X>;
@@ -89,26 +88,18 @@ template <class Dev> struct QkOp {
         Array<X> x(qkv);
         Array<float> table(angles.table);
         Array<int32_t> pos(angles.doc_pos);
-        X *const none = nullptr;
-        if (norms)
-            qk_norm_rope_forward(dev, x.data(), raw.data(), rstd.data(), wq, wk, table.data(), pos.data(), s.T, s.H, s.KV, s.D,
-                                 s.D, float(eps), float(s.w0));
-        else
-            qk_norm_rope_forward(dev, x.data(), none, nullptr, none, none, table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D,
-                                 float(eps));
+        qk_norm_rope_forward(dev, x.data(), norms ? raw.data() : nullptr, norms ? rstd.data() : nullptr, norms ? wq : nullptr,
+                             norms ? wk : nullptr, table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D, float(eps), float(s.w0));
         return x.values();
     }
     Rows backward(const Rows &dqkv, const QkAngles &angles, bool norms = true) {
         Array<X> d(dqkv);
         Array<float> table(angles.table);
         Array<int32_t> pos(angles.doc_pos);
-        X *const none = nullptr;
-        if (norms)
-            qk_norm_rope_backward(dev, d.data(), dwq.data(), dwk.data(), scratch.data(), raw.data(), wq, wk, rstd.data(),
-                                  table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D, float(s.w0));
-        else
-            qk_norm_rope_backward(dev, d.data(), nullptr, nullptr, nullptr, none, none, none, nullptr, table.data(), pos.data(),
-                                  s.T, s.H, s.KV, s.D, s.D);
+        qk_norm_rope_backward(dev, d.data(), norms ? dwq.data() : nullptr, norms ? dwk.data() : nullptr,
+                              norms ? scratch.data() : nullptr, norms ? raw.data() : nullptr, norms ? wq : nullptr,
+                              norms ? wk : nullptr, norms ? rstd.data() : nullptr, table.data(), pos.data(), s.T, s.H, s.KV, s.D,
+                              s.D, float(s.w0));
         return d.values();
     }
 };
@@ -116,7 +107,7 @@ template <class Dev> struct QkOp {
 template <class Dev> struct QkNormRope : testing::Test {};
 TYPED_TEST_SUITE(QkNormRope, Devices);
 
-// Where nothing turns. dw began with 1 (of wk with 2) and was added to twice.
+// With angles of 0. dwq began with 1 and dwk with 2; two passes add to them.
 TYPED_TEST(QkNormRope, NormsEachHeadAndAccumulates) {
     using X = typename TypeParam::X;
     for (const QkSizes &s : qk_sizes) {
@@ -148,7 +139,7 @@ TYPED_TEST(QkNormRope, NormsEachHeadAndAccumulates) {
     }
 }
 
-// Without weights it is rope, bit for bit; and with them the norm, which is the op with angles of 0, and rope after it, or before it.
+// Without weights the op has rope's bits. With weights it has the bits of the norm (the op with angles of 0) and rope, in this order; backward reversed.
 TYPED_TEST(QkNormRope, IsTheNormAndRopeBitForBit) {
     using X = typename TypeParam::X;
     for (const QkSizes &s : qk_sizes) {

@@ -10,9 +10,9 @@
 template <class Dev> struct SquaredNorm : testing::Test {};
 TYPED_TEST_SUITE(SquaredNorm, Devices);
 
-static std::map<size_t, SameBits> same_for;  // each n; the storage type of the device plays no part
+static std::map<size_t, SameBits> same_for;  // by n, for both storage types
 
-// n * 2^-53 bounds a double sum of n positive terms, whatever its order; the squares of floats are exact in double.
+// n * 2^-53 bounds the error of a double sum of n positive terms in any order; double holds squares of floats exactly.
 TYPED_TEST(SquaredNorm, EqualsReference) {
     for (size_t n : {size_t(0), size_t(1), size_t(1003), squared_norm_part * 2, squared_norm_part * 3 + 17}) {
         const auto x = random_values<float>(n, 1);
@@ -29,7 +29,7 @@ TYPED_TEST(SquaredNorm, EqualsReference) {
             for (double v : widen(rounded)) of_rounded += v * v;
             EXPECT_NEAR(squared_norm(dev, scratch.data(), Array<bf16>(rounded).data(), n), of_rounded,
                         double(2 * n) * 0x1p-53 * of_rounded)
-                << n;  // two orders of the sum
+                << n;  // two sums in different orders
             Array<double> total(std::vector<double>{3});
             add_squared_norm(dev, total.data(), scratch.data(), d_x.data(), n);
             EXPECT_EQ(total.values()[0], 3 + sum);

@@ -29,7 +29,7 @@ TYPED_TEST(Rope, EqualsReference) {
     struct Case {
         size_t heads, D, R, stride;
     };
-    // No vectors; vectors of float alone; vectors, a loop over the heads of a token; one pair; a part of each head
+    // No vectors; vectors of float only; vectors, and a loop over a token's heads; one pair; a part of each head
     for (const auto &[heads, D, R, stride] : {Case{3, 22, 22, 93},
                                               {3, 24, 24, 120},
                                               {21, 128, 128, 23 * 128},
@@ -56,7 +56,7 @@ TYPED_TEST(Rope, EqualsReference) {
                     for (size_t t = 0; t < T; t++)
                         for (size_t i = 0; i < stride; i++) {
                             if (i < heads * D && i % D < R) continue;
-                            ASSERT_EQ(float(got[t * stride + i]), float(x[t * stride + i])) << "not to be rotated";
+                            ASSERT_EQ(float(got[t * stride + i]), float(x[t * stride + i])) << "this element is not rotated";
                         }
                     same(got);
                 });

@@ -10,7 +10,7 @@
 
 using Vector = std::vector<double>;
 
-// ---- The router in float64, and how far float may be from it.
+// ---- the router in float64, and the bounds of float
 
 struct RouterReference {
     Vector probs, weights;
@@ -53,7 +53,7 @@ static Vector router_backward_reference(const Vector &dweights, const RouterRefe
     return dlogits;
 }
 
-// exp of a difference of at most 2 max|z|, whose rounding is relative to it; a sum of E terms; a division; and with `normed` K terms and one more.
+// exp of a rounded difference of at most 2 max|z|; a sum of E terms; a division; with `normed` a sum of K terms and another division.
 static double router_error(const Vector &logits, size_t E, size_t K) {
     return (4 * largest(logits) + double(E + K) + 8) * unit_roundoff<float>;
 }
@@ -93,7 +93,7 @@ TYPED_TEST(Router, EqualsReference) {
                 expect_close("weights", weights.values(), want.weights, error);
                 const auto d = router_backward_reference(widen(dw), want, widen(balance), documents, T, E, K, normed);
                 const auto plain = router_backward_reference(widen(dw), want, Vector(E), documents, T, E, K, normed);
-                double least = 1;  // of the chosen probabilities' sum, by which the derivative of normed weights is divided
+                double least = 1;  // least sum of chosen probabilities, the divisor in the derivative of normed weights
                 for (size_t t = 0; normed && t < T; t++) {
                     double total = 0;
                     for (size_t k = 0; k < K; k++) total += want.probs[t * E + size_t(want.chosen[t * K + k])];
@@ -129,7 +129,7 @@ TYPED_TEST(Router, EqualsReference) {
         }
 }
 
-// Of equal probabilities the lower number is chosen, also beyond a warp's lanes; and what is not a number does not lead out of the arrays.
+// Ties go to the lower expert, also beyond a warp's lanes. NaN leads to no access outside the arrays.
 TYPED_TEST(Router, TiesAndNaN) {
     const size_t E = 70, K = 3;
     std::vector<float> logits(3 * E, 1.0f);

@@ -9,7 +9,7 @@
 #include "../../llmc/ops/score.cuh"
 #endif
 
-// A float sum of n terms is off by at most n roundings of the sum of the terms' absolute values; 8 more are for the products and the second-order terms.
+// The error of a float sum is at most n roundings of the sum of absolute values; 8 more cover the products and second-order terms.
 static double sum_error(size_t n, const Sums &sums) { return double(n + 8) * unit_roundoff<float> * sums.largest_absolute; }
 
 template <class X> void expect_zero_elsewhere(const std::vector<X> &dx, const std::vector<int32_t> &rows, size_t C) {
@@ -28,7 +28,7 @@ static std::vector<int32_t> every_row(size_t T) {
     std::iota(rows.begin(), rows.end(), 0);
     return rows;
 }
-// One token; vectors, the last of them by few threads; no vectors; two slices of channels and a rest; more than one pass of a block; every row; no
+// One token; vectors, the last of them by few threads; no vectors; two slices of channels and a partial one; several passes of a block; every row; no
 // document; a critic's tokens, more than a block has warps, with and without vectors.
 static const ScoreSizes score_sizes[] = {{1, 8, {0}},
                                          {37, 72, {0, 6, 7, 20, 36}},
@@ -43,7 +43,7 @@ static const ScoreSizes score_sizes[] = {{1, 8, {0}},
 template <class Dev> struct Score : testing::Test {};
 TYPED_TEST_SUITE(Score, Devices);
 
-// Twice into the same dw.
+// Two passes add to the same dw.
 TYPED_TEST(Score, EqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
     for (const auto &[T, C, rows] : score_sizes) {

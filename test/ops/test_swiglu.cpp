@@ -36,8 +36,7 @@ template <Gate form, class Dev> void expect_reference_also_in_place() {
 TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) { expect_reference_also_in_place<Gate::silu, TypeParam>(); }
 TYPED_TEST(Swiglu, WithGeluEqualsReferenceAlsoInPlace) { expect_reference_also_in_place<Gate::gelu, TypeParam>(); }
 
-template <Gate form, class Dev>
-void expect_extreme_gates() {  // where up is 1, d gate is the gate's slope, and d up the gate itself
+template <Gate form, class Dev> void expect_extreme_gates() {  // with up = 1, dgate is the gate's slope and dup the gate itself
     using X = typename Dev::X;
     const size_t F = extreme_inputs.size();
     std::vector<X> gates(extreme_inputs.begin(), extreme_inputs.end());

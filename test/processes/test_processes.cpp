@@ -1,4 +1,4 @@
-// Ranks that are processes: test/python/test_processes.py runs it.
+// Ranks as processes; test/python/test_processes.py runs this program.
 //   scripts/launch.sh -np 4 build/test/processes/test_processes WHAT
 //   build/test/processes/test_processes WHAT RANK RANKS HOST:PORT [TIMEOUT]     one of the ranks
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include "../../llmc/parallel/comm_sockets.h"
 #include "../comm_checks.h"
 
-// An exchange is under way when the error comes.
+// An error occurs during an exchange.
 static void fail_during_exchange(Comm &c) {
     std::vector<float> sent(size_t(1) << 24), received(size_t(1) << 24);
     const int to = (c.rank + 1) % c.size, from = (c.rank + c.size - 1) % c.size;
@@ -16,7 +16,7 @@ static void fail_during_exchange(Comm &c) {
     agree(c, [] { die("no such file"); });
 }
 
-// A slice whose bytes no int counts.
+// A slice of more bytes than an int can count.
 static void broadcast_more_than_2_gib(Comm &c) {
     const size_t count = (size_t(1) << 31) + 12345;
     std::vector<uint8_t> data(count);
@@ -35,7 +35,7 @@ static int run(Comm &c, const std::string &what) {
     else if (what == "agreement") comm_checks::agreement(c);
     else if (what == "idle") comm_checks::waiting_is_idle(c, 1, RUSAGE_SELF);
     else if (what == "large") broadcast_more_than_2_gib(c);
-    else if (what == "throw") {  // one rank ends while the others wait
+    else if (what == "throw") {  // one rank fails while the others wait
         if (c.rank == c.size - 1) die("out of luck");
         c.barrier();
     } else if (what == "agree") agree(c, [] { die("no such file"); });
@@ -43,7 +43,7 @@ static int run(Comm &c, const std::string &what) {
     else if (what == "kill") {
         if (c.rank == c.size - 1) kill(getpid(), SIGKILL);
         c.barrier();
-    } else if (what == "kill_first") {  // while the others are not in a call
+    } else if (what == "kill_first") {  // while the others are outside a call
         if (c.rank == 0) kill(getpid(), SIGKILL);
         sleep(60);
     } else if (what == "hang") {

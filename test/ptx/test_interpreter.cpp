@@ -17,7 +17,7 @@ uint32_t bits(float value) { return std::bit_cast<uint32_t>(value); }
 // ---- instructions ---------------------------------------------------------------------------------------------------------------------
 
 // The value of %r20 in thread 0, after the instructions.
-TEST(PtxInstructions, ResultsInThread0) {
+TEST(PtxInstructions, Results) {
     const std::string bits_of = "  mov.b32 %r20, %f20;", truth = "  selp.u32 %r20, 1, 0, %p2;", small = hex(-0x1p-130f),
                       least = hex(0x1p-126f);  // subnormal; the smallest normal number
     const std::string five = "setp.lt.u32 %p1, %r0, 5;  ";
@@ -68,38 +68,13 @@ TEST(PtxInstructions, ResultsInThread0) {
         {"ld.global.u32 %r5, [%rd1];\nAGAIN: max.u32 %r6, %r5, %r0;  mov.u32 %r7, %r5;  atom.global.cas.b32 %r5, [%rd1], %r7, %r6;\n"
          "setp.ne.u32 %p1, %r5, %r7;\n@%p1 bra AGAIN;\nld.global.u32 %r20, [%rd1];",
          31},
+        {"st.global.u32 [%rd1], 5;  @%p0 atom.global.inc.u32 %r20, [%rd1], 5;  ld.global.u32 %r20, [%rd1];", 0},
+        {"@%p0 atom.global.dec.u32 %r20, [%rd1], 5;  ld.global.u32 %r20, [%rd1];", 5},
         // Clocks stand still.
         {"mov.u64 %rd9, %globaltimer;  mov.u64 %rd10, %clock64;  sub.s64 %rd9, %rd10, %rd9;  cvt.u32.u64 %r20, %rd9;", 0},
         {"st.shared::cta.u32 [%r3], 7;  cvt.u64.u32 %rd9, %r3;  cvta.shared.u64 %rd9, %rd9;  ld.u32 %r20, [%rd9];", 7},
     };
     for (const auto &[body, want] : rows) EXPECT_EQ(word(body), want) << body;
-}
-
-// atom.OPERATION: the value before, the arguments, the value after.
-TEST(PtxInstructions, Atomics) {
-    const struct {
-        const char *operation;
-        uint32_t before;
-        const char *arguments;
-        uint32_t after;
-    } rows[] = {{"min.u32", uint32_t(-5), "3", 3},
-                {"max.s32", uint32_t(-5), "3", 3},
-                {"and.b32", 12, "10", 8},
-                {"or.b32", 12, "10", 14},
-                {"xor.b32", 12, "10", 6},
-                {"exch.b32", 12, "10", 10},
-                {"cas.b32", 12, "11, 5", 12},
-                {"inc.u32", 4, "5", 5},
-                {"inc.u32", 5, "5", 0},
-                {"dec.u32", 0, "5", 5},
-                {"dec.u32", 4, "5", 3}};
-    for (const auto &row : rows) {
-        run(format(
-            "@!%%p0 bra DONE;\nst.global.u32 [%%rd1], %u;\natom.global.%s %%r5, [%%rd1], %s;\nst.global.u32 [%%rd1+4], %%r5;\nDONE:",
-            row.before, row.operation, row.arguments));
-        EXPECT_EQ(y[0], row.after) << row.operation;
-        EXPECT_EQ(y[1], row.before) << row.operation;
-    }
 }
 
 TEST(PtxInstructions, UnknownOnesEndTheLaunch) {

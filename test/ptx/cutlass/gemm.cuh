@@ -1,4 +1,4 @@
-// The three products differ in types, schedule and clusters: tiles of 128 x 128, TMA, warp-specialised and persistent.
+// A persistent, warp-specialised product with TMA and tiles of 128 x 128. Template arguments: type, schedule, blocks per cluster.
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"

@@ -1,4 +1,4 @@
-// CUTLASS's matrix products for sm_90a, which nvcc compiles one by one: D = alpha A B^T + beta C.
+// CUTLASS's matrix products for sm_90a: D = alpha A B^T + beta C. Each is a compilation unit.
 #pragma once
 
 struct Gemm {
@@ -9,7 +9,7 @@ struct Gemm {
     float alpha, beta;
 };
 
-// What CUTLASS says of the product; null if it has run.
-const char *gemm_pingpong(const Gemm &gemm);     // two warpgroups in turn compute a tile each
-const char *gemm_cooperative(const Gemm &gemm);  // both compute one tile, in clusters of two blocks, with multicast
-const char *gemm_fp8(const Gemm &gemm);          // of e4m3
+// Returns CUTLASS's error, or null after a successful run.
+const char *gemm_pingpong(const Gemm &gemm);     // two warpgroups alternate, a tile each
+const char *gemm_cooperative(const Gemm &gemm);  // two warpgroups share a tile; clusters of two blocks, with multicast
+const char *gemm_fp8(const Gemm &gemm);          // e4m3

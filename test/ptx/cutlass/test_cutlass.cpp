@@ -1,4 +1,4 @@
-// CUTLASS's products of matrices for sm_90a in the PTX interpreter.
+// CUTLASS's matrix products for sm_90a in the PTX interpreter.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -6,21 +6,13 @@
 
 #include "../../../dev/emulator/ptx/runtime.h"
 #include "../../../llmc/core/dtype.h"
+#include "../../../llmc/ops/fp8.h"
 #include "gemm.h"
 
 namespace {
 
-// Multiples of 1/8 from -1 to 1, which both types hold.
+// Multiples of 1/8 from -1 to 1, exact in both types.
 float value(size_t n) { return float(int((n * 7 + n / 3 % 11 * 5) % 17) - 8) / 8; }
-uint8_t e4m3(float x) {
-    for (int bits = 0; bits < 256; bits++) {
-        const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-        const float size = exponent ? std::ldexp(1 + float(mantissa) / 8, exponent - 7) : std::ldexp(float(mantissa) / 8, -6);
-        if ((bits & 0x80 ? -size : size) == x) return uint8_t(bits);
-    }
-    return 0x7f;  // NaN
-}
-
 struct Kernel {
     const char *name;
     const char *(*run)(const Gemm &gemm);
@@ -31,7 +23,7 @@ const Kernel kernels[] = {{"ping-pong", gemm_pingpong, false, 400},
                           {"cooperative, clusters 2x1", gemm_cooperative, false, 400},
                           {"fp8", gemm_fp8, true, 1040}};
 
-// Empty if all results are right.
+// Returns the first error, or an empty string.
 std::string problem_of(const Kernel &kernel, int m, int n, int k) {
     const size_t M = size_t(m), N = size_t(n), K = size_t(k);
     std::vector<float> a(M * K), b(N * K);
@@ -45,7 +37,7 @@ std::string problem_of(const Kernel &kernel, int m, int n, int k) {
     const auto operand = [&](const std::vector<float> &x) {
         auto p = on_device(2 * x.size());
         for (size_t i = 0; i < x.size(); i++)
-            if (kernel.fp8) static_cast<uint8_t *>(p.get())[i] = e4m3(x[i]);
+            if (kernel.fp8) static_cast<uint8_t *>(p.get())[i] = fp8_code(x[i]);
             else static_cast<bf16 *>(p.get())[i] = bf16(x[i]);
         return p;
     };

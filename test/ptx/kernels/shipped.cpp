@@ -1,4 +1,4 @@
-// The kernels in the trainers' PTX files, which are below this program's directory, and the share of them that the tests ran.
+// Coverage: the tests must run every kernel in the trainers' PTX files, which are below this program's directory.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@ std::vector<std::string> shipped() {
     return paths;
 }
 
-// At the end of a run of all tests, but for some that a filter names, every kernel that ships must have run.
+// At the end, unless a filter selected tests by name, every shipped kernel must have run.
 class Coverage : public testing::Environment {
     void TearDown() override {
         std::set<std::string> launched;
@@ -29,7 +29,7 @@ class Coverage : public testing::Environment {
                threads / seconds * 1e-6);
         const std::string filter = GTEST_FLAG_GET(filter);
         const bool all = filter == "*" || filter[0] == '-';
-        for (const std::string &entry : ptx::program_kernels())  // of the unit for sm_90a, which trainers are linked with
+        for (const std::string &entry : ptx::program_kernels())  // kernels of the unit for sm_90a, which the trainers link
             if (all && entry.find("_hopper_kernel") != entry.npos && !launched.count(entry))
                 ADD_FAILURE() << "no test runs " << entry;
         for (const std::string &path : shipped()) {
@@ -47,7 +47,7 @@ class Coverage : public testing::Environment {
 }  // namespace
 
 TEST(PtxShipped, EveryInstructionIsKnown) {
-    EXPECT_EQ(shipped().size(), 3u);  // of both trainers, and of the base class of their models
+    EXPECT_EQ(shipped().size(), 3u);  // both trainers, and the base class of their models
     for (const std::string &path : shipped()) {
         ptx::Module module = ptx::Module::read(path);
         EXPECT_FALSE(module.entries().empty()) << path;
