@@ -99,9 +99,9 @@ class ChatTemplate:
             return self.hf.get_chat_template(tools=variables["tools"])
         except ValueError:
             named = self.hf.chat_template or {}
-            has, take = ((f"several chat templates ({', '.join(named)}), of which none is the default", "choose one of them") if named
+            has, take = ((f"several chat templates ({', '.join(named)}), none of which is the default", "choose one of them") if named
                          else ("no chat template", "take the tokenizer of an instruct model"))
-            raise DataError(f"holds a chat, and the tokenizer has {has}", f"{take}, or give --tokenizer_chat_template FILE") from None
+            raise DataError(f"contains a chat, but the tokenizer has {has}", f"{take}, or give --tokenizer_chat_template FILE") from None
 
     def _render(self, messages, variables, generation_prompt=False):
         return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]

@@ -232,7 +232,7 @@ def prompts_draft(fields, options, template):
         refuse_system(fields)
         draft = Draft(string(fields, name), [])
     elif not options.chat_template:
-        raise DataError("holds messages, and there is no chat template to render them with",
+        raise DataError("contains messages, but there is no chat template to render them with",
                         "give `prompt` strings, or a template: --tokenizer_chat_template FILE without --no_chat_template")
     else:
         draft = asked_draft(as_messages(fields[name], "user", name), fields, options, template)
@@ -329,7 +329,7 @@ def instruction_draft(fields, context_key, answer_key, options, template):
         return completion_draft(framed(prompt, options), string(fields, answer_key))
     turns = parsed(given(fields, "history")) or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
-        raise DataError("has a 'history' that is no list of questions with their answers", 'write it as [["question", "answer"], ...]')
+        raise DataError("has a 'history' that is not a list of questions with their answers", 'write it as [["question", "answer"], ...]')
     messages = [message for asked, said in (*turns, (prompt, string(fields, answer_key)))
                 for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
     return chat_draft(messages, 0, fields, options, template)
@@ -403,13 +403,13 @@ def refuse_other_losses(fields):
         raise DataError("is an answer in steps with a label for each, as for a process reward model, which is not trained here",
                         "join the steps of the good answers into 'completion'")
     if has(fields, "text") and has(fields, "role"):
-        raise DataError("is one message of a conversation, with a role and a text of its own", "join the messages of each conversation into 'messages'")
+        raise DataError("is a single message of a conversation, with a role and a text", "join the messages of each conversation into 'messages'")
 
 
 def refuse_system(fields):
     if fields.get("system"):
         raise DataError("has a field 'system', and strings that no chat template is applied to",
-                        "write them as messages, or have them made of strings: --apply_chat_template, with the fields named; or put what is in "
+                        "write them as messages, or --apply_chat_template with the names of the fields, which makes messages of strings; or put the text of "
                         "'system' into the prompt")
 
 
@@ -433,7 +433,7 @@ def ids_draft(fields):
     if wrong.size:
         t = wrong[0]
         raise DataError(f"labels[{t}] is {labels[t]} but input_ids[{t}] is {ids[t]}",
-                        "do not shift labels: each is -100 or the id beside it")
+                        "do not shift labels: each is -100 or the id at the same position")
     attended = given.pop("attention_mask", np.ones_like(ids)) == 1
     if "position_ids" in given and (given.pop("position_ids")[attended] != np.arange(attended.sum())).any():
         raise DataError("'position_ids' do not count from 0 to the last id, as in a row of several documents",
@@ -444,7 +444,7 @@ def ids_draft(fields):
 
 def answer_of(fields, name):
     if not has(fields, name):
-        raise DataError(f"has no field {name!r}, so it is no pair of answers; it has {seen(fields)}",
+        raise DataError(f"has no field {name!r}, so it is not a pair of answers; it has {seen(fields)}",
                         "name the fields with --chosen_key and --rejected_key; records with one answer are for the task sft")
     return fields[name]
 
@@ -469,7 +469,7 @@ def missing(fields, accepted):
     if has(fields, "prompt"):
         return DataError(f"has a prompt and no answer; it has {seen(fields)}",
                          "name both with --input_key and --output_key; prompts alone are for grpo, ppo and generate (prepare.py rl, prompts)")
-    return DataError(f"has fields {seen(fields)}, none of which can be used", f"accepted are: {accepted}")
+    return DataError(f"has fields {seen(fields)}, which match no supported format", f"the supported formats are {accepted}")
 
 
 DRAFTS = {"sft": sft_draft, "rl": rl_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}

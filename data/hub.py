@@ -29,12 +29,12 @@ def snapshot(model, revision="main", weights=True):
     try:
         return snapshot_download(model, revision=revision, allow_patterns=TOKENIZER + ["*.safetensors", "*.safetensors.index.json"][:2 * weights])
     except GatedRepoError:
-        raise DataError(f"{model}: its owner asks who you are before it can be downloaded",
+        raise DataError(f"{model}: the model is gated: its owner requires a login",
                         f"accept the terms at https://huggingface.co/{model}, then: hf auth login") from None
     except RevisionNotFoundError:
-        raise DataError(f"{model}: the hub knows no revision {revision!r} of it", f"see https://huggingface.co/{model}/commits/main") from None
+        raise DataError(f"{model}: it has no revision {revision!r} on the hub", f"see https://huggingface.co/{model}/commits/main") from None
     except RepositoryNotFoundError:
-        raise DataError(f"{model}: there is no such directory, and the hub has no such model, or not for you",
+        raise DataError(f"{model}: there is no such directory, and the hub has no such model, or it is private",
                         "check the name; for a private model: hf auth login") from None
     except Exception as error:  # from the network, or from a server that is not a hub
         raise DataError(f"{model}: there is no such directory, the cache does not have that model, and the hub cannot be reached: "

@@ -63,7 +63,7 @@ def checked_message(turn, where, fix):
     """Returns a message as templates expect it, without keys whose value is null: templates treat such a key as present."""
     role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
     if not isinstance(role, str):
-        raise DataError(f"{where} is no message with a role; it has {seen(turn) if isinstance(turn, dict) else a_kind(turn)}", fix)
+        raise DataError(f"{where} is not a message with a role; it has {seen(turn) if isinstance(turn, dict) else a_kind(turn)}", fix)
     message = {key: value for key, value in turn.items() if value is not None and key not in ("from", "value")}
     message["role"] = ALIASES.get(role.lower(), role)
     if has(turn, "value"):
@@ -112,7 +112,7 @@ def with_one_reasoning(message, where):
     given = {name: message[name] for name in REASONING if name in message}
     texts = {value for value in given.values() if isinstance(value, str)}
     if len(texts) != 1 or not all(isinstance(value, str) for value in given.values()):
-        raise DataError(f"{where} has {' and '.join(given)}, which {'differ' if len(texts) > 1 else 'is no string'}",
+        raise DataError(f"{where} has {' and '.join(given)}, which {'differ' if len(texts) > 1 else 'is not a string'}",
                         f"write what the assistant thinks as the string {REASONING[0]!r}")
     return {**{key: value for key, value in message.items() if key not in REASONING}, REASONING[0]: texts.pop()}
 
@@ -179,7 +179,7 @@ def template_variables(fields, options):
     own = {name: value for name, value in own.items() if value is not None}
     reserved = reserved_variable(own)
     if reserved:
-        raise DataError(f"'chat_template_kwargs' sets {reserved!r}, which is no variable of its own",
+        raise DataError(f"'chat_template_kwargs' sets {reserved!r}, which is a reserved name",
                         f"leave {reserved!r} out there")
     return {"tools": tools or None, **options.chat_template_kwargs, **own}
 

@@ -43,7 +43,7 @@ def whole_number(least, why):
     return number
 
 
-length = whole_number(2, "too short: a sample needs at least two tokens, of which one predicts the other")
+length = whole_number(2, "too short: a sample needs at least two tokens, one of which predicts the other")
 count = whole_number(1, "less than one")
 natural = whole_number(0, "negative")
 
@@ -62,9 +62,9 @@ def template_variables(text):
     except (ValueError, RecursionError):
         variables = None
     if not isinstance(variables, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: '{{\"enable_thinking\": false}}'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object: '{{\"enable_thinking\": false}}'")
     if reserved_variable(variables):
-        raise argparse.ArgumentTypeError(f"{reserved_variable(variables)!r} is no variable of the template's own")
+        raise argparse.ArgumentTypeError(f"{reserved_variable(variables)!r} is a reserved name")
     return variables
 
 
@@ -84,7 +84,7 @@ def template_text(text):
         with open(text, encoding="utf-8") as file:
             return file.read()
     except UnicodeDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text}: is no text in UTF-8: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text}: is not UTF-8 text: {error}") from None
 
 
 def input_template(text):

@@ -105,7 +105,7 @@ class Recipe:
         except DataError as error:
             raise DataError(f"{record.where()}: {error.what}", error.fix) from None
         except RecursionError:
-            raise DataError(f"{record.where()}: its JSON is nested too deeply", "leave out what is not used of it") from None
+            raise DataError(f"{record.where()}: its JSON is nested too deeply", "leave out its unused parts") from None
 
     def _drafted(self, record):
         """Returns the drafts of a record (two for a pair), the margin of the pair, and the names of the unused fields."""
@@ -374,7 +374,7 @@ def prepare(task, options, processes):
         if counts["chats"] and not ends:
             ends.update(usual_end(recipe))
         if options.key and options.key != cache_key(given):
-            raise DataError("what was to be prepared was changed while it was read", "start again when nothing writes to the data or the tokenizer")
+            raise DataError("the data or the tokenizer was changed while it was read", "start again when no other program writes to them")
         file.write(metadata(task, options, tokenizer, ends, counts["chats"]))
     finally:
         progress.end()
@@ -449,7 +449,7 @@ def table(task, options, counts, lengths, targets):
     if counts["plain"]:
         rows += [("without the chat template", f"{counts['plain']:,}", "strings stay as they are; --apply_chat_template makes chats of prompts and answers")]
     if counts["straddling"]:
-        note = "answers whose first token also holds the end of the prompt: not a target"
+        note = "answers whose first token also contains the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]
     if counts["open turns"]:
         note = "answers after which the template puts no special token: stopping is not learnt"
@@ -485,7 +485,7 @@ def check_together(options):
     if not options.input and not options.prompt:
         raise DataError("there is nothing to prepare", "--input FILE, or --prompt TEXT for the task prompts")
     if options.out is None and options.key != "":
-        raise DataError("there is no place to write to", "--out F.safetensors")
+        raise DataError("there is no output file", "--out F.safetensors")
     if options.dataset_probs and len(options.dataset_probs) != len(options.input or []):
         raise DataError(f"--dataset_probs has {len(options.dataset_probs)} probabilities for {len(options.input or [])} inputs",
                         "give one for each file of --input")

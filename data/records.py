@@ -94,7 +94,7 @@ def read_input(name, end_of_text):
         empty = False
         yield record
     if empty:
-        raise DataError(f"{name}: holds no records", "give --input a file with records")
+        raise DataError(f"{name}: contains no records", "give --input a file with records")
 
 
 def read_source(source, end_of_text):
@@ -188,7 +188,7 @@ def read_json(path):
     except DataError as error:
         raise DataError(f"{path}: {error.what}", error.fix) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: broken JSON: {error}", "a .json file holds one list of objects") from None
+        raise DataError(f"{path}: broken JSON: {error}", "a .json file contains one list of objects") from None
     for record in records:
         yield None, record, os.path.getsize(path) // len(records)
 

@@ -24,7 +24,7 @@ def open_shard(path):
                f"begins with {header[0]}, not with {MAGIC}" if header[0] != MAGIC else
                f"is of version {header[1]}, not {VERSION}" if header[1] != VERSION else None)
     if problem:
-        raise DataError(f"{path}: is no llm.c token shard of GPT-2's tokens: it {problem}",
+        raise DataError(f"{path}: is not an llm.c shard of GPT-2 tokens: it {problem}",
                         "give a .bin file of llm.c's dev/data scripts, or the text itself")
     if size != 4 * HEADER + 2 * int(header[2]):
         raise DataError(f"{path}: has {size} bytes, but a shard of {header[2]} tokens has {4 * HEADER + 2 * int(header[2])}",

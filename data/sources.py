@@ -91,7 +91,7 @@ def splits_of_directory(source, root):
     try:
         config = datasets.load_dataset_builder(root, source.subset, data_dir=source.directory).config
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{source.text}: holds no data set: {error}",
+        raise DataError(f"{source.text}: contains no data set: {error}",
                         f"a directory with files of the kinds {' '.join(EXTENSIONS[:-1])}, or one written by save_to_disk") from None
     splits = {str(split): [str(file) for file in files] for split, files in (config.data_files or {}).items()}
     for name in split_names(source, splits):
@@ -106,7 +106,7 @@ def check_files(files):
         if part := re.search(r"-(\d+)-of-(\d+)\.", os.path.basename(file)):
             pattern = f"{glob.escape(file[:-len(os.path.basename(file))] + os.path.basename(file)[:part.start()])}-*-of-{part[2]}.*"
             if len(glob.glob(pattern)) != int(part[2]):
-                raise DataError(f"{file}: is one of {int(part[2])} files, of which {len(glob.glob(pattern))} are there", "download the data set again")
+                raise DataError(f"{file}: is one of {int(part[2])} files, but only {len(glob.glob(pattern))} exist", "download the data set again")
 
 
 def unpadded(value, feature=None):
@@ -128,7 +128,7 @@ def saved_splits(source):
     try:
         data = datasets.load_from_disk(source.name)
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{source.name}: is no directory that save_to_disk has written whole: {error}", "write it again") from None
+        raise DataError(f"{source.name}: is not a complete directory of save_to_disk: {error}", "write it again") from None
     return dict(data) if isinstance(data, datasets.DatasetDict) else {str(data.split or "train"): data}
 
 

@@ -73,7 +73,7 @@ def read_vocabulary(directory):
         raise DataError(f"{directory}: there is no such directory", "give --tokenizer the directory of a model or tokenizer")
     path = os.path.join(directory, "tokenizer.json")
     if not os.path.isfile(path):
-        raise DataError(f"{directory}: holds no tokenizer.json",
+        raise DataError(f"{directory}: contains no tokenizer.json",
                         "load it with transformers' AutoTokenizer and save it again with save_pretrained")
     try:
         with open(path, encoding="utf-8") as file:
@@ -87,7 +87,7 @@ def read_vocabulary(directory):
                 raise TypeError(f"the token {token!r} has the id {i!r}, and is special: {special!r}")
             token.encode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: is no tokenizer: {type(error).__name__}: {error}", "copy the file from the model again") from None
+        raise DataError(f"{path}: is not a tokenizer: {type(error).__name__}: {error}", "copy the file from the model again") from None
     if not entries:
         raise DataError(f"{path}: has an empty vocabulary", "copy the file from the model again")
     return entries

@@ -62,7 +62,7 @@ def main():
     options = parser.parse_args()
     converter = options.llama_cpp / "convert_hf_to_gguf.py"
     if not converter.exists():
-        sys.exit(f"{options.llama_cpp}: holds no convert_hf_to_gguf.py\n  fix: a checkout of https://github.com/ggml-org/llama.cpp")
+        sys.exit(f"{options.llama_cpp}: contains no convert_hf_to_gguf.py\n  fix: a checkout of https://github.com/ggml-org/llama.cpp")
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.gguf"
         words = [options.python, converter, options.directory, "--outfile", file, "--outtype", "f32"]

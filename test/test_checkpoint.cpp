@@ -272,7 +272,7 @@ TEST_F(Checkpoint, WrongManifestsAreRefused) {
         {"/files/0", "3", "files[0] must be an object"},
         {"/files/0", nullptr, "elements [0, 60) are in no file"},
         {"/files/1/name", "3", "files[1].name is 3, but must be a string"},
-        {"/files/1/name", "\"../x\"", "files[1].name is not the name of a file beside it"},
+        {"/files/1/name", "\"../x\"", "files[1].name is not a file name in the same directory"},
         {"/files/1/name", "\"optimizer-00000-of-00002.safetensors\"", "bytes, but"},
         {"/files/1/bytes", "-1", "files[1].bytes is -1, but must be an integer"},
         {"/files/1/header", "\"0\"", "header differs from the written one"},
@@ -394,7 +394,7 @@ TEST_F(Checkpoint, DirectoryOfTheUserIsRefused) {
     EXPECT_FALSE(OutputDirectory(dir).holds_run());
     for (const char *name : {"../x", "/etc/x", "..", "./", "a/b/", ""}) {
         write_json(dir + "/run_files.json", {{"written", {name}}});
-        expect_error([&] { OutputDirectory output(dir); }, {"run_files.json", "which is no name in that directory"});
+        expect_error([&] { OutputDirectory output(dir); }, {"run_files.json", "which is not a file name in that directory"});
     }
 }
 

@@ -195,7 +195,7 @@ TEST_F(AdapterFiles, UnsupportedFieldsAreRefused) {
         {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
         {{{"target_modules", "model.layers.0.mlp.(up|down)_proj"}}, "matches mlp.up_proj of 1 layers"},
         {{{"target_modules", ".*lm_head"}}, "matches no linear layer"},
-        {{{"target_modules", ".*(q_proj"}}, "is no regular expression"},
+        {{{"target_modules", ".*(q_proj"}}, "is not a regular expression"},
         {{{"fan_in_fan_out", true}}, "fan_in_fan_out is true, but weights of a llama model"},
         {{{"r", 33}}, "33 is larger than"}};
     for (const auto &[changes, message] : wrong) expect_contains(refusal_of(changes), {message});

@@ -319,7 +319,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
     if (!o.lora_modules_to_save.empty() && o.lora_rank == 0)
         problems.push_back(
-            "--lora_modules_to_save names modules trained beside new adapters, but there are none\n  fix: --lora_rank 16, say; --adapter has modules of its own");
+            "--lora_modules_to_save names modules to train together with new adapters, but there are none\n  fix: --lora_rank 16, say; --adapter has modules of its own");
     both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
@@ -362,7 +362,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
         die("--expert_parallel %zu: with --load_in %s every rank has all experts\n  fix: leave one of them out",
             o.expert_parallel, o.load_in.c_str());
     if (o.expert_parallel > 1 && o.async_steps)
-        die("--expert_parallel %zu: the copy of the policy that samples beside the training would need all experts on every rank\n  fix: --async_steps 0",
+        die("--expert_parallel %zu: the copy of the policy that samples during training would need all experts on every rank\n  fix: --async_steps 0",
             o.expert_parallel);
     if (o.expert_parallel > 1 && o.fit)
         die("--fit plans for 1, 2, 4, ... ranks, which --expert_parallel %zu does not all divide\n  fix: --plan alone, with --ranks and --expert_parallel",

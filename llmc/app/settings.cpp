@@ -30,7 +30,7 @@ static void read_config(std::vector<Setting> &out, const std::string &file, std:
         Setting s{with_underscores(key), {}, key + " in " + file};
         if (value.is_array() && value.empty()) continue;  // the run log contains an empty list for a list that was not given
         if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", s.where.c_str());
-        if (value.is_object() || (value.is_array() && value[0].is_object())) stranger = s.where + " is no flag of this program";
+        if (value.is_object() || (value.is_array() && value[0].is_object())) stranger = s.where + " is not a flag of this program";
         else if (value.is_array())
             for (const ordered_json &v : value) s.values.push_back(to_text(v));
         else s.values.push_back(to_text(value));
@@ -45,7 +45,7 @@ std::vector<Setting> read_settings(const std::vector<std::string> &words, size_t
         const std::string &word = words[i];
         const size_t equals = word.find('=');
         if (!word.starts_with("--")) {
-            stranger = "\"" + word + "\" is no flag of this program";
+            stranger = "\"" + word + "\" is not a flag of this program";
             break;
         }
         Setting s{with_underscores(word.substr(2, equals == word.npos ? equals : equals - 2)), {}, word.substr(0, equals)};
@@ -57,6 +57,6 @@ std::vector<Setting> read_settings(const std::vector<std::string> &words, size_t
     }
     all.insert(all.end(), given.begin(), given.end());
     for (const Setting &s : all)
-        if (stranger.empty() && !is_own(s.name)) stranger = s.where + " is no flag of this program";
+        if (stranger.empty() && !is_own(s.name)) stranger = s.where + " is not a flag of this program";
     return all;
 }

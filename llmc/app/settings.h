@@ -11,6 +11,6 @@ struct Setting {
 };
 
 // Returns the settings of the words from number `first` on, in order of rising precedence, so the settings of JSON files (--config) come first. If
-// a word is no flag of this program's own, or a file is YAML, `stranger` describes it. Dies if a file cannot be read.
+// a word is not a flag of this program's own, or a file is YAML, `stranger` describes it. Dies if a file cannot be read.
 std::vector<Setting> read_settings(const std::vector<std::string> &words, size_t first,
                                    const std::function<bool(const std::string &name)> &is_own, std::string &stranger);

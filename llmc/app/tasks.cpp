@@ -87,7 +87,7 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
     if (o.fp8) expect_fp8_sizes(run.model.config);
     if (o.router_aux_loss_coef >= 0) {
         if (run.model.config.experts.number == 0 && o.router_aux_loss_coef > 0)
-            die("--router_aux_loss_coef %g keeps experts in balance, but this model is no mixture of experts\n  fix: leave it out",
+            die("--router_aux_loss_coef %g keeps experts in balance, but this model is not a mixture of experts\n  fix: leave it out",
                 o.router_aux_loss_coef);
         run.model.config.experts.aux_loss_coef = o.router_aux_loss_coef;
     }
@@ -101,7 +101,7 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
         LoraConfig lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora,
                            without_expressions(run.model.config, o.lora_targets)};
         if (const std::string name = read_modules(lora, o.lora_modules_to_save); !name.empty())
-            die("--lora_modules_to_save has \"%s\", but only the embedding and the head are trained in full beside adapters\n  fix: embed_tokens, lm_head, or both",
+            die("--lora_modules_to_save has \"%s\", but only the embedding and the head are trained in full together with adapters\n  fix: embed_tokens, lm_head, or both",
                 name.c_str());
         if (lora.head && run.model.config.reward)
             die("--lora_modules_to_save has lm_head, but a reward model has none\n  fix: leave it out; its own head, score, is always trained");

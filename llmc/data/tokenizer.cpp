@@ -29,7 +29,7 @@ constexpr size_t max_token_bytes =
 // Returns the id of a token in the section `name` of `fields`.
 static size_t read_id(const Fields &fields, const char *name, const std::string &text, const json *id) {
     if (!id || !id->is_number_integer() || id->get<int64_t>() < 0 || id->get<int64_t>() >= int64_t(max_vocabulary))
-        fields.refuse(name, format("gives token \"%s\" the id %s, which is no number from 0 to %zu", text.c_str(),
+        fields.refuse(name, format("gives token \"%s\" the id %s, which is not a number from 0 to %zu", text.c_str(),
                                    id ? id->dump().c_str() : "null", max_vocabulary - 1));
     return id->get<size_t>();
 }

@@ -104,7 +104,7 @@ void SafetensorsFile::parse_header() {
     const char *name = path().c_str();
     uint64_t header_bytes;
     if (file_.size() < sizeof header_bytes)
-        die("%s: has %zu bytes and is no safetensors file%s", name, file_.size(), fetch_again);
+        die("%s: has %zu bytes and is not a safetensors file%s", name, file_.size(), fetch_again);
     file_.read(&header_bytes, sizeof header_bytes, 0);
     if (header_bytes > max_header_bytes)
         die("%s: its header claims %zu bytes, more than %zu: no safetensors file%s", name, size_t(header_bytes), max_header_bytes,
@@ -126,16 +126,15 @@ void SafetensorsFile::parse_header() {
 const TensorInfo &SafetensorsFile::at(const std::string &name) const {
     const auto it = tensors_.find(name);
     if (it == tensors_.end())
-        die("%s: has no tensor \"%s\"\n  fix: the file that belongs to the configuration beside it", path().c_str(),
-            name.c_str());
+        die("%s: has no tensor \"%s\"\n  fix: a file that matches the configuration", path().c_str(), name.c_str());
     return it->second;
 }
 
 const TensorInfo &SafetensorsFile::expect_shape(const std::string &name, const Shape &shape) const {
     const TensorInfo &info = at(name);
     if (info.shape != shape)
-        die("%s: tensor \"%s\" has shape %s, but %s is needed\n  fix: the file that belongs to the configuration beside it",
-            path().c_str(), name.c_str(), shape_text(info.shape).c_str(), shape_text(shape).c_str());
+        die("%s: tensor \"%s\" has shape %s, but %s is needed\n  fix: a file that matches the configuration", path().c_str(),
+            name.c_str(), shape_text(info.shape).c_str(), shape_text(shape).c_str());
     return info;
 }
 

@@ -128,7 +128,7 @@ std::vector<std::string> without_expressions(const ModelConfig &c, const std::ve
         try {
             expression = target;
         } catch (const std::regex_error &error) {
-            die("the target \"%s\" is no regular expression: %s\n  fix: the names of modules", target.c_str(), error.what());
+            die("the target \"%s\" is not a regular expression: %s\n  fix: the names of modules", target.c_str(), error.what());
         }
         for (const LinearModule &m : linear_modules(c)) {
             const auto names = names_in_layers(c, m);
@@ -297,7 +297,7 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     if (const std::string unknown = read_modules(lora, whole); !unknown.empty())
         fields.refuse(
             "modules_to_save",
-            format("has \"%s\", but only embed_tokens, lm_head and a reward model's score can be trained beside adapters",
+            format("has \"%s\", but only embed_tokens, lm_head and a reward model's score can be trained together with adapters",
                    unknown.c_str()));
     if (reward && lora.head) fields.refuse("modules_to_save", "has lm_head, but a reward model has none");
     ModelConfig adapted = config;

@@ -218,7 +218,7 @@ static StoredPart parse_part(const Fields &fields, const OfTensors &begin, size_
 
 static Shard parse_shard(const Fields &fields, const std::string &where, const std::string &prefix, size_t elements) {
     Shard shard{fields.text("name"), fields.text("header"), fields.size("bytes"), {}, {}};
-    if (shard.name.find('/') != std::string::npos) fields.refuse("name", "is not the name of a file beside it");
+    if (shard.name.find('/') != std::string::npos) fields.refuse("name", "is not a file name in the same directory");
     for (const json &entry : list_of(fields, "parts")) {
         const Fields part(entry, where, format("%sparts[%zu].", prefix.c_str(), shard.parts.size()));
         const StoredPart &stored = shard.parts.emplace_back(parse_part(part, shard.count, elements));

@@ -199,7 +199,7 @@ void OutputDirectory::read_list() {
         const std::string name = entry.is_string() ? entry.get<std::string>() : "";
         const std::string stem = name.ends_with("/") ? name.substr(0, name.size() - 1) : name;
         if (stem.empty() || stem == "." || stem == ".." || stem.find('/') != std::string::npos)
-            fields.refuse("written", "has " + entry.dump() + ", which is no name in that directory");
+            fields.refuse("written", "has " + entry.dump() + ", which is not a file name in that directory");
         names_.insert(name);
     }
 }

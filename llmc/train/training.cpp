@@ -15,7 +15,7 @@ static std::string find_checkpoint(const Options &o) {
     if (o.resume == "never") return "";
     const std::string dir = o.resume == "auto" ? latest_checkpoint(o.output_dir) : o.resume;
     if (fs::exists(dir + "/optimizer.json") && !fs::exists(dir + "/trainer_state.json"))
-        die("%s: has no trainer_state.json, so it is no whole checkpoint%s", dir.c_str(), other_checkpoint(dir).c_str());
+        die("%s: has no trainer_state.json, so it is not a complete checkpoint%s", dir.c_str(), other_checkpoint(dir).c_str());
     if (!dir.empty() && !fs::exists(dir + "/trainer_state.json"))
         die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", dir.c_str());
     return dir;

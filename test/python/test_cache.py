@@ -120,8 +120,8 @@ def test_data_that_changes_while_it_is_read_is_not_kept(keys, monkeypatch):
     key = keys.key().strip()
     edit(keys.data, "Hello", "Hallo")
     message = keys.bench.refused("sft", keys.tokenizer, str(keys.data), "--key", key)
-    assert message == ("what was to be prepared was changed while it was read\n"
-                       "  fix: start again when nothing writes to the data or the tokenizer\n")
+    assert message == ("the data or the tokenizer was changed while it was read\n"
+                       "  fix: start again when no other program writes to them\n")
     assert keys.bench.call("sft", keys.tokenizer, str(keys.data), "--key", keys.key().strip())[0] == 0
 
 

@@ -280,7 +280,7 @@ def test_own_flags_need_no_python(tmp_path):
     line = ["sft", "--model", "M", "--data", "D", "--output_dir", "O"]
     assert call([*line, "--convert"], tmp_path, program=program, PATH="").stdout == "./train_llama sft --model M --data D --output_dir O\n"
     said = call([*line, "--warmup_ratio", "0.1"], tmp_path, program=program, PATH="").stderr
-    assert "--warmup_ratio is no flag of this program, and " in said and "\n  fix: leave the program in the tree" in said
+    assert "--warmup_ratio is not a flag of this program, and " in said and "\n  fix: leave the program in the tree" in said
 
 
 # ---- conversions to other trainers, files, tables ----------------------------------------------------------------------------------------------------

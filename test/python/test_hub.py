@@ -98,10 +98,10 @@ def test_a_model_is_fetched_once(home, hub, tmp_path):
 
 
 @pytest.mark.parametrize("name, parts", [
-    ("someone/gated", ["its owner asks who you are before it can be downloaded",
+    ("someone/gated", ["the model is gated: its owner requires a login",
                        "fix: accept the terms at https://huggingface.co/someone/gated, then: hf auth login"]),
-    ("someone/tiny@v9", ["the hub knows no revision 'v9' of it", "fix: see https://huggingface.co/someone/tiny/commits/main"]),
-    ("someone/absent", ["there is no such directory, and the hub has no such model, or not for you",
+    ("someone/tiny@v9", ["it has no revision 'v9' on the hub", "fix: see https://huggingface.co/someone/tiny/commits/main"]),
+    ("someone/absent", ["there is no such directory, and the hub has no such model, or it is private",
                         "fix: check the name; for a private model: hf auth login"]),
     ("someone/pickles", ["the hub has no model.safetensors of that model", "fix: a model with weights in safetensors"]),
 ])

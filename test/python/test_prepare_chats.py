@@ -212,7 +212,7 @@ def test_a_template_for_records_with_tools(bench):
     saved = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     saved.chat_template = {"tool_use": SPEAKING}
     saved.save_pretrained(tokenizer)
-    message = "the tokenizer has several chat templates (tool_use), of which none is the default"
+    message = "the tokenizer has several chat templates (tool_use), none of which is the default"
     assert message in bench.refused("sft", tokenizer, [{"messages": CHAT}])
     documents = bench.run("sft", tokenizer, [{"messages": CHAT, "tools": TOOLS}])
     assert documents.trained() == BOTH_TURNS and documents.texts()[0].startswith("look|none|<|im_start|>system")

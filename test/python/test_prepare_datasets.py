@@ -29,8 +29,8 @@ PAIRED = {"chosen": chat(Q, A), "rejected": chat(Q, B)}
 CALL, TOOL = {"name": "f", "arguments": {"a": 1}}, {"name": "f", "description": "d", "parameters": {"a": {"type": "int"}}}
 CALLED = (f"# Tools {json.dumps([{'type': 'function', 'function': TOOL}])}\n{turn('user', Q)}<|im_start|>assistant\n<call>{json.dumps(CALL)}<|im_end|>\n",
           [f"<call>{json.dumps(CALL)}<|im_end|>"])
-NO_FORM = "none of which can be used\n  fix: accepted are: "
-NO_PAIR = "has no field 'chosen', so it is no pair of answers"
+NO_FORM = "which match no supported format\n  fix: the supported formats are "
+NO_PAIR = "has no field 'chosen', so it is not a pair of answers"
 # Data set, record, task, and the documents (text and trained texts) or the message of the refusal.
 LAYOUTS = [
     ("tatsu-lab/alpaca", {"instruction": Q, "input": "South America", "output": A, "text": "Below"}, "sft", [document(f"{Q}\n\nSouth America", A)]),
@@ -68,8 +68,8 @@ LAYOUTS = [
     ("timdettmers/openassistant-guanaco", {"text": f"### Human: {Q}### Assistant: {A}"}, "sft",
      [(f"### Human: {Q}### Assistant: {A}<|endoftext|>", [f"## Human: {Q}### Assistant: {A}<|endoftext|>"])]),
     ("glaiveai/glaive-function-calling-v2", {"system": "SYSTEM: S", "chat": f"USER: {Q}\n\n\nASSISTANT: {A}"}, "sft", NO_FORM),
-    ("GAIR/lima", {"conversations": [Q, A], "source": "s"}, "sft", "conversations[0] is no message with a role"),
-    ("OpenAssistant/oasst1", {"message_id": "a", "parent_id": None, "text": Q, "role": "prompter"}, "sft", "is one message of a conversation"),
+    ("GAIR/lima", {"conversations": [Q, A], "source": "s"}, "sft", "conversations[0] is not a message with a role"),
+    ("OpenAssistant/oasst1", {"message_id": "a", "parent_id": None, "text": Q, "role": "prompter"}, "sft", "is a single message of a conversation"),
     ("trl-lib/kto-mix-14k", {"prompt": chat(Q), "completion": chat("", A)[1:], "label": False}, "sft", "is one answer with a judgement"),
     ("the same in CSV", {"prompt": Q, "completion": A, "label": "False"}, "sft", "is one answer with a judgement"),
     ("trl-lib/math_shepherd", {"prompt": Q, "completions": ["a", "b"], "labels": [True, False]}, "sft", "is an answer in steps"),
@@ -96,7 +96,7 @@ LAYOUTS = [
     ("lvwerra/stack-exchange-paired", {"qid": 1, "question": Q, "response_j": A, "response_k": B}, "pref", PAIR),
     ("openbmb/UltraFeedback", {"instruction": Q, "completions": [{"response": A, "overall_score": 8.0}]}, "pref", NO_PAIR),
     ("kto-mix for pairs", {"prompt": chat(Q), "completion": chat("", A)[1:], "label": True}, "pref", "is one answer with a judgement"),
-    ("oasst1 for pairs", {"text": Q, "role": "prompter", "rank": None}, "pref", "is one message of a conversation"),
+    ("oasst1 for pairs", {"text": Q, "role": "prompter", "rank": None}, "pref", "is a single message of a conversation"),
     ("trl-lib/DeepMath-103K", {"prompt": chat(Q), "solution": A}, "rl", ONE),
     ("BytedTsinghua-SIA/DAPO-Math-17k", {"data_source": "d", "prompt": chat(Q), "reward_model": {"ground_truth": A, "style": "rule"}}, "rl", ONE),
     ("trl-lib/ultrafeedback-prompt", {"prompt": chat(Q)}, "rl", [document(Q)]),
@@ -104,7 +104,7 @@ LAYOUTS = [
     ("OpenRLHF's prompts with a label", {"context_messages": chat(Q), "label": A}, "rl", ONE),
     ("prompts alone", {"prompt": Q}, "rl", [document(Q)]), ("gsm8k", {"question": Q, "answer": A}, "rl", ONE),
     ("chats of several turns", {"messages": chat("Hi", "Hello", Q, A)}, "rl", [document("Hi", "Hello", Q, A)]),
-    ("text alone", {"text": Q}, "rl", "has fields text, none of which can be used"),
+    ("text alone", {"text": Q}, "rl", "has fields text, which match no supported format"),
     ("kto-mix", {"prompt": Q, "completion": A, "label": True}, "rl", "is one answer with"),
 ]
 JUDGES = {"better_response_id", "overall_preference", "preference_strength", "winner", "labels"}

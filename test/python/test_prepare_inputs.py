@@ -150,14 +150,14 @@ def test_a_data_set_of_the_hub_is_read_from_its_cache(bench, twin):
     assert "hf download --repo-type dataset someone/else --local-dir DIR" in error_2
     (snapshot / "plain" / "train-00001-of-00002.parquet").unlink()
     [(code, error, _)] = prepared(bench, tokenizer, "someone/chats:plain")
-    assert code == 1 and "is one of 2 files, of which 1 are there\n  fix: download the data set again" in error
+    assert code == 1 and "is one of 2 files, but only 1 exist\n  fix: download the data set again" in error
 
 
 @pytest.mark.parametrize("name, expected", [
     ("splits[dev]", "has no split 'dev'; it has train, test"), ("parquets[dev]", "has no split 'dev'"),
     ("alpaca.jsonl[test]", "alpaca.jsonl[test]: has no split 'test'; it has train\n  fix: --input alpaca.jsonl[SPLIT]"),
     ("alpaca.jsonl:sub", "alpaca.jsonl is one file, which has no subset"), ("alpaca.jsonl[train[:x]]", "names no records"),
-    ("alpaca.jsonl[train[2:2]]", "holds no records"), ("splits[train[:2]+dev]", "has no split 'dev'")])
+    ("alpaca.jsonl[train[2:2]]", "contains no records"), ("splits[train[:2]+dev]", "has no split 'dev'")])
 def test_wrong_layouts(bench, layouts, name, expected):
     assert expected in bench.refused("sft", bench.tokenizer(CHATML), str(layouts / name)).replace(f"{layouts}/", "")
 
@@ -343,7 +343,7 @@ def test_shards_that_prepare_writes(bench, monkeypatch, size):
     ([1, 2], {}, 1000, ["a.bin", "is shorter than its header"]), ([1, 2], {}, 1027, ["a.bin", "has 1027 bytes, but a shard of 2 tokens has 1028"]),
     ([1, 2], {"count": 3}, None, ["a.bin", "has 1028 bytes, but a shard of 3 tokens has 1030"]),
     ([1, 2], {"count": -1}, None, ["a.bin", "has 1028 bytes"]),
-    ([], {}, None, ["a.bin", "holds no records"]),
+    ([], {}, None, ["a.bin", "contains no records"]),
     ([END, 5, END, 1, 40000], {}, None, ["record 2 of a.bin", "input_ids[2] is 40000, outside the vocabulary"]),
 ])
 def test_broken_token_shards(bench, tokens, header, size, parts):

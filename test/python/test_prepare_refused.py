@@ -35,12 +35,12 @@ def refused_record(bench, task, template, record, *flags):
 
 @pytest.mark.parametrize("record, message", [
     ('{"text": "b"', "broken JSON: "), ('{"text": "a", "text": "b"}', "has 'text' twice\n  fix: leave one of them out"), ('["text"]', "is a JSON list, not an object"),
-    ({"question": "a", "reply": "b"}, "has fields question, reply, none of which can be used\n  fix: accepted are: messages; "),
+    ({"question": "a", "reply": "b"}, "has fields question, reply, which match no supported format\n  fix: the supported formats are messages; "),
     ({"prompt": 1, "completion": "b"}, "'prompt' is a number, not a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
     ({"messages": []}, "'messages' is an empty list"),
     ({"messages": [{"role": "user"}]}, "messages[0] has no content; it has role"),
-    ({"messages": [{"content": "Hi"}]}, "messages[0] is no message with a role; it has content"),
-    ({"conversations": [{"from": ["human"], "value": "Hi"}]}, "conversations[0] is no message with a role"),
+    ({"messages": [{"content": "Hi"}]}, "messages[0] is not a message with a role; it has content"),
+    ({"conversations": [{"from": ["human"], "value": "Hi"}]}, "conversations[0] is not a message with a role"),
     ({"messages": CHAT[:1]}, "the chat template refuses its messages: unknown role system (roles: system)"),
     ({"input_ids": [1, 2, 3], "labels": [1, 2]}, "has 3 input_ids but 2 labels"),
     ({"input_ids": [1, 99999], "labels": [1, 99999]}, "input_ids[1] is 99999, outside the vocabulary of "),
@@ -56,7 +56,7 @@ def refused_record(bench, task, template, record, *flags):
     ({"prompt": "Q", "solution": "A", "answer": "B"},
      "has a prompt and no answer; it has prompt, solution, answer\n"
      "  fix: name both with --input_key and --output_key"),
-    ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is no list of questions with their answers"),
+    ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is not a list of questions with their answers"),
     ({"chosen": "a", "rejected": "b"}, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
     ({"messages": [QUESTION[0], ANSWER[0] | {"train": "false"}]},
      "messages[1] has train 'false', neither true (1) nor false (0)\n  fix: true to train on the message, false not to"),
@@ -90,7 +90,7 @@ def test_a_content_under_two_names_may_be_equal(bench):
     ("sft", None, {"instruction": "Q", "output": "A", "history": [["a", "b"]]}, "has a field 'history'"),
     ("prompts", CHATML, {"prompt": "Q", "tools": ["f"]}, "tools[0] is a string, not an object"),
     ("pref", CHATML, {"prompt": QUESTION, "chat_template_kwargs": {"messages": []}} | AB,
-     "'chat_template_kwargs' sets 'messages', which is no variable of its own"),
+     "'chat_template_kwargs' sets 'messages', which is a reserved name"),
     ("pretrain", CHATML, AB, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
     *(("sft", CHATML, record, "its JSON is nested too deeply\n") for record in (
         f'{{"messages": {DEEP}}}', f'{{"text": "a", "more": {DEEP}}}', json.dumps({"messages": CHAT, "tools": DEEP})))])
@@ -99,16 +99,16 @@ def test_records_of_other_tasks(bench, task, template, record, message):
 
 
 @pytest.mark.parametrize("flags, record, message", [
-    ([], {"chosen": "a"}, "has no field 'rejected', so it is no pair of answers; it has chosen\n  fix: name the fields with --"),
+    ([], {"chosen": "a"}, "has no field 'rejected', so it is not a pair of answers; it has chosen\n  fix: name the fields with --"),
     ([], {"prompt": "Q", "completion": "a"}, "records with one answer are for the task sft"),
-    (["--chosen_key", "good"], AB, "has no field 'good', so it is no pair"),
+    (["--chosen_key", "good"], AB, "has no field 'good', so it is not a pair"),
     (["--prompt_key", "q"], AB, "chosen, rejected\n  fix: name the right one with --prompt_key"),
     ([], {"chosen": 1, "rejected": 2}, "'chosen' is a number, not a list of messages"),
     ([], {"chosen": [said("a")], "rejected": "b"}, "'chosen' is a list and 'rejected' a string"),
     ([], {"chosen": [*QUESTION, said("a")], "rejected": []}, "'rejected' is an empty list"),
     ([], {"chosen": QUESTION, "rejected": QUESTION}, "'chosen' ends with a message of the role user, not the assistant's"),
     ([], {"chosen": [*QUESTION, said("a")], "rejected": [{"role": "assistant"}]}, "rejected[0] has no content"),
-    ([], {"chosen": ["a"], "rejected": ["b"]}, "chosen[0] is no message with a role"),
+    ([], {"chosen": ["a"], "rejected": ["b"]}, "chosen[0] is not a message with a role"),
     (["--apply_chat_template"], AB, "'chosen' is a string without a prompt, which makes no chat"),
     *[([], AB | {"margin": value}, f"'margin' is {value!r}, not a finite number") for value in ("much", True, [1], float("nan"), 1e39)],
     ([], AB | {"margin": 10 ** 400}, "not a finite number"), ([], '{"chosen": "a\\ud83d", "rejected": "b"}', "half of a surrogate pair"),
@@ -213,10 +213,10 @@ def test_content_that_the_template_rewrites(bench, template, turn):
     ("prompts", None, ["--prompt", "", "--prompt", "a", "--no_chat_template"], "record 1 of --prompt: the prompt is empty"),
     ("sft", [{"messages": QUESTION}], [], "no record is left"),
     ("pref", [AB], ["--append_eos", "false"], "no record is left"),  # only the first tokens differ, and these are no targets
-    ("sft", [SAID], ["--chat_template_kwargs", '{"a": ' + DEEP[:50_000]], "is no JSON object"),
-    ("sft", [SAID], ["--chat_template_kwargs", "mood"], "'mood' is no JSON object"),
-    ("sft", [SAID], ["--chat_template_kwargs", "[1]"], "'[1]' is no JSON object"),
-    ("sft", [SAID], ["--chat_template_kwargs", '{"tools": []}'], "'tools' is no variable of the template's own"),
+    ("sft", [SAID], ["--chat_template_kwargs", '{"a": ' + DEEP[:50_000]], "is not a JSON object"),
+    ("sft", [SAID], ["--chat_template_kwargs", "mood"], "'mood' is not a JSON object"),
+    ("sft", [SAID], ["--chat_template_kwargs", "[1]"], "'[1]' is not a JSON object"),
+    ("sft", [SAID], ["--chat_template_kwargs", '{"tools": []}'], "'tools' is a reserved name"),
     ("sft", [SAID], ["--seed", "-1"], "-1 is negative"), ("sft", [SAID], ["--max_samples", "0"], "0 is less than one"),
     ("pretrain", [{"text": "a"}], ["--to_bin", "/nowhere/new"], "its directory does not exist"),
     ("sft", [{"text": "a"}], ["--dataset_probs", "0.5,0.5"], "--dataset_probs has 2 probabilities for 1 inputs\n  fix: give one for each"),
@@ -227,7 +227,7 @@ def test_flags(bench, task, source, flags, message):
 
 @pytest.mark.parametrize("probs, message", [
     *[(text, f"{text} are not positive numbers that add up to 1") for text in ("0.5,0.4", "1.5,-0.5", "0,1", "nan,1")],
-    ("a,b", "invalid probabilities value: 'a,b'"), ("0.5,0.5", "b.jsonl: holds no records")])
+    ("a,b", "invalid probabilities value: 'a,b'"), ("0.5,0.5", "b.jsonl: contains no records")])
 def test_probabilities(bench, probs, message):
     source = bench.jsonl({"text": "a"}, name="a.jsonl") + "," + bench.jsonl("", name="b.jsonl")
     assert message in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", probs)
@@ -235,7 +235,7 @@ def test_probabilities(bench, probs, message):
 
 @pytest.mark.parametrize("name, content, message", [
     ("none.jsonl", None, "none.jsonl: there is no such file"), ("empty.jsonl", "", "empty.jsonl: the file is empty"),
-    ("blank.jsonl", "\n", "blank.jsonl: holds no records"), ("x.txt", "x", "x.txt: unknown kind of file"),
+    ("blank.jsonl", "\n", "blank.jsonl: contains no records"), ("x.txt", "x", "x.txt: unknown kind of file"),
     ("list.json", "[1", "list.json: broken JSON"),
     ("list.json", DEEP, "list.json: broken JSON: maximum recursion"),
     ("bad.csv", "prompt,completion\na,b\na,b,c\n", "line 3 of bad.csv: has 3 cells but the header has 2"),
@@ -243,7 +243,7 @@ def test_probabilities(bench, probs, message):
     ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: has 'text' twice"),
     ("bad.parquet", "no", "bad.parquet: broken parquet file"),
     ("cut.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab", "cut.jsonl.gz: broken compression"),
-    ("nothing", None, "nothing: holds no data set"), ("gaps.jsonl", '{"text": "a"}\n\n{"text": "b"\n',
+    ("nothing", None, "nothing: contains no data set"), ("gaps.jsonl", '{"text": "a"}\n\n{"text": "b"\n',
                                                       "record 2 (line 3) of gaps.jsonl: broken JSON"),
     ("latin.jsonl", b'{"text": "\xe9"}\n', "record 1 (line 1) of latin.jsonl: broken JSON: 'utf-8' codec"),
     ("bad.jsonl[train[3:]]", None, "record 4 (line 4) of bad.jsonl")])
@@ -259,9 +259,9 @@ def test_tokenizers(bench):
     records = [SAID]
     assert "no-such: there is no such directory" in bench.refused("sft", bench.path / "no-such", records)
     (bench.path / "bare").mkdir()
-    assert "bare: holds no tokenizer.json" in bench.refused("sft", bench.path / "bare", records)
+    assert "bare: contains no tokenizer.json" in bench.refused("sft", bench.path / "bare", records)
     bench.write("bare/tokenizer.json", '{"model": {}}')
-    assert "bare/tokenizer.json: is no tokenizer" in bench.refused("sft", bench.path / "bare", records)
+    assert "bare/tokenizer.json: is not a tokenizer" in bench.refused("sft", bench.path / "bare", records)
     for task, source in (("sft", records), ("pref", [GOOD["pref"]])):
         assert "the tokenizer has no chat template" in bench.refused(task, bench.tokenizer(), source)
     assert "there is no chat template to render" in bench.refused("prompts", bench.tokenizer(), records)
@@ -306,7 +306,7 @@ def test_arguments_and_files_in_another_encoding(bench):
         result = subprocess.run(command, capture_output=True)
         assert result.returncode == 1 and b"\\udce9" in result.stderr and b" is not UTF-8\n  fix: " in result.stderr, result.stderr
     error = bench.refused("sft", tokenizer, [SAID], "--tokenizer_chat_template", bench.write("latin.jinja", b"{{ 'caf\xe9' }}"))
-    assert "latin.jinja: is no text in UTF-8" in error
+    assert "latin.jinja: is not UTF-8 text" in error
 
 
 # ---- templates without an end or with too much output
