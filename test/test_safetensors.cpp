@@ -139,10 +139,10 @@ TEST_F(Safetensors, MalformedFiles) {
     };
     expect_error([&] { SafetensorsFile file(path); }, {path, "No such file"});
     expect_error([&] { SafetensorsFile file(dir); }, {dir, "not a regular file"});
-    put(""), refused("no safetensors file");
-    put("1234567"), refused("no safetensors file");
+    put(""), refused("not a safetensors file");
+    put("1234567"), refused("not a safetensors file");
     put(100, "{}", ""), refused("header claims 100 bytes but the file has 10");
-    put(~uint64_t(0), "{}", ""), refused("no safetensors file");
+    put(~uint64_t(0), "{}", ""), refused("not a safetensors file");
     put(100'000'001, "{}", ""), refused("more than 100000000");
     header("", 0, "not valid JSON");
     header("{\"a\":", 0, "not valid JSON: parse error at line 1, column 6");

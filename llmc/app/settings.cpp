@@ -30,7 +30,8 @@ static void read_config(std::vector<Setting> &out, const std::string &file, std:
         Setting s{with_underscores(key), {}, key + " in " + file};
         if (value.is_array() && value.empty()) continue;  // the run log contains an empty list for a list that was not given
         if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", s.where.c_str());
-        if (value.is_object() || (value.is_array() && value[0].is_object())) stranger = s.where + " is not a flag of this program";
+        if (value.is_object() || (value.is_array() && value[0].is_object()))
+            stranger = s.where + " is not a flag of this program";
         else if (value.is_array())
             for (const ordered_json &v : value) s.values.push_back(to_text(v));
         else s.values.push_back(to_text(value));
