@@ -93,27 +93,6 @@ def test_killed_merges_keep_the_users_files_and_leave_no_partial_model(data, tmp
     assert {path: path.read_bytes() for path in mine} == mine
 
 
-def test_a_restart_waits_for_the_save_of_the_ending_run(data, tmp_path):
-    straight, run = tmp_path / "straight", tmp_path / "run"
-    options = {"data": data, "max_steps": 400}
-    train(straight, **options)
-    for _ in range(2):
-        process = start_training(run, resume="auto", **options)
-        done = steps_logged(run / "log.jsonl")
-        wait_for(lambda: steps_logged(run / "log.jsonl") > done + 2, process)  # noqa: B023
-        process.terminate()
-        again = start_training(run, resume="auto", **options)
-        assert process.wait(60) == 128 + signal.SIGTERM
-        stopped = checkpoints(run)[-1]
-        wait_for(lambda: steps_logged(run / "log.jsonl") > stopped + 2, again)  # noqa: B023
-        again.terminate()
-        said = again.communicate(timeout=60)[0]
-        assert f"resumed from {run}/step_{stopped} at step {stopped}" in said, said
-        process.communicate()
-    train(run, resume="auto", **options)
-    same_run(run, straight)
-
-
 # ---- output that is lost, or would replace a file --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("how", ["full", "closed", "no reader"])

@@ -81,11 +81,15 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     fcntl.flock(other_run, fcntl.LOCK_EX)
     refused_training(data, run, str(run), "another run is writing there", words=["--resume=auto"])
     assert files_below(run) == before
-    patient = start(command("sft", "--overwrite", output_dir=run, data=data, max_steps=1, seed=7))
+    hidden = shutil.move(run / "step_2", tmp_path)
+    patient = start(command("sft", output_dir=run, data=data, resume="auto", **{**SMALL, "max_steps": 3}))
     time.sleep(0.3)
-    assert patient.poll() is None  # it waits a moment, because the other run may just be ending
+    assert patient.poll() is None  # the start waits a moment, because the other run may just be saving
+    shutil.move(hidden, run / "step_2")
     os.close(other_run)
-    assert patient.communicate(timeout=60)[1] == "" and patient.returncode == 0
+    said, error = patient.communicate(timeout=60)
+    assert patient.returncode == 0 and f"resumed from {run}/step_2 at step 2" in said, said + error
+    train(run, "--overwrite", data=data, max_steps=1, seed=7)
     assert checkpoints(run) == [] and not (run / "latest").exists() and log_lines(run)[1]["step"] == 1
 
 
