@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from preparing import CHATML, PLAIN, chat, make_tokenizer, prepared
 from runs import (
-    DEMO, GOLDEN, OF_PAIRS, ROOT, change_json, command, evaluate, first_step, merging, read_tensors, succeeds, weights, write_lines, write_tensors)
+    DEMO, GOLDEN, OF_PAIRS, ROOT, change_json, command, evaluate, first_step, merging, read_tensors, succeeds, write_lines, write_tensors)
 
 EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
 OTHER = CHATML.replace("<|im_start|>' + m['role']", "<s>' + m['role']").replace("<|im_start|>", "<s>")
@@ -247,56 +247,56 @@ def test_a_note_on_a_reward_model_without_a_class_in_transformers(family):
 
 # ---- models in other spellings
 
-INTERNLM2 = {
-    "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
-    "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings", "lm_head": "output"}
-
-
-def respelled(path, name):
-    """Writes a golden model in the spelling of another model type. Returns the golden model."""
-    golden = GOLDEN / ("qwen2_window" if name == "mimo" else "llama31")
-    shutil.copytree(golden, path)
-    config, tensors = json.loads((golden / "config.json").read_text()), read_tensors(golden / "model.safetensors")
-    config |= {"model_type": name, "architectures": [f"{name}ForCausalLM"], "auto_map": {"AutoModel": "modeling.Model"}}
-    names = {"internlm2": INTERNLM2, "Yi": {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}, "mimo": {}}[name]
-    if name == "mimo":
-        config["num_nextn_predict_layers"] = 1
-        tensors["model.mtp_layers.0.input_layernorm.weight"] = np.ones(32, np.float32)
-    if name == "internlm2":  # for each key head the rows of its query heads, its own rows, and those of its value head
-        config["bias"] = config.pop("attention_bias")
-        kv, size = config["num_key_value_heads"], config["hidden_size"] // config["num_attention_heads"]
-        for layer in range(config["num_hidden_layers"]):
-            q, k, v = (tensors.pop(f"model.layers.{layer}.self_attn.{c}_proj.weight").reshape(kv, -1, size, config["hidden_size"]) for c in "qkv")
-            tensors[f"model.layers.{layer}.attention.wqkv.weight"] = np.concatenate([q, k, v], axis=1).reshape(-1, config["hidden_size"])
+def rename(tensors, names):
     for ours, theirs in names.items():
-        tensors = {key.replace(ours + ".", theirs + "."): value for key, value in tensors.items()}
-    (path / "config.json").write_text(json.dumps(config))
-    write_tensors(path / "model.safetensors", tensors)
-    return golden
+        for key in [key for key in tensors if ours + "." in key]:
+            tensors[key.replace(ours + ".", theirs + ".")] = tensors.pop(key)
 
 
-@pytest.mark.parametrize("name, family", [("internlm2", "llama"), ("Yi", "llama"), ("mimo", "qwen2")])
-def test_a_model_with_its_own_code_is_saved_as_its_family(name, family, tmp_path):
-    golden = respelled(tmp_path / "model", name)
-    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, "ranks": 2, "zero_stage": 3}
-    for model, out in ((tmp_path / "model", "a"), (golden, "b")):
-        train(tmp_path / out, model=model, **options)
-    assert weights(tmp_path / "a") == weights(tmp_path / "b")
-    config = json.loads((tmp_path / "a" / "config.json").read_text())
-    assert config["model_type"] == family and "auto_map" not in config and config["architectures"] == [f"{family.capitalize()}ForCausalLM"]
+def internlm2(config, tensors):
+    """The rows for each key head are together: its query heads, the key head, its value head."""
+    config["bias"] = config.pop("attention_bias")
+    kv, C, size = config["num_key_value_heads"], config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        q, k, v = (tensors.pop(f"model.layers.{layer}.self_attn.{c}_proj.weight").reshape(kv, -1, size, C) for c in "qkv")
+        tensors[f"model.layers.{layer}.attention.wqkv.weight"] = np.concatenate([q, k, v], axis=1).reshape(-1, C)
+    rename(tensors, {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "lm_head": "output",
+                     "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
+                     "embed_tokens": "tok_embeddings"})
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])  # of the first files, and of transformers 5
-def test_the_text_model_of_a_vision_model(prefix, tmp_path):
-    golden, model = GOLDEN / "gemma3", shutil.copytree(GOLDEN / "gemma3", tmp_path / "model")
-    text, tensors = json.loads((golden / "config.json").read_text()), read_tensors(golden / "model.safetensors")
-    top = {name: text.pop(name) for name in ("dtype", "eos_token_id")}
-    (model / "config.json").write_text(json.dumps(top | {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
-                                                         "vision_config": {"hidden_size": 8}, "text_config": text}))
-    of_vision = {"vision_tower.vision_model.post_layernorm.weight": np.ones(8), "multi_modal_projector.mm_soft_emb_norm.weight": np.ones(8)}
-    write_tensors(model / "model.safetensors", {name.replace("model.", prefix): value for name, value in tensors.items()} | of_vision)
-    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, "dtype": "f32"}
+def mimo(config, tensors):
+    config["num_nextn_predict_layers"] = 1
+    tensors["model.mtp_layers.0.input_layernorm.weight"] = np.ones(32)
+
+
+def vision(prefix):
+    def respell(config, tensors):
+        rename(tensors, {"model": prefix})
+        tensors["vision_tower.vision_model.post_layernorm.weight"] = tensors["multi_modal_projector.mm_soft_emb_norm.weight"] = np.ones(8)
+        text = {key: config.pop(key) for key in list(config) if key not in ("dtype", "eos_token_id", "auto_map")}
+        config |= {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"hidden_size": 8}, "text_config": text}
+        text["model_type"] = "gemma3_text"
+
+    return respell
+
+
+@pytest.mark.parametrize("model_type, golden, respell, family, architecture", [
+    ("internlm2", "llama31", internlm2, "llama", "Llama"),
+    ("Yi", "llama31", lambda _, tensors: rename(tensors, {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}), "llama", "Llama"),
+    ("mimo", "qwen2_window", mimo, "qwen2", "Qwen2"),
+    *(("gemma3", "gemma3", vision(prefix), "gemma3_text", "Gemma3") for prefix in ("language_model.model", "model.language_model"))])  # old, transformers 5
+def test_a_model_in_another_spelling_trains_as_its_golden_model(model_type, golden, respell, family, architecture, tmp_path):
+    golden, model = GOLDEN / golden, shutil.copytree(GOLDEN / golden, tmp_path / "model")
+    config, tensors = json.loads((golden / "config.json").read_text()), read_tensors(golden / "model.safetensors")
+    config |= {"model_type": model_type, "architectures": [f"{model_type}ForCausalLM"], "auto_map": {"AutoModel": "modeling.Model"}}
+    respell(config, tensors)
+    (model / "config.json").write_text(json.dumps(config))
+    write_tensors(model / "model.safetensors", tensors)
+    options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, "ranks": 2, "zero_stage": 3, "dtype": "f32"}
     said = [succeeds(command("sft", model=source, output_dir=tmp_path / name, **options)) for name, source in (("a", model), ("b", golden))]
-    assert "note: the vision tower in " in said[0]
+    assert ("note: the vision tower in " in said[0]) == (model_type == "gemma3")
     after = [read_tensors(tmp_path / name / "model.safetensors") for name in "ab"]
-    assert set(after[0]) == set(after[1]) and all((after[0][name] == after[1][name]).all() for name in after[0])
+    assert set(after[0]) == set(after[1]) and all((after[0][key] == after[1][key]).all() for key in after[0])
+    saved = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert (saved["model_type"], saved["architectures"]) == (family, [f"{architecture}ForCausalLM"]) and "auto_map" not in saved

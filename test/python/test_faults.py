@@ -140,7 +140,7 @@ def test_a_disk_that_fills_in_a_save(data, disk, tmp_path):
     saved = checkpoints(run)
     assert 2 <= len(saved) < 14 and saved == list(range(1, len(saved) + 1))
     assert not list(run.rglob("*.tmp"))
-    for step in saved:
+    for step in (saved[0], saved[-1]):
         shutil.rmtree(other, ignore_errors=True)
         train(other, resume=run / f"step_{step}", **options)
         assert weights(other) == weights(straight)
