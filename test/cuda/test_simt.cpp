@@ -262,7 +262,7 @@ TEST(SimtCounts, RequestsSectorsAndWavefronts) {
     expect(true, 16, shared_word([](int lane) { return lane / 8; }), 2);
     expect(true, 16, shared_word([](int lane) { return lane % 8; }), 4);
 
-    // 16 lanes, some of which leave the loop earlier
+    // 16 lanes, with loops of different lengths
     const KernelCounts ragged = counts_of(0xffff, false, 4, stride(4), [](int lane) { return 1 + lane / 8; });
     EXPECT_EQ(ragged.loads.warps, 2u);
     EXPECT_EQ(ragged.loads.lanes, 24u);

@@ -32,7 +32,7 @@ static const std::vector<Groups> all_groups = {{{1}, 5, 3},
 template <class Dev> struct GroupedMatmul : testing::Test { MatmulContext context; };
 TYPED_TEST_SUITE(GroupedMatmul, Devices);
 
-// Products are added to a part of the columns, and leave the others; they overwrite whole rows.
+// If out has more columns than the product, the op adds to its part and keeps the other columns; otherwise it overwrites whole rows.
 TYPED_TEST(GroupedMatmul, EqualsReference) {
     using X = typename TypeParam::X;
     for (const auto &[rows, IC, OC, first, ld] : all_groups) {

@@ -242,7 +242,7 @@ TYPED_TEST(Norms, ResidualAndNormInOne) {
     }
 }
 
-// ---- the sum alone
+// ---- the residual sum
 
 template <class Dev> struct Residual : testing::Test {};
 TYPED_TEST_SUITE(Residual, Devices);

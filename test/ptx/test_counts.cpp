@@ -81,7 +81,7 @@ TEST(PtxCounts, ASampleIsMultiplied) {
 }
 
 // Cycles of a block that is alone on its multiprocessor.
-TEST(PtxTiming, WhatABlockWaitsFor) {
+TEST(PtxTiming, LatencyOfABlock) {
     const auto latency = [](const std::string &body, unsigned threads = 32) {
         return run(body, threads).counts.blocks[0].latency;
     };
@@ -125,7 +125,7 @@ TEST(PtxTiming, WhatABlockWaitsFor) {
         << "a barrier waits for the last warp";
 }
 
-// The prediction for a launch whose blocks have these demands and latencies.
+// Predictions from the demands and latencies of a launch's blocks.
 TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
     const ptx::Gpu &gpu = ptx::gpus[0];
     const auto block = [](double fp32, double special, double latency = 0) {

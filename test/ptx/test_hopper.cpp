@@ -156,7 +156,7 @@ TEST(PtxHopper, BulkCopiesOfBytes) {
     refused(ready + "add.s64 %rd0, %rd0, 65488;" + in, "of the 65536 bytes of argument 0");
 }
 
-// Blocks add 0, 1, 2, ... to y in turns. The number of the next block is behind y.
+// Blocks add 0, 1, 2, ... to y in turns. Word 1024 of y is the number of the next block.
 TEST(PtxHopper, TurnsOfBlocks) {
     const std::string all = "cvt.rn.f32.u32 %f1, %r0;  st.shared.f32 [%r3+1024], %f1;\n" + fence + block_barrier,
                       own = all + "@!%p0 bra END;\n", acquire = "AGAIN: ld.acquire.gpu.global.u32 %r20, [%rd1+4096];\n",
@@ -194,7 +194,7 @@ TEST(PtxHopper, TurnsOfBlocks) {
     sums_in_order = false;
     expect_sums(own + add + completed + end);
 
-    // The last block may start first, and waits for those before it. A turn that never begins is still an error.
+    // The last block may start first, and waits for the blocks before it. A missing turn is still an error.
     last_first = true;
     expect_sums(whole);
     refuse(with(whole, release, ""), "loads a value of device memory again and again");
@@ -216,7 +216,7 @@ TEST(PtxHopper, TurnsOfBlocks) {
     second(add + read, reads, "reads byte 0 of the 65536 bytes of argument 1, which ");
     second(stores, proxies + loads, "no error");
     second(stores + proxies, loads, no_fence);
-    // A barrier passes on to other warps what one warp has acquired.
+    // After a barrier one warp's acquire holds for the other warps.
     for (const std::string &fenced : {proxies, std::string()})
         refused(all + "setp.ne.u32 %p1, %r1, 0;\n@%p1 bra SECOND;\n@!%p0 bra END;\n" + add + completed + release +
                     "bra END;\nSECOND: @!%p0 bra MEET;\n" + acquire + loop + fenced + "MEET: " + block_barrier +
@@ -508,7 +508,7 @@ TEST(PtxHopper, ElectStmatrixAndRegisters) {
 // ---- the clock --------------------------------------------------------------------------------------------------------------------------
 
 // A wait ends when the copy has landed, when the last arrival has happened, and when the product has ended.
-TEST(PtxHopper, WaitsTakeTheirTime) {
+TEST(PtxHopper, LatencyOfWaits) {
     const auto latency = [](const std::string &body, unsigned threads = 128, unsigned cluster = 1) {  // of the first cluster
         compute(body, threads, cluster, cluster);
         double most = 0;

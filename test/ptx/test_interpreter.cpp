@@ -70,7 +70,7 @@ TEST(PtxInstructions, Results) {
          31},
         {"st.global.u32 [%rd1], 5;  @%p0 atom.global.inc.u32 %r20, [%rd1], 5;  ld.global.u32 %r20, [%rd1];", 0},
         {"@%p0 atom.global.dec.u32 %r20, [%rd1], 5;  ld.global.u32 %r20, [%rd1];", 5},
-        // Clocks stand still.
+        // Clocks do not advance during a launch.
         {"mov.u64 %rd9, %globaltimer;  mov.u64 %rd10, %clock64;  sub.s64 %rd9, %rd10, %rd9;  cvt.u32.u64 %r20, %rd9;", 0},
         {"st.shared::cta.u32 [%r3], 7;  cvt.u64.u32 %rd9, %r3;  cvta.shared.u64 %rd9, %rd9;  ld.u32 %r20, [%rd9];", 7},
     };
@@ -236,7 +236,7 @@ TEST(PtxBlocks, HaveUpToThreeDimensions) {
     expect_error("", "a grid of 1 x 65536 x 1 blocks", {{1, 65536}, {32}});
 }
 
-// Each call of a function has its own registers, and lanes may leave it by different branches.
+// Each call of a function has its own registers, and lanes may return from different branches.
 TEST(PtxCalls, FunctionsThatWereNotInlined) {
     const std::string call =
         "mul.lo.u32 %r9, %r0, 100;\n{\n.param .b32 param0;\nst.param.b32 [param0+0], %r9;\n.param .b32 retval0;\n"

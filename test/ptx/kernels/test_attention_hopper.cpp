@@ -257,7 +257,7 @@ TEST(AttentionHopper, AsksForNoMoreThanFlashAttention3) {
         const auto ours = demands({{2048}, 0, 1, 1, c.D});
         for (const size_t pass : {0, 1})
             for (size_t n = 0; n < 4; n++) {
-                const double most = pass == 1 && n == 1 ? 1.06 : 1.05;  // sums of dK and dV leave as floats: 1.04 at 4096
+                const double most = pass == 1 && n == 1 ? 1.06 : 1.05;  // dK and dV are stored as floats: 1.04 at 4096
                 EXPECT_LT(ours[pass][size_t(units_of_attention[n])], most * c.demand[pass][n])
                     << "D " << c.D << ", pass " << pass << ", unit " << n;
             }

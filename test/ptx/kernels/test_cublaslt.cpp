@@ -73,7 +73,7 @@ struct PtxAutotune : testing::Test {
     }
 };
 
-// Trials are products of their own, except for a product that adds to its output: it takes an earlier choice, or the first candidate.
+// The first product of a shape runs every candidate. A product that adds to its output runs once, with an earlier choice or the first candidate.
 TEST_F(PtxAutotune, TheFastestCandidateIsKept) {
     EXPECT_EQ(algorithms(), (std::vector{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 1}));
     EXPECT_EQ(algorithms(), std::vector{1});
