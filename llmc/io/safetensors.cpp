@@ -107,8 +107,8 @@ void SafetensorsFile::parse_header() {
         die("%s: has %zu bytes and is not a safetensors file%s", name, file_.size(), fetch_again);
     file_.read(&header_bytes, sizeof header_bytes, 0);
     if (header_bytes > max_header_bytes)
-        die("%s: its header claims %zu bytes, more than %zu: no safetensors file%s", name, size_t(header_bytes), max_header_bytes,
-            fetch_again);
+        die("%s: its header claims %zu bytes, more than %zu: not a safetensors file%s", name, size_t(header_bytes),
+            max_header_bytes, fetch_again);
     if (header_bytes > file_.size() - sizeof header_bytes)
         die("%s: its header claims %zu bytes but the file has %zu%s", name, size_t(header_bytes), file_.size(), fetch_again);
     std::string text(header_bytes, '\0');
