@@ -94,7 +94,7 @@ WRONG = [
     (f"{MOE_LORA} --lora_dropout 0.1", "lora_dropout is 0.1, but in a mixture of experts", "fix: a lora_dropout of 0"),
     (f"{MOE_LORA} --lora_rank 9", "--lora_rank 9 is larger than gate_proj", "(8, 24)", "a rank of at most 8"),
     (f"{MOE} --fp8", "--fp8", "this model has experts"), (f"{MOE} --router_aux_loss_coef -0.5", "--router_aux_loss_coef is -0.5 but must be -1"),
-    (f"{SFT} --router_aux_loss_coef 0.1", "no mixture of experts"),
+    (f"{SFT} --router_aux_loss_coef 0.1", "not a mixture of experts"),
     # samples
     (f"{SFT} --sample_every 1", "--sample_every prints text", "no tokenizer.json"),
     (f"{SFT} --model none --preset smollm2-135m --sample_every 1", "--sample_every prints text", "a --preset"),
