@@ -87,9 +87,11 @@ void expect_same(const std::vector<Completion> &got, const std::vector<Completio
 
 // (V) the logits at the last token, from the whole sequence in one row.
 std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
-    ModelLimits limits;
-    limits.row_tokens = limits.positions = 256, limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
-    const Generating g(limits);
+    static const Generating g([] {
+        ModelLimits limits;
+        limits.row_tokens = limits.positions = 256, limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
+        return limits;
+    }());
     const Row row = make_row({tokens});
     g.model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
     return g.model->generator().logits();
