@@ -145,13 +145,6 @@ def weights(directory):
     return file.read_bytes()
 
 
-def near_weights(output, other):
-    """Compares weights within a tenth of the largest change by a step of AdamW."""
-    got, want = (read_tensors(directory / "model.safetensors") for directory in (output, other))
-    for tensor in want:
-        assert np.abs(got[tensor] - want[tensor]).max() <= 1e-4, tensor
-
-
 def log_lines(output):
     """The lines of the log without the summary at the end."""
     return [line for line in read_lines(output / "log.jsonl") if "summary" not in line]
