@@ -172,10 +172,9 @@ def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
     assert trained(tmp_path / "a", tmp_path / "in.jsonl") == 6
     file, = cache.glob("*.safetensors")
     right = file.read_bytes()
-    for wrong in (right[:-9] + bytes([right[-9] ^ 2]) + right[-8:], right[:len(right) // 2]):
-        file.write_bytes(wrong)
-        assert trained(tmp_path / "a", tmp_path / "in.jsonl", overwrite="true") == 6
-        assert file.read_bytes() == right
+    file.write_bytes(right[:-9] + bytes([right[-9] ^ 2]) + right[-8:])
+    assert trained(tmp_path / "a", tmp_path / "in.jsonl", overwrite="true") == 6
+    assert file.read_bytes() == right
     before = os.stat(file).st_ino
     assert trained(tmp_path / "a", tmp_path / "in.jsonl", overwrite="true", learning_rate=1e-5, seed=3) == 6
     assert os.stat(file).st_ino == before and list(cache.glob("*.safetensors")) == [file]
