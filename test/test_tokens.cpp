@@ -158,8 +158,8 @@ TEST(PreparedData, WrongContentsAreRefused) {
     refused([](Prepared &p) { p.mask[4] = 1; }, {"document 2", "first token"});
     refused([](Prepared &p) { p.mask.assign(8, 0); }, {"none of its 8 tokens is a target"});
     refused([](Prepared &p) { p.wide = true, p.tokens[1] = -1; }, {"document 0", "id -1", "position 1"});
-    refused([](Prepared &p) { p.metadata.erase("kind"); }, {"no prepared data", "kind"});
-    refused([](Prepared &p) { p.metadata.erase("vocab_size"); }, {"no prepared data", "vocab_size"});
+    refused([](Prepared &p) { p.metadata.erase("kind"); }, {"not prepared data", "kind"});
+    refused([](Prepared &p) { p.metadata.erase("vocab_size"); }, {"not prepared data", "vocab_size"});
     refused([](Prepared &p) { p.metadata["kind"] = "images"; }, {"images"});
     const auto pair = [](const std::function<void(Prepared &)> &change, const char *words) {
         expect_refusal(two_pairs(), change, {words});
