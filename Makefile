@@ -109,7 +109,7 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 # first letters. The compiler reads shared headers once per unit: with a unit for each test, make test would compile for 115 s of CPU more (a Xeon).
 # The slowest units of the library start first, so that no core is left waiting at the end.
 FOLDERS    := $(patsubst %,llmc/%,train app model data $(filter-out train app model data,$(patsubst llmc/%/,%,$(wildcard llmc/*/))))
-LIBRARY    := $(patsubst %,$(BUILD)/%.o,llmc/model/decoder $(FOLDERS))
+LIBRARY    := $(patsubst %,$(BUILD)/%.o,llmc/model/decoder rehearsals/llmc/model/decoder $(FOLDERS))
 OPS_UNITS  := $(addprefix test/ops/,a-c d-g h-n o-z)
 CUDA_UNITS := $(addprefix test/cuda/,a-k l-q r-z) $(OPS_UNITS)
 TEST_UNITS := $(OPS_UNITS) $(addprefix test/,a-d e-h i-o p-r s-y z)
@@ -119,8 +119,8 @@ $(UNITS:%=$(BUILD)/%.cpp): $(BUILD)/%.cpp: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(sort $(wildcard $(call files_of,$*))) > $@.new; cmp -s $@.new $@ || cp $@.new $@; rm $@.new
 
-# These folders compute little, and compile in less time with -O1.
-$(foreach folder,app data model train,$(BUILD)/llmc/$(folder).o): private FLAGS_OF_FILE := -O1
+# These folders compute little, and compile in less time with -Og.
+$(foreach folder,app data model train,$(BUILD)/llmc/$(folder).o): private FLAGS_OF_FILE := -Og
 
 # Every other file is a unit. g++ compiles a file with kernels for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program for GPUs; and for
 # the emulator (dev/emulator/simt.h), which runs the kernels on the CPU. $(call compile_cpu,FOLDER/,SOURCE,FLAGS)
@@ -133,7 +133,7 @@ $(BUILD)/$(1)%.o: $(2) $(BUILD)/flags
 	@$$(CXX) $$(CXXFLAGS) $(3) $$(FLAGS_OF_FILE) -iquote . -MMD -MP -x c++ -c $$< -o $$@
 endef
 $(foreach source,$(TREE)%.cpp $(TREE)%.cu $(BUILD)/%.cpp,$(eval $(call compile_cpu,,$(source))) \
-    $(eval $(call compile_cpu,rehearsals/,$(source),-DLLMC_REHEARSALS -O1)) \
+    $(eval $(call compile_cpu,rehearsals/,$(source),-DLLMC_REHEARSALS -Og)) \
     $(eval $(call compile_cpu,with_cuda/,$(source),-DLLMC_CUDA)) \
     $(eval $(call compile_cpu,emulated/,$(source),$$(EMULATE))))
 
@@ -160,8 +160,7 @@ $(BUILD)/flags $(GPU)/flags: FORCE
 link  = @echo 'link    $@$(2)'; $(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(1) -o $@
 GTEST := -lgtest -lpthread
 
-# A trainer is one file, compiled three times: by g++ for main and the CPU, by g++ in parallel for the rehearsals of the memory plan
-# (llmc/core/rehearsal.h), and, with a GPU, by nvcc for CUDA. The base class of its models is a unit shared by all programs.
+# A trainer and decoder.cu are compiled up to three times: for the CPU, for rehearsals of the memory plan (llmc/core/rehearsal.h), by nvcc for CUDA.
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows; GPU_ARCHS=90 compiles for 9.0, for the CPU alone)
 HOPPER   := $(if $(filter 90,$(ARCHS)),$(GPU)/llmc/ops/attention_hopper.o)
@@ -184,9 +183,9 @@ CPU_MODELS := $(BUILD)/test/models.o $(TRAINERS:%=$(BUILD)/rehearsals/%.o)
 CUDA_TESTS := $(wildcard test/cuda/*.cpp test/ops/*.cpp)
 EMULATED   := $(EMULATOR) $(EMULATED_COMM) $(patsubst %,$(BUILD)/emulated/%.o,llmc/model/decoder test/cuda/models $(CUDA_UNITS))
 PROCESSES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
-# Tests without kernels of their own compile in less time with -O1; test_zero updates parameters itself, with the library's bits. The models, the
+# Tests without kernels of their own compile in less time with -Og; test_zero updates parameters itself, with the library's bits. The models, the
 # library and the tests of ops come first, because the linker keeps the first of two functions with the same name.
-$(filter-out $(BUILD)/test/ops/% %/test/z.o,$(TESTS)) $(PROCESSES:=.o): private FLAGS_OF_FILE := -O1
+$(filter-out $(BUILD)/test/ops/% %/test/z.o,$(TESTS)) $(PROCESSES:=.o): private FLAGS_OF_FILE := -Og
 $(BUILD)/test/test_llmc: $(CPU_MODELS) $(LIBRARY) $(TESTS)
 	$(call link,-lgtest_main $(GTEST))
 

@@ -1,6 +1,7 @@
 // The models of both trainers for a test program, which compiles the trainers once, in models.cpp.
 #pragma once
 #include "../llmc/model/decoder.h"
+#include "../llmc/model/weights.h"
 #include "../llmc/train/run.h"
 #include "check.h"
 #ifdef CUDA_HALF

@@ -211,7 +211,7 @@ void rank_step(
         return sums.nll / sums.targets;
     };
     const double first = loss(), norm = model.gradient_norm();
-    EXPECT_EQ(model.trace().anomaly().what, "");
+    EXPECT_EQ(model.trace().anomaly().what, "") << c.name();
     Payload sent;
     for (const Payload &p : comm.gather(model.take_sent())) sent += p;
     auto &zero = model.parameters();

@@ -1,4 +1,4 @@
-// The file in which --autotune stores its choices of algorithms.
+// The file that stores the fastest algorithm of each product.
 #include "../llmc/ops/algorithm_choices.h"
 
 #include "../llmc/core/file.h"
@@ -39,6 +39,6 @@ TEST_F(Choices, DamagedLinesAreNamed) {
          {"a product", "a product: 1 2 3 4 5 6 7", "a product: 1 2 3 4 5 6 7 x", "a product: 1 2 3 4 5 6 7 8 9"}) {
         std::ofstream(path) << "a product: 1 2 3 4 5 6 7 8\n" << line << "\n";
         EXPECT_EQ(error_of([] { AlgorithmChoices("a GPU"); }),
-                  path + ": line 2 is not a product with its algorithm\n  fix: remove the file; --autotune writes a new one");
+                  path + ": line 2 is not a product with its algorithm\n  fix: remove the file; the next run writes a new one");
     }
 }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "../llmc/io/hf.h"
+#include "../llmc/ops/sample.h"
 #include "check.h"
 #include "models.h"
 

@@ -23,8 +23,9 @@ struct CudaHalf {
     CudaStream stream;
     std::unique_ptr<CudaContext> ctx;
 
+    // Without a cache, products are not tuned: the next run would choose other algorithms, with other bits.
     explicit CudaHalf(const Options &options)
-        : ctx(make_cuda_context(int(options.threads), options.dtype == "tf32", options.autotune)) {}
+        : ctx(make_cuda_context(int(options.threads), options.dtype == "tf32", cache_is_writable())) {}
 };
 
 // Each rank checks its own GPU, once for each kind of model that it creates; one rank prints the result.

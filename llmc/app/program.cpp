@@ -39,11 +39,8 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
         if (is_main_rank)
             printf("note: --dtype tf32 is for a GPU's tensor cores; a CPU multiplies floats in full precision, as with f32\n");
     }
-    if (o.autotune && gpu && !o.plan && !cache_is_writable()) {
-        o.autotune = false;  // the next run would make other choices, with other bits
-        if (is_main_rank)
-            printf("note: products are not tuned, because the cache cannot be written (XDG_CACHE_HOME, or ~/.cache)\n");
-    }
+    if (gpu && !o.plan && !cache_is_writable() && is_main_rank)
+        printf("note: products are not tuned, because the cache cannot be written (XDG_CACHE_HOME, or ~/.cache)\n");
     if (o.cuda_graphs && !gpu && is_main_rank)
         printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();

@@ -1,10 +1,533 @@
-// Compiles the base class of the models, once for both trainers.
+// The functions of the models' base class (decoder.h): the plan of the arrays, the order of a step, and the calls of the loss and the optimizer.
+// This file is compiled once for all programs: for the CPU, for the rehearsals of the memory plan (../core/rehearsal.h), and for CUDA.
 #include "decoder.h"
 
+#include "../core/graphs.h"
+#include "../ops/attention.h"
+#include "../ops/embedding.h"
+#include "../ops/loss.h"
+#include "../ops/noise.h"
+#include "../ops/router.h"
+#include "../ops/score.h"
+#include "../parallel/ring.h"
+#include "every_call.h"
+#include "generator.h"
+#include "peaks.h"
+#include "weights.h"
 #ifdef CUDA_HALF
 #include "../ops/kernels.cuh"
+#endif
+
+// ---- the plan -------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev>
+Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
+    : dev(dev),
+      config(config),
+      limits(limits),
+      T_max(round_up(limits.row_tokens, row_multiple * limits.ranks.sp) / limits.ranks.sp),
+      ops(std::move(ops)),
+      tile(trains() && limits.recompute < Recompute::layer
+               ? T_max
+               : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
+      expert_tile(is_rehearsal<Dev> || limits.ranks.expert_parallel == 1 || (trains() && limits.recompute < Recompute::layer)
+                      ? tile
+                      : std::min(tile, expert_run(dev, limits.ranks.expert_parallel))),
+      positions_unit(table.positions),
+      weights_(std::make_unique<Weights<Dev>>(dev, this->config, this->limits, table, trace_)),
+      generator_(std::make_unique<CachedGenerator<Dev>>(*this)) {
+    offloaded_.resize(config.L);
+    if constexpr (is_rehearsal<Dev>) trace_.rehearse(*dev.log);
+    weights_->plan_state(plan_);
+    plan_row();
+    const size_t divide = limits.ranks.expert_parallel;
+    if (adapts()) linears_.plan(plan_, T_max, config.experts.rows(divide, std::min(T_max, expert_run(dev, divide))), trains());
+    if (limits.fp8) linears_.plan_fp8(plan_, T_max, trains());
+    plan_head();
+    weights_->plan_buffers(plan_);
+}
+
+template <class Dev> void Decoder<Dev>::plan_row() {
+    const ModelConfig &c = config;
+    const size_t T = T_max, C = c.C;
+    row.plan(plan_, T);
+    plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
+
+    residual_.forward.resize(c.L + 1), residual_.backward.resize(c.L + 1);
+    for (size_t l = 0; l <= c.L; l++) plan_kept(l, &residual_.forward[l], &residual_.backward[l], format("act.%zu.x", l), {T, C});
+    plan_.transient(&acts.normf, "act.normf", {T, C});
+    if (trains()) plan_.transient(&acts.dx, "dx", {T, C});
+    generator_->plan(plan_);
+}
+
+template <class Dev> void Decoder<Dev>::plan_head() {
+    if (limits.mode == Mode::generate) return;
+    if (routes()) plan_.add(&acts.routing, "routing sums", {config.L, Routing::width(config.experts.number)});
+    if (routes()) plan_.add(&acts.balance, "auxiliary loss", {config.experts.number});
+    const size_t T = T_max;
+    if (config.reward) {
+        plan_.transient(&acts.scores, "scores", {T});
+        return;
+    }
+    plan_.transient(&acts.head, "head chunk", {lm_head_scratch(dev, T, config.C, config.V)});
+    plan_.transient(&acts.stats.nll, "stats.nll", {T});
+    plan_.transient(&acts.stats.entropy, "stats.entropy", {T});
+    plan_.transient(&acts.stats.correct, "stats.correct", {T});
+    plan_.transient(&acts.stats.max, "stats.max", {T});
+    plan_.transient(&acts.stats.sum, "stats.sum", {T});
+    plan_.add(&acts.sums, "stats.sums", {3});
+}
+
+// Plans the arrays that attention only needs while it runs.
+template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X> &f, AttentionActs<X> &b) {
+    const ModelConfig &c = config;
+    const Ranks &r = limits.ranks;
+    const size_t T = T_max, Q = c.H * c.D, K = c.KV * c.D;
+    const auto array = [&](const char *name, auto pointer, std::vector<size_t> shape) {
+        plan_.transient(pointer, format("act.%zu.%s", l, name), std::move(shape));
+    };
+    const auto sizes = [&](bool backward) {
+        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
+    };
+    array("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))});
+    array("ring", &f.ring, {sizes(false).values});
+    if (!trains()) return;
+    array("ring backward", &b.ring, {sizes(true).values});
+    array("ring gradients", &b.ring32, {sizes(true).floats});
+    array("datt", &b.datt, {T, Q});
+    array("dq32", &b.grads.dq32, {T, Q});
+    const size_t of_layer = r.sp > 1 && r.sp_mode == SpMode::gather ? 0 : T;  // gather sums them in its buffers
+    array("dk32", &b.grads.dk32, {of_layer, K});
+    array("dv32", &b.grads.dv32, {of_layer, K});
+    array("delta", &b.delta, {c.H, T});
+    array("scratch", &b.scratch, {attention_scratch(dev, attention_shape(T)) * sizeof(float)});
+}
+
+// The documents of the longest row. They fill it, so every rank of a ring has all ops.
+inline std::vector<std::vector<int32_t>> longest_row(const ModelConfig &config, const ModelLimits &limits) {
+    const size_t T = limits.row_tokens;
+    std::vector<std::vector<int32_t>> documents;
+    in_parts(
+        T, [&](size_t, size_t n) { documents.emplace_back(n, 1); }, config.gpt2() ? std::min(T, config.max_positions) : T);
+    return documents;
+}
+
+template <class Dev> Decoder<Dev>::~Decoder() { matmul_use_scratch(dev, nullptr); }
+
+template <class Dev> Plan &Decoder<Dev>::plan() {
+    if (trace_.times().empty()) find_lifetimes();
+    return plan_;
+}
+
+// Finds the lifetimes of transient arrays, and the times of the ops.
+template <class Dev> void Decoder<Dev>::find_lifetimes() {
+    Touches log;
+    rehearse(log, [&](Model &model, const ModelLimits &few) { make_every_call(model, longest_row(config, few), config, few); });
+    const auto &lifetimes = log.lifetimes();
+    for (size_t i = 0; i < lifetimes.size(); i++)
+        if (const Touches::Lifetime &l = lifetimes[i]; plan_.segments()[i].transient && l.touched())
+            plan_.live(i, l.first, l.last, l.in_pause);
+    trace_.use_times(log.times());
+}
+
+template <class Dev> RehearsedSteps Decoder<Dev>::rehearse_steps(size_t micro_steps) {
+    Touches log;
+    rehearse(log,
+             [&](Model &model, const ModelLimits &few) { make_two_steps(model, longest_row(config, few), config, micro_steps); });
+    std::vector<Event> events = log.events();
+    for (Event &e : events)  // replaces the index of a place by its bytes, for all tokens
+        if (e.kind == Event::start && e.lane != Event::messages) e.amount = plan_.places()[e.amount].second;
+    return {ops, layout(), weights_->table, std::move(events)};
+}
+
+// Must be called before allocate(), while there is free memory to measure the device's peaks in.
+template <class Dev> void Decoder<Dev>::profile() {
+    auto timeline = make_timeline(dev);
+    const Peaks peaks = measure_peaks(dev, memory(), *timeline);
+    trace_.profile(std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout()));
+}
+
+template <class Dev> Work Decoder<Dev>::layout() const {
+    const Zero<Dev> &zero = weights_->trained;
+    Work layout{};
+    constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
+    layout.element = sizeof(X), layout.gradient = zero.gradients.in_bf16 ? sizeof(bf16) : sizeof(float);
+    layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
+    layout.head_in_buckets = weights_->head_in_buckets();
+    layout.expert_ranks = limits.ranks.expert_parallel, layout.expert_run = expert_run(dev, layout.expert_ranks);
+    for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
+        if (const Tensor &t = zero.table[s.tensor]; limits.muon && t.of_layer)
+            layout.without_v += s.count, layout.muon_flops += orthogonalise_flops(t.shape[0], t.shape[1]);
+    if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
+    else
+        for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.gradients.in_buffers() ? 0 : t.count;
+    return layout;
+}
+
+template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
+    mesh_ = &mesh;
+    plan().place(guards);
+    arena_ = std::make_unique<Arena>(plan_, memory());
+    trace_.watch(*arena_, poison);
+    if (plan_.store_bytes()) store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
+    weights_->use(mesh, memory(), store_.get());
+    if (limits.graphs) graphs_ = make_graphs(dev);
+    TensorList<X> params = weights_->trained_weights(), frozen = weights_->frozen_weights();
+    TensorList<float> grads = trains() ? weights_->gradients() : TensorList<float>(), none;
+    TensorList<X> &own = config.freezes() ? frozen : params;
+    point_weights(own, config.freezes() ? none : grads);
+    if (weights_->prefetched.any()) own.head = weights_->prefetched.head_weights();
+    if (config.freezes()) {
+        lora_table(config, weights_->frozen_table, linears_.adapters, params);
+        lora_table(config, weights_->frozen_table, linears_.gradients, grads);
+        linears_.documents = row.documents, linears_.positions = row.doc_pos;
+    }
+    base_embed_ = own.embed, base_head_ = own.head;
+    embed_w = params.embed ? params.embed : own.embed, head_w = params.head ? params.head : own.head;
+    embed_dw = grads.embed, head_dw = grads.head;
+    if (trains() && head_dw && weights_->trained.gradients.in_buffers()) head_dw = weights_->head_buffer;
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pass loads its row
+    trace_.begin_pass();
+    begin_op(Pass::step, COPY);
+    generator_->stop();
+}
+
+// A rank with an empty row loads nothing, but still takes part in the collective calls of the pass.
+template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
+    row.T = 0, generator_->stop();
+    if (r.T == 0) return;
+    const Row whole = pad_row(r, limits.ranks.sp);
+    trace_.begin_row(whole, limits.ranks.sp);
+    begin_pass();
+    row.load_part(whole, sizeof(X), memory());
+    if (linears_.drops() || is_noisy() || (trains() && config.experts.number)) row.load_documents(whole, is_noisy(), memory());
+}
+
+// A unit's weights are fetched when the previous layer begins.
+template <class Dev> void Decoder<Dev>::forward() {
+    const size_t L = config.L, norm = weights_->units.size() - 1;
+    const Pass pass = Pass::forward;
+    if (!weights_->begin_forward(row.T > 0)) return;
+    most_tokens = mesh_->experts ? size_t(mesh_->experts->max(double(row.T))) : row.T;
+    acts.x = residual_.forward;
+    weights_->fetch(0, pass);
+    if (positions_unit) weights_->fetch(positions_unit, pass);
+    weights_->fetch(1, pass);
+    weights_->ready(0, pass);
+    if (positions_unit) weights_->ready(positions_unit, pass);
+    if (row.T) input_forward();
+    if (row.T && !generator_->runs() && is_noisy())
+        noise_forward(dev, acts.x[0], TokenNoise{*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
+    for (size_t l = 0; l < L; l++) {
+        weights_->ready(1 + l, pass);
+        if (l + 1 < L) weights_->fetch(2 + l, pass);
+        else weights_->fetch(norm, pass), weights_->fetch(weights_->prefetched.head, pass);
+        if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
+        else if (joins(l)) feed_forward_half(l, pass);
+        if (most_tokens && !generator_->runs()) offload(l);
+    }
+    weights_->ready(norm, pass);
+    if (row.T) final_norm_forward();
+    weights_->ready(weights_->table.head, pass);
+}
+
+// Launches a part of a layer's work, by replay if there is a recording. A recording lacks the host's actions between launches: messages of a ring or
+// to experts, time stamps, and fills or checks of dead arrays. It would also fix the key of dropout, which is an argument of the launches.
+template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
+    const Ranks &r = limits.ranks;
+    const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
+    if (!graphs_ || !only_launches || generator_->runs() || !linears_.adapters_are_on) return work();
+    Graphs::Stretch key{l, stretch, row.T, weights_->accumulates()};
+    graphs_->run(key, work);
+}
+
+// Starts offloading the kept activations of layer l, and waits for layer l-1, whose arrays the next layer may overwrite.
+template <class Dev> void Decoder<Dev>::offload(size_t l) {
+    if (l > 0) wait_for_copies(l - 1, Pass::forward);
+    trace_.pause(Pass::forward, COPY, l);
+    for (const OffloadedArray &t : offloaded_[l]) store_->offload(t.place, *t.forward, bytes_now(t));
+}
+
+// Waits for layer l's kept activations, and starts prefetching layer l-1's.
+template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
+    wait_for_copies(l, Pass::backward);
+    acts.x[l] = residual_.backward[l];
+    if (l == 0) return;
+    trace_.pause(Pass::backward, COPY, l - 1);
+    for (const OffloadedArray &t : offloaded_[l - 1]) store_->prefetch(t.place, *t.backward, bytes_now(t));
+}
+
+template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
+    if (!offloaded_[l].empty()) trace_.begin_transfer(pass, COPY, l);
+    for (const OffloadedArray &t : offloaded_[l]) store_->wait(t.place);
+}
+
+// ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
+template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
+    const Ranks &r = limits.ranks;
+    const KeyTravel &travel = row.split->travel[kind_of(config, l)];
+    if (generator_->runs()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_->trained.sent};
+    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, weights_->trained.sent};
+}
+template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
+    const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
+    return {{a.qkv, stride},
+            {a.qkv + H * D, stride},
+            {a.qkv + (H + KV) * D, stride},
+            config.window[l] ? row.first_key_window : row.first_key,
+            row.cuts,
+            attention_shape(row.T)};
+}
+
+template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
+    const AttentionInputs<X> in = attention_inputs(l, a);
+    if (generator_->runs() && generator_->attention(l, a.att, in)) return;
+    RingAttention ranks = ring(l);
+    if constexpr (is_rehearsal<Dev>) dev.note(a.out32, a.ring, a.ring32);  // the ranks that use these arrays depend on the row
+    ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
+}
+
+// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
+template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
+    const size_t T = row.T, C = config.C, N = row.N;
+    begin_op(!dx ? Pass::forward : config.reward ? Pass::backward : Pass::both, HEAD);
+    if (!config.reward)
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N,
+                weights_->accumulates());
+    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.predictors, row.weights, T, C, N);
+    else score_forward(dev, acts.scores, acts.normf, head_w, row.predictors, C, N);
+}
+
+template <class Dev> HeadLoss Decoder<Dev>::head_loss() const {
+    return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature};
+}
+
+template <class Dev> void Decoder<Dev>::add_sums() {
+    if (config.reward) return;
+    head_sums(dev, acts.sums, acts.stats, row.N);
+    targets_ += row.N;
+}
+
+template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
+    const auto values = values_of(r);
+    if (row.T) add_sums();
+    return values;
+}
+
+// Runs the forward pass, and returns the values of the whole row.
+template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
+    load_part(r);
+    forward();
+    if (r.T == 0) return {};
+    head(nullptr, nullptr);
+    const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
+    std::vector<double> values(row.predictors_of_whole);
+    for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
+    return mesh_->ring->sum(values);
+}
+
+template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
+    const auto change = [&](bool on) {
+        linears_.adapters_are_on = on, weights_->base_alone = !on;
+        std::swap(embed_w, base_embed_), std::swap(head_w, base_head_);
+    };
+    change(false);
+    const auto values = values_of(r);
+    change(true);
+    return values;
+}
+
+template <class Dev> LossSums Decoder<Dev>::take_sums() {
+    if (config.reward) return {};
+    begin_op(Pass::step, COPY);
+    const auto sums = read(memory(), acts.sums, 3);
+    memory().fill(acts.sums, 0, 3 * sizeof(double));
+    return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
+}
+
+// ---- the auxiliary loss of mixtures of experts ---------------------------------------------------------------------------------------
+
+template <class Dev> Routing Decoder<Dev>::routing() {
+    if (!routes()) return {};
+    return {config.experts.number, read(memory(), acts.routing, config.L * Routing::width(config.experts.number))};
+}
+
+template <class Dev> void Decoder<Dev>::clear_routing() {
+    memory().fill(acts.routing, 0, config.L * Routing::width(config.experts.number) * sizeof(int64_t));
+}
+
+// Its derivatives depend on the tokens of all ranks.
+template <class Dev> void Decoder<Dev>::find_balance() {
+    Routing whole = routing();
+    whole.sums = mesh_->all.sum(whole.sums);
+    write(memory(), acts.balance, whole.balance(config.experts.aux_loss_coef));
+    balance_is_known_ = true;
+}
+
+template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
+    load_part(r);
+    forward();
+    if (last) find_balance(), clear_routing();  // the rows will be evaluated again
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
+    load_part(r);
+    if (r.T) row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
+    forward();
+    gradients(last);
+    if (r.T) add_sums();
+}
+
+template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights, float entropy_weight, bool last) {
+    if (row.T) row.load_weights(weights, entropy_weight, memory());
+    gradients(last);
+}
+
+// If the head's gradient is computed in several buckets, the logits are recomputed for each of them.
+template <class Dev> void Decoder<Dev>::head_backward() {
+    const size_t C = config.C, V = config.V;
+    if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
+    const bool in_buckets = weights_->head_in_buckets();
+    if (in_buckets && row.T) head(acts.dx, nullptr);
+    weights_->sum_head_gradients([&](size_t first, size_t n) {
+        if (!in_buckets) return head(acts.dx, head_dw);
+        begin_op(Pass::backward, HEAD, n);
+        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
+    });
+}
+
+template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
+    const Pass pass = Pass::backward;
+    const size_t L = config.L;
+    if (routes() && config.experts.aux_loss_coef > 0 && !balance_is_known_) find_balance();
+    weights_->begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
+    head_backward();
+    sum_gradients(weights_->units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
+    for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
+        if (weights_->in_shared_arrays() && l + 1 < L) weights_->ready(1 + l, pass);
+        if (l > 0 && l + 1 < L) weights_->fetch(l, pass);  // the weights of layer l - 1
+        if (most_tokens) prefetch(l);
+        if (row.T) recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
+        const auto add = [&](size_t, size_t) {
+            if (row.T == 0) return feed_forward_half_backward(l);
+            recorded(l, BACKWARD, [&] {
+                feed_forward_half_backward(l);
+                attention_half(l, Pass::recompute);
+                attention_half_backward(l);
+            });
+        };
+        weights_->sum_gradients(1 + l, true, add, joins(l));
+    }
+    if (trains_input()) input_backward();
+    weights_->end_backward();
+}
+
+template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
+    RingAttention ranks = ring(l);
+    if constexpr (is_rehearsal<Dev>) dev.note(a.ring, a.ring32);
+    ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
+                            a.att, a.datt, a.lse, {a.ring, a.ring32});
+}
+
+// ---- the trainer's part ---------------------------------------------------------------------------------------------------------------
+
+template <class Dev> ExpertTokens Decoder<Dev>::expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
+    return {l, t, std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_->trained.sent, &traffic};
+}
+
+template <class Dev>
+void Decoder<Dev>::linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
+    linears_.in_fp8 = limits.fp8 && !generator_->runs();
+    linears_.forward(l, matrix, out, x, w, t, n);
+}
+template <class Dev>
+void Decoder<Dev>::linear_backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
+                                   LinearWeights<X> w, size_t t, size_t n) {
+    linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_->accumulates());
+}
+
+template <class Dev> bool Decoder<Dev>::accumulates() const { return weights_->accumulates(); }
+
+template <class Dev> void Decoder<Dev>::add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
+    const ExpertConfig &c = config.experts;
+    if (!routes() || generator_->runs() || !linears_.adapters_are_on) return;
+    router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.documents + t, n, c.number, c.chosen);
+}
+
+template <class Dev>
+void Decoder<Dev>::sum_gradients(size_t unit, bool complete, const std::function<void(size_t, size_t)> &add) {
+    weights_->sum_gradients(unit, complete, add);
+}
+
+// ---- the model's interface (model.h) ---------------------------------------------------------------------------------------------------
+
+template <class Dev> Memory &Decoder<Dev>::memory() {  // created on first use: a plan needs no device
+    if (!memory_) memory_ = make_memory(dev);
+    return *memory_;
+}
+template <class Dev> Generator &Decoder<Dev>::generator() { return *generator_; }
+template <class Dev> Zero<Dev> &Decoder<Dev>::parameters() { return weights_->trained; }
+template <class Dev> const std::vector<Tensor> &Decoder<Dev>::tensors() const { return weights_->trained.whole; }
+template <class Dev> const std::vector<Tensor> &Decoder<Dev>::frozen_tensors() const { return weights_->frozen_table.tensors; }
+
+template <class Dev> void Decoder<Dev>::load(const HfWeights &files, uint64_t seed) { weights_->load(files, seed); }
+template <class Dev> void Decoder<Dev>::load_adapters(const HfWeights &files, uint64_t seed) {
+    load_parameters(weights_->trained, files, seed, memory());
+}
+template <class Dev> void Decoder<Dev>::initialise(uint64_t seed) { weights_->initialise(seed); }
+template <class Dev> void Decoder<Dev>::save(const std::string &dir, const std::string &export_dtype) {
+    weights_->save(dir, export_dtype);
+}
+
+template <class Dev> void Decoder<Dev>::zero_gradients(uint64_t key) {
+    begin_op(Pass::step, ZERO_GRAD);
+    weights_->begin_step(key);
+    if (routes()) clear_routing(), balance_is_known_ = false;
+}
+template <class Dev> double Decoder<Dev>::gradient_norm() {
+    begin_op(Pass::step, GRAD_NORM);
+    return weights_->trained.gradients.norm(mesh_->shards, memory());
+}
+template <class Dev> std::string Decoder<Dev>::nonfinite_gradient() {
+    return ::nonfinite_gradient(weights_->trained, mesh_->all);
+}
+template <class Dev> std::string Decoder<Dev>::store_name() const { return store_ ? store_->name() : ""; }
+
+template <class Dev> void Decoder<Dev>::update(const AdamW &adamw) {
+    begin_op(Pass::step, ADAMW);
+    weights_->optimizer.update(weights_->trained, mesh_->shards, adamw);
+}
+template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
+    return weights_->optimizer.state(weights_->trained, memory());
+}
+template <class Dev> void Decoder<Dev>::optimizer_state_loaded() { weights_->trained.gather(mesh_->shards); }
+template <class Dev> void Decoder<Dev>::gather_parameters() {
+    weights_->trained.ready(mesh_->shards, 0, weights_->trained.sharding.elements);
+}
+template <class Dev> void Decoder<Dev>::copy_parameters_to(Model &other) {
+    weights_->copy_to(*dynamic_cast<Decoder &>(other).weights_);
+}
+template <class Dev> Payload Decoder<Dev>::take_sent() {
+    Payload sent = std::exchange(weights_->trained.sent, {});
+    sent.grads = std::exchange(weights_->trained.gradients.sent, 0);
+    return sent;
+}
+
+#ifdef CUDA_HALF
 template class Decoder<CudaF32>;
 template class Decoder<CudaBf16>;
+template class Decoder<Rehearsal<CudaF32>>;
+template class Decoder<Rehearsal<CudaBf16>>;
+#elif defined LLMC_REHEARSALS
+template class Decoder<Rehearsal<CpuF32>>;
+template class Decoder<Rehearsal<CpuBf16>>;
 #else
 template class Decoder<CpuF32>;
 template class Decoder<CpuBf16>;

@@ -12,36 +12,37 @@
 // rank is a ring of one.
 //
 // weights.h loads weights from wherever they are stored, trace.h has the tools that observe ops, and generator.h the forward passes
-// of generation.
+// of generation. decoder.cu defines the functions of this class, and is compiled once for all programs.
 #pragma once
-#include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "../core/arena.h"
-#include "../core/graphs.h"
 #include "../core/memory.h"
-#include "../data/dataloader.h"
-#include "../ops/attention.h"
-#include "../ops/embedding.h"
+#include "../core/rehearsal.h"
+#include "../ops/attention_types.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
-#include "../ops/noise.h"
-#include "../ops/router.h"
-#include "../ops/score.h"
 #include "../parallel/expert_exchange.h"
 #include "../parallel/mesh.h"
 #include "../parallel/rehearsal_comm.h"
-#include "../parallel/ring.h"
 #include "config.h"
 #include "device_row.h"
-#include "generator.h"
 #include "linear_layers.h"
 #include "model.h"
-#include "peaks.h"
+#include "op_list.h"
 #include "ranks.h"
 #include "table.h"
 #include "trace.h"
-#include "weights.h"
+
+template <class Dev> class Weights;
+template <class Dev> class CachedGenerator;
+template <class Dev> struct Zero;
+class Graphs;
+struct RingAttention;
 
 // The arrays of a layer's attention.
 template <class X> struct AttentionActs {
@@ -51,61 +52,40 @@ template <class X> struct AttentionActs {
     float *out32;  // (T, H*D)           attention output during the merge of blocks; may be empty without a merge
     X *datt;       // (T, H*D)
     AttentionGrads grads;
-    float *delta;         // (H, T)
-    std::byte *scratch;   // attention_scratch
-    RingBuffers<X> ring;  // ring_attention_buffers
+    float *delta;        // (H, T)
+    std::byte *scratch;  // attention_scratch
+    X *ring;             // ring_attention_buffers, this and the next one
+    float *ring32;
 };
 
 template <class Dev> class Decoder : public Model {
   public:
-    ~Decoder() override { matmul_use_scratch(dev, nullptr); }
-    Plan &plan() override {
-        if (trace_.times().empty()) find_lifetimes();
-        return plan_;
-    }
+    ~Decoder() override;
+    Plan &plan() override;
     RehearsedSteps rehearse_steps(size_t micro_steps) override;
     Arena &arena() override { return *arena_; }
-    Memory &memory() override {  // created on first use: a plan needs no device
-        if (!memory_) memory_ = make_memory(dev);
-        return *memory_;
-    }
+    Memory &memory() override;
     void profile() override;
     Trace &trace() override { return trace_; }
-    Generator &generator() override { return generator_; }
+    Generator &generator() override;
     void allocate(Mesh &mesh, bool guards, bool poison) override;
-    const std::vector<Tensor> &tensors() const override { return weights_.trained.whole; }
-    const std::vector<Tensor> &frozen_tensors() const override { return weights_.frozen_table.tensors; }
-    void load(const HfWeights &files, uint64_t seed) override { weights_.load(files, seed); }
-    void load_adapters(const HfWeights &files, uint64_t seed) override {
-        load_parameters(weights_.trained, files, seed, memory());
-    }
+    const std::vector<Tensor> &tensors() const override;
+    const std::vector<Tensor> &frozen_tensors() const override;
+    void load(const HfWeights &files, uint64_t seed) override;
+    void load_adapters(const HfWeights &files, uint64_t seed) override;
     void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
-    void initialise(uint64_t seed) override { weights_.initialise(seed); }
-    void save(const std::string &dir, const std::string &export_dtype) override { weights_.save(dir, export_dtype); }
-    void zero_gradients(uint64_t key = 0) override {
-        begin_op(Pass::step, ZERO_GRAD);
-        weights_.begin_step(key);
-        if (routes()) clear_routing(), balance_is_known_ = false;
-    }
-    double gradient_norm() override {
-        begin_op(Pass::step, GRAD_NORM);
-        return weights_.trained.gradients.norm(mesh_->shards, memory());
-    }
-    std::string nonfinite_gradient() override { return ::nonfinite_gradient(weights_.trained, mesh_->all); }
-    std::string store_name() const override { return store_ ? store_->name() : ""; }
-    void update(const AdamW &adamw) override {
-        begin_op(Pass::step, ADAMW);
-        weights_.optimizer.update(weights_.trained, mesh_->shards, adamw);
-    }
-    OptimizerState optimizer_state() override { return weights_.optimizer.state(weights_.trained, memory()); }
-    void optimizer_state_loaded() override { weights_.trained.gather(mesh_->shards); }
-    void gather_parameters() override { weights_.trained.ready(mesh_->shards, 0, weights_.trained.sharding.elements); }
-    void copy_parameters_to(Model &other) override { weights_.copy_to(dynamic_cast<Decoder &>(other).weights_); }
-    Payload take_sent() override {
-        Payload sent = std::exchange(weights_.trained.sent, {});
-        sent.grads = std::exchange(weights_.trained.gradients.sent, 0);
-        return sent;
-    }
+    void initialise(uint64_t seed) override;
+    void save(const std::string &dir, const std::string &export_dtype) override;
+    void zero_gradients(uint64_t key = 0) override;
+    double gradient_norm() override;
+    std::string nonfinite_gradient() override;
+    std::string store_name() const override;
+    void update(const AdamW &adamw) override;
+    OptimizerState optimizer_state() override;
+    void optimizer_state_loaded() override;
+    void gather_parameters() override;
+    void copy_parameters_to(Model &other) override;
+    Payload take_sent() override;
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
@@ -115,7 +95,7 @@ template <class Dev> class Decoder : public Model {
     void count_routing(const Row &row, bool last) override;
     LossSums take_sums() override;
     Routing routing() override;
-    Zero<Dev> &parameters() { return weights_.trained; }
+    Zero<Dev> &parameters();
 
   protected:
     using X = typename Dev::X;
@@ -176,31 +156,20 @@ template <class Dev> class Decoder : public Model {
         trace_.tile = 0;
     }
     // Describes tokens [t, t + n) of layer l, on this rank and on the ranks with which it divides experts.
-    ExpertTokens expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
-        return {l,       t, std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_.trained.sent,
-                &traffic};
-    }
+    ExpertTokens expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic);
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
     // Computes a linear layer with its adapters for tokens [t, t + n) of the row; the pointers point at token t.
-    void linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
-        linears_.in_fp8 = limits.fp8 && !generator_.runs();
-        linears_.forward(l, matrix, out, x, w, t, n);
-    }
+    void linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
     void linear_backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
-                         size_t t, size_t n) {
-        linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_.accumulates());
-    }
+                         size_t t, size_t n);
     // Returns true if gradients of weights are added to the gradients of earlier rows, and false if they overwrite them.
-    bool accumulates() const { return weights_.accumulates(); }
+    bool accumulates() const;
     // Adds tokens [t, t + n) to the routing sums of layer l, if the forward pass belongs to a step.
-    void add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
-        const ExpertConfig &c = config.experts;
-        if (!routes() || generator_.runs() || !linears_.adapters_are_on) return;
-        router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.documents + t, n, c.number, c.chosen);
-    }
+    void add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n);
     const float *balance() const { return config.experts.aux_loss_coef > 0 ? acts.balance : nullptr; }
-    template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
+    // Calls add(first, n) for the unit's buckets, which computes the gradients of n elements (Weights::sum_gradients).
+    void sum_gradients(size_t unit, bool complete, const std::function<void(size_t, size_t)> &add);
 
     Dev dev;
     const ModelConfig config;
@@ -244,13 +213,13 @@ template <class Dev> class Decoder : public Model {
     void load_part(const Row &row);
     // Returns false for the reference model, which gets no noise.
     bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }
-    HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
+    HeadLoss head_loss() const;
     void forward();
     void gradients(bool last);
     void head(X *dx, float *dhead);
     void head_backward();
     void add_sums();
-    void clear_routing() { memory().fill(acts.routing, 0, config.L * Routing::width(config.experts.number) * sizeof(int64_t)); }
+    void clear_routing();
     void find_balance();
     std::vector<double> values_of(const Row &row);
     RingAttention ring(size_t l);
@@ -263,8 +232,8 @@ template <class Dev> class Decoder : public Model {
     void wait_for_copies(size_t l, Pass pass);
 
     Trace trace_{ops};
-    Weights<Dev> weights_;
-    CachedGenerator<Dev> generator_{*this};
+    const std::unique_ptr<Weights<Dev>> weights_;
+    const std::unique_ptr<CachedGenerator<Dev>> generator_;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;    // in memory_
@@ -291,301 +260,69 @@ template <class Dev> class Decoder : public Model {
     std::vector<std::vector<OffloadedArray>> offloaded_;  // of each layer
 };
 
-// Must be called before allocate(), while there is free memory to measure the device's peaks in.
-template <class Dev> void Decoder<Dev>::profile() {
-    auto timeline = make_timeline(dev);
-    const Peaks peaks = measure_peaks(dev, memory(), *timeline);
-    trace_.profile(std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout()));
-}
+// ---- functions that the trainers instantiate --------------------------------------------------------------------------------------------
 
-template <class Dev> Work Decoder<Dev>::layout() const {
-    const Zero<Dev> &zero = weights_.trained;
-    Work layout{};
-    constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
-    layout.element = sizeof(X), layout.gradient = zero.gradients.in_bf16 ? sizeof(bf16) : sizeof(float);
-    layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
-    layout.head_in_buckets = weights_.head_in_buckets();
-    layout.expert_ranks = limits.ranks.expert_parallel, layout.expert_run = expert_run(dev, layout.expert_ranks);
-    for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
-    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
-        if (const Tensor &t = zero.table[s.tensor]; limits.muon && t.of_layer)
-            layout.without_v += s.count, layout.muon_flops += orthogonalise_flops(t.shape[0], t.shape[1]);
-    if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
-    else
-        for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.gradients.in_buffers() ? 0 : t.count;
-    return layout;
-}
-
-template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
-    mesh_ = &mesh;
-    plan().place(guards);
-    arena_ = std::make_unique<Arena>(plan_, memory());
-    trace_.watch(*arena_, poison);
-    if (plan_.store_bytes()) store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
-    weights_.use(mesh, memory(), store_.get());
-    if (limits.graphs) graphs_ = make_graphs(dev);
-    TensorList<X> params = weights_.trained_weights(), frozen = weights_.frozen_weights();
-    TensorList<float> grads = trains() ? weights_.gradients() : TensorList<float>(), none;
-    TensorList<X> &own = config.freezes() ? frozen : params;
-    point_weights(own, config.freezes() ? none : grads);
-    if (weights_.prefetched.any()) own.head = weights_.prefetched.head_weights();
-    if (config.freezes()) {
-        lora_table(config, weights_.frozen_table, linears_.adapters, params);
-        lora_table(config, weights_.frozen_table, linears_.gradients, grads);
-        linears_.documents = row.documents, linears_.positions = row.doc_pos;
-    }
-    base_embed_ = own.embed, base_head_ = own.head;
-    embed_w = params.embed ? params.embed : own.embed, head_w = params.head ? params.head : own.head;
-    embed_dw = grads.embed, head_dw = grads.head;
-    if (trains() && head_dw && weights_.trained.gradients.in_buffers()) head_dw = weights_.head_buffer;
-}
-
-// ---- forward --------------------------------------------------------------------------------------------------------------------------
-
-template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pass loads its row
-    trace_.begin_pass();
-    begin_op(Pass::step, COPY);
-    generator_.stop();
-}
-
-// A rank with an empty row loads nothing, but still takes part in the collective calls of the pass.
-template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
-    row.T = 0, generator_.stop();
-    if (r.T == 0) return;
-    const Row whole = pad_row(r, limits.ranks.sp);
-    trace_.begin_row(whole, limits.ranks.sp);
-    begin_pass();
-    row.load_part(whole, sizeof(X), memory());
-    if (linears_.drops() || is_noisy() || (trains() && config.experts.number)) row.load_documents(whole, is_noisy(), memory());
-}
-
-// A unit's weights are fetched when the previous layer begins.
-template <class Dev> void Decoder<Dev>::forward() {
-    const size_t L = config.L, norm = weights_.units.size() - 1;
-    const Pass pass = Pass::forward;
-    if (!weights_.begin_forward(row.T > 0)) return;
-    most_tokens = mesh_->experts ? size_t(mesh_->experts->max(double(row.T))) : row.T;
-    acts.x = residual_.forward;
-    weights_.fetch(0, pass);
-    if (positions_unit) weights_.fetch(positions_unit, pass);
-    weights_.fetch(1, pass);
-    weights_.ready(0, pass);
-    if (positions_unit) weights_.ready(positions_unit, pass);
-    if (row.T) input_forward();
-    if (row.T && !generator_.runs() && is_noisy())
-        noise_forward(dev, acts.x[0], TokenNoise{*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
-    for (size_t l = 0; l < L; l++) {
-        weights_.ready(1 + l, pass);
-        if (l + 1 < L) weights_.fetch(2 + l, pass);
-        else weights_.fetch(norm, pass), weights_.fetch(weights_.prefetched.head, pass);
-        if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
-        else if (joins(l)) feed_forward_half(l, pass);
-        if (most_tokens && !generator_.runs()) offload(l);
-    }
-    weights_.ready(norm, pass);
-    if (row.T) final_norm_forward();
-    weights_.ready(weights_.table.head, pass);
-}
-
-// Launches a part of a layer's work, by replay if there is a recording. A recording lacks the host's actions between launches: messages of a ring or
-// to experts, time stamps, and fills or checks of dead arrays. It would also fix the key of dropout, which is an argument of the launches.
-template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
-    const Ranks &r = limits.ranks;
-    const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
-    if (!graphs_ || !only_launches || generator_.runs() || !linears_.adapters_are_on) return work();
-    Graphs::Stretch key{l, stretch, row.T, weights_.accumulates()};
-    graphs_->run(key, work);
-}
-
-// Starts offloading the kept activations of layer l, and waits for layer l-1, whose arrays the next layer may overwrite.
-template <class Dev> void Decoder<Dev>::offload(size_t l) {
-    if (l > 0) wait_for_copies(l - 1, Pass::forward);
-    trace_.pause(Pass::forward, COPY, l);
-    for (const OffloadedArray &t : offloaded_[l]) store_->offload(t.place, *t.forward, bytes_now(t));
-}
-
-// Waits for layer l's kept activations, and starts prefetching layer l-1's.
-template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
-    wait_for_copies(l, Pass::backward);
-    acts.x[l] = residual_.backward[l];
-    if (l == 0) return;
-    trace_.pause(Pass::backward, COPY, l - 1);
-    for (const OffloadedArray &t : offloaded_[l - 1]) store_->prefetch(t.place, *t.backward, bytes_now(t));
-}
-
-template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
-    if (!offloaded_[l].empty()) trace_.begin_transfer(pass, COPY, l);
-    for (const OffloadedArray &t : offloaded_[l]) store_->wait(t.place);
-}
-
-// ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
-template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
-    const Ranks &r = limits.ranks;
-    const KeyTravel &travel = row.split->travel[kind_of(config, l)];
-    if (generator_.runs()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_.trained.sent};
-    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, weights_.trained.sent};
-}
-template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
-    const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
-    return {{a.qkv, stride},
-            {a.qkv + H * D, stride},
-            {a.qkv + (H + KV) * D, stride},
-            config.window[l] ? row.first_key_window : row.first_key,
-            row.cuts,
-            attention_shape(row.T)};
-}
-
-template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
-    const AttentionInputs<X> in = attention_inputs(l, a);
-    if (generator_.runs() && generator_.attention(l, a.att, in)) return;
-    RingAttention ranks = ring(l);
-    if constexpr (is_rehearsal<Dev>)
-        dev.note(a.out32, a.ring.values, a.ring.floats);  // the ranks that use these arrays depend on the row
-    ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
-}
-
-// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
-template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
-    const size_t T = row.T, C = config.C, N = row.N;
-    begin_op(!dx ? Pass::forward : config.reward ? Pass::backward : Pass::both, HEAD);
-    if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N,
-                weights_.accumulates());
-    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.predictors, row.weights, T, C, N);
-    else score_forward(dev, acts.scores, acts.normf, head_w, row.predictors, C, N);
-}
-
-template <class Dev> void Decoder<Dev>::add_sums() {
-    if (config.reward) return;
-    head_sums(dev, acts.sums, acts.stats, row.N);
-    targets_ += row.N;
-}
-
-template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
-    const auto values = values_of(r);
-    if (row.T) add_sums();
-    return values;
-}
-
-// Runs the forward pass, and returns the values of the whole row.
-template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
-    load_part(r);
-    forward();
-    if (r.T == 0) return {};
-    head(nullptr, nullptr);
-    const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
-    std::vector<double> values(row.predictors_of_whole);
-    for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
-    return mesh_->ring->sum(values);
-}
-
-template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
-    const auto change = [&](bool on) {
-        linears_.adapters_are_on = on, weights_.base_alone = !on;
-        std::swap(embed_w, base_embed_), std::swap(head_w, base_head_);
+// Plans arrays of layer l, one per call:
+//   array(name, pointer of the forward pass, pointer of the backward pass, shape, recomputed from)
+// The last argument is the lowest level of recomputation at which the array is not kept for the backward pass. There are then two
+// arrays: the forward pass's, and one into which the backward pass recomputes it.
+template <class Dev> auto Decoder<Dev>::layer_arrays(size_t l) {
+    return [this, l](const char *name, auto *&forward, auto *&backward, std::vector<size_t> shape, Recompute from) {
+        const std::string full = format("act.%zu.%s", l, name);
+        if (trains() && limits.recompute < from) return plan_kept(l, &forward, &backward, full, shape);
+        plan_.transient(&forward, full, shape);
+        if (trains()) plan_.transient(&backward, full + " recomputed", shape);
     };
-    change(false);
-    const auto values = values_of(r);
-    change(true);
-    return values;
 }
 
-template <class Dev> LossSums Decoder<Dev>::take_sums() {
-    if (config.reward) return {};
-    begin_op(Pass::step, COPY);
-    const auto sums = read(memory(), acts.sums, 3);
-    memory().fill(acts.sums, 0, 3 * sizeof(double));
-    return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
+// Plans an array of layer l that is alive from the forward to the backward pass. With offloaded activations there are two arrays; the second is
+// loaded from the store. The backward pass begins with the last layer, so the last layer's arrays are not offloaded.
+template <class Dev>
+template <class T>
+void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape) {
+    size_t bytes = sizeof(T);
+    for (size_t n : shape) bytes *= n;
+    plan_.transient(forward, name, shape);
+    if (!trains() || !limits.offload.activations || l + 1 >= config.L || bytes == 0) return plan_.alias(backward, forward);
+    plan_.travels();
+    offloaded_[l].push_back(
+        {plan_.add_place(name, bytes), bytes, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
+    plan_.transient(backward, name + " again", shape);
+    plan_.travels();
 }
 
-// ---- the auxiliary loss of mixtures of experts ---------------------------------------------------------------------------------------
-
-template <class Dev> Routing Decoder<Dev>::routing() {
-    if (!routes()) return {};
-    return {config.experts.number, read(memory(), acts.routing, config.L * Routing::width(config.experts.number))};
-}
-
-// Its derivatives depend on the tokens of all ranks.
-template <class Dev> void Decoder<Dev>::find_balance() {
-    Routing whole = routing();
-    whole.sums = mesh_->all.sum(whole.sums);
-    write(memory(), acts.balance, whole.balance(config.experts.aux_loss_coef));
-    balance_is_known_ = true;
-}
-
-template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
-    load_part(r);
-    forward();
-    if (last) find_balance(), clear_routing();  // the rows will be evaluated again
-}
-
-// ---- backward -------------------------------------------------------------------------------------------------------------------------
-
-template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
-    load_part(r);
-    if (r.T) row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
-    forward();
-    gradients(last);
-    if (r.T) add_sums();
-}
-
-template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights, float entropy_weight, bool last) {
-    if (row.T) row.load_weights(weights, entropy_weight, memory());
-    gradients(last);
-}
-
-// If the head's gradient is computed in several buckets, the logits are recomputed for each of them.
-template <class Dev> void Decoder<Dev>::head_backward() {
-    const size_t C = config.C, V = config.V;
-    if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
-    const bool in_buckets = weights_.head_in_buckets();
-    if (in_buckets && row.T) head(acts.dx, nullptr);
-    weights_.sum_head_gradients([&](size_t first, size_t n) {
-        if (!in_buckets) return head(acts.dx, head_dw);
-        begin_op(Pass::backward, HEAD, n);
-        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
-    });
-}
-
-template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
-    const Pass pass = Pass::backward;
-    const size_t L = config.L;
-    if (routes() && config.experts.aux_loss_coef > 0 && !balance_is_known_) find_balance();
-    weights_.begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
-    head_backward();
-    sum_gradients(weights_.units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
-    for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
-        if (weights_.in_shared_arrays() && l + 1 < L) weights_.ready(1 + l, pass);
-        if (l > 0 && l + 1 < L) weights_.fetch(l, pass);  // the weights of layer l - 1
-        if (most_tokens) prefetch(l);
-        if (row.T) recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
-        const auto add = [&](size_t, size_t) {
-            if (row.T == 0) return feed_forward_half_backward(l);
-            recorded(l, BACKWARD, [&] {
-                feed_forward_half_backward(l);
-                attention_half(l, Pass::recompute);
-                attention_half_backward(l);
-            });
-        };
-        weights_.sum_gradients(1 + l, true, add, joins(l));
+// Calls a model M on a rehearsing device. The rehearsal only depends on whether the row is longer than one tile; its tiles have row_multiple
+// tokens.
+template <class Dev> template <template <class> class M> void Decoder<Dev>::rehearse_as(Touches &log, const Calls &calls) {
+    if constexpr (!is_rehearsal<Dev>) {
+        const Ranks &r = limits.ranks;
+        const int group = int(r.group());
+        const int experts = int(r.expert_parallel);
+        std::vector<RehearsalComm::Split> splits = {{int(r.sp), 1}};
+        if (group < int(r.world)) splits.insert(splits.end(), {{group, 1}, {int(r.world) / group, group}});
+        if (experts > 1) splits.insert(splits.end(), {{experts, 1}, {group / experts, experts}});
+        RehearsalComm world(log, int(r.rank), int(r.world), splits);
+        Mesh mesh(world, int(r.sp), int(r.zero_group), experts);
+        ModelLimits few = limits;
+        few.row_tokens = (std::min(tile, expert_tile) < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
+        M<Rehearsal<Dev>> model({dev, &log}, config, few);
+        model.allocate(mesh, true, false);
+        log.watch(model.plan());
+        if (!std::ranges::equal(plan_.segments(), model.plan().segments(), {}, &Segment::name, &Segment::name))
+            die("the rehearsed model plans other arrays than the model itself");
+        calls(model, few);
+        log.finish();
     }
-    if (trains_input()) input_backward();
-    weights_.end_backward();
 }
 
-template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
-    RingAttention ranks = ring(l);
-    if constexpr (is_rehearsal<Dev>) dev.note(a.ring.values, a.ring.floats);
-    ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
-                            a.att, a.datt, a.lse, a.ring);
-}
-
-#include "decoder_plan.h"
-
-// Compiled in decoder.cu, once for all programs.
+// Instantiated in decoder.cu.
 extern template class Decoder<CpuF32>;
 extern template class Decoder<CpuBf16>;
+extern template class Decoder<Rehearsal<CpuF32>>;
+extern template class Decoder<Rehearsal<CpuBf16>>;
 #ifdef CUDA_HALF
 extern template class Decoder<CudaF32>;
 extern template class Decoder<CudaBf16>;
+extern template class Decoder<Rehearsal<CudaF32>>;
+extern template class Decoder<Rehearsal<CudaBf16>>;
 #endif

@@ -1,4 +1,4 @@
-// Makes each call of a model that a task can make, once. A rehearsal of these calls finds the time of each op (decoder_plan.h), and the GPU check
+// Makes each call of a model that a task can make, once. A rehearsal of these calls finds the time of each op (decoder.cu), and the GPU check
 // compares their results (../app/gpu_check.h).
 #pragma once
 #include <map>

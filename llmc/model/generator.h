@@ -38,7 +38,7 @@ template <class Dev> class CachedGenerator final : public Generator {
     // With ZeRO-3 or divided experts every rank must join each forward pass; ranks that finished generating join with an empty row until all are
     // done.
     bool all_finished(bool finished) {
-        const bool all_join = decoder_.weights_.prefetched.divided() || decoder_.mesh_->experts;
+        const bool all_join = decoder_.weights_->prefetched.divided() || decoder_.mesh_->experts;
         return !all_join || decoder_.mesh_->all.all(finished);
     }
 

@@ -26,7 +26,7 @@ void AlgorithmChoices::read() {
         Algorithm algorithm;
         for (uint64_t &word : algorithm) words >> std::hex >> word;
         if (!words || words.rdbuf()->in_avail() > 0)
-            die("%s: line %zu is not a product with its algorithm\n  fix: remove the file; --autotune writes a new one",
+            die("%s: line %zu is not a product with its algorithm\n  fix: remove the file; the next run writes a new one",
                 path_.c_str(), number);
         choices_.emplace(line.substr(0, colon), algorithm);
     }

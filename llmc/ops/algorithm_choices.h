@@ -1,4 +1,4 @@
-// The fastest algorithm of each product (--autotune), stored in a file in the user's cache. Later runs, and other ranks on the same GPU model, use
+// The fastest algorithm of each product, stored in a file in the user's cache. Later runs, and other ranks on the same GPU model, use
 // the same algorithms and get the same bits. Ranks append to the file, which has one line per product.
 #pragma once
 #include <array>

@@ -164,7 +164,7 @@ struct CudaContext {
     static constexpr size_t most_plans = 512;
     std::map<MatmulShape, Kept> plans;
     size_t uses = 0;
-    std::unique_ptr<AlgorithmChoices> choices;  // with --autotune
+    std::unique_ptr<AlgorithmChoices> choices;  // null: cuBLASLt's heuristic chooses
 
     CudaContext(cublasComputeType_t compute, bool autotune) : compute(compute) {
         cublas_check(cublasLtCreate(&handle), "no handle");
@@ -220,7 +220,7 @@ struct CudaContext {
         const auto status =
             cublasLtMatmulAlgoCheck(handle, plan.product, plan.a, plan.b, plan.d, plan.d, &plan.algorithm, &checked);
         if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > matmul_workspace)
-            die("%s: cuBLASLt refuses the algorithm for %s\n  fix: remove the file; --autotune writes a new one",
+            die("%s: cuBLASLt refuses the algorithm for %s\n  fix: remove the file; the next run writes a new one",
                 choices->path().c_str(), name.c_str());
     }
 };

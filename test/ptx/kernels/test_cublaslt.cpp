@@ -41,7 +41,7 @@ TEST(PtxCublas, AFailedHeuristicIsAnError) {
     EXPECT_EQ(message, "cuBLASLt has no algorithm for a product of (8, 8) and (8, 8) aligned to 256 bytes: not supported");
 }
 
-// --autotune, with a cache in a temporary directory.
+// Timed algorithms, with a cache in a temporary directory.
 struct PtxAutotune : testing::Test {
     const std::string cache = testing::TempDir() + format("autotune-%d", int(getpid()));
     const std::vector<bf16> ones = std::vector<bf16>(8 * 8, bf16(1));
@@ -98,8 +98,8 @@ TEST_F(PtxAutotune, ARefusedAlgorithmIsNamed) {
     const std::string product = "bf16 bf16, (8, 8) T 8 times (8, 8) N 8 to 8, aligned to 256";
     write_file(path, product + ": 0 0 0 0 0 0 0 0\n");
     start();
-    EXPECT_EQ(error_of([&] { algorithms(); }),
-              path + ": cuBLASLt refuses the algorithm for " + product + "\n  fix: remove the file; --autotune writes a new one");
+    EXPECT_EQ(error_of([&] { algorithms(); }), path + ": cuBLASLt refuses the algorithm for " + product +
+                                                   "\n  fix: remove the file; the next run writes a new one");
 }
 
 TEST(PtxCublas, AProductNeedsItsWorkspace) {
