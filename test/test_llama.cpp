@@ -111,3 +111,28 @@ TEST(Fp8Model, GenerationDoesNotUseFp8) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
+
+// A transfer after an op may write over the arrays that this op used last, before the next op begins. The search for anomalies does not see it.
+TEST(Trace, AnOpIsInspectedBeforeATransfer) {
+    const OpList ops{{{"norm", Recompute::cheap, {}}, {"product", Recompute::layer, {}}}, 0};
+    const auto memory = make_memory(make_device<CpuF32>());
+    for (const bool is_wrong : {false, true}) {
+        Plan plan;
+        float *array, *guest;
+        plan.transient(&array, "act.0.x", {1}), plan.transient(&guest, "act.0.x again", {1});
+        plan.live(0, 0, 0, false), plan.live(1, 1, 1, true);  // ops 0 and 1 have times 0 and 2
+        plan.place();
+        Arena arena(plan, *memory);
+        ASSERT_EQ(array, guest);
+        Trace trace(ops);
+        trace.use_times({{{size_t(Pass::forward), 0, 0}, 0}, {{size_t(Pass::forward), 1, 0}, 2}});
+        trace.watch(arena, false);
+        trace.detect_anomaly();
+        trace.begin(Pass::forward, 0, 0);
+        *array = is_wrong ? NAN : 1;
+        trace.pause(Pass::forward, COPY);
+        *guest = NAN;
+        trace.begin(Pass::forward, 1, 0);
+        EXPECT_EQ(trace.anomaly().what, is_wrong ? "forward, layer 0, norm: element 0 of act.0.x" : "");
+    }
+}

@@ -14,8 +14,7 @@ std::string Trace::describe(const OpKey &op) const {
 }
 
 void Trace::inspect_running() {
-    if (running_) inspect_(*running_);
-    running_.reset();
+    if (running_ && !std::exchange(inspected_, true)) inspect_(*running_);
 }
 
 // Clears the arrays whose lifetimes begin after the previous op and at this op or before. Some passes skip ops, so these may be more than this op's
@@ -24,7 +23,7 @@ void Trace::begin_inspected(const OpKey &now) {
     const std::optional<OpKey> before = running_;
     inspect_running();
     if (before) arena_->clear_new(time_of(*before), time_of(now));
-    running_ = now;
+    running_ = now, inspected_ = false;
 }
 
 void Trace::find_anomaly(const OpKey &op) {

@@ -31,7 +31,7 @@ class Trace {
     // Calls f after each op, while every array that a later op reads still has its values. Arrays are zeroed when their lifetime begins, so an
     // element that no op writes is 0.
     void inspect(std::function<void(const OpKey &)> f) { inspect_ = std::move(f); }
-    void end_inspection() { inspect_running(), inspect_ = nullptr; }  // called after the last op
+    void end_inspection() { inspect_running(), inspect_ = nullptr, running_.reset(); }  // called after the last op
     void detect_anomaly() {
         inspect([this](const OpKey &op) { find_anomaly(op); });
     }
@@ -55,8 +55,10 @@ class Trace {
         if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
     }
     // Records a message, a copy, or the dequantisation of weights, between two ops. `layer` is the unit, for weights or gradients.
+    // The transfer may write over arrays that the previous op used last, so that op is inspected first.
     void pause(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
         if (log_) log_->pause({size_t(pass), ops_.number(op), layer}, bucket);
+        inspect_running();
     }
     void begin_transfer(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
         pause(pass, op, layer, bucket);
@@ -79,7 +81,8 @@ class Trace {
     std::function<void(const OpKey &)> inspect_;
     Touches *log_ = nullptr;
     std::map<OpKey, size_t> times_;
-    std::optional<OpKey> running_;  // the op to inspect when the next one begins
+    std::optional<OpKey> running_;  // the last op that began
+    bool inspected_ = false;        // true if this op has been inspected; if not, it is when the next op or transfer begins
     size_t searched_ = 0;           // number of ops so far
     Anomaly anomaly_;
 };
