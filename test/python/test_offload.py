@@ -37,11 +37,11 @@ HANGS = """
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+static int store = -1;  // the file without a name
 static bool hangs(const char *call) { return getenv("HANGS") && !strcmp(getenv("HANGS"), call); }
 
 extern "C" int open(const char *path, int flags, ...) {
@@ -49,12 +49,15 @@ extern "C" int open(const char *path, int flags, ...) {
     va_start(more, flags);
     const int mode = va_arg(more, int);
     va_end(more);
-    if ((flags & O_TMPFILE) == O_TMPFILE && hangs("open")) pause();
-    return ((int (*)(const char *, int, int))dlsym(RTLD_NEXT, "open"))(path, flags, mode);
+    const bool unnamed = (flags & O_TMPFILE) == O_TMPFILE;
+    if (unnamed && hangs("open")) pause();
+    const int file = ((int (*)(const char *, int, int))dlsym(RTLD_NEXT, "open"))(path, flags, mode);
+    if (unnamed) store = file;
+    return file;
 }
 
 extern "C" ssize_t pread(int file, void *to, size_t bytes, off_t at) {
-    if (bytes % 4096 == 0 && (uintptr_t)to % 4096 == 0 && hangs("read")) pause();
+    if (file == store && hangs("read")) pause();
     return ((ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(file, to, bytes, at);
 }
 """
