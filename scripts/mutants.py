@@ -5,7 +5,7 @@
     scripts/mutants.py --install NUMBER              puts one bug into the sources, to see which test notices it (docs/book); --remove NUMBER
     scripts/mutants.py [NUMBER...] [--part 1/4]      runs the tests after `make test-mutants` has compiled the copy; from the repository root
 
-test_cuda covers bugs in files for GPUs (.cuh, .cu), and bugs for a suite named Cuda...; these are skipped if test_cuda was not built (no
+test_cuda covers bugs in files for GPUs (.cuh, .cu, but not decoder.cu), and bugs for a suite named Cuda...; these are skipped if test_cuda was not built (no
 boost.context). test_ptx covers bugs in the PTX interpreter.
 
 The last line is "N passed, M failed"; a mutant has failed if no test notices it.
@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
     def binary(self):
         if self.file.startswith("dev/emulator/ptx/"):
             return TESTS + "test_ptx"
-        return TESTS + ("test_cuda" if re.match(r"llmc/.*\.cuh?$", self.file) or "Cuda" in self.tests else "test_llmc")
+        return TESTS + ("test_cuda" if re.match(r"llmc/(?!model/).*\.cuh?$", self.file) or "Cuda" in self.tests else "test_llmc")
 
 
 def read_table(path=TABLE):
