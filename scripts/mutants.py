@@ -5,8 +5,8 @@
     scripts/mutants.py --install NUMBER              puts one bug into the sources, to see which test notices it (docs/book); --remove NUMBER
     scripts/mutants.py [NUMBER...] [--part 1/4]      runs the tests after `make test-mutants` has compiled the copy; from the repository root
 
-test_cuda covers bugs in files for GPUs (.cuh, .cu, but not decoder.cu), and bugs for a suite named Cuda...; these are skipped if test_cuda was not built (no
-boost.context). test_ptx covers bugs in the PTX interpreter.
+test_cuda covers bugs in files for GPUs (.cuh, .cu, but not decoder.cu), and bugs for a suite named Cuda...; these are skipped if test_cuda was not
+built (no boost.context). test_ptx covers bugs in the PTX interpreter.
 
 The last line is "N passed, M failed"; a mutant has failed if no test notices it.
 """
