@@ -521,10 +521,6 @@ def main(arguments):
     except DataError as error:
         print(trainers_names(str(error), arguments), file=sys.stderr)
         return 1
-    except OSError as error:
-        where = error.filename or "input or output"
-        print(f"{where}: {error.strerror}\n  fix: free space and permission to read and write", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
     return 0

@@ -32,7 +32,8 @@ def run(main):
     except SystemExit as end:
         code = end.code
     except OSError as error:
-        code = LOST if error.filename is None else f"{error.filename}: {error.strerror}\n  fix: free space and permission to read and write"
+        where = error.filename or "input or output"
+        code = LOST if sys.stdout.lost else f"{where}: {error.strerror}\n  fix: free space and permission to read and write"
     try:
         sys.stdout.flush()
     except OSError:

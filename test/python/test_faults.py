@@ -96,11 +96,13 @@ def test_killed_merges_keep_the_users_files_and_leave_no_partial_model(data, tmp
 # ---- output that is lost, or would replace a file --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("how", ["full", "closed", "no reader"])
-@pytest.mark.parametrize("what", ["help", "plan", "eval", "prepare"])
+@pytest.mark.parametrize("what", ["help", "plan", "eval", "prepare", "key"])
 def test_lost_output_is_an_error(what, how, data):
+    prepare, demo = ROOT / "data/prepare.py", ROOT / "data/demo"
     words = {"help": [str(ROOT / "train_llama"), "sft", "--help"], "plan": command("sft", "--plan", threads=None),
              "eval": command("eval", data=data, max_len=64),
-             "prepare": [sys.executable, str(ROOT / "data/prepare.py"), "--help"]}[what]
+             "prepare": [sys.executable, prepare, "--help"],
+             "key": [sys.executable, "-u", prepare, "sft", "--input", demo / "prompts.jsonl", "--tokenizer", demo / "model", "--key"]}[what]
     line = {"full": '"$@" > /dev/full', "closed": '"$@" >&-', "no reader": '"$@" | true; exit ${PIPESTATUS[0]}'}[how]
     result = call(["bash", "-c", line, "bash", *words])
     if how == "no reader" and result.returncode == 0:
