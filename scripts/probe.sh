@@ -50,9 +50,9 @@ then
     try CLI11 '#include <CLI/CLI.hpp>\nint main() { CLI::App app; }' '' 'needed: package libcli11-dev' || needed=1
     try JSON '#include <nlohmann/json.hpp>\nint main() { return int(nlohmann::json::array().size()); }' '' 'needed: package nlohmann-json3-dev' || needed=1
     try XXHASH '#define XXH_INLINE_ALL\n#include <xxhash.h>\nint main() { return int(XXH3_64bits(nullptr, 0)); }' '' 'needed: package libxxhash-dev' || needed=1
-    matmul='our own sgemm, which is slower'
-    try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS
-    try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN
+    matmul='our own sgemm, which is slower' unless=
+    try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS unless=', unless OPENBLAS=0'
+    try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN unless=', unless ONEDNN=0'
     build_googletest
     try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no C++ tests; package libgtest-dev'
     try BOOST_CONTEXT '#include <boost/context/detail/fcontext.hpp>\nint main() { return boost::context::detail::make_fcontext(nullptr, 0, nullptr) != nullptr; }' '-lboost_context' 'no tests of CUDA kernels on the CPU; package libboost-context-dev'
@@ -75,7 +75,7 @@ then
     try CUDA '#include <cublasLt.h>\nint main() { cublasLtHandle_t handle; return cublasLtCreate(&handle) == 0; }' "$cuda_paths -lcublasLt -lcudart_static -ldl -lrt -lpthread" 'no GPUs; the CUDA toolkit with cuBLAS' &&
         try NCCL "$nccl_source" "$cuda_paths $nccl_headers $nccl_libraries" 'a GPU for one process only; .venv/bin/pip install nvidia-nccl-cu13, or NVIDIA'"'"'s packages libnccl2 libnccl-dev' &&
         echo "NCCL_HEADERS := $nccl_headers"$'\n'"NCCL_LIBRARIES := $nccl_libraries" >> "$work/probe.mk"
-    echo "  Matrices are multiplied by $matmul, unless ONEDNN=0 or OPENBLAS=0 says otherwise."
+    echo "  Matrices are multiplied by $matmul$unless."
 else
     needed=1
 fi

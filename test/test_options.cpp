@@ -105,6 +105,8 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
         EXPECT_LE(count, 120) << task_name(task);
     }
     EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge"), std::string::npos);
+    EXPECT_EQ(parse({"--help", "sft", "all"}).help, help_of(SFT, {"all"}));
+    expect_error("--help bogus", "there is no task \"bogus\"");
     for (const auto &[task, line] : {std::pair{SFT, "\n  --learning_rate 5e-06 "},
                                      {DPO, "\n  --learning_rate 1e-06 "},
                                      {RM, "\n  --max_len 512 "},

@@ -515,9 +515,12 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     std::vector<std::string> words = brings ? bundled : given;
     if (brings) words.insert(words.end(), given.begin(), given.end());
     if (brings && given.empty()) words.push_back("--overwrite");  // the directory only holds runs of this command
-    if (asks) {
-        const Task task = own_task(words).value_or(DEMO);
-        return {task, default_options(task), true, {}, help(program, task, is_asked(words, "all"))};
+    if (asks) {                                                   // the task may follow --help
+        const bool all = std::erase(words, "all") > 0;
+        std::erase(words, "--help"), std::erase(words, "-h");
+        const auto own = own_task(words);
+        const Task task = own ? *own : read_request(program, words).task;
+        return {task, default_options(task), true, {}, help(program, task, all)};
     }
     CommandLine request = read_request(program, words);
     Parser parser(program, request.task);
