@@ -76,7 +76,8 @@ class ChatTemplate:
 
     def prompt(self, messages, variables):
         """Returns the text that asks for an answer, and a list of omissions: "reasoning" for each message whose reasoning the template
-        hides because turns follow, and the name of each other key of a message that it does not read."""
+        hides because turns follow, "content" for each message whose content it changes, and the name of each other key of a message that it does
+        not read."""
         text = self._render_or_refuse(messages, variables, generation_prompt=True)
         lost, left_out = self._lost(messages, variables, text)
         refuse_lost(lost, messages)
@@ -191,14 +192,16 @@ class ChatTemplate:
         outlined, said = outline(messages)
         missing = self.missing(kind_of({**variables, "messages": outlined}))
         if missing is None:  # the template refuses the outline, so the texts themselves are checked
-            missing = [word for word, words in said.items() if words.strip() not in text and json.dumps(words)[1:-1] not in text], 0
+            missing = [word for word, words in said.items() if not is_in(words, text)], 0
         template = self._template(variables)
         for message in messages:
             self.refuse_disguised(message["role"], kind_of(variables))
         unread = [key for message in messages if len(message) > 2 for key in message.keys() - READ_KEYS if message[key] and not names(template, key)]
         others = [f"Word{i}{name}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
                   if message[name] and name not in template]
-        return [*missing[0], *others], ["reasoning"] * missing[1] + unread
+        rewritten = ["content" for message in messages if not missing[0] and "</think>" not in (message.get("content") or "</think>")
+                     and not is_in(message["content"], text)]
+        return [*missing[0], *others], ["reasoning"] * missing[1] + unread + rewritten
 
     def _missing(self, kind):
         """Returns the words of an outline that are missing in its text, without reasoning that is missing only because turns follow,
@@ -325,6 +328,11 @@ def outline(messages):
             del entry["content"]
         outlined.append(entry)
     return outlined, said
+
+
+def is_in(words, text):
+    """True if a rendered text contains the words, as they are or as a JSON string."""
+    return words.strip() in text or any(json.dumps(words, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
 
 
 def outlined_call(call, word):
@@ -526,8 +534,9 @@ def mark_targets(mask, span, ids, offsets, tokenizer):
     """Sets mask to 1 for the tokens of a span: tokens that are wholly inside it, and its end-of-turn tokens.
 
     offsets has the first character and the end of each token; if several tokens are bytes of one character, each has the whole character. A
-    special token may swallow the white space after it, so only its beginning decides whether it is inside. Returns two booleans: whether a
-    token straddles the start of the span, so that its first characters are not trained, and whether a special token ends the span."""
+    special token may swallow the white space after it, so only its beginning decides whether it is inside. Returns three booleans: whether a
+    token straddles the start of the span, so that its first characters are not trained, whether a special token ends the span, and whether the
+    content ends with that token as well."""
     special = tokenizer.special
     first = bisect_left(offsets, (span.start,))
     stop = bisect_left(offsets, (span.content_end,), first)
@@ -542,4 +551,5 @@ def mark_targets(mask, span, ids, offsets, tokenizer):
         last += 1
     mask[first:last + 1 if is_ended else stop] = 1
     straddles = first > 0 and offsets[first - 1][1] > span.start
-    return straddles, is_ended or ending(ids, first, stop, tokenizer) is not None
+    own_end = ending(ids, first, stop, tokenizer)
+    return straddles, is_ended or own_end is not None, is_ended and own_end == ids[end]

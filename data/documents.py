@@ -132,8 +132,8 @@ def formed_draft(fields, options, template):
         if is_text(prompt) and is_text(completion) and not options.apply_chat_template:
             refuse_system(fields)
             return completion_draft(prompt, completion)
-        prompt, completion = as_messages(prompt, "user", "prompt"), as_messages(completion, "assistant", "completion")
-        return chat_draft(prompt + completion, len(prompt), fields, options, template)
+        messages, first_trained = joined(as_messages(prompt, "user", "prompt"), as_messages(completion, "assistant", "completion"), "completion")
+        return chat_draft(messages, first_trained, fields, options, template)
     for context, answer in (("input", "output"), ("context", "response")):  # Alpaca's names, and Dolly's
         if has(fields, "instruction") and has(fields, answer):
             return instruction_draft(fields, context, answer, options, template)
@@ -268,7 +268,7 @@ def right_answer(fields):
     judge = parsed(fields.get("reward_model"))
     answer = judge.get("ground_truth") if isinstance(judge, dict) else None
     answer = None if answer == "" else answer
-    name = "reward_model" if answer is not None else next((name for name in LABELS if fields.get(name) not in (None, "")), None)
+    name = "reward_model" if answer is not None else next((name for name in LABELS if fields.get(name) not in (None, "", [], {})), None)
     chat = chat_field(fields)
     if name is None or chat and checked_messages(fields.get(chat), chat)[-1]["role"] == "assistant":
         return None
@@ -309,9 +309,7 @@ def named_draft(fields, input_key, output_key, options, template):
         messages = checked_messages(prompt, input_key)
         first_trained = len(messages) - 1
     else:
-        prompt = as_messages(prompt, "user", input_key)
-        messages = prompt + as_messages(answer, "assistant", output_key)
-        first_trained = len(prompt)
+        messages, first_trained = joined(as_messages(prompt, "user", input_key), as_messages(answer, "assistant", output_key), output_key)
     return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
 
 
@@ -356,12 +354,26 @@ def with_prompt(prompt, prompt_name, value, name):
     if prompt is not None and is_text(prompt) and messages[0]["role"] != "assistant":
         prompt = None
     if prompt is not None:
-        asked = as_messages(prompt, "user", prompt_name)
-        messages = messages if messages[:len(asked)] == asked else asked + messages
+        messages, _ = joined(as_messages(prompt, "user", prompt_name), messages, name)
     if messages[-1]["role"] != "assistant":
         raise DataError(f"{name!r} ends with a message of the role {messages[-1]['role']}, not the assistant's",
                         f"end {name!r} with the answer")
     return messages
+
+
+def joined(prompt, answer, name):
+    """Returns the messages of a prompt and its answer, and the index of the first one after the prompt. An answer that does not begin with the
+    assistant's message may repeat the prompt, also after a system message of its own, or the end of the prompt."""
+    if answer[0]["role"] not in ("system", "developer", "user"):
+        return prompt + answer, len(prompt)
+    for i in range(len(answer) - len(prompt) + 1):
+        if answer[i:i + len(prompt)] == prompt:
+            return answer, i + len(prompt)
+    shared = next(n for n in range(len(prompt), -1, -1) if prompt[len(prompt) - n:] == answer[:n])
+    if not shared and prompt[-1]["role"] == "user":
+        raise DataError(f"{name!r} begins with a message of the role {answer[0]['role']}, after a prompt that ends with the user's",
+                        f"begin {name!r} with the answer, or with all messages of the prompt")
+    return prompt + answer[shared:], len(prompt)
 
 
 def final_answer_draft(messages, fields, options, template):

@@ -88,7 +88,7 @@ def checked_message(turn, where, fix):
 def text_of(content, role, where):
     """Returns the content, and any reasoning, of a message whose content is a list of parts or a tool's result."""
     parts = content if isinstance(content, list) else [content]
-    is_parts = all(isinstance(part, str) or isinstance(part, dict) and ("type" in part or "text" in part) for part in parts)
+    is_parts = all(isinstance(part, str) or isinstance(part, dict) and ("type" in part or part.keys() == {"text"}) for part in parts)
     if role == "tool" and not (is_parts and parts):
         return {"content": json.dumps(content, ensure_ascii=False)}
     if not is_parts:
@@ -129,7 +129,7 @@ def tool_calls(value, where):
             raise DataError(f"{where} calls a tool by {a_kind(call)}{' without a name' if isinstance(call, dict) else ''}", fix)
         key = "arguments" if "arguments" in function or "parameters" not in function else "parameters"
         if key in function:
-            function = {**function, key: {} if function[key] in ("", None) else parsed(function[key])}
+            function = {**function, key: {} if function[key] in ("", None, []) else parsed(function[key])}
         calls.append({**call, "function": function} if "function" in call else function)
     return calls
 

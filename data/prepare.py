@@ -141,16 +141,17 @@ class Recipe:
         if draft.spans:
             offsets = encoding.offsets  # read once: each access makes a new list
             for span in draft.spans:
-                straddles, ends_turn = mark_targets(mask, span, ids, offsets, self.tokenizer)
+                straddles, ends_turn, ends_twice = mark_targets(mask, span, ids, offsets, self.tokenizer)
                 counts["straddling"] += straddles
+                counts["doubled ends"] += ends_twice
                 counts["open turns"] += draft.is_chat and not ends_turn
         if not draft.is_chat and len(ids):
-            ids, mask = self._with_bos_and_eos(ids, mask, ends=draft.spans != [])
+            ids, mask = self._with_bos_and_eos(ids, mask, counts, ends=draft.spans != [])
         if draft.spans == [] and not self.has_targets and not len(ids):
             raise DataError("the prompt is empty", "leave it out, or write one")
         return ids, mask
 
-    def _with_bos_and_eos(self, ids, mask, ends):
+    def _with_bos_and_eos(self, ids, mask, counts, ends):
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         if self.adds_bos and ids[0] != bos:
             ids, mask = np.insert(ids, 0, bos), np.insert(mask, 0, 0)
@@ -159,6 +160,7 @@ class Recipe:
                 raise DataError("cannot be ended: the tokenizer has no eos_token",
                                 "--append_eos false, or set it in tokenizer_config.json")
             if ids[-1] != eos:
+                counts["doubled ends"] += ending(ids, 0, len(ids), self.tokenizer) == eos
                 ids, mask = np.append(ids, np.int32(eos)), np.append(mask, np.uint8(1))
         return ids, mask
 
@@ -444,6 +446,8 @@ def table(task, options, counts, lengths, targets):
     if counts["left out", "reasoning"]:
         note = "messages whose reasoning the template leaves out, because turns follow"
         rows += [("reasoning left out", f"{counts['left out', 'reasoning']:,}", note)]
+    if counts["left out", "content"]:
+        rows += [("changed contents", f"{counts['left out', 'content']:,}", "messages of whose content the template renders only a part, or another text")]
     rows += named_row("keys of messages not read", "left out", counts, "by the template")
     rows += named_row("fields not used", "unused", counts)
     if counts["plain"]:
@@ -451,6 +455,8 @@ def table(task, options, counts, lengths, targets):
     if counts["straddling"]:
         note = "answers whose first token also contains the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]
+    if counts["doubled ends"]:
+        rows += [("doubled ends", f"{counts['doubled ends']:,}", "answers or texts that contain their end token, which is added once more")]
     if counts["open turns"]:
         note = "answers after which the template puts no special token: stopping is not learnt"
         rows += [("open turns", f"{counts['open turns']:,}", note)]
@@ -460,7 +466,7 @@ def table(task, options, counts, lengths, targets):
 
 def named_row(title, what, counts, note=""):
     """Returns a row with the names counted as (what, name), the most frequent ones first."""
-    found = [(key[1], count) for key, count in counts.most_common() if isinstance(key, tuple) and key[0] == what and key[1] != "reasoning"]
+    found = [(key[1], count) for key, count in counts.most_common() if isinstance(key, tuple) and key[0] == what and key[1] not in ("reasoning", "content")]
     listed = [f"{name} ({count:,})" for name, count in found[:8]] + ["..."] * (len(found) > 8)
     return [(title, f"{len(found):,}", f"{', '.join(listed)} {note}".strip())] if found else []
 

@@ -201,8 +201,7 @@ def read_csv(path):
         line = 1
         try:
             header = next(rows, [])
-            if len(set(header)) != len(header):
-                raise DataError(f"{path}: its header has {next(name for name in header if header.count(name) > 1)!r} twice", "leave one of them out")
+            check_header(path, header)
             line = rows.line_num + 1  # first line of the next row
             for row in rows:
                 if row and len(row) != len(header):
@@ -213,6 +212,11 @@ def read_csv(path):
                 line = rows.line_num + 1
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: broken CSV at line {line}: {error}", "CSV in UTF-8 with a header line") from None
+
+
+def check_header(path, names):
+    if len(set(names)) != len(names):
+        raise DataError(f"{path}: its header has {next(name for name in names if names.count(name) > 1)!r} twice", "leave one of them out")
 
 
 def open_parquet(path):
@@ -232,6 +236,7 @@ def parquet_size(path):
 
 def read_parquet(path):
     file = open_parquet(path)
+    check_header(path, file.schema_arrow.names)
     size = parquet_size(path) // max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=500):
         for record in batch.to_pylist():

@@ -7,9 +7,12 @@ table in README.md, and are then read as if they had been named one by one. Spli
 
 import contextlib
 import glob
+import json
 import os
 import re
 import sys
+from datetime import date, time
+from decimal import Decimal
 from typing import NamedTuple, Optional
 
 from errors import DataError
@@ -110,15 +113,19 @@ def check_files(files):
 
 
 def unpadded(value, feature=None):
-    """Returns a value of a table without null keys: a table adds all keys of a column's objects to each of them. `feature` describes the
-    value in the datasets library; a feature of JSON text has no such keys."""
+    """Returns a value of a table as JSON has it. Null keys are removed, because a table adds all keys of a column's objects to each of them. `feature`
+    describes the value in the datasets library; a feature of JSON text has no such keys."""
+    if isinstance(value, list) and value and isinstance(value[0], tuple):  # pyarrow's form of a map
+        value = dict(value)
     if isinstance(value, dict) and type(feature).__name__ != "Json":
         kinds = feature if isinstance(feature, dict) else {}
         return {key: unpadded(part, kinds.get(key)) for key, part in value.items() if part is not None}
     if isinstance(value, list) and type(feature).__name__ != "Json":
         kind = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
         return [unpadded(part, kind) for part in value]
-    return value
+    if isinstance(value, Decimal):
+        return json.loads(format(value, "f"))
+    return value.isoformat() if isinstance(value, (date, time)) else value
 
 
 def saved_splits(source):

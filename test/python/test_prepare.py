@@ -119,7 +119,7 @@ def test_ids_and_labels(bench):
 
 
 @pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": chat("Why?")}, {"messages": json.dumps(chat("Why?"))},
-                                    {"prompt": "Why?", "answer": "", "reward_model": {"ground_truth": ""}}])
+                                    {"prompt": "Why?", "answer": "", "answers": [], "reward_model": {"ground_truth": ""}}])
 def test_prompts_for_rl(bench, record):
     """The task rl keeps prompts without an answer and counts them. The last message of a chat is the answer."""
     documents = bench.expect(Case([record, QA, {"messages": CHAT}], [[], ["A<|endoftext|>"], BOTH_TURNS[0][1:]], rows={"without an answer": 1},

@@ -1,7 +1,11 @@
 """data/prepare.py on chats. The tests decode the trained tokens, for templates of all kinds; tools, reasoning, and other fields of a chat."""
 
 import json
+from datetime import date
+from decimal import Decimal
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from preparing import (
     BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, HEADLINES, LAST_MARKED, LLAMA2, PLAIN, THINKING, Case,
@@ -59,6 +63,14 @@ DOCUMENTS = {
     "a token across the end of an answer is not trained": Case(
         [{"messages": CHAT}], [[" Hello ther", " By"]], template=PLAIN, tokenizer={"merges": [("e", "Ċ")]}),
     "special tokens inside an answer do not end it": Case([a_chat("Hi", "a<|im_end|>b<|im_start|>c")], [["a<|im_end|>b<|im_start|>c<|im_end|>"]]),
+    "an answer that has its end token is counted": Case(
+        [a_chat("Hi", "Hello<|im_end|>\n", "?", "Hello")], [["Hello<|im_end|>\n<|im_end|>", *HELLO]], rows={"doubled ends": 1}),
+    "a content that the template shows in part is counted": Case(
+        [a_chat("Hi", "[THINK]hm[/THINK]Hello")], [HELLO], rows={"changed contents": 1},
+        template=CHATML.replace("m['content']", "m['content'].split('[/THINK]')[-1]")),
+    "a completion that repeats the end of its prompt": Case(
+        [{"prompt": CHAT[:2], "completion": CHAT[1:]}, {"prompt": CHAT[1:2], "completion": CHAT}], BOTH_TURNS * 2,
+        ["".join(turn(*message.values()) for message in CHAT)] * 2),
     "contents that equal parts of the template": Case(
         LIKE_MARKS, [[record["messages"][1]["content"] + "<|im_end|>"] for record in LIKE_MARKS], tokenizer={"merges": []}),
     "answers at the beginning and in a row": Case(
@@ -107,9 +119,10 @@ DOCUMENTS = {
          {"prompt": json.dumps(CHAT[:4]), "completion": json.dumps(CHAT[4:])}], [*BOTH_TURNS, HELLO, *BOTH_TURNS, ["Bye<|im_end|>"]]),
     "other JSON is text": Case(
         [{"prompt": '{"role": "admin"}', "completion": "[1, 2]"}], texts=['{"role": "admin"}[1, 2]<|endoftext|>'], tokenizer={"merges": []}),
-    "the result of a tool may be an object": Case(
-        [{"messages": [*QUESTION, {"role": "tool", "content": {"é": [1]}}, *ANSWER]}],
-        texts=[turn("user", "Hi") + turn("tool", '{"é": [1]}') + turn("assistant", "Hello")], template=CALLING),
+    **{f"the result of a tool may be an object {result}": Case(
+        [{"messages": [*QUESTION, {"role": "tool", "content": result}, *ANSWER]}],
+        texts=[turn("user", "Hi") + turn("tool", json.dumps(result, ensure_ascii=False)) + turn("assistant", "Hello")], template=CALLING)
+       for result in ({"é": [1]}, [{"text": "a", "url": "b"}])},
     **{f"characters of several tokens {merges}": Case(
         [a_chat("😀é", "😀 naïve 漢字😀")], [["😀 naïve 漢字😀<|im_end|>"]], tokenizer={"merges": merges})
        for merges in (chain("Hello"), chain("ðŁ", "ĺĢ"), chain("ðŁĺĢ"), chain("ĺĢ<"))},
@@ -307,11 +320,19 @@ def test_contents_in_parts(bench, content, template):
         bench.expect(Case([{"messages": chat([{"type": "text", "text": "Hi"}], content, keys=keys)}], [HELLO], template=template))
 
 
+@pytest.mark.parametrize("value, kind, text", [
+    ([("a", "1")], pyarrow.map_(pyarrow.string(), pyarrow.string()), '{"a": "1"}'), ([], pyarrow.map_(pyarrow.string(), pyarrow.string()), "{}"),
+    ({"day": date(2024, 1, 2), "n": Decimal("1.50")}, None, '{"day": "2024-01-02", "n": 1.5}')])
+def test_arguments_in_types_of_tables(bench, value, kind, text):
+    call = pyarrow.StructArray.from_arrays([pyarrow.array(["look"]), pyarrow.array([value], kind)], ["name", "arguments"])
+    table = pyarrow.table({"question": ["Hi"], "answers": call, "tools": [json.dumps(TOOLS)]})
+    pyarrow.parquet.write_table(table, bench.path / "in.parquet")
+    bench.expect(Case(str(bench.path / "in.parquet"), [[f'<call>{{"name": "look", "arguments": {text}}}<|im_end|>']], template=CALLING))
+
+
 def test_nulls_that_a_table_fills_in_are_ignored(bench):
     """Tables give every object the keys of all objects; the tokens equal those from JSON lines. A null in JSON is kept."""
     import datasets
-    import pyarrow
-    import pyarrow.parquet
 
     def record(name, **arguments):
         properties = {key: {"type": "string"} for key in arguments}

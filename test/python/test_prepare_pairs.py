@@ -41,6 +41,9 @@ DOCUMENTS = {
     "only the final answer is scored": Pair(
         [{"chosen": CHAT, "rejected": [*CHAT[:4], said("One"), *chat("More", "Two")]}], [["Bye<|im_end|>"], ["Two<|im_end|>"]],
         rows={"different prompts": 1}),
+    "answers that repeat the end of their prompt, or add a system message": Pair(
+        [{"prompt": CHAT[:2], "chosen": CHAT[1:3], "rejected": [CHAT[1], said("No")]}, {"prompt": CHAT[1:2], "chosen": CHAT[:3], "rejected": [*CHAT[:2], said("No")]}],
+        texts=[asked("Hi", "Be short.") + answer for answer in ("Hello there<|im_end|>", "No<|im_end|>")] * 2),
     "only the final one of two answers is scored": Pair(
         [{"prompt": CHAT[:4], "chosen": [said("One"), said("Two")], "rejected": [said("No")]}], [["Two<|im_end|>"], ["No<|im_end|>"]]),
     "no token ends a turn": Pair(

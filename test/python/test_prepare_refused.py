@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import pyarrow.parquet
 import pytest
 from preparing import CALLING, CHAT, CHATML, DATA, HEADLINES, STRICT, THINKING, Case, chat, gpt, said
 
@@ -38,6 +39,7 @@ def refused_record(bench, task, template, record, *flags):
     ({"question": "a", "reply": "b"}, "has fields question, reply, which match no supported format\n  fix: the supported formats are messages; "),
     ({"prompt": 1, "completion": "b"}, "'prompt' is a number, not a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
     ({"messages": []}, "'messages' is an empty list"),
+    ({"question": "Q", "answer": json.dumps(QUESTION + ANSWER)}, "'answer' begins with a message of the role user, after a prompt that ends with the user's"),
     ({"messages": [{"role": "user"}]}, "messages[0] has no content; it has role"),
     ({"messages": [{"content": "Hi"}]}, "messages[0] is not a message with a role; it has content"),
     ({"conversations": [{"from": ["human"], "value": "Hi"}]}, "conversations[0] is not a message with a role"),
@@ -241,7 +243,7 @@ def test_probabilities(bench, probs, message):
     ("bad.csv", "prompt,completion\na,b\na,b,c\n", "line 3 of bad.csv: has 3 cells but the header has 2"),
     ("twice.csv", "prompt,completion,prompt\na,b,c\n", "twice.csv: its header has 'prompt' twice\n  fix: leave one of them out"),
     ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: has 'text' twice"),
-    ("bad.parquet", "no", "bad.parquet: broken parquet file"),
+    ("bad.parquet", "no", "bad.parquet: broken parquet file"), ("twice.parquet", None, "twice.parquet: its header has 'text' twice"),
     ("cut.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab", "cut.jsonl.gz: broken compression"),
     ("nothing", None, "nothing: contains no data set"), ("gaps.jsonl", '{"text": "a"}\n\n{"text": "b"\n',
                                                       "record 2 (line 3) of gaps.jsonl: broken JSON"),
@@ -249,6 +251,7 @@ def test_probabilities(bench, probs, message):
     ("bad.jsonl[train[3:]]", None, "record 4 (line 4) of bad.jsonl")])
 def test_inputs(bench, name, content, message):
     (bench.path / "nothing").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], ["text", "text"]), bench.path / "twice.parquet")
     bench.jsonl(*[SAID] * 3, {"messages": 1}, name="bad.jsonl")
     if content is not None:
         bench.write(name, content)
