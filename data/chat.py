@@ -198,10 +198,18 @@ class ChatTemplate:
             self.refuse_disguised(message["role"], kind_of(variables))
         unread = [key for message in messages if len(message) > 2 for key in message.keys() - READ_KEYS if message[key] and not names(template, key)]
         others = [f"Word{i}{name}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
-                  if message[name] and name not in template]
+                  if message[name] and not self._shows(messages, i, name, variables)]
         rewritten = ["content" for message in messages if not missing[0] and "</think>" not in (message.get("content") or "</think>")
                      and not is_in(message["content"], text)]
         return [*missing[0], *others], ["reasoning"] * missing[1] + unread + rewritten
+
+    def _shows(self, messages, i, name, variables):
+        """True if the chat is rendered differently, or not at all, without this key of message i."""
+        without = {key: value for key, value in messages[i].items() if key != name}
+        try:
+            return self._render([*messages[:i], without, *messages[i + 1:]], variables) != self._render(messages, variables)
+        except Unrenderable:
+            return True
 
     def _missing(self, kind):
         """Returns the words of an outline that are missing in its text, without reasoning that is missing only because turns follow,

@@ -64,7 +64,8 @@ JUDGED = (("prompt", "response_0", "response_1", "better_response_id", ("0", "1"
           ("prompt", "response_1", "response_2", "preference_strength", SIGN),  # HelpSteer2's preferences
           (None, "conversation_a", "conversation_b", "winner", ("model_a", "model_b")),  # Chatbot Arena
           ("history", "human_ref_A", "human_ref_B", "labels", ("1", "0")),  # SHP
-          ("question", "response_j", "response_k", None, ()))  # StackExchange's pairs, the better one first
+          ("question", "response_j", "response_k", None, ()),  # StackExchange's pairs, the better one first
+          ("query", "response", "rejected_response", None, ()), (None, "messages", "rejected_messages", None, ()))  # ms-swift's pairs, likewise
 WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context", "history", "context_messages", "system_message", "documents",
            "tools", "functions", "reasoning", "reasoning_content", "thinking"}
 
@@ -155,7 +156,9 @@ def pref_drafts(fields, options, template):
     """Returns the drafts of the chosen and of the rejected answer, or none if neither is better. Drafts without spans are texts; their common
     beginning is the prompt."""
     refuse_other_losses(fields)
-    keys = [key if has(fields, key) or not has(fields, f"{key}_response") else f"{key}_response" for key in (options.chosen_key, options.rejected_key)]
+    split_swift_pair(fields)
+    keys = [next((name for name in (key, f"{key}_response", f"{key}_messages") if has(fields, name)), key)
+            for key in (options.chosen_key, options.rejected_key)]
     found, judged = judged_pair(fields) if not has(fields, keys[0]) else (None, keys)
     if judged is None:
         return []
@@ -188,11 +191,19 @@ def pref_drafts(fields, options, template):
     return drafts
 
 
+def split_swift_pair(fields):
+    """Splits ms-swift's chat with another answer into prompt, chosen and rejected: `rejected_response` replaces all turns after the last user's."""
+    if has(fields, "messages") and has(fields, "rejected_response"):
+        messages = checked_messages(fields["messages"], "messages")
+        asked = max((i + 1 for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+        fields.update(prompt=messages[:asked], chosen=messages[asked:], rejected=as_messages(fields["rejected_response"], "assistant", "rejected_response"))
+
+
 def judged_pair(fields):
     """Returns the names of the prompt, of the better and of the worse answer; [] if a record has no two answers of known names, None if neither is
     better."""
     for prompt, first, second, name, better in JUDGED:
-        if has(fields, first) and has(fields, second) and (name is None or has(fields, name)):
+        if all(field is None or has(fields, field) for field in (prompt, first, second, name)):
             if name is None:
                 return prompt, [first, second]
             judgement = str(fields[name]).strip()
@@ -309,7 +320,9 @@ def named_draft(fields, input_key, output_key, options, template):
         messages = checked_messages(prompt, input_key)
         first_trained = len(messages) - 1
     else:
-        messages, first_trained = joined(as_messages(prompt, "user", input_key), as_messages(answer, "assistant", output_key), output_key)
+        earlier = earlier_turns(fields) if is_text(prompt) else []
+        messages, first_trained = joined([*earlier, *as_messages(prompt, "user", input_key)], as_messages(answer, "assistant", output_key), output_key)
+        first_trained = 0 if earlier and not options.input_key else first_trained
     return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
 
 
@@ -325,12 +338,16 @@ def instruction_draft(fields, context_key, answer_key, options, template):
     if options.input_template or not options.chat_template:
         refuse_system(fields)
         return completion_draft(framed(prompt, options), string(fields, answer_key))
+    answer = {"role": "assistant", "content": string(fields, answer_key)}
+    return chat_draft([*earlier_turns(fields), {"role": "user", "content": prompt}, answer], 0, fields, options, template)
+
+
+def earlier_turns(fields):
+    """Returns the messages of the field history, which is a list of [question, answer]."""
     turns = parsed(given(fields, "history")) or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
         raise DataError("has a 'history' that is not a list of questions with their answers", 'write it as [["question", "answer"], ...]')
-    messages = [message for asked, said in (*turns, (prompt, string(fields, answer_key)))
-                for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
-    return chat_draft(messages, 0, fields, options, template)
+    return [message for asked, said in turns for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
 
 
 def framed(prompt, options):

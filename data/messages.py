@@ -14,9 +14,9 @@ CALLING = ("function_call", "tool_call")  # roles whose text is the call itself
 REASONING = ("reasoning_content", "reasoning", "thinking")  # synonyms; the first one is used internally
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 SYSTEM = ("system", "system_prompt")
-# Marks of a message: true or 1 trains it, false or 0 does not. Axolotl's two names, and OpenAI's and ShareGPT's, apply to messages of any role; those of
-# ms-swift (2), LoongForge and slime only exclude messages of the assistant.
-TRAIN_FLAGS = ("train", "training", "weight")
+# Marks of a message: true or 1 trains it, false or 0 does not. Axolotl's two names, OpenAI's and ShareGPT's, and LLaMA-Factory's apply to messages of any
+# role; those of ms-swift (2), LoongForge and slime only exclude messages of the assistant.
+TRAIN_FLAGS = ("train", "training", "weight", "loss_weight")
 LOSS_FLAGS = ("loss", "loss_scale", "loss_mask", "step_loss_mask")
 # Names set by a rendering, and parameters of transformers' render_jinja_template.
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversations", "chat_template", "continue_final_message",
@@ -86,26 +86,28 @@ def checked_message(turn, where, fix):
 
 
 def text_of(content, role, where):
-    """Returns the content, and any reasoning, of a message whose content is a list of parts or a tool's result."""
+    """Returns the content, and any reasoning and calls, of a message whose content is a list of parts or a tool's result."""
     parts = content if isinstance(content, list) else [content]
     is_parts = all(isinstance(part, str) or isinstance(part, dict) and ("type" in part or part.keys() == {"text"}) for part in parts)
     if role == "tool" and not (is_parts and parts):
         return {"content": json.dumps(content, ensure_ascii=False)}
     if not is_parts:
         raise DataError(f"{where} has a content that is {a_kind(content)}, not a string", "write it as a string, or as a list of text parts")
-    texts, reasoning = [], []
+    texts, reasoning, calls = [], [], []
     for part in parts:
         part = {"text": part} if isinstance(part, str) else part
-        kind, value = part.get("type"), part.get("text")
+        kind, value = part.get("type"), part.get("text", part.get("value"))
         if kind in ("thinking", "reasoning"):
             value = part.get(kind, value)
             reasoning.append(value if isinstance(value, str) else text_of(value, role, where)["content"])
         elif kind in TEXT_PARTS and isinstance(value, str):
             texts.append(value)
+        elif kind == "tool_call" and value is not None:
+            calls.append(value)
         else:
             raise DataError(f"{where} has a part of the type {kind!r}{'' if kind not in TEXT_PARTS else ' that has no text'}",
                             'only text is trained on: {"type": "text", "text": "..."}')
-    return {"content": "".join(texts), **({REASONING[0]: "".join(reasoning)} if reasoning else {})}
+    return {"content": "".join(texts), **({REASONING[0]: "".join(reasoning)} if reasoning else {}), **({"tool_calls": calls} if calls else {})}
 
 
 def with_one_reasoning(message, where):
@@ -114,7 +116,10 @@ def with_one_reasoning(message, where):
     if len(texts) != 1 or not all(isinstance(value, str) for value in given.values()):
         raise DataError(f"{where} has {' and '.join(given)}, which {'differ' if len(texts) > 1 else 'is not a string'}",
                         f"write what the assistant thinks as the string {REASONING[0]!r}")
-    return {**{key: value for key, value in message.items() if key not in REASONING}, REASONING[0]: texts.pop()}
+    text = texts.pop()
+    if text and (message.get("content") or "").lstrip().startswith("<think>"):
+        raise DataError(f"{where} has {' and '.join(given)}, and a content that begins with <think>", "leave one of them out")
+    return {**{key: value for key, value in message.items() if key not in REASONING}, **({REASONING[0]: text} if text else {})}
 
 
 def tool_calls(value, where):

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import NamedTuple, Optional
 
 from errors import DataError
+from whole_file import refuse_pointer
 
 EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet", ".bin")
 COMPRESSED = tuple(f"{kind}{packing}" for kind in (".jsonl", ".json", ".csv") for packing in (".gz", ".zst"))
@@ -74,6 +75,7 @@ def check_file(source):
         prepared = source.name.endswith(".safetensors")
         raise DataError(f"{source.text}: is prepared data, which has no splits" if prepared else f"{source.name}: unknown kind of file",
                         "--max_samples N" if prepared else f"convert it to one of {' '.join(EXTENSIONS)}")
+    refuse_pointer(source.name)
     if os.path.getsize(source.name) == 0:
         raise DataError(f"{source.name}: the file is empty", "give --input a file with records")
 
@@ -106,6 +108,7 @@ def check_files(files):
     for file in files:
         if not file.endswith(EXTENSIONS + COMPRESSED):
             raise DataError(f"{file}: unknown kind of file", f"convert it to one of {' '.join(EXTENSIONS)}")
+        refuse_pointer(file)
         if part := re.search(r"-(\d+)-of-(\d+)\.", os.path.basename(file)):
             pattern = f"{glob.escape(file[:-len(os.path.basename(file))] + os.path.basename(file)[:part.start()])}-*-of-{part[2]}.*"
             if len(glob.glob(pattern)) != int(part[2]):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, by any number of processes at once."""
+"""Files that are read or written whole or not at all; they are written by any number of processes at once."""
 
 import contextlib
 import os
@@ -12,6 +12,13 @@ def refuse_other_file(flag, path, mark):
         with open(path, "rb") as file:
             if mark not in file.read(200):
                 raise DataError(f"{flag} {path} exists, and is not an earlier result, which could be replaced", "another file, or move this one away")
+
+
+def refuse_pointer(path):
+    """Refuses the few lines that Git leaves in place of a large file whose content it has not fetched."""
+    with open(path, "rb") as file:
+        if file.read(64).startswith(b"version https://git-lfs."):
+            raise DataError(f"{path}: is a pointer of Git LFS, not the file itself", "git lfs pull in its repository, or download the file")
 
 
 @contextlib.contextmanager

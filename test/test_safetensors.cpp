@@ -141,6 +141,7 @@ TEST_F(Safetensors, MalformedFiles) {
     expect_error([&] { SafetensorsFile file(dir); }, {dir, "not a regular file"});
     put(""), refused("not a safetensors file");
     put("1234567"), refused("not a safetensors file");
+    put("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"), refused("is a pointer of Git LFS");
     put(100, "{}", ""), refused("header claims 100 bytes but the file has 10");
     put(~uint64_t(0), "{}", ""), refused("not a safetensors file");
     put(100'000'001, "{}", ""), refused("more than 100000000");

@@ -17,6 +17,9 @@
 #include "common.h"
 #include "hash.h"
 
+// The few lines that Git leaves in place of a large file whose content it has not fetched begin with this.
+static constexpr char lfs_pointer[] = "version https://git-lfs.";
+
 InputFile::InputFile(const std::string &path)
     : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: opening a pipe must not block
     if (fd_ < 0) die("%s: cannot open: %s\n  fix: the path of a file that may be read", path.c_str(), strerror(errno));
@@ -26,6 +29,12 @@ InputFile::InputFile(const std::string &path)
         die("%s: not a regular file\n  fix: the path of a file that may be read", path.c_str());
     }
     size_ = size_t(info.st_size);
+    char head[sizeof lfs_pointer - 1];
+    if (pread(fd_, head, sizeof head, 0) == ssize_t(sizeof head) && std::equal(head, std::end(head), lfs_pointer)) {
+        close(fd_);
+        die("%s: is a pointer of Git LFS, not the file itself\n  fix: git lfs pull in its repository, or download the file",
+            path.c_str());
+    }
 }
 
 InputFile::~InputFile() { close(fd_); }

@@ -166,7 +166,7 @@ def test_ids_equal_those_of_transformers(bench):
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED, CHATML_STRIPPED])
-@pytest.mark.parametrize("name, no, yes", [("train", False, True), ("training", False, True), ("weight", 0, 1)])
+@pytest.mark.parametrize("name, no, yes", [("train", False, True), ("training", False, True), ("weight", 0, 1), ("loss_weight", 0.0, 1.0)])
 def test_flags_of_messages(bench, template, name, no, yes):
     def flagged(**flags):
         return {"messages": [message | ({name: flags[f"m{i}"]} if f"m{i}" in flags else {}) for i, message in enumerate(CHAT)]}
@@ -254,6 +254,7 @@ def called(**call):
     called(tool_calls=[{"type": "function", "function": LOOK | {"arguments": json.dumps(LOOK["arguments"])}}]),
     called(tool_calls=[{"type": "function", "function": json.dumps(LOOK | {"arguments": json.dumps(json.dumps(LOOK["arguments"]))})}]),
     called(tool_calls={"function": LOOK}), called(function_call=LOOK), called(tool_calls=[LOOK]),
+    called(content=[{"type": "tool_call", "value": json.dumps(LOOK)}]),
     [*QUESTION, {"from": "function_call", "value": json.dumps(LOOK)}, {"from": "observation", "value": "sunny"}, *ANSWER],
     [*QUESTION, {"role": "tool_call", "content": json.dumps([LOOK])}, {"role": "tool_response", "content": "sunny"}, *ANSWER],
     json.dumps(called(tool_calls=[{"function": LOOK}]))])
@@ -313,7 +314,7 @@ def test_reasoning_under_every_name(bench, name, read):
 @pytest.mark.parametrize("template", [CHATML, CALLING, CHATML_MARKED,
                                       CHATML.replace("m['content']", "(m['content'] | map(attribute='text') | join(''))")])
 @pytest.mark.parametrize("content", [[{"type": "text", "text": "Hello"}], [{"text": "Hel"}, "lo"],
-                                     [{"type": "output_text", "text": "Hello", "image": None}],
+                                     [{"type": "output_text", "text": "Hello", "image": None}], [{"type": "text", "value": "Hello"}],
                                      {"type": "text", "text": "Hello"}])
 def test_contents_in_parts(bench, content, template):
     for keys in (("role", "content"), ("from", "value")):

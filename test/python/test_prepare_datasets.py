@@ -59,6 +59,8 @@ LAYOUTS = [
     ("ShareGPT, other models", {"conversations": [*gpt("Hi"), {"from": "chatgpt", "value": "Hello"}, *gpt(Q), {"from": "bard", "value": A}]}, "sft",
      [document("Hi", "Hello", Q, A, trained=(1, 3))]),
     ("lmsys/lmsys-chat-1m", {"conversation_id": "c", "conversation": chat(Q, A), "openai_moderation": []}, "sft", ONE),
+    ("ms-swift's queries", {"query": Q, "response": A, "history": [["a", "b"]], "system": "Be kind."}, "sft",
+     [document("a", "b", Q, A, system="Be kind.", trained=(1, 3))]),
     ("contents in parts", {"messages": [m | {"content": [{"type": "text", "text": m["content"]}]} for m in chat(Q, A)]}, "sft", ONE),
     ("messages in a cell of CSV", {"messages": json.dumps(chat(Q, A))}, "sft", ONE),
     ("messages in a cell, written by pandas", {"messages": str(chat(Q, A))}, "sft", ONE),
@@ -87,6 +89,11 @@ LAYOUTS = [
      pair(Q, system="Be brief.")),
     ("argilla/distilabel-math-preference-dpo", {"instruction": Q, "chosen_response": A, "rejected_response": B, "chosen_rating": 9}, "pref", PAIR),
     ("LLaMA-Factory's pairs", {"conversations": gpt(Q), "chosen": gpt("", A)[1], "rejected": gpt("", B)[1]}, "pref", PAIR),
+    ("pairs of LLaMA-Factory's version 1", {f"{name}_messages": [m | {"content": [{"type": "text", "value": m["content"]}]} for m in messages]
+                                           for name, messages in PAIRED.items()}, "pref", PAIR),
+    *[("ms-swift's pairs", record, "pref", PAIR) for record in (
+        {"messages": chat(Q, A), "rejected_response": B}, {"messages": chat(Q, A), "rejected_response": chat("", B)[1:]},
+        {"messages": chat(Q, A), "rejected_messages": chat(Q, B)}, {"query": Q, "response": A, "rejected_response": B})],
     ("PKU-Alignment/PKU-SafeRLHF", {"prompt": Q, "response_0": B, "response_1": A, "is_response_0_safe": True, "better_response_id": 1}, "pref",
      PAIR),
     ("nvidia/HelpSteer3", {"context": chat(Q), "response1": A, "response2": B, "overall_preference": -2, "domain": "g"}, "pref", PAIR),
@@ -94,6 +101,7 @@ LAYOUTS = [
     ("lmsys/chatbot_arena_conversations", {"conversation_a": chat(Q, B), "conversation_b": chat(Q, A), "winner": "model_b", "turn": 1}, "pref", PAIR),
     ("stanfordnlp/SHP", {"history": Q, "human_ref_A": A, "human_ref_B": B, "labels": 1, "domain": "d"}, "pref", PAIR),
     ("lvwerra/stack-exchange-paired", {"qid": 1, "question": Q, "response_j": A, "response_k": B}, "pref", PAIR),
+    ("answers without their question", {"response_j": A, "response_k": B}, "pref", NO_PAIR),
     ("openbmb/UltraFeedback", {"instruction": Q, "completions": [{"response": A, "overall_score": 8.0}]}, "pref", NO_PAIR),
     ("kto-mix for pairs", {"prompt": chat(Q), "completion": chat("", A)[1:], "label": True}, "pref", "is one answer with a judgement"),
     ("oasst1 for pairs", {"text": Q, "role": "prompter", "rank": None}, "pref", "is a single message of a conversation"),

@@ -182,7 +182,9 @@ CALLS = "has tool calls in a message of the role 'assistant', which the chat tem
      "has tools, which the chat template does not render\n  fix: leave 'tools' out, or take a template for tools"),
     (CHATML, {"messages": [QUESTION[0] | {"images": ["a.png"]}, *ANSWER]}, "has images in a message of the role 'user'"),
     (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"function_calls": "look()"}]}, "has function_calls in a message of the role 'assistant'"),
+    (CALLING, {"messages": [QUESTION[0] | {"tools": "[]"}, *ANSWER]}, "has tools, which the chat template does not render"),  # it renders others
     (CALLING, {"messages": [*QUESTION, ANSWER[0] | {"reasoning": "a", "thinking": "b"}]}, "messages[1] has reasoning and thinking, which differ"),
+    (CALLING, {"messages": [*QUESTION, said("<think>a</think>b") | {"reasoning": "a"}]}, "messages[1] has reasoning, and a content that begins with <think>"),
     (CALLING, called({"function": {"arguments": {}}}), "messages[1] calls a tool by an object without a name"),
     (CALLING, {"conversations": [*gpt("Hi"), {"from": "function_call", "value": "look at Rome"}]}, "conversations[1] calls a tool by a string")])
 def test_parts_that_the_template_does_not_render(bench, template, record, lost):
@@ -238,7 +240,8 @@ def test_probabilities(bench, probs, message):
 @pytest.mark.parametrize("name, content, message", [
     ("none.jsonl", None, "none.jsonl: there is no such file"), ("empty.jsonl", "", "empty.jsonl: the file is empty"),
     ("blank.jsonl", "\n", "blank.jsonl: contains no records"), ("x.txt", "x", "x.txt: unknown kind of file"),
-    ("list.json", "[1", "list.json: broken JSON"),
+    ("list.json", "[1", "list.json: broken JSON"), *[(name, "version https://git-lfs.github.com/spec/v1\n", f"{name}: is a pointer of Git LFS")
+                                                     for name in ("a.jsonl", "a.parquet")],
     ("list.json", DEEP, "list.json: broken JSON: maximum recursion"),
     ("bad.csv", "prompt,completion\na,b\na,b,c\n", "line 3 of bad.csv: has 3 cells but the header has 2"),
     ("twice.csv", "prompt,completion,prompt\na,b,c\n", "twice.csv: its header has 'prompt' twice\n  fix: leave one of them out"),
@@ -263,6 +266,8 @@ def test_tokenizers(bench):
     assert "no-such: there is no such directory" in bench.refused("sft", bench.path / "no-such", records)
     (bench.path / "bare").mkdir()
     assert "bare: contains no tokenizer.json" in bench.refused("sft", bench.path / "bare", records)
+    bench.write("bare/tokenizer.json", "version https://git-lfs.github.com/spec/v1\n")
+    assert "bare/tokenizer.json: is a pointer of Git LFS" in bench.refused("sft", bench.path / "bare", records)
     bench.write("bare/tokenizer.json", '{"model": {}}')
     assert "bare/tokenizer.json: is not a tokenizer" in bench.refused("sft", bench.path / "bare", records)
     for task, source in (("sft", records), ("pref", [GOOD["pref"]])):
