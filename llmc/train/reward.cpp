@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "../core/common.h"
@@ -139,13 +140,20 @@ class ByModel final : public Reward {
                     die("a prompt with its answer has %zu tokens for the reward model %s, whose rows and positions end at %zu\n  fix: a larger --row_tokens, or a smaller --max_new_tokens",
                         tokens.size(), spec_.dir.c_str(), most);
         });
-        const Sequences sequences(std::move(all));
-        auto out = document_values(run_, spec_, *model_, sequences, first_samples(sequences.size()));
+        // Equal texts are scored once: their scores in two rows could differ in the last bit, which group_norm would scale to a deviation of 1.
+        std::map<std::vector<int32_t>, size_t> numbers;
+        std::vector<std::vector<int32_t>> different;
+        for (const auto &tokens : all)
+            if (numbers.emplace(tokens, different.size()).second) different.push_back(tokens);
+        const Sequences sequences(std::move(different));
+        const auto scores = document_values(run_, spec_, *model_, sequences, first_samples(sequences.size()));
+        std::vector<double> out;
         agree(run_.comm, [&] {
-            for (double &score : out) {
+            for (const auto &tokens : all) {
+                const double score = scores[numbers[tokens]];
                 if (!std::isfinite(score))
                     die("a score of %s is not finite\n  fix: look for NaN in its weights", spec_.dir.c_str());
-                score = (score - mean_) / std_;
+                out.push_back((score - mean_) / std_);
             }
         });
         return out;

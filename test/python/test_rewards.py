@@ -224,6 +224,8 @@ def test_rewards_by_a_model(mesh, policy, tmp_path):
     answers = judge_by(tmp_path / "run", policy, model, normalize_reward="true", **mesh)
     want = scores(tmp_path, model, answers)
     assert [2 * a["reward"] + 0.5 for a in answers] == pytest.approx(want, abs=1e-5) and np.std(want) > 0.1
+    sure = judge_by(tmp_path / "sure", policy, model, temperature=1e-3, n=8, **mesh)  # equal answers have equal rewards, to the last bit
+    assert len({(*a["prompt_ids"], *a["completion_ids"]) for a in sure}) == len({a["reward"] for a in sure}) < len(sure)
 
 
 def test_a_reward_model_with_another_tokenizer_reads_the_text(policy, reward_model, tmp_path):
