@@ -230,6 +230,8 @@ TEST(PolicyLoss, EqualsKnownValues) {
         {0.07215914, [](auto &o) { o.type = "cispo", o.clip_high = 1.25; }},
         {0.07532745 + 0.00523708, [](auto &o) { o.kl_coef = 0.1, o.kl = "k2"; }},
         {0.07532745 + 0.00492673, [](auto &o) { o.kl_coef = 0.1, o.kl = "k3"; }},
+        {0.11315284 + 0.00478695, [](auto &o) { o.kl_coef = 0.1, o.aggregation = "sequence_mean"; }},
+        {0.03766373 + 0.00246336, [](auto &o) { o.kl_coef = 0.1, o.aggregation = "constant"; }},
     };
     for (const auto &[want, set] : known) {
         const PolicySums sums = loss(with(set)).sums;

@@ -113,8 +113,8 @@ PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const
         sums.kl += kl_estimate("k3", d).value;
         if (o.kl_coef == 0) continue;
         const KlEstimate k = kl_estimate(o.kl, d);
-        sums.kl_loss += o.kl_coef * k.value / step.tokens;
-        d_logp[t] += o.kl_coef * k.slope / step.tokens;
+        sums.kl_loss += weight * o.kl_coef * k.value;
+        d_logp[t] += weight * o.kl_coef * k.slope;
     }
     return sums;
 }

@@ -14,7 +14,7 @@
 //   token_mean      the sum over all tokens, divided by their number N
 //   sequence_mean   the mean over all answers of the mean over their tokens
 //   constant        the sum over all tokens, divided by the number of answers times the longest allowed answer (Dr. GRPO)
-// plus kl_coef times the mean over all tokens of k2 or k3 (advantages.h) of log p - log p_ref.
+// where the loss of a token includes kl_coef times k2 or k3 (advantages.h) of log p - log p_ref.
 //
 // Answers may have been sampled by older weights than those of the first step on them. Then p_old is computed by the latter, so the ratio only bounds
 // the change by the steps (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a constant weight on a

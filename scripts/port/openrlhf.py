@@ -257,6 +257,8 @@ def complete_rewards(t, length):
     """Sets the lengths of prompts and answers: prompt_max_len and generate_max_len of older versions, or max_len. Only gae has a critic."""
     for flag in [flag for flag in t.flags if t.task == "grpo" and t.own["flags"][flag]["tasks"] == ["ppo"]]:
         t.note(t.flags.pop(flag).where, "only the estimator gae has a critic")
+    if t.flag("kl_use_loss") == "true" and t.flag("policy_loss_type") == "gspo":
+        t.note(t.flags["kl_use_loss"].where, "with gspo the divergence is averaged over answers, as the policy loss is; OpenRLHF averages it over tokens")
     if t.has("generate_max_len") or t.has("prompt_max_len"):
         prompt, answer = t.count("prompt_max_len", 1024), t.count("generate_max_len", 1024)
         t.set("max_len", str(prompt), "prompt_max_len")
