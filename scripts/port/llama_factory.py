@@ -139,7 +139,7 @@ def complete(t):
     kind = t.get("finetuning_type", "lora")
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
-        t.lora(str(rank), str(2 * rank), "0", "all-linear")
+        t.lora(str(rank), str(2 * rank), "0", "all-linear", steady=("dpo",))
         if (t.has("resizes") or t.has("tokens")) and not t.has("lora_whole"):
             t.set("lora_modules_to_save", ["embed_tokens", "lm_head"], (t.together.get("resizes") or t.together["tokens"]).where)
         if not t.has("finetuning_type"):

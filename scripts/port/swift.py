@@ -109,7 +109,7 @@ def complete(t):
 def finish(t, kind):
     """Computes the flags of all ms-swift commands: adapters, the loss, data and rewards."""
     if kind in ("lora", "qlora"):
-        t.lora("8", "32", "0.05", "all-linear")
+        t.lora("8", "32", "0.05", "all-linear", steady=() if t.peer.name == "Megatron-SWIFT" else ("dpo", "rm"))
     elif kind != "full":
         t.refuse(f'{t.together["tuner_type"].where} "{kind}" is not supported\n  fix: lora or full')
     if "max_len" not in t.flags:

@@ -7,7 +7,7 @@
     Note       has no effect here; the text gives the reason
     Refused    has no equivalent here, and ignoring it would change the run; the text gives an alternative
 
-Sets, Together and Refused ignore the values false, none and null. Note and Refused match a name with any prefix
+Sets, Together and Refused ignore the values false, none and null, unless the row lists them. Note and Refused match a name with any prefix
 ("ds.packing_samples"); the other rows match only prefixes in NESTED ("trl.beta", but not "critic.model_name_or_path")."""
 
 from typing import NamedTuple
@@ -60,8 +60,8 @@ def Part(flag, names):
     return Row("part", split(names), (), flag)
 
 
-def Together(key, text, names):
-    return Row("together", split(names), (), text, key)
+def Together(key, text, names, values=""):
+    return Row("together", split(names), split(values), text, key)
 
 
 def Note(text, names, values=""):

@@ -276,8 +276,9 @@ class Translation:
         if self.has("epsilon_high"):
             self.set("eps_clip", [self.flag("eps_clip", "0.2"), self.get("epsilon_high")], self.together["epsilon_high"].where)
 
-    def lora(self, rank, alpha=None, dropout=None, targets=None):
-        """Sets the flags of an adapter from the keys lora_r, lora_alpha, lora_dropout and lora_targets, or from the arguments if a key is not given."""
+    def lora(self, rank, alpha=None, dropout=None, targets=None, steady=("dpo", "rm", "ppo")):
+        """Sets the flags of an adapter from the keys lora_r, lora_alpha, lora_dropout and lora_targets, or from the arguments if a key is not given. The
+        trainers of the tasks `steady` disable all dropout unless the key disable_dropout is false."""
         rank = self.get("lora_r", self.flag("lora_rank", rank))
         for flag, key, otherwise in (("lora_rank", "lora_r", rank), ("lora_alpha", "lora_alpha", alpha), ("lora_dropout", "lora_dropout", dropout),
                                      ("lora_targets", "lora_targets", targets)):
@@ -285,6 +286,8 @@ class Translation:
             values = self.together[key].values if self.has(key) else None if otherwise is None else [otherwise]
             if values and flag not in self.given:
                 self.set(flag, linear_names(values, where) if flag == "lora_targets" else values, where, by_default=not self.has(key))
+        if self.get("disable_dropout", str(self.task in steady)).lower() == "true" and float(self.flag("lora_dropout", "0")) > 0:
+            self.note(self.flags.pop("lora_dropout").where, f"{self.peer.name} disables dropout in this task unless disable_dropout is false")
         if self.has("lora_whole") and "lora_modules_to_save" not in self.given:
             setting = self.together["lora_whole"]
             names = [name for name in setting.value.split(",") if name.rpartition(".")[2] not in ("score", "classifier")]

@@ -40,7 +40,7 @@ ROWS = [
     # optimizer
     Note("the loss is the mean over the targets of a step, and logits are computed for a part of the tokens at a time", "loss_type", "nll, chunked_nll"),
     Refused("sft has only the plain cross-entropy of the targets; leave it out", "loss_type", "dft"),
-    Note("there is no dropout", "disable_dropout"),
+    Together("disable_dropout", "true, the default of dpo, rm and ppo: no --lora_dropout", "disable_dropout", "true, false"),
     Same("router_aux_loss_coef", "router_aux_loss_coef"),
     # preferences and reward models
     Same("beta,kl_coef", "beta"),

@@ -67,6 +67,9 @@ SAME = [  # words, and the flags of this program
     (f"sft {TRL} --packing", {"train_batch_tokens": "8192", "max_len": "1024"}),
     (f"sft {TRL} --train_batch_size 32 --per_device_train_batch_size 2", {"train_batch_size": "32"}),
     (f"sft {TRL} --use_peft", {"lora_rank": "16", "lora_alpha": "32", "lora_dropout": "0.05", "lora_targets": "q_proj,v_proj"}),
+    (f"sft {TRL} --lr_scheduler_type constant --warmup_ratio 0.1", {"lr_scheduler": "constant", "lr_warmup": None}),  # no effect
+    (f"dpo {TRL} --use_peft --lora_dropout 0.1", {"lora_rank": "16", "lora_dropout": None}),  # TRL disables all dropout, unless:
+    (f"dpo {TRL} --use_peft --disable_dropout false", {"lora_dropout": "0.05"}),
     (f"sft {TRL} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.2}}'", {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.2"}),
     (f"sft {TRL} --learning_rate 1e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-5}}'", {"min_lr_ratio": "0.1"}),
     (f"sft {TRL} --optim adamw_bnb_8bit --bf16 True --gradient_checkpointing", {"moments": "8bit", "dtype": "bf16", "recompute": "layer"}),
