@@ -186,7 +186,7 @@ TEST(Options, TextsMayHaveCommas) {
     EXPECT_EQ(stop({}), Texts{});
     EXPECT_EQ(stop({"--stop", "a, b"}), Texts{"a, b"});
     EXPECT_EQ(stop({"--stop", "[a,b]", "\n"}), (Texts{"[a,b]", "\n"}));
-    EXPECT_EQ(stop({"--stop", "a", "--n", "2", "--stop=b c", "--stop", "d"}), (Texts{"a", "b c", "d"}));
+    EXPECT_EQ(stop({"--stop", "a", "--seed", "2", "--stop=b c", "--stop", "d"}), (Texts{"a", "b c", "d"}));
     const ConfigFile file(R"({"stop": ["x,y", "z"]})");
     EXPECT_EQ(stop({}, file.path), (Texts{"x,y", "z"}));
     EXPECT_EQ(stop({"--stop", "a"}, file.path), Texts{"a"});  // replaces the list
@@ -197,7 +197,6 @@ TEST(Options, TextsMayHaveCommas) {
 
 TEST(Options, WrongFlagsAreRefused) {
     expect_error(sft + "--prompts F", "--prompts belongs to generate, not to sft");
-    expect_error(sft + "--prompt Hi", "--prompt belongs to --sample_every");
     expect_error("dpo --model M --data D --output_dir O --sample_every 1", "--sample_every belongs to pretrain, sft, not to dpo");
     expect_error("generate --model M --prompt Hi --learning_rate 1",
                  "--learning_rate belongs to demo, pretrain, sft, dpo, rm, grpo, ppo, not to generate");
@@ -272,6 +271,36 @@ TEST(Options, WrongValuesAreRefused) {
         expect_error(task + " --preset tiny --data D --output_dir O", task + " needs --model DIR: there is nothing to prefer");
         EXPECT_TRUE(options(task + " --preset tiny --plan").plan);
     }
+}
+
+TEST(Options, FlagsWithoutEffectAreRefused) {
+    const std::string grpo = "grpo --model M --data D --output_dir O ", given = "grpo --model M --rollouts R --output_dir O ";
+    for (const std::string &line : {sft + "--lora_alpha 32",
+                                    sft + "--lora_modules_to_save lm_head",
+                                    dpo + "--adapter A --use_rslora",
+                                    sft + "--offload_dir D",
+                                    sft + "--prompt Hi",
+                                    sft + "--temperature 1",
+                                    std::string("generate --model M --prompt Hi --top_p 0.9"),
+                                    std::string("generate --model M --prompt Hi --n 2"),
+                                    sft + "--lr_scheduler cosine --min_lr_ratio 0.2",
+                                    sft + "--lr_decay_ratio 0.2",
+                                    rm + "--lr_scheduler constant --lr_warmup 10",
+                                    dpo + "--simpo_gamma 1",
+                                    dpo + "--loss_type hinge,sft --label_smoothing 0.1",
+                                    grpo + "--kl_use_loss",
+                                    grpo + "--no_std_norm",
+                                    grpo + "--advantage_estimator rloo --gamma 0.9",
+                                    grpo + "--policy_loss_type cispo --dual_clip 3",
+                                    grpo + "--normalize_reward",
+                                    given + "--reward R",
+                                    given + "--num_episodes 2"}) {
+        const size_t flag = line.rfind(" --") + 1;
+        expect_error(line, line.substr(flag, line.find(' ', flag) - flag) + " has no effect without ");
+    }
+    options(dpo + "--lora_rank 4 --lora_alpha 32 --loss_type simpo,robust --simpo_gamma 1 --label_smoothing 0.1 --lr_warmup 10");
+    options(
+        "ppo --model M --data D --output_dir O --no_std_norm --gamma 0.9 --kl_coef 1 --kl_estimator k1 --stop a --temperature 0.9");
 }
 
 TEST(Options, OneMessageHasAllProblems) {

@@ -17,6 +17,7 @@
 #include "../model/config.h"
 #include "../train/advantages.h"
 #include "../train/preference.h"
+#include "../train/reward.h"
 #include "help.h"
 #include "settings.h"
 
@@ -135,6 +136,10 @@ struct Parser {
         return line;
     }
 
+    void leave_out(const std::string &flag) {
+        std::erase_if(understood, [&](const auto &setting) { return setting.first == flag; });
+    }
+
     void set(const Setting &s) {
         const Flag &flag = *find_flag(s.name);
         if (!(flag.tasks & task))
@@ -163,7 +168,7 @@ struct Parser {
             die("%s \"%s\" is not %s\n  fix: such a value, or leave it out", s.where.c_str(),
                 CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
-        std::erase_if(understood, [&](const auto &earlier) { return earlier.first == flag.name; });
+        leave_out(flag.name);
         understood.emplace_back(flag.name, CLI::detail::join(values, ","));
         given.insert(flag.name);
     }
@@ -173,7 +178,7 @@ struct Parser {
         auto &[field, from] = texts[flag.name];
         if (from != where) {
             field->clear();
-            std::erase_if(understood, [&](const auto &earlier) { return earlier.first == flag.name; });
+            leave_out(flag.name);
         }
         from = where;
         for (const std::string &value : values) {
@@ -299,6 +304,47 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.repetition_penalty > 0, "repetition_penalty", "above 0");
 }
 
+// Returns the flags that differ from their defaults and, because of another flag, have no effect; each with a message.
+static std::map<std::string, std::string> idle_flags(const Options &o, Task task) {
+    const ordered_json json = to_json(o, task), defaults = to_json(default_options(task), task);
+    std::map<std::string, std::string> idle;
+    const auto need = [&](bool met, const char *flags, const char *what, const char *fix) {
+        for (const std::string &flag : split(flags))
+            if (!met && json.contains(flag) && json[flag] != defaults[flag])
+                idle[flag] = format("--%s has no effect without %s\n  fix: %s, or leave it out", flag.c_str(), what, fix);
+    };
+    const auto smoothed = [](const std::string &loss) { return contains("sigmoid,sigmoid_norm,robust,exo_pair", loss); };
+    need(o.lora_rank > 0, "lora_alpha,lora_dropout,lora_targets,lora_modules_to_save,use_rslora",
+         "--lora_rank, which adds new adapters; --adapter has options of its own", "--lora_rank 16, say");
+    need(!o.offload.empty(), "offload_dir", "--offload", "--offload activations, for example");
+    need(!(task & (PRETRAIN | SFT)) || o.sample_every,
+         "prompt,temperature,top_k,top_p,min_p,repetition_penalty,stop,max_new_tokens", "--sample_every",
+         "--sample_every 100, say");
+    need(o.temperature > 0, task == GENERATE ? "top_k,top_p,min_p,n" : "top_k,top_p,min_p",
+         "--temperature: at 0 every answer to a prompt is the greedy one", "--temperature 1");
+    need(contains("cosine_with_min_lr,warmup_stable_decay", o.lr_scheduler), "min_lr_ratio", "a schedule with a smallest rate",
+         "--lr_scheduler cosine_with_min_lr or warmup_stable_decay");
+    need(o.lr_scheduler == "warmup_stable_decay", "lr_decay_ratio", "a schedule with a final decay",
+         "--lr_scheduler warmup_stable_decay");
+    need(o.lr_scheduler != "constant" || o.lr_warmup == 0, "lr_warmup", "a schedule with a warm-up",
+         "--lr_scheduler constant_with_warmup");
+    need(std::ranges::count(o.loss_type, "simpo"), "simpo_gamma", "the loss that has this margin", "--loss_type simpo");
+    need(std::ranges::any_of(o.loss_type, smoothed), "label_smoothing", "a loss that smooths labels",
+         "--loss_type sigmoid, sigmoid_norm, robust or exo_pair");
+    need(o.kl_coef > 0, "kl_use_loss,kl_estimator", "--kl_coef, the weight of the divergence", "--kl_coef 0.001, say");
+    need(contains("gae,reinforce,reinforce_baseline", o.advantage_estimator), "no_std_norm",
+         "an --advantage_estimator that whitens", "--advantage_estimator dr_grpo, which is group_norm without the division");
+    need(contains("gae,reinforce", o.advantage_estimator), "gamma", "an --advantage_estimator that discounts",
+         "--advantage_estimator reinforce");
+    need(o.policy_loss_type != "cispo", "dual_clip", "a --policy_loss_type that clips losses", "--policy_loss_type ppo or gspo");
+    need(std::ranges::any_of(o.reward, is_model_reward), "normalize_reward", "a reward model", "--reward DIRECTORY");
+    need(
+        o.rollouts.empty(),
+        "reward,reward_weights,normalize_reward,dynamic_filtering,save_rollouts,num_episodes,kl_target,async_steps,is_correction",
+        "--data: the answers of --rollouts are given, with their rewards, as one batch", "--data FILE");
+    return idle;
+}
+
 static void check_together(const std::string &program, const Options &o, Task task, Problems &problems) {
     const auto both = [&](bool wrong, const char *a, const char *b, const char *why) {
         if (wrong)
@@ -317,20 +363,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
     both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
     both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
-    if (!o.lora_modules_to_save.empty() && o.lora_rank == 0)
-        problems.push_back(
-            "--lora_modules_to_save names modules to train together with new adapters, but there are none\n  fix: --lora_rank 16, say; --adapter has modules of its own");
     both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
-    both(!o.dynamic_filtering.empty() && !o.rollouts.empty(), "dynamic_filtering", "rollouts",
-         "answers that are given are not replaced");
-    both(o.kl_target[0] > 0 && !o.rollouts.empty(), "kl_target", "rollouts",
-         "the coefficient adapts after each batch of answers, and these are one");
-    both(o.async_steps && !o.rollouts.empty(), "async_steps", "rollouts", "answers that are given are not written");
-    both(!o.is_correction.empty() && !o.rollouts.empty(), "is_correction", "rollouts",
-         "ratios of given answers refer to the policy that sampled them");
-    both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they are in a file already");
     if (!o.dynamic_filtering.empty() && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
     if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
@@ -341,8 +376,6 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((started_by_hand(o).processes == 0) != o.rendezvous.empty())
         die("--rank and --rendezvous belong together\n  fix: --rank 0/2 --rendezvous HOST:29500, say");
-    if (o.offload.empty() && !o.offload_dir.empty())
-        die("--offload_dir has no effect without --offload\n  fix: --offload activations, for example");
     if (std::ranges::count(o.offload, "weights") && !o.load_in.empty())
         die("--offload weights: the matrices that --load_in %s makes small stay in memory\n  fix: leave weights out of --offload, or leave --load_in out",
             o.load_in.c_str());
@@ -370,8 +403,6 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (!o.timeline.empty() && (!o.plan || o.fit))
         die("--timeline belongs to --plan without --fit\n  fix: --plan --timeline %s", o.timeline.c_str());
-    if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
-        die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");
     if (!o.load_in.empty() && task & TRAINING && o.lora_rank == 0 && o.adapter.empty())
         problems.push_back(format(
             "--load_in %s freezes the matrices of the layers, and without adapters nothing would be trained\n  fix: --lora_rank 16, say, or leave --load_in out",
@@ -534,6 +565,12 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
         parser, request.ours, request.problems, [&](Problems &) { parser.finish(request.notes); },
         [&](Problems &all) { check_values(parser.options, request.task, all); },
         [&](Problems &all) { check_together(program, parser.options, request.task, all); },
+        [&](Problems &all) {
+            if (!all.empty()) return;
+            for (const auto &[flag, problem] : idle_flags(parser.options, request.task))
+                if (request.ours) all.push_back(problem);
+                else parser.leave_out(flag), request.notes.push_back(problem.substr(0, problem.find('\n')));
+        },
         [&](Problems &all) {
             if (converts) check_model(parser.options, request.task, all);
         });

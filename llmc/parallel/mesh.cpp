@@ -9,7 +9,8 @@ void check_divides(const char *flag, int size, int world, int least) {
     std::string sizes;
     for (int n = least; n <= world; n++)
         if (world % n == 0) sizes += format("%s%d", n > least ? ", " : "", n);
-    die("--%s %d does not divide %d ranks\n  fix: one of %s", flag, size, world, sizes.c_str());
+    die("--%s %d does not divide %d rank%s\n  fix: %s", flag, size, world, world == 1 ? "" : "s",
+        sizes.empty() ? "leave it out" : ("one of " + sizes).c_str());
 }
 
 static int checked(Comm &world, const char *flag, int size, int least = 1) {

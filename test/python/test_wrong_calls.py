@@ -34,6 +34,7 @@ WRONG = [
     (f"{PLAN} --ranks 4 --ring_attn_size 4 --sp_mode ulysses", "14 query heads cannot be dealt to 4 ranks"),
     (f"{MIXTRAL} --ranks 4 --expert_parallel 4", "--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"),
     (f"{MIXTRAL} --ranks 1 --expert_parallel 3", "--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"),
+    (f"{SFT} --zero_group 2", "--zero_group 2 does not divide 1 rank\n  fix: leave it out"),
     (f"{SFT} --ranks 2 --expert_parallel 2", "--expert_parallel 2 divides experts, and this model has none", "leave it out"),
     # data and weights
     *((f"{call} --data long.safetensors", "document 2", "65 tokens") for call in (SFT, EVAL)),
