@@ -44,7 +44,7 @@ def given(fields, name):
 
 
 def seen(fields):
-    return ", ".join(fields) if fields else "none"
+    return ", ".join(f"{name} (null)" if fields.get(name) is None else name for name in fields) or "none"
 
 
 def field(fields, name, flags="--input_key and --output_key"):

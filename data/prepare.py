@@ -138,6 +138,7 @@ class Recipe:
         encoding = next(encodings)
         ids = np.array(encoding.ids, np.int32)
         mask = np.full(len(ids), draft.spans is None, np.uint8)
+        counts["unknown"] += encoding.ids.count(self.tokenizer.unknown) if self.tokenizer.unknown is not None else 0
         if draft.spans:
             offsets = encoding.offsets  # read once: each access makes a new list
             for span in draft.spans:
@@ -452,6 +453,8 @@ def table(task, options, counts, lengths, targets):
     rows += named_row("fields not used", "unused", counts)
     if counts["plain"]:
         rows += [("without the chat template", f"{counts['plain']:,}", "strings stay as they are; --apply_chat_template makes chats of prompts and answers")]
+    if counts["unknown"]:
+        rows += [("unknown tokens", f"{counts['unknown']:,}", "in place of characters that the vocabulary lacks")]
     if counts["straddling"]:
         note = "answers whose first token also contains the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]

@@ -18,6 +18,7 @@ from typing import NamedTuple, Optional
 from errors import DataError
 from whole_file import refuse_pointer
 
+FILES_TO_IGNORE = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # as in datasets
 EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet", ".bin")
 COMPRESSED = tuple(f"{kind}{packing}" for kind in (".jsonl", ".json", ".csv") for packing in (".gz", ".zst"))
 
@@ -101,7 +102,19 @@ def splits_of_directory(source, root):
     splits = {str(split): [str(file) for file in files] for split, files in (config.data_files or {}).items()}
     for name in split_names(source, splits):
         check_files(splits[name])
+    if source == Source(root, root) and not os.path.exists(os.path.join(root, "README.md")):
+        refuse_left_out(root, splits)
     return splits
+
+
+def refuse_left_out(root, splits):
+    """Refuses a directory of which no split is named if its splits leave files out: datasets reads one kind of file and, if names indicate splits,
+    only those."""
+    read = [os.path.realpath(file) for files in splits.values() for file in files]
+    for file in sorted(glob.glob(f"{glob.escape(root)}/**/*", recursive=True)):
+        if file.endswith((*EXTENSIONS[:-1], *COMPRESSED)) and os.path.realpath(file) not in read and os.path.basename(file) not in FILES_TO_IGNORE:
+            raise DataError(f"{root}: its splits ({', '.join(splits)}) leave out {os.path.relpath(file, root)}",
+                            f"name a split: --input '{root}[{next(iter(splits))}]'; or the files, which may be of several kinds: {root}/*")
 
 
 def check_files(files):

@@ -32,6 +32,8 @@ class Tokenizer:
             self.hf.chat_template = chat_template
         self.bos = self.hf.bos_token_id
         self.eos = self.hf.eos_token_id
+        unknown = getattr(self.hf.backend_tokenizer.model, "unk_token", self.hf.unk_token)  # a Unigram model does not tell
+        self.unknown = self.hf.convert_tokens_to_ids(unknown) if unknown else None
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[i for i, (_, special) in entries.items() if special] + self.hf.all_special_ids] = True
         self.is_blank = lru_cache(maxsize=None)(lambda i: self.hf.decode([i]).isspace())
@@ -54,7 +56,7 @@ class Tokenizer:
 class Ids:
     """Replaces a tokenizer if all data are ids already."""
 
-    hash, bos, adds_bos = "", None, False
+    hash, bos, unknown, adds_bos = "", None, None, False
     hf = SimpleNamespace(chat_template=None, special_tokens_map={}, added_tokens_decoder={})
 
     def __init__(self, vocab_size, eos):

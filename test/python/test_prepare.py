@@ -131,20 +131,21 @@ def test_prompts_for_rl(bench, record):
         assert "solution (1)" in bench.printed
 
 
-def test_sentencepiece_style_tokenizer(bench):
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_sentencepiece_style_tokenizer(bench, byte_fallback):
     from tokenizers import Tokenizer as Backend, models, normalizers
     from transformers import PreTrainedTokenizerFast
 
     vocab = {token: i for i, token in enumerate(["<unk>", "▁", *(f"<0x{b:02X}>" for b in range(256)), *"Q:yes", "</s>"])}
-    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=byte_fallback, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.add_special_tokens(["</s>"])
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>").save_pretrained(bench.path / "spm")
     documents = bench.run("sft", bench.path / "spm", [{"prompt": "Q😀:", "completion": " yes😀"}])
     tokens = documents.hf.convert_ids_to_tokens(documents.ids[0])
-    emoji = ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"]
-    assert tokens == ["▁", "Q", *emoji, ":", "▁", "y", "e", "s", *emoji, "</s>"]
-    assert documents.masks[0] == [0] * 7 + [1] * 9
+    emoji = ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"] if byte_fallback else ["<unk>"]
+    assert tokens == ["▁", "Q", *emoji, ":", "▁", "y", "e", "s", *emoji, "</s>"] and bench.row("unknown tokens") == (None if byte_fallback else 2)
+    assert documents.masks[0] == [0] * (3 + len(emoji)) + [1] * (5 + len(emoji))
 
 
 # ---- the file

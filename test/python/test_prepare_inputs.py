@@ -162,6 +162,19 @@ def test_wrong_layouts(bench, layouts, name, expected):
     assert expected in bench.refused("sft", bench.tokenizer(CHATML), str(layouts / name)).replace(f"{layouts}/", "")
 
 
+@pytest.mark.parametrize("names, split", [(("a.jsonl", "b/c.csv"), "train"), (("train.jsonl", "extra.jsonl"), "train"), (("a-eval.jsonl", "a.jsonl"), "test")])
+def test_a_directory_of_which_files_are_left_out(bench, names, split):
+    tokenizer, folder = bench.tokenizer(), bench.path / "mixed"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text\na\n" if name.endswith("csv") else '{"text": "a"}\n')
+    assert bench.refused("pretrain", tokenizer, str(folder)).startswith(f"mixed: its splits ({split}) leave out {names[1]}\n  fix: name a split: ")
+    assert len(bench.run("pretrain", tokenizer, f"{folder}[{split}]").ids) == 1
+    (folder / "dataset_info.json").write_text("{}")
+    (folder / names[1]).unlink()
+    assert len(bench.run("pretrain", tokenizer, str(folder)).ids) == 1
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_data(bench):
     """The peak of the reader and its workers, for some data and for more."""

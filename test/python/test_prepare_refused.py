@@ -40,6 +40,7 @@ def refused_record(bench, task, template, record, *flags):
     ({"prompt": 1, "completion": "b"}, "'prompt' is a number, not a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
     ({"messages": []}, "'messages' is an empty list"),
     ({"question": "Q", "answer": json.dumps(QUESTION + ANSWER)}, "'answer' begins with a message of the role user, after a prompt that ends with the user's"),
+    ({"prompt": None, "completion": "b"}, "has fields prompt (null), completion, which match no"),
     ({"messages": [{"role": "user"}]}, "messages[0] has no content; it has role"),
     ({"messages": [{"content": "Hi"}]}, "messages[0] is not a message with a role; it has content"),
     ({"conversations": [{"from": ["human"], "value": "Hi"}]}, "conversations[0] is not a message with a role"),
