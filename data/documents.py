@@ -45,7 +45,7 @@ class Draft(NamedTuple):
     is_chat: bool = False  # the text is rendered by a template; other texts may get BOS and EOS
     ids: Optional[np.ndarray] = None
     mask: Optional[np.ndarray] = None
-    left_out: Any = ()  # parts of messages that the template omits, one entry each
+    left_out: Any = ()  # parts of messages that the template omits or changes, or that are missing, one entry each
 
 
 # Names of fields that belong to a prompt or an answer. A record with such a field is refused if its document does not contain the field. Fields
@@ -395,7 +395,7 @@ def joined(prompt, answer, name):
 
 def final_answer_draft(messages, fields, options, template):
     """Returns a chat of which only the last message is trained, or an empty text if that message is empty."""
-    if not (messages[-1].get("content") or "").strip() and not has(messages[-1], "tool_calls"):
+    if is_empty(messages[-1]):
         return Draft("", [])
     return rendered_draft(messages, [len(messages) - 1], fields, options, template)
 
@@ -409,7 +409,12 @@ def rendered_draft(messages, trained, fields, options, template):
     system = system_message(fields, messages)
     trained = [i + len(system) for i in trained]
     text, spans, left_out = template.conversation(system + messages, trained, template_variables(fields, options))
-    return Draft(text, spans, is_chat=True, left_out=left_out)
+    empty = ["no text" for i in trained if is_empty((system + messages)[i])]
+    return Draft(text, spans, is_chat=True, left_out=left_out + empty)
+
+
+def is_empty(message):
+    return not (message.get("content") or "").strip() and not has(message, "tool_calls")
 
 
 def chat_field(fields):

@@ -458,6 +458,8 @@ def table(task, options, counts, lengths, targets):
     if counts["straddling"]:
         note = "answers whose first token also contains the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]
+    if counts["left out", "no text"]:
+        rows += [("empty answers", f"{counts['left out', 'no text']:,}", "trained messages without text: they teach to say nothing")]
     if counts["doubled ends"]:
         rows += [("doubled ends", f"{counts['doubled ends']:,}", "answers or texts that contain their end token, which is added once more")]
     if counts["open turns"]:
@@ -469,7 +471,7 @@ def table(task, options, counts, lengths, targets):
 
 def named_row(title, what, counts, note=""):
     """Returns a row with the names counted as (what, name), the most frequent ones first."""
-    found = [(key[1], count) for key, count in counts.most_common() if isinstance(key, tuple) and key[0] == what and key[1] not in ("reasoning", "content")]
+    found = [(key[1], count) for key, count in counts.most_common() if isinstance(key, tuple) and key[0] == what and key[1] not in ("reasoning", "content", "no text")]
     listed = [f"{name} ({count:,})" for name, count in found[:8]] + ["..."] * (len(found) > 8)
     return [(title, f"{len(found):,}", f"{', '.join(listed)} {note}".strip())] if found else []
 

@@ -74,7 +74,7 @@ DOCUMENTS = {
     "contents that equal parts of the template": Case(
         LIKE_MARKS, [[record["messages"][1]["content"] + "<|im_end|>"] for record in LIKE_MARKS], tokenizer={"merges": []}),
     "answers at the beginning and in a row": Case(
-        [{"messages": [said("Welcome"), said("You"), *chat("Hi", "")]}], [["Welcome<|im_end|>", "You<|im_end|>", "<|im_end|>"]]),
+        [{"messages": [said("Welcome"), said("You"), *chat("Hi", "")]}], [["Welcome<|im_end|>", "You<|im_end|>", "<|im_end|>"]], rows={"empty answers": 1}),
     "ShareGPT": Case([{"conversations": [{"from": "system", "value": "Be short."}, *gpt("Hi", "Hello")]}], [HELLO],
                      [asked("Hi", "Be short.") + "Hello<|im_end|>\n"]),
     "a prompt and a completion": Case([{"prompt": CHAT[:4], "completion": CHAT[4:]}], [["Bye<|im_end|>"]]),
