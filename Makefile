@@ -121,6 +121,8 @@ $(UNITS:%=$(BUILD)/%.cpp): $(BUILD)/%.cpp: FORCE
 
 # These folders compute little, and compile in less time with -Og.
 $(foreach folder,app data model train,$(BUILD)/llmc/$(folder).o): private FLAGS_OF_FILE := -Og
+# The check of the CPU (llmc/core/cpu.cpp) is code for any CPU, into which the inline functions of a fortified libc, Ubuntu's default, do not fit.
+$(BUILD)/llmc/core.o: private FLAGS_OF_FILE := -U_FORTIFY_SOURCE
 
 # Every other file is a unit. g++ compiles a file with kernels for the CPU or, with -DLLMC_CUDA, as the CPU's half of a program for GPUs; and for
 # the emulator (dev/emulator/simt.h), which runs the kernels on the CPU. $(call compile_cpu,FOLDER/,SOURCE,FLAGS)

@@ -2,6 +2,7 @@
 // models.h first.
 #pragma once
 #include <array>
+#include <functional>
 
 #include "../llmc/train/options.h"
 #include "check.h"

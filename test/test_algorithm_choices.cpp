@@ -1,6 +1,8 @@
 // The file that stores the fastest algorithm of each product.
 #include "../llmc/ops/algorithm_choices.h"
 
+#include <cstdlib>
+
 #include "../llmc/core/file.h"
 #include "errors.h"
 

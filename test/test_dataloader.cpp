@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <type_traits>
 
 #include "../llmc/core/rng.h"
 #include "../llmc/data/dataloader.h"

@@ -1,4 +1,5 @@
 // The command line: each flag is in --help, in the log and in --config, and each mistake is refused with a message.
+#include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>

@@ -2,6 +2,7 @@
 #include "../llmc/model/parameters.h"
 
 #include <bit>
+#include <mutex>
 
 #include "check.h"
 #include "errors.h"

@@ -1,5 +1,6 @@
 // Prepared data: reading a correct file, and the message for each kind of wrong file.
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "../llmc/core/hash.h"

@@ -2,6 +2,8 @@
 #include "common.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <exception>
 #include <iostream>
 
 static std::string about_program(const Description &about) {

@@ -2,6 +2,7 @@
 #include <omp.h>
 
 #include <atomic>
+#include <exception>
 
 #include "block.h"
 #ifdef __SANITIZE_ADDRESS__

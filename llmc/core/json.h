@@ -1,5 +1,6 @@
 // Reads JSON files. A message about a file gives the position of the error, and a message about a value names its field.
 #pragma once
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

@@ -6,6 +6,7 @@
 //     launch(dev, op_kernel<X>, Grid{ceil_div(n, 64), H}, 64, sizeof(Tile), out, n);
 #pragma once
 #include <cstddef>
+#include <cstdlib>
 #include <source_location>
 
 #include "common.h"

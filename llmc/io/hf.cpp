@@ -1,6 +1,7 @@
 #include "hf.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <set>
 

@@ -2,6 +2,7 @@
 // the same algorithms and get the same bits. Ranks append to the file, which has one line per product.
 #pragma once
 #include <array>
+#include <cstdint>
 #include <map>
 #include <string>
 

@@ -11,6 +11,8 @@
 #pragma once
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "ptx.cuh"
 
 inline namespace CUDA_BACKEND {

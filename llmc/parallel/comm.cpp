@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 
 size_t bytes_of(SliceType type) {
     switch (type) {

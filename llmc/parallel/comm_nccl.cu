@@ -47,6 +47,7 @@ std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 

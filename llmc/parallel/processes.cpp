@@ -1,5 +1,6 @@
 #include "processes.h"
 
+#include <exception>
 #include <optional>
 
 void say_last(const std::string &message) {

@@ -4,6 +4,7 @@
 // limit. The clock of a call starts when the call could start, after all work queued before it; an event before the call shows that.
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>

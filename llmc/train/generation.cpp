@@ -1,6 +1,7 @@
 #include "generation.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 

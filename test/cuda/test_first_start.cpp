@@ -1,5 +1,8 @@
 // Messages at a first start: too little memory, and a rank that stalls. test/ptx/kernels/test_first_start.cpp has the messages of programs for GPUs,
 // test_devices.cpp those before anything runs.
+#include <chrono>
+#include <thread>
+
 #include "../../llmc/core/memory.cuh"
 #include "../errors.h"
 #include "gpu_ranks.cuh"

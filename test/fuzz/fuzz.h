@@ -1,11 +1,11 @@
 // A fuzzer (libFuzzer: https://llvm.org/docs/LibFuzzer.html) gives arbitrary bytes to a parser of users' files. For all bytes the parser returns a result or
 // throws an Error: no crash, no undefined behaviour, no hang, and no allocation beyond the file's size (scripts/fuzz.py sets the limits).
 #pragma once
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 

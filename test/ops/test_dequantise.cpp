@@ -1,6 +1,7 @@
 #include "../../llmc/ops/dequantise.h"
 
 #include <array>
+#include <limits>
 
 #include "../../llmc/core/json.h"
 #include "../../llmc/core/rng.h"

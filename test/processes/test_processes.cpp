@@ -3,6 +3,8 @@
 //   build/test/processes/test_processes WHAT RANK RANKS HOST:PORT [TIMEOUT]     one of the ranks
 #include <unistd.h>
 
+#include <exception>
+
 #include "../../dev/emulator/emulated_processes.h"
 #include "../../llmc/parallel/comm_mpi.h"
 #include "../../llmc/parallel/comm_sockets.h"

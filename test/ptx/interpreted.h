@@ -2,6 +2,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "../../dev/emulator/ptx/prediction.h"
 #include "../../dev/emulator/ptx/tensor_map.h"
 #include "../../llmc/core/dtype.h"

@@ -1,4 +1,5 @@
 // The PTX interpreter on Hopper's instructions, in handwritten kernels: results, and errors that a GPU might not report.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 

@@ -1,5 +1,6 @@
 """The Makefile and scripts: a missing dependency is named before anything starts, with the command that installs it; flags for the CPU and the GPUs."""
 
+import functools
 import os
 import re
 import shlex
@@ -86,6 +87,37 @@ def test_a_compiler_gets_only_flags_that_it_knows(unknown, cpu, flags, tmp_path)
     code, _, errors = make(f"CXX={tmp_path}/c++", f"CPU={cpu}", f"BUILD={tmp_path}", f"PROBE={tmp_path}/probe.mk", made)
     assert (code, errors) == (0, "")
     assert [word for word in made.read_text().split() if word.startswith("-m")] == flags
+
+
+def test_a_fortified_libc(tmp_path):
+    """Ubuntu's compilers define _FORTIFY_SOURCE."""
+    (tmp_path / "probe.mk").write_text("PROBED_COMPILER := $(COMPILER)\nHAVE_COMPILER := 1\n")
+    code, _, errors = make("CXX=g++ -D_FORTIFY_SOURCE=2", f"BUILD={tmp_path}", f"PROBE={tmp_path}/probe.mk", tmp_path / "llmc/core.o")
+    assert (code, errors) == (0, "")
+
+
+# Names of headers that g++ 12's other headers include, but not those of later versions.
+HEADERS = {
+    "algorithm": r"std::(ranges::\w+|min|max|sort|find|find_if|any_of|all_of|fill|copy|clamp|reverse|transform)\(", "array": r"std::array<",
+    "atomic": r"std::atomic", "chrono": r"std::chrono", "cmath": r"std::(sqrt|exp|log|pow|abs|floor|ceil|isfinite|isnan|tanh|expm1|log1p|round)\(",
+    "cstdint": r"\bu?int(8|16|32|64)_t\b", "cstdlib": r"\b(getenv|setenv|malloc|free|exit|_Exit|abort|strto\w+)\(",
+    "cstring": r"\b(mem(cpy|set|cmp)|strlen|strcmp|strcat|strchr|strstr|strerror)\(", "exception": r"std::(exception|current_exception|rethrow_exception)",
+    "fstream": r"std::[io]?fstream", "functional": r"std::function<", "limits": r"std::numeric_limits", "memory": r"std::(unique|shared)_ptr",
+    "mutex": r"std::(mutex|\w+_lock|lock_guard)", "optional": r"std::optional", "thread": r"std::(thread|this_thread)", "tuple": r"std::(tuple|tie)\b"}
+
+
+def test_files_include_the_headers_of_their_names():
+    """In the file itself or in a file of the project that it includes."""
+    @functools.cache
+    def included(file):
+        text = file.read_text()
+        found = set(re.findall("#include <(.+)>", text))
+        return found.union(*(included((file.parent / name).resolve()) for name in re.findall('#include "(.+)"', text) if (file.parent / name).exists()))
+
+    for file in (f for folder in ("llmc", "dev", "test") for end in ("h", "cpp", "cu", "cuh") for f in sorted((ROOT / folder).rglob(f"*.{end}"))):
+        code = re.sub(r'//.*|"(\\.|[^"\n])*"', "", file.read_text())
+        missing = [header for header, names in HEADERS.items() if re.search(names, code) and header not in included(file)]
+        assert not missing, file
 
 
 def test_programs_are_compiled_for_the_gpus_of_the_machine(tmp_path):

@@ -1,4 +1,6 @@
 // Lanewise arithmetic instructions. PTX ISA, "Integer", "Floating Point", "Comparison", "Logic", "Data Movement".
+#include <limits>
+
 #include "../../../llmc/ops/fp8.h"
 #include "forms.h"
 

@@ -1,5 +1,6 @@
 // A PTX module and its decoded kernels. The operands of instructions are slots of a warp's register file.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
