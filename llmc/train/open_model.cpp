@@ -163,9 +163,11 @@ void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, con
                            const std::vector<size_t> &shape) {
     const TensorInfo *found = adapter.find(name);
     if (found && found->shape == shape) return;
-    die("--adapter %s: its tensor %s %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
-        model.adapter.c_str(), name.c_str(),
-        found ? format("has %s and not %s", shape_text(found->shape).c_str(), shape_text(shape).c_str()).c_str() : "is missing",
+    if (found)
+        die("--adapter %s: its tensor %s has %s and not %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
+            model.adapter.c_str(), name.c_str(), shape_text(found->shape).c_str(), shape_text(shape).c_str(), model.dir.c_str());
+    die("--adapter %s: its tensor %s is missing (its first one is %s), so it belongs to another model than %s, or another program has named its tensors\n  fix: the model that it was trained on, or save it with PEFT's save_pretrained",
+        model.adapter.c_str(), name.c_str(), adapter.tensors().empty() ? "none" : adapter.tensors()[0].name.c_str(),
         model.dir.c_str());
 }
 

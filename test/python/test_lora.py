@@ -142,6 +142,9 @@ def test_wrong_merges(tmp_path):
         refused(merging(*words, model=model, adapter=adapter, output_dir=adapter), "is the directory of --adapter itself")
     assert (model / "config.json").read_bytes() == (GOLDEN / "qwen3/config.json").read_bytes()
     refused(merging(adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out"), "so it belongs to another model than")
+    tensors = adapter / "adapter_model.safetensors"
+    tensors.write_bytes(tensors.read_bytes().replace(b"lora_A.weight", b"lora_A.WEIGHT"))
+    refused(merging(adapter=adapter, output_dir=tmp_path / "out"), "lora_A.weight is missing (its first one is base_model.", "lora_A.WEIGHT)")
 
 
 def test_an_interrupted_merge_can_be_repeated(tmp_path):
