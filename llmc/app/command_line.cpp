@@ -343,6 +343,12 @@ static std::map<std::string, std::string> idle_flags(const Options &o, Task task
         o.rollouts.empty(),
         "reward,reward_weights,normalize_reward,dynamic_filtering,save_rollouts,num_episodes,kl_target,async_steps,is_correction",
         "--data: the answers of --rollouts are given, with their rewards, as one batch", "--data FILE");
+    const auto raw = [](const std::string &path) { return !path.empty() && !path.ends_with(".safetensors"); };
+    std::vector<std::string> of_prepare;
+    for (const Flag &f : flags())
+        if (f.tasks & PREPARE && strcmp(f.name, "max_len") != 0) of_prepare.push_back(f.name);
+    need(raw(o.data) || raw(o.eval_data) || (o.data + o.rollouts).empty(), CLI::detail::join(of_prepare).c_str(),
+         "raw data: a prepared file has the tokens already", "raw --data");
     return idle;
 }
 

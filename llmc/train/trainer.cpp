@@ -238,6 +238,9 @@ int Trainer::train() {
     signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
     start_or_resume();
     remember_signals();
+    if (o_.lr_scheduler != "constant" && o_.lr_warmup.of(state_.steps) >= state_.steps)
+        log_.say("note: the whole run belongs to the warm-up, whose first step has the rate 0%s: --lr_warmup 0 leaves it out",
+                 state_.steps == 1 ? " and changes no weight" : "");
     size_t drawn = loader_.cursor();  // samples, when the last step was made
     for (const size_t first = state_.step; state_.step < state_.steps;) {
         const size_t before = state_.step;

@@ -8,7 +8,7 @@ from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import name_template
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
-from .trl import TRL, set_rewards
+from .trl import TRL, note_orpo, set_rewards
 
 ROWS = [
     # model and data
@@ -429,6 +429,7 @@ def complete_task(t):
             t.refuse(f"{where}: {no_task(rl)}")
         elif t.task == "dpo" and PREFERENCES.get(rl):
             t.set("loss_type", PREFERENCES[rl], where)
+            note_orpo(t)
     if t.has("reward_funcs"):
         set_rewards(t)
 

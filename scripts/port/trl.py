@@ -187,6 +187,7 @@ def complete(t):
         set_rewards(t)
     if t.task == "dpo" and "label_smoothing" in t.given and not {"robust", "exo_pair"} & set(t.flag("loss_type", "sigmoid").split(",")):
         t.note(t.flags.pop("label_smoothing").where, "ignored: in TRL 1.16 it changes only the losses robust and exo_pair; --label_smoothing here also changes sigmoid, as in cDPO")
+    note_orpo(t)
     if t.task in ("dpo", "rm"):
         t.note("", "in chats TRL also scores the text that the template adds after an answer's end of turn, such as a line break; here the end of turn is the last scored token")
     samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
@@ -197,6 +198,11 @@ def complete(t):
     if t.task == "sft" and not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):
         t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set, and in completions on the text that the template adds after the end of a turn, such "
                    "as a line break; here the targets are the assistant's messages with their end of turn")
+
+
+def note_orpo(t):
+    if t.flag("loss_type") == "orpo":
+        t.note("", "the NLL of orpo is the mean over the chosen answers of the mean over their tokens; TRL's is the mean over all tokens of a batch, with the prompts")
 
 
 def targets_of(t):

@@ -260,6 +260,7 @@ def test_notes_on_differences(tmp_path):
     notes = converted("", tmp_path, AXOLOTL)[2]
     assert "at most 100 steps" in notes and "M is not on this machine; a run checks at its start whether this program supports its architecture" in notes
     assert "OpenRLHF cuts them" in converted(f"sft {OPENRLHF}", tmp_path)[2]
+    assert "TRL's is the mean over all tokens of a batch, with the prompts" in converted("", tmp_path, AXOLOTL | DPO | {"rl": "orpo"})[2]
 
 
 def test_special_tokens_must_be_the_tokenizer_s(tmp_path):

@@ -41,6 +41,11 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
     assert log_lines(run)[-1]["step"] == 3
 
 
+def test_a_note_on_a_run_of_warm_up_alone(data, tmp_path):
+    assert "has the rate 0 and changes no weight: --lr_warmup 0" in train(tmp_path / "one", data=data, max_steps=1)
+    assert "warm-up" not in train(tmp_path / "two", data=data, max_steps=2)
+
+
 # ---- stopping ---------------------------------------------------------------------------------------------------------------------
 
 def test_a_signal_lets_a_run_save_and_end(data, tmp_path):
