@@ -255,7 +255,7 @@ void add_tokens(const std::string &path, const std::vector<std::string> &tokens,
                              {"lstrip", false},
                              {"rstrip", false},
                              {"normalized", false},
-                             {"special", false}});
+                             {"special", token.starts_with("<|") && token.ends_with("|>")}});
     write_file(to, tokenizer.dump(1));
 }
 

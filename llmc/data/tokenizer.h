@@ -55,4 +55,5 @@ std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
 std::set<std::string> added_tokens(const std::string &path);  // their texts, which are never cut into pieces
 
 // Writes a tokenizer.json with further tokens, whose ids follow the largest existing id. Tokens that it already has do not change.
+// Tokens of the form <|name|> become special: they can end a turn, and are left out of decoded answers.
 void add_tokens(const std::string &path, const std::vector<std::string> &tokens, const std::string &to);

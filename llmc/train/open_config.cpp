@@ -103,7 +103,7 @@ std::string tokenizer_with_tokens(const Run &run, const std::string &dir) {
         if (dir.empty() || !fs::exists(from))
             die("--add_tokens: %s has no tokenizer.json\n  fix: a model with its tokenizer",
                 dir.empty() ? "a --preset" : dir.c_str());
-        std::string key = tokenizer_hash(from);
+        std::string key = "2 " + tokenizer_hash(from);  // 2: the version of what add_tokens() writes
         for (const std::string &token : tokens) key += "\n" + token;
         out = cache_file("tokenizer-" + hash_of(key));
     });

@@ -132,7 +132,7 @@ def small(tmp_path_factory, trained):
     return path
 
 
-MARKED = [{"messages": chat("Hi", "<a>Yes.<b>")}]
+MARKED = [{"messages": chat("Hi", "<a>Yes.<|b|>")}]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def marked(tmp_path_factory):
 
 def train_added(output, **options):
     words = command("sft", max_len=64, learning_rate=1e-9, max_steps=1, output_dir=output, add_tokens=None, **options)
-    return succeeds(words + ["--add_tokens", "<a>", "<b>", "<|im_end|>"], quiet=False)  # the last one is no new token
+    return succeeds(words + ["--add_tokens", "<a>", "<|b|>", "<|im_end|>"], quiet=False)  # the last one is no new token
 
 
 def test_added_tokens_get_the_mean_of_the_others(small, trained, marked, tmp_path):
@@ -155,7 +155,8 @@ def test_added_tokens_get_the_mean_of_the_others(small, trained, marked, tmp_pat
         assert np.abs(after[name][270:] - before[name].mean(0)).max() < 1e-6
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer("<a>Yes.<b>", add_special_tokens=False)["input_ids"] == [270, *tokenizer("Yes.", add_special_tokens=False)["input_ids"], 271]
+    assert tokenizer("<a>Yes.<|b|>", add_special_tokens=False)["input_ids"] == [270, *tokenizer("Yes.", add_special_tokens=False)["input_ids"], 271]
+    assert tokenizer.decode([270, 271], skip_special_tokens=True) == "<a>"  # <|b|> is special
     assert "the mean of those" not in train_added(tmp_path / "padded", model=trained, data=marked)  # which has 272 rows for 270 tokens
     assert len(read_tensors(tmp_path / "padded/model.safetensors")[EMBEDDING]) == 272
     # The saved model can be trained again.
