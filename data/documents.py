@@ -127,7 +127,12 @@ def formed_draft(fields, options, template):
     refuse_other_losses(fields)
     name = chat_field(fields)
     if name:
-        return chat_draft(checked_messages(fields[name], name), 0, fields, options, template)
+        messages = checked_messages(fields[name], name)
+        answer = next((other for other in ("completion", *ANSWERS) if fields.get(other) not in (None, "")), None)
+        if answer and messages[-1]["role"] != "assistant":
+            raise DataError(f"has {answer!r} beside a chat that ends with a message of the role {messages[-1]['role']}",
+                            f"--input_key {name} --output_key {answer}; or make it the last message, or leave it out")
+        return chat_draft(messages, 0, fields, options, template)
     if has(fields, "prompt") and has(fields, "completion"):
         prompt, completion = fields["prompt"], fields["completion"]
         if is_text(prompt) and is_text(completion) and not options.apply_chat_template:

@@ -56,6 +56,7 @@ def refused_record(bench, task, template, record, *flags):
     (QA | {"reasoning_content": "hm"}, "has a field 'reasoning_content'"), (SAID | {"context": "C"}, "has a field 'context'"),
     (SAID | {"documents": [{"text": "D"}]}, "has a field 'documents'"), (SAID | {"conversations": gpt("Else")}, "has a field 'conversations'"),
     (SAID | {"kto_tag": True}, "is one answer with a"),
+    ({"messages": [*QUESTION, *ANSWER, *QUESTION], "response": "A"}, "has 'response' beside a chat that ends with a message of the role user\n  fix: --input_key"),
     ({"prompt": "Q", "solution": "A", "answer": "B"},
      "has a prompt and no answer; it has prompt, solution, answer\n"
      "  fix: name both with --input_key and --output_key"),
