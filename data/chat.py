@@ -199,9 +199,7 @@ class ChatTemplate:
         unread = [key for message in messages if len(message) > 2 for key in message.keys() - READ_KEYS if message[key] and not names(template, key)]
         others = [f"Word{i}{name}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
                   if message[name] and not self._shows(messages, i, name, variables)]
-        rewritten = ["content" for message in messages if not missing[0] and "</think>" not in (message.get("content") or "</think>")
-                     and not is_in(message["content"], text)]
-        return [*missing[0], *others], ["reasoning"] * missing[1] + unread + rewritten
+        return [*missing[0], *others], ["reasoning"] * missing[1] + unread + ["content"] * (0 if missing[0] else changed_contents(messages, text))
 
     def _shows(self, messages, i, name, variables):
         """True if the chat is rendered differently, or not at all, without this key of message i."""
@@ -341,6 +339,18 @@ def outline(messages):
 def is_in(words, text):
     """True if a rendered text contains the words, as they are or as a JSON string."""
     return words.strip() in text or any(json.dumps(words, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
+
+
+def changed_contents(messages, text):
+    """Returns the number of contents that a rendered text does not contain; contents with reasoning, which templates move, do not count."""
+    count = at = 0
+    for words in (message["content"].strip() for message in messages if message.get("content") and "</think>" not in message["content"]):
+        found = text.find(words, at)  # usually in the order of the messages
+        if found >= 0:
+            at = found + len(words)
+        else:
+            count += not is_in(words, text)
+    return count
 
 
 def outlined_call(call, word):
