@@ -35,6 +35,8 @@ def as_messages(value, role, name):
     """Returns the messages in a field. A plain text becomes a message of the given role."""
     if isinstance(value, str) and not is_chat(value):
         return [{"role": role, "content": value}]
+    if not isinstance(value, (str, list, dict)):
+        raise DataError(f"{name!r} is {a_kind(value)}, neither a string nor a list of messages", f"write {name!r} as a string")
     return checked_messages([value] if isinstance(value, dict) else value, name)
 
 

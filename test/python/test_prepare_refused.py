@@ -37,7 +37,7 @@ def refused_record(bench, task, template, record, *flags):
 @pytest.mark.parametrize("record, message", [
     ('{"text": "b"', "broken JSON: "), ('{"text": "a", "text": "b"}', "has 'text' twice\n  fix: leave one of them out"), ('["text"]', "is a JSON list, not an object"),
     ({"question": "a", "reply": "b"}, "has fields question, reply, which match no supported format\n  fix: the supported formats are messages; "),
-    ({"prompt": 1, "completion": "b"}, "'prompt' is a number, not a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
+    ({"prompt": 1, "completion": "b"}, "'prompt' is a number, neither a string nor a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
     ({"messages": []}, "'messages' is an empty list"),
     ({"question": "Q", "answer": json.dumps(QUESTION + ANSWER)}, "'answer' begins with a message of the role user, after a prompt that ends with the user's"),
     ({"prompt": None, "completion": "b"}, "has fields prompt (null), completion, which match no"),
@@ -107,7 +107,7 @@ def test_records_of_other_tasks(bench, task, template, record, message):
     ([], {"prompt": "Q", "completion": "a"}, "records with one answer are for the task sft"),
     (["--chosen_key", "good"], AB, "has no field 'good', so it is not a pair"),
     (["--prompt_key", "q"], AB, "chosen, rejected\n  fix: name the right one with --prompt_key"),
-    ([], {"chosen": 1, "rejected": 2}, "'chosen' is a number, not a list of messages"),
+    ([], {"chosen": 1, "rejected": 2}, "'chosen' is a number, neither a string nor a list of messages"),
     ([], {"chosen": [said("a")], "rejected": "b"}, "'chosen' is a list and 'rejected' a string"),
     ([], {"chosen": [*QUESTION, said("a")], "rejected": []}, "'rejected' is an empty list"),
     ([], {"chosen": QUESTION, "rejected": QUESTION}, "'chosen' ends with a message of the role user, not the assistant's"),
