@@ -11,6 +11,7 @@ from .table import NESTED, OFF, find
 TRAINING = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
 RL = ("grpo", "ppo")
 PAIRS = ("dpo", "rm")
+STEADY = ("dpo", "rm", "ppo")  # tasks whose trainers disable dropout unless disable_dropout is false
 LINEAR = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 
 
@@ -276,9 +277,9 @@ class Translation:
         if self.has("epsilon_high"):
             self.set("eps_clip", [self.flag("eps_clip", "0.2"), self.get("epsilon_high")], self.together["epsilon_high"].where)
 
-    def lora(self, rank, alpha=None, dropout=None, targets=None, steady=("dpo", "rm", "ppo")):
-        """Sets the flags of an adapter from the keys lora_r, lora_alpha, lora_dropout and lora_targets, or from the arguments if a key is not given. The
-        trainers of the tasks `steady` disable all dropout unless the key disable_dropout is false."""
+    def lora(self, rank, alpha=None, dropout=None, targets=None, steady=STEADY):
+        """Sets the flags of an adapter from the keys lora_r, lora_alpha, lora_dropout and lora_targets, or from the arguments if a key is not given. In
+        the tasks `steady` there is no dropout unless the key disable_dropout is false."""
         rank = self.get("lora_r", self.flag("lora_rank", rank))
         for flag, key, otherwise in (("lora_rank", "lora_r", rank), ("lora_alpha", "lora_alpha", alpha), ("lora_dropout", "lora_dropout", dropout),
                                      ("lora_targets", "lora_targets", targets)):
