@@ -102,7 +102,7 @@ TEST_CUTLASS := $(if $(HAVE_NVCC),$(BUILD)/ptx/test_cutlass)
 $(CUTLASS)/include:
 	@echo 'get     CUTLASS'
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(BUILD)/cutlass nvidia-cutlass==4.2.0 || \
-	    { echo "make test-all needs CUTLASS's headers"; echo '  fix: a network, or the package nvidia-cutlass 4.2.0 in $(BUILD)/cutlass'; exit 1; } >&2
+	    { echo "make test-all needs CUTLASS's headers"; echo '  fix: connect to a network, or put the package nvidia-cutlass 4.2.0 in $(BUILD)/cutlass'; exit 1; } >&2
 
 $(BUILD)/ptx/test/ptx/cutlass/%.o: test/ptx/cutlass/%.cu test/ptx/cutlass/gemm.cuh $(BUILD)/flags | $(CUTLASS)/include
 	@mkdir -p $(@D)

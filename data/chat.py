@@ -101,7 +101,7 @@ class ChatTemplate:
         except ValueError:
             named = self.hf.chat_template or {}
             has, take = ((f"several chat templates ({', '.join(named)}), none of which is the default", "choose one of them") if named
-                         else ("no chat template", "take the tokenizer of an instruct model"))
+                         else ("no chat template", "use the tokenizer of an instruct model"))
             raise DataError(f"contains a chat, but the tokenizer has {has}", f"{take}, or give --tokenizer_chat_template FILE") from None
 
     def _render(self, messages, variables, generation_prompt=False):
@@ -121,7 +121,7 @@ class ChatTemplate:
                 texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
             return checked_length(texts[0]), marks[0] if marks else []
         except BeyondLimit as limit:
-            raise DataError(f"the chat template {limit}", "mend it, or take another template with --tokenizer_chat_template FILE") from None
+            raise DataError(f"the chat template {limit}", "correct it, or use another template with --tokenizer_chat_template FILE") from None
         except Exception as error:  # a template is a program and can fail with anything
             raise Unrenderable(f"{error}") from None
 
@@ -133,7 +133,7 @@ class ChatTemplate:
         except Unrenderable as error:
             roles = " ".join(message["role"] for message in messages)
             raise DataError(f"the chat template refuses its messages: {error} (roles: {roles})",
-                            "mend the record, or take another template with --tokenizer_chat_template FILE") from None
+                            "correct the record, or use another template with --tokenizer_chat_template FILE") from None
 
     # ---- the template's inputs
 
@@ -249,7 +249,7 @@ class ChatTemplate:
             pairs = [(text, taken) for text, taken in zip(shown(role), shown(other)) if text is not None and SENTINEL in text]
             if pairs and all(text == taken for text, taken in pairs):
                 raise DataError(f"has a message of the role {role!r}, which the chat template shows as the {other}'s",
-                                f"write the role that it is, or take a template for {role!r}: --tokenizer_chat_template FILE")
+                                f"write that role, or use a template for {role!r}: --tokenizer_chat_template FILE")
 
     def _marks(self, messages, variables):
         """Returns {index: span} of the assistant messages, for a template with {% generation %} marks."""
@@ -390,8 +390,8 @@ def refuse_lost(lost, messages):
     message, what = messages[int(number)], "reasoning" if what == "thought" else re.sub("^calls*$", "tool calls", what)
     if what == "tools":
         raise DataError("has tools, which the chat template does not render",
-                         "leave 'tools' out, or take a template for tools: --tokenizer_chat_template FILE")
-    fix = "leave it out, or take a template that shows it: --tokenizer_chat_template FILE"
+                         "leave 'tools' out, or use a template for tools: --tokenizer_chat_template FILE")
+    fix = "leave it out, or use a template that shows it: --tokenizer_chat_template FILE"
     if what == "content" and message["role"] not in ROLES:
         fix = f"write one of the roles {', '.join(ROLES)}, {fix}"
     beside = " beside tool calls" if what == "content" and "tool_calls" in message else ""
@@ -423,7 +423,7 @@ class Turns:
         if span is None:
             role = self.messages[i]["role"]
             raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
-                            "take a template with {% generation %} marks: --tokenizer_chat_template FILE")
+                            "use a template with {% generation %} marks: --tokenizer_chat_template FILE")
         return span
 
     def _plain_span(self, i):

@@ -85,7 +85,7 @@ def refuse_unseen(fields, drafts, is_named=False):
         if name in MEDIA:
             raise DataError(f"has {name!r}, and only text is trained on", f"leave {name!r} out, and the record too if its text is about them")
         if not all(one_line(text) in place for text in texts_in(parsed(fields[name]))):
-            raise DataError(f"has a field {name!r} that is in no part of what would be trained; it has {seen(fields)}",
+            raise DataError(f"has a field {name!r} that no part of the sample would contain; it has {seen(fields)}",
                             f"put {name!r} into the prompt or the messages, or leave it out; the fields of prompts and answers are named by "
                             "--input_key and --output_key, or --prompt_key, --chosen_key and --rejected_key")
 

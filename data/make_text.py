@@ -50,7 +50,7 @@ def read_chapters():
 
 
 def train_tokenizer(paragraphs):
-    """Returns a byte-level BPE: the 256 bytes, merges learnt from the paragraphs, and the mark between documents."""
+    """Returns a byte-level BPE: the 256 bytes, merges learnt from the paragraphs, and the token between documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -117,7 +117,7 @@ def with_one_reasoning(message, where):
     texts = {value for value in given.values() if isinstance(value, str)}
     if len(texts) != 1 or not all(isinstance(value, str) for value in given.values()):
         raise DataError(f"{where} has {' and '.join(given)}, which {'differ' if len(texts) > 1 else 'is not a string'}",
-                        f"write what the assistant thinks as the string {REASONING[0]!r}")
+                        f"write the assistant's reasoning as the string {REASONING[0]!r}")
     text = texts.pop()
     if text and (message.get("content") or "").lstrip().startswith("<think>"):
         raise DataError(f"{where} has {' and '.join(given)}, and a content that begins with <think>", "leave one of them out")
@@ -145,7 +145,7 @@ def check_train_flags(message, where):
     flags = [name for name in (*TRAIN_FLAGS, *LOSS_FLAGS) if has(message, name)]
     for name in flags:
         if message[name] not in (0, 1):
-            raise DataError(f"{where} has {name} {message[name]!r}, neither true (1) nor false (0)", "true to train on the message, false not to")
+            raise DataError(f"{where} has {name} {message[name]!r}, neither true (1) nor false (0)", "set it to true to train on the message, to false not to")
     for name in ("train_detail", "training_detail"):  # Axolotl's
         if message.get(name):
             raise DataError(f"{where} has {name}, which trains parts of a content", f"leave {name} out, or write input_ids with labels")

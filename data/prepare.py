@@ -132,7 +132,7 @@ class Recipe:
             if outside.size:
                 t = outside[0]
                 raise DataError(f"input_ids[{t}] is {draft.ids[t]}, outside the vocabulary of {self.tokenizer.vocab_size}",
-                                "take the tokenizer, or the model, that these ids were made for")
+                                "use the tokenizer or model that these ids were made for")
             return draft.ids.astype(np.int32), draft.mask
         counts["chats"] += draft.is_chat
         encoding = next(encodings)
@@ -304,8 +304,8 @@ def prepared_lots(recipe, records, processes):
         while pending:
             yield result_of(*pending.popleft(), recipe)
     except BrokenProcessPool:
-        raise DataError("a worker process was killed, probably for want of memory",
-                        "free memory, or fewer cores: taskset -c 0-3") from None
+        raise DataError("a worker process was killed, probably for lack of memory",
+                        "free memory, or use fewer cores: taskset -c 0-3") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -371,7 +371,7 @@ def prepare(task, options, processes):
         lengths = np.concatenate(file.lengths)
         summary = table(task, options, counts, lengths, targets)
         if not len(lengths):
-            raise DataError(f"no record is left:\n{summary}", "a longer --max_len, or records with something to learn")
+            raise DataError(f"no record is left:\n{summary}", "raise --max_len, or give records with something to learn")
         if options.to_bin:
             summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
         if counts["chats"] and not ends:
@@ -509,7 +509,7 @@ def check_together(options):
 def check_ids(options):
     text = [name for name in options.input if not source_of(name).name.endswith(".bin")]
     if text or options.show:
-        raise DataError(f"{text[0] if text else '--show'}: takes a tokenizer; only token shards (.bin) hold ids",
+        raise DataError(f"{text[0] if text else '--show'}: needs a tokenizer; only token shards (.bin) hold ids",
                         "--tokenizer DIR in place of --eos_token_id and --vocab_size")
     if options.eos_token_id >= options.vocab_size:
         raise DataError(f"--eos_token_id {options.eos_token_id} is beyond --vocab_size {options.vocab_size}",

@@ -2,7 +2,7 @@
 import os
 import sys
 
-LOST = "not all output reached its file or pipe\n  fix: free space there, or a reader that stays to the end"
+LOST = "not all output reached its file or pipe\n  fix: free space there, or keep the reader open to the end"
 
 
 class Watched:

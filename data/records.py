@@ -49,7 +49,7 @@ class Record(NamedTuple):
             try:
                 value = json.loads(self.raw, object_pairs_hook=once)
             except ValueError as error:  # not JSON, or not UTF-8
-                raise DataError(f"broken JSON: {error}", "one whole JSON object a line, in UTF-8") from None
+                raise DataError(f"broken JSON: {error}", "write one whole JSON object per line, in UTF-8") from None
         if not isinstance(value, dict):
             raise DataError(f"is a JSON {json_kind(value)}, not an object", 'write a record as an object: {"messages": [...]}')
         return Fields(value)
@@ -188,7 +188,7 @@ def read_json(path):
     except DataError as error:
         raise DataError(f"{path}: {error.what}", error.fix) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: broken JSON: {error}", "a .json file contains one list of objects") from None
+        raise DataError(f"{path}: broken JSON: {error}", "write the .json file as one list of objects") from None
     for record in records:
         yield None, record, os.path.getsize(path) // len(records)
 
@@ -211,7 +211,7 @@ def read_csv(path):
                     yield line, dict(zip(header, row)), sum(map(len, row)) + len(row)
                 line = rows.line_num + 1
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: broken CSV at line {line}: {error}", "CSV in UTF-8 with a header line") from None
+            raise DataError(f"{path}: broken CSV at line {line}: {error}", "write CSV in UTF-8 with a header line") from None
 
 
 def check_header(path, names):

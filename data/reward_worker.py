@@ -78,13 +78,13 @@ def numbers_of(rewards):
 def what_is_wrong(error, source):
     """Returns the message with the line of the user's file."""
     if isinstance(error, NotNumbers):
-        return f"{error}\n  fix: a list with one number for each answer, or None where there is none"
+        return f"{error}\n  fix: return a list with one number for each answer, or None where there is none"
     if source.endswith(".py"):
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
         place = f" (line {own[-1].lineno} of {source})" if own else ""  # none if the call itself fails
         return f"{type(error).__name__}: {error}{place}\n  fix: def reward(prompts, answers, labels), as docs/rl.md describes it"
     cause = f"it cannot be reached, {TRIES} times: {error.reason}" if hasattr(error, "reason") else str(error)
-    return f"{cause}\n  fix: a server of OpenRLHF's protocol (docs/rl.md) at that address; the run resumes from its last checkpoint"
+    return f"{cause}\n  fix: start a server of OpenRLHF's protocol (docs/rl.md) at that address; the run resumes from its last checkpoint"
 
 
 def main():

@@ -35,11 +35,11 @@ def open_shard(path):
 def read_shard(path, end_of_text):
     """Yields the documents of a shard."""
     if end_of_text is None:
-        raise DataError(f"{path}: the tokenizer has no eos_token, which stands between the documents of a shard",
+        raise DataError(f"{path}: the tokenizer has no eos_token, which separates the documents of a shard",
                         "set it in tokenizer_config.json")
     if end_of_text > 65535:
-        raise DataError(f"{path}: is of another vocabulary: its tokens have 16 bits, and what ends a text is {end_of_text}",
-                        "take the tokenizer, or the model, that its ids were made for")
+        raise DataError(f"{path}: was made with another vocabulary: its tokens have 16 bits, but the end-of-text token here is {end_of_text}",
+                        "use the tokenizer or model that its ids were made for")
     tokens = open_shard(path)
     ends = np.flatnonzero(tokens == end_of_text)
     begins = np.unique([0, *ends])
@@ -52,12 +52,12 @@ def check_prefix(prefix, tokenizer):
     """Refuses, before any work is done, a prefix or vocabulary that write_shards() could not write."""
     if tokenizer.vocab_size > 65536:
         raise DataError(f"--to_bin {prefix}: the vocabulary has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
-                        "leave --to_bin out, or a tokenizer with at most 65536, as GPT-2's")
+                        "leave --to_bin out, or use a tokenizer with at most 65536 ids, such as GPT-2's")
     if not os.path.isdir(os.path.dirname(os.path.abspath(prefix))):
         raise DataError(f"--to_bin {prefix}: its directory does not exist", f"mkdir -p {os.path.dirname(os.path.abspath(prefix))}")
     if there := glob.glob(f"{glob.escape(prefix)}_[0-9]*.bin"):
-        raise DataError(f"--to_bin {prefix}: there is {min(there)}, which would be taken for a part of the new data",
-                        "remove the old shards, or another prefix")
+        raise DataError(f"--to_bin {prefix}: there is {min(there)}, which would be read as a part of the new data",
+                        "remove the old shards, or give another prefix")
 
 
 def write_shards(prefix, tokens, lengths, end_of_text):

@@ -98,7 +98,7 @@ def splits_of_directory(source, root):
         config = datasets.load_dataset_builder(root, source.subset, data_dir=source.directory).config
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{source.text}: contains no data set: {error}",
-                        f"a directory with files of the kinds {' '.join(EXTENSIONS[:-1])}, or one written by save_to_disk") from None
+                        f"give a directory with files of the kinds {' '.join(EXTENSIONS[:-1])}, or one written by save_to_disk") from None
     splits = {str(split): [str(file) for file in files] for split, files in (config.data_files or {}).items()}
     for name in split_names(source, splits):
         check_files(splits[name])

@@ -30,8 +30,8 @@ class TokenFile:
         self.path = path
         self.directory = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(self.directory) or os.path.isdir(path):
-            raise DataError(f"{path}: cannot be written: its directory does not exist, or it is one itself",
-                            f"mkdir -p {self.directory}, or another --out")
+            raise DataError(f"{path}: cannot be written: its directory does not exist, or it is a directory itself",
+                            f"mkdir -p {self.directory}, or give another --out")
         self.dtype = "U16" if vocab_size <= 65536 else "I32"
         try:  # temporary files have no name, so none remains after any exit
             self.tokens = tempfile.TemporaryFile(dir=self.directory)

@@ -11,7 +11,7 @@ def refuse_other_file(flag, path, mark):
     if os.path.isfile(path) and os.path.getsize(path):
         with open(path, "rb") as file:
             if mark not in file.read(200):
-                raise DataError(f"{flag} {path} exists, and is not an earlier result, which could be replaced", "another file, or move this one away")
+                raise DataError(f"{flag} {path} exists and is not an earlier result, so it is not replaced", "give another file, or move this one away")
 
 
 def refuse_pointer(path):

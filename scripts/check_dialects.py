@@ -30,7 +30,7 @@ def peer_of(checkout):
     for peer, mark in (("OpenRLHF", "openrlhf/cli"), ("TRL", "trl/trainer"), ("Axolotl", "src/axolotl"), ("LLaMA-Factory", "src/llamafactory"), ("ms-swift", "swift/trainers")):
         if (checkout / mark).is_dir():
             return peer
-    sys.exit(f"{checkout} is not a checkout of a known trainer\n  fix: one of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift")
+    sys.exit(f"{checkout} is not a checkout of a known trainer\n  fix: give one of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift")
 
 
 def lines_in(text):

@@ -62,12 +62,12 @@ def main():
     options = parser.parse_args()
     converter = options.llama_cpp / "convert_hf_to_gguf.py"
     if not converter.exists():
-        sys.exit(f"{options.llama_cpp}: contains no convert_hf_to_gguf.py\n  fix: a checkout of https://github.com/ggml-org/llama.cpp")
+        sys.exit(f"{options.llama_cpp}: contains no convert_hf_to_gguf.py\n  fix: give a checkout of https://github.com/ggml-org/llama.cpp")
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.gguf"
         words = [options.python, converter, options.directory, "--outfile", file, "--outtype", "f32"]
         if subprocess.run(words).returncode != 0:
-            sys.exit(f"{converter} failed for {options.directory}\n  fix: its message is above")
+            sys.exit(f"{converter} failed for {options.directory}\n  fix: see its message above")
         sys.path.insert(0, str(options.llama_cpp / "gguf-py"))
         from gguf import GGUFReader  # of the same checkout
 

@@ -53,7 +53,7 @@ def main():
     options = parser.parse_args()
     for output in options.runs:
         if not (output / "log.jsonl").exists():
-            sys.exit(f"{output} is not the output of a run: it has no log.jsonl\n  fix: the --output_dir of a run")
+            sys.exit(f"{output} is not the output of a run: it has no log.jsonl\n  fix: give the --output_dir of a run")
     if options.loss is None:
         difference = first_difference(*options.runs)
         print(difference or f"bit-identical: {len(lines(options.runs[0]))} log lines, and the weights")

@@ -32,7 +32,7 @@ class Exercise:
     def __init__(self, name):
         path = EXERCISES / f"{name}.patch"
         if not path.exists():
-            sys.exit(f"there is no exercise {name}\n  fix: one of {' '.join(names())}")
+            sys.exit(f"there is no exercise {name}\n  fix: use one of {' '.join(names())}")
         self.name, text = name, path.read_text()
         self.text, *patches = re.split(r"^(?=--- a/)", text, flags=re.M)
         self.patch, self.to_start = patches[-1], patches[:-1]
@@ -52,7 +52,7 @@ class Exercise:
 
     def apply(self, patch, tree):
         if not shutil.which("patch"):
-            sys.exit("exercise.py needs patch\n  fix: make deps")
+            sys.exit("exercise.py needs the program patch\n  fix: make deps")
         done = subprocess.run(["patch", "-p1", "--quiet", "-d", tree], input=patch, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
             sys.exit(f"the exercise's patch does not apply to dev/cuda/{self.name}.cu:\n{done.stdout}\n"

@@ -83,7 +83,7 @@ def mutated(path, source, mutants):
     changes.sort()
     for (_, end, one), (begin, _, other) in zip(changes, changes[1:]):
         if begin < end:
-            sys.exit(f"mutants {one.number} and {other.number} of {TABLE} change the same text of {path}\n  fix: shorter texts")
+            sys.exit(f"mutants {one.number} and {other.number} of {TABLE} change the same text of {path}\n  fix: shorten the texts")
     for begin, end, mutant in reversed(changes):
         source = source[:begin] + switched(mutant, source[begin:end]) + source[end:]
     return source
@@ -93,7 +93,7 @@ def exchange(number, install):
     """Replaces the right text by the wrong text of a mutant, or the wrong one by the right one."""
     mutant = next((m for m in read_table() if m.number == number), None)
     if mutant is None:
-        sys.exit(f"{TABLE} has no mutant {number}\n  fix: one of its numbers")
+        sys.exit(f"{TABLE} has no mutant {number}\n  fix: give one of its numbers")
     path = pathlib.Path(mutant.file)
     before, after = (mutant.right, mutant.wrong) if install else (mutant.wrong, mutant.right)
     source, count = re.subn(pattern(before), lambda _: after, path.read_text())
@@ -112,7 +112,7 @@ def make_tree(tree):
     paths = [path for pattern in SOURCES for path in pathlib.Path(".").glob(pattern) if path.is_file()]
     for mutant in mutants:
         if pathlib.Path(mutant.file) not in paths:
-            sys.exit(f"mutant {mutant.number} of {TABLE}: there is no file {mutant.file}\n  fix: the file that contains the text now")
+            sys.exit(f"mutant {mutant.number} of {TABLE}: there is no file {mutant.file}\n  fix: name the file that contains the text now")
     copies = {tree / path: mutated(path, path.read_text(), [m for m in mutants if m.file == str(path)]) for path in paths}
     for old in [path for path in tree.rglob("*") if path.is_file() and path not in copies]:
         old.unlink()

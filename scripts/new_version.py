@@ -43,7 +43,7 @@ class Ladder:
     def __init__(self, root, name):
         self.root, self.name, self.path = root, name, root / f"dev/cuda/{name}.cu"
         if not self.path.exists():
-            fail(f"there is no ladder {name}", "one of " + " ".join(sorted(p.stem for p in self.path.parent.glob("*.cu") if p.stem != "timing")))
+            fail(f"there is no ladder {name}", "use one of " + " ".join(sorted(p.stem for p in self.path.parent.glob("*.cu") if p.stem != "timing")))
         self.source = self.path.read_text()
         self.launchers = [entry.strip() for entry in TABLE.search(self.source)[1].split(",")]
         self.struct = self.source.rindex("\ntemplate <class X> struct ", 0, TABLE.search(self.source).start()) + 1
@@ -108,7 +108,7 @@ def main():
     if version not in with_kernels:
         fail(f"version {version} of {args.ladder} has no kernel in dev/cuda/{args.ladder}.cu or in the file of llmc/ops that its "
              "heading names",
-             f"--from with one of {', '.join(map(str, with_kernels))}")
+             f"give --from one of {', '.join(map(str, with_kernels))}")
     new = ladder.add(version)
     print(f"dev/cuda/{args.ladder}.cu: version {new} is a copy of version {version}\nnow edit it, and: make try L={args.ladder} V={new}")
 

@@ -37,9 +37,9 @@ def read_lines(path):
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
-        raise PlotError(f"{path}: no such file\n  fix: the log.jsonl of a run's --output_dir") from None
+        raise PlotError(f"{path}: no such file\n  fix: give the log.jsonl of a run's --output_dir") from None
     except OSError as error:
-        raise PlotError(f"{path}: {error.strerror}\n  fix: the log.jsonl of a run's --output_dir") from None
+        raise PlotError(f"{path}: {error.strerror}\n  fix: give the log.jsonl of a run's --output_dir") from None
 
 
 def entries_of(lines):
@@ -60,7 +60,7 @@ def read_log(path):
         if isinstance(entry.get("step"), int) and "sample" not in entry:
             (evaluations if "eval_loss" in entry else steps).append(entry)
     if not steps:
-        raise PlotError(f"{path}: contains no steps\n  fix: the log.jsonl of a training run with at least one step")
+        raise PlotError(f"{path}: contains no steps\n  fix: give the log.jsonl of a training run with at least one step")
     return steps, evaluations
 
 

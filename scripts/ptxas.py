@@ -65,7 +65,7 @@ def main(logs):
         if use.stack or use.stores or use.loads:
             failed.add(arch)
             print(f"FAILED: {names[name]} for {arch}: {use.stack} bytes of stack, {use.stores} of spilled registers stored, {use.loads} loaded\n"
-                  "  fix: smaller tiles, or arrays whose indices the compiler knows (#pragma unroll)")
+                  "  fix: use smaller tiles, or arrays whose indices the compiler knows (#pragma unroll)")
     for log in logs:
         for arch, remark in wgmma_remarks(open(log).read()):
             failed.add(arch)

@@ -38,7 +38,7 @@ LIMITS = {"connection_limit": 500, "channel_timeout": 30, "cleanup_interval": 5,
 
 class ModelEnded(Exception):
     def __str__(self):
-        return "train_llama has ended\n  fix: its message is in the server's standard error"
+        return "train_llama has ended\n  fix: see its message in the server's standard error"
 
 
 class ClientGone(Exception):
@@ -72,13 +72,13 @@ class Scorer:
             raise ModelEnded
         answer = json.loads(line)
         if "error" in answer:
-            raise DataError(answer["error"], "shorter texts, or a larger --row_tokens")
+            raise DataError(answer["error"], "shorten the texts, or raise --row_tokens")
         return answer["scores"]
 
     def __call__(self, texts, gone):
         scores = self.ask(encode(self.tokenizer, texts), gone)
         if None in scores:  # a NaN in JSON
-            raise DataError(f"the score of text {scores.index(None)} is not a number", "a fully trained model")
+            raise DataError(f"the score of text {scores.index(None)} is not a number", "use a fully trained model")
         return [(score - self.mean) / self.std for score in scores]
 
 
@@ -133,11 +133,11 @@ def serve(options, flags):
         sys.exit(f"serve_rm.py: there is no waitress, the HTTP server, for {sys.executable}\n  fix: make deps")
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests are normal
     if not os.path.isdir(options.model):
-        sys.exit(f"serve_rm.py: --model {options.model}: there is no such directory\n  fix: the --output_dir of a trained reward model")
+        sys.exit(f"serve_rm.py: --model {options.model}: there is no such directory\n  fix: give the --output_dir of a trained reward model")
     try:
         listener = socket.create_server((options.host, options.port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        sys.exit(f"serve_rm.py: cannot listen at {options.host}, port {options.port}: {error}\n  fix: an address of this machine, and a --port that is free")
+        sys.exit(f"serve_rm.py: cannot listen at {options.host}, port {options.port}: {error}\n  fix: give an address of this machine and a free --port")
     try:
         scorer = Scorer(options.model, flags, options.normalize)
     except (DataError, ModelEnded, OSError) as error:

@@ -34,7 +34,7 @@ def main():
         sys.exit(__doc__)
     asked, said = ([json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")] for path in sys.argv[1:])
     if len(asked) != len(said) or not said:
-        sys.exit(f"{sys.argv[2]} has {len(said)} answers to the {len(asked)} questions of {sys.argv[1]}\n  fix: one answer to each, in their order")
+        sys.exit(f"{sys.argv[2]} has {len(said)} answers to the {len(asked)} questions of {sys.argv[1]}\n  fix: give one answer to each, in their order")
     scores = [f1(a["completion"], q["completion"][-1]["content"]) for q, a in zip(asked, said)]
     ended = [a["finish_reason"] == "stop" for a in said]
     whole = sum(score for score, end in zip(scores, ended) if end)

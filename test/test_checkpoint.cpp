@@ -162,7 +162,7 @@ TEST_F(Checkpoint, AnyWorldReadsTheBitsOfAnyOther) {
         [&] {
             load(dir, {{{0, count}}}, count);
         },
-        {"optimizer-00000-of-00001.safetensors: has no tensor \"v\" of elements [700, 1049276) of the model\n  fix: "});
+        {"optimizer-00000-of-00001.safetensors: has no tensor \"v\" for elements [700, 1049276) of the model\n  fix: "});
 }
 
 TEST_F(Checkpoint, AFlippedBitIsNoticedAnywhere) {

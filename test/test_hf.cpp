@@ -251,7 +251,7 @@ TEST(Config, Refusals) {
         R"({"sliding_window": 8, "layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"]})";
     const Reading readings[] = {
         {"gemma2", "{}",
-         "model_type is \"gemma2\", but we have llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_moe, qwen2_moe, mixtral, gpt2; it has soft caps"},
+         "model_type is \"gemma2\"; the supported types are llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_moe, qwen2_moe, mixtral, gpt2; gemma2 has soft caps"},
         {"llama", R"({"model_type": 3})", "model_type is 3"},
         {"llama", R"({"model_type": null})", "model_type is missing"},
         {"llama", R"({"model_type": "gemma3"})", "text_config is missing"},
@@ -293,26 +293,27 @@ TEST(Config, Refusals) {
         {"phi3", R"({"partial_rotary_factor": 0.05})",
          "config.json: partial_rotary_factor is 0.05, but must give an even number"},
         {"smollm3", R"({"no_rope_layers": [0, 1]})", "no_rope_layers must be a list of 4"},
-        {"gemma3_text", R"({"hidden_activation": "silu"})", "hidden_activation is \"silu\", but we have gelu_pytorch_tanh"},
+        {"gemma3_text", R"({"hidden_activation": "silu"})",
+         "hidden_activation is \"silu\"; the supported activation is gelu_pytorch_tanh"},
         {"gemma3_text", R"({"use_bidirectional_attention": true})", "attention to later tokens"},
         {"gemma3_text", R"({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})",
          "sliding_attention has a rope_type"},
         {"qwen3_moe", R"({"num_experts": 4, "num_experts_per_tok": 5})", "num_experts_per_tok is 5, but there are 4 experts"},
-        {"qwen3_moe", R"({"num_experts": 2000})", "num_experts is 2000, more than the 1024"},
+        {"qwen3_moe", R"({"num_experts": 2000})", "num_experts is 2000, but must be at most 1024"},
         {"qwen3_moe", R"({"mlp_only_layers": 3})", "mlp_only_layers must be a list"},
         {"qwen2_moe", R"({"use_sliding_window": true})", "use_sliding_window"},
         {"mixtral", R"({"output_router_logits": true, "router_aux_loss_coef": -0.1})", "router_aux_loss_coef is -0.1"},
         {"mixtral", R"({"router_jitter_noise": 0.1})", "router_jitter_noise asks for noise"},
         {"gpt2", R"({"activation_function": "relu"})",
-         "activation_function is \"relu\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast"},
-        {"gpt2", R"({"scale_attn_weights": false})", "scale_attn_weights is false, which asks for another attention scale"},
+         "activation_function is \"relu\"; the supported activations are gelu, gelu_new, gelu_pytorch_tanh, gelu_fast"},
+        {"gpt2", R"({"scale_attn_weights": false})", "scale_attn_weights is false, but only scaled attention"},
         {"gpt2", R"({"scale_attn_by_inverse_layer_idx": true})",
          "scale_attn_by_inverse_layer_idx asks for another attention scale"},
         {"gpt2", R"({"n_head": 6})", "n_embd 64 is not divisible by n_head 6"},
         {"gpt2", R"({"n_head": 16})", "n_embd / n_head is 4 (n_embd 64, n_head 16), but must be a multiple of 8"},
         {"gpt2", R"({"n_layer": 5000})", "n_layer is 5000"},
         {"gpt2", R"({"layer_norm_epsilon": 0})", "layer_norm_epsilon is 0"},
-        {"gpt2", R"({"hidden_size": 32})", "hidden_size is another name of n_embd, which is 64\n  fix: n_embd alone"},
+        {"gpt2", R"({"hidden_size": 32})", "hidden_size is another name of n_embd, which is 64\n  fix: use n_embd alone"},
         {"gpt2", R"({"num_hidden_layers": 4})", "num_hidden_layers is another name of n_layer"},
         {"gpt2", R"({"num_attention_heads": 8})", "num_attention_heads is another name of n_head"},
         {"gpt2", R"({"max_position_embeddings": 64})", "max_position_embeddings is another name of n_positions"},
@@ -347,7 +348,7 @@ TEST(Config, RewardModels) {
         expect_meaning(with(tiny(), other), R"({"reward": false})");
     for (const char *labels :
          {R"("id2label": null})", R"("num_labels": 3})", R"("num_labels": 1, "id2label": {"0": "a", "1": "b"}})"})
-        expect_refused(with(tiny(), classifier + labels), "labels, but we have reward models");
+        expect_refused(with(tiny(), classifier + labels), "labels, but a reward model has one");
 }
 
 TEST(Config, RewardModelKeepsTheBackbone) {

@@ -181,7 +181,7 @@ struct AdapterFiles : TemporaryDirectory {
 TEST_F(AdapterFiles, UnsupportedFieldsAreRefused) {
     EXPECT_EQ(refusal_of(nlohmann::json::object()), "no error");
     const std::pair<nlohmann::json, const char *> wrong[] = {
-        {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
+        {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but only LORA is supported"},
         {{{"use_dora", true}}, "use_dora is true"},
         {{{"bias", "all"}}, "bias is \"all\""},
         {{{"init_lora_weights", "pissa_niter_16"}}, "init_lora_weights is \"pissa_niter_16\""},
@@ -248,7 +248,7 @@ TEST_F(AdapterFiles, NamesOfGpt2) {
         EXPECT_EQ(config["fan_in_fan_out"], true);
         EXPECT_EQ(config["target_modules"], names);
     }
-    expect_contains(refusal_of({{"fan_in_fan_out", false}}, "gpt2"), {"fix: an adapter of this model"});
+    expect_contains(refusal_of({{"fan_in_fan_out", false}}, "gpt2"), {"fix: use an adapter of this model"});
 }
 
 TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {

@@ -220,7 +220,7 @@ TEST(Options, WrongFlagsAreRefused) {
 }
 
 TEST(Options, WrongValuesAreRefused) {
-    expect_error(sft + "--optimizer sgd", "--optimizer is \"sgd\"\n  fix: one of adamw,muon");
+    expect_error(sft + "--optimizer sgd", "--optimizer is \"sgd\"\n  fix: use one of adamw,muon");
     expect_error(sft + "--optimizer muon --moments 8bit",
                  "--moments 8bit is for AdamW: Muon's one moment is stored in f32 or bf16\n  fix: --moments bf16, or");
     expect_error(
@@ -239,20 +239,20 @@ TEST(Options, WrongValuesAreRefused) {
     expect_error(sft + "--logging_steps -1", "--logging_steps is -1 but must be a whole number");
     expect_error(sft + "--eval_fraction 1", "--eval_fraction is 1.0");
     expect_error(sft + "--eval_data E --eval_fraction 0.5", "were both given");
-    expect_error(sft + "--truncation split", "fix: one of drop,keep");
-    expect_error(sft + "--dtype fp8", "fix: one of auto,f32,tf32,bf16");
+    expect_error(sft + "--truncation split", "fix: use one of drop,keep");
+    expect_error(sft + "--dtype fp8", "fix: use one of auto,f32,tf32,bf16");
     expect_error(sft + "--preset tiny", "--model and --preset were both given");
     expect_error(sft + "--overwrite --resume auto", "were both given");
     expect_error(sft + "--zero_stage 0 --zero_group 2",
-                 "--zero_group 2: nothing is divided at --zero_stage 0\n  fix: --zero_stage 0 alone");
+                 "--zero_group 2: nothing is divided at --zero_stage 0\n  fix: leave --zero_group out");
     expect_error(sft + "--zero_group 1", "--zero_group 1: nothing is divided in a group of one rank");
     expect_error(sft + "--expert_parallel 0", "--expert_parallel is 0 but must be at least 1");
     expect_error(sft + "--expert_parallel 4 --zero_group 6", "--expert_parallel 4 does not divide --zero_group 6");
     expect_error(sft + "--expert_parallel 2 --load_in 4bit --lora_rank 2", "with --load_in 4bit every rank has all experts");
     expect_error(sft + "--expert_parallel 2 --plan --fit", "which --expert_parallel 2 does not all divide\n  fix: --plan alone");
-    expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: one of precompute,resident");
+    expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: use one of precompute,resident");
     expect_error(dpo + "--nll_loss_coef -1", "--nll_loss_coef is -1.0 but must be 0 or more");
-    expect_error(rm + "--loss_type hinge", "--loss_type is \"hinge\"\n  fix: one of sigmoid,logexp");
+    expect_error(rm + "--loss_type hinge", "--loss_type is \"hinge\"\n  fix: use one of sigmoid,logexp");
     expect_error(rm + "--center_rewards_coefficient -1", "must be 0 or more");
     expect_error("generate --model M --prompt Hi --top_p 0", "--top_p is 0.0");
     expect_error("generate --model M --prompt Hi --min_p 1.5", "--min_p is 1.5 but must be 0 (all) to 1");
@@ -310,7 +310,7 @@ TEST(Options, OneMessageHasAllProblems) {
     EXPECT_TRUE(said.starts_with("3 problems:\n--learning_rate \"x\" is not a number\n")) << said;
     EXPECT_TRUE(said.ends_with("\n  ./train_llama sft --model M --data D --output_dir O --max_norm -1 --lora_dropout 2")) << said;
     EXPECT_EQ(message(words(sft + "--max_len 12x")),
-              "--max_len \"12x\" is not a whole number, 0 or more\n  fix: such a value, or leave it out");
+              "--max_len \"12x\" is not a whole number, 0 or more\n  fix: give such a value, or leave it out");
 }
 
 TEST(Options, FlagsOfPrepare) {

@@ -142,7 +142,7 @@ TEST(Preference, ExtremesStayFinite) {
 }
 
 TEST(Preference, WrongInputs) {
-    expect_error([] { preference_formula("dpo"); }, {"no --loss_type \"dpo\"", "fix: one of sigmoid, sigmoid_norm", "orpo"});
+    expect_error([] { preference_formula("dpo"); }, {"no --loss_type \"dpo\"", "fix: use one of sigmoid, sigmoid_norm", "orpo"});
     expect_error([] { preference_formula("aot"); }, {"--loss_type aot", "depends on the split of a step", "fix:"});
     expect_error([] { check_options(preference_formula("hinge"), {.beta = 0}); }, {"--beta is 0 but must be above 0", "fix:"});
     expect_error([] { check_options(preference_formula("exo_pair"), {}); }, {"--label_smoothing is 0", "above 0", "exo_pair"});

@@ -21,7 +21,7 @@ TEST(Mesh, MessageNamesSizesThatDivide) {
     const auto expect = [](const char *flag, int size, int ring, int group, const char *sizes, int experts = 1) {
         const std::string said =
             error_of([&] { run_threads(12, {}, [&](Comm &world) { return Mesh(world, ring, group, experts).dp; }); });
-        expect_contains(said, {format("--%s %d does not divide 12 ranks", flag, size), std::string("fix: one of ") + sizes});
+        expect_contains(said, {format("--%s %d does not divide 12 ranks", flag, size), std::string("fix: use one of ") + sizes});
     };
     for (int size : {0, -1, 5, 24}) expect("ring_attn_size", size, size, 0, "1, 2, 3, 4, 6, 12");
     for (int size : {-1, 5, 24}) expect("zero_group", size, 1, size, "2, 3, 4, 6, 12");

@@ -77,18 +77,18 @@ TEST_F(StoreTest, DamageAndTruncationAreFound) {
         [&] {
             std::fstream(open_file(), std::ios::in | std::ios::out | std::ios::binary).seekp((size_t(9) << 20) + 17).put('x');
         },
-        {dir + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
-         "fix: --offload_dir on another disk"});
+        {dir + ": an offloaded array reads back other bytes than were written, in the block at byte 8388608",
+         "fix: put --offload_dir on another disk"});
     expect_found([&] { fs::resize_file(open_file(), size_t(4) << 20); },
                  {dir + ": cannot read the offloaded arrays: the file was cut off"});
 }
 
 TEST_F(StoreTest, UnusableDirectoriesAreRefused) {
     expect_error([&] { make_disk_store(dir + "/none", 4096, patience); },
-                 {dir + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
+                 {dir + "/none: cannot create a file for --offload: No such file or directory", "fix: give --offload_dir"});
     put("file", "text");
     expect_error([&] { make_disk_store(dir + "/file", 4096, patience); }, {"cannot create a file", "Not a directory"});
     expect_error([&] { make_disk_store(dir, size_t(1) << 50, patience); },
                  {dir + ": there is no room for the 1048576.00 GiB that --offload needs", "are free",
-                  "fix: --offload_dir on a larger disk"});
+                  "fix: put --offload_dir on a larger disk"});
 }

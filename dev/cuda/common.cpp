@@ -54,7 +54,7 @@ static size_t number(const std::string &text) {  // 0 if the text is not a numbe
 static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &ladder) {  // nothing after --help
     const Description &about = ladder.about;
     if (about.ideas.size() != ladder.versions)
-        die("%s has %zu versions and %zu ideas\n  fix: an entry in `versions` and one in `.ideas` of dev/cuda/%s.cu for each version",
+        die("%s has %zu versions and %zu ideas\n  fix: give each version an entry in `versions` and one in `.ideas` of dev/cuda/%s.cu",
             about.name, ladder.versions, about.ideas.size(), about.name);
     std::vector<std::string> meanings;
     for (const Size &size : about.sizes) meanings.push_back(format("%s %s", size.name, size.meaning));

@@ -76,8 +76,8 @@ void matmul_forward2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 // ---- version 3: an 8 x 8 tile per thread ---------------------------------------------------------------------------------------
 //
 // 16 values in registers give 64 products, so each load from shared memory is used 8 times. The slabs are stored transposed: a 16-byte
-// load reads four neighbours, and 8 threads read 128 consecutive bytes, so each bank is used once. In a store a warp writes 32
-// neighbours.
+// load reads four adjacent values, and 8 threads read 128 consecutive bytes, so each bank is used once. In a store a warp writes 32
+// adjacent values.
 
 constexpr int block_rows = 128;  // of x and of w: in versions 3 to 5 a block computes 128 x 128 outputs
 
@@ -336,7 +336,7 @@ template <class X> struct MatmulForward {
           d_x(x),
           d_w(w),
           out(T * OC) {
-        if (IC % 8) die("IC is %zu, but rows are read 16 bytes at a time\n  fix: a multiple of 8", IC);
+        if (IC % 8) die("IC is %zu, but rows are read 16 bytes at a time\n  fix: use a multiple of 8", IC);
     }
 
     static constexpr void (*versions[])(CudaBf16, X *out, const X *x, const X *w, size_t T, size_t IC, size_t OC) = {

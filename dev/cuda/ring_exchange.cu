@@ -102,7 +102,7 @@ struct RingRow {
   private:
     static size_t checked_part(size_t T, size_t ranks) {
         if (T % (pieces_per_rank * ranks))
-            die("%zu tokens cannot be dealt to %zu ranks\n  fix: a multiple of %zu", T, ranks, pieces_per_rank * ranks);
+            die("%zu tokens cannot be dealt to %zu ranks\n  fix: use a multiple of %zu", T, ranks, pieces_per_rank * ranks);
         return T / ranks;
     }
     static SequenceSplit deal_row(const AttentionCase &problem, size_t ranks) {

@@ -111,7 +111,7 @@ template <class X> struct Rope {
           d_table(table) {}
 
     static size_t even(size_t D) {
-        if (D % 2) die("rope rotates pairs of channels, and a head has %zu\n  fix: an even D", D);
+        if (D % 2) die("rope rotates pairs of channels, and a head has %zu\n  fix: use an even D", D);
         return D;
     }
     static std::vector<int32_t> documents(size_t T) {  // of two documents

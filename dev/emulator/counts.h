@@ -43,7 +43,7 @@ struct KernelCounts {
 
 inline namespace CUDA_BACKEND {
 namespace simt {
-// Counts the launches made during work(), in order of their first launch. The race detector is off meanwhile.
+// Returns the counts of each kernel that work() launches, in the order of first launches. The race detector is off during work().
 std::vector<KernelCounts> counted(const std::function<void()> &work);
 
 class BlockCounts {  // of the blocks that one CPU thread runs

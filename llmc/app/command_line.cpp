@@ -151,7 +151,7 @@ struct Parser {
         if (values.empty()) die("%s needs a value: %s\n  fix: write it behind the flag", s.where.c_str(), flag.wanted);
         if (texts.count(flag.name)) return add_texts(flag, values, s.where);
         if (values.size() > 1 && !flag.list)
-            die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
+            die("%s has more than one value: \"%s\" and \"%s\"\n  fix: put quotes around a value with spaces, and commas between several files",
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
         if (flag.boolean && (values[0] == "True" || values[0] == "False")) values[0][0] = char(tolower(values[0][0]));
         const auto has_gap = [](const std::string &v) {
@@ -166,7 +166,7 @@ struct Parser {
             option->run_callback();
         } catch (const CLI::ParseError &) {
             options = before;  // a partially parsed value would cause a second error
-            die("%s \"%s\" is not %s\n  fix: such a value, or leave it out", s.where.c_str(),
+            die("%s \"%s\" is not %s\n  fix: give such a value, or leave it out", s.where.c_str(),
                 CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
         leave_out(flag.name);
@@ -183,7 +183,7 @@ struct Parser {
         }
         from = where;
         for (const std::string &value : values) {
-            if (value.empty()) die("%s \"\" is not %s\n  fix: such a value, or leave it out", where.c_str(), flag.wanted);
+            if (value.empty()) die("%s \"\" is not %s\n  fix: give such a value, or leave it out", where.c_str(), flag.wanted);
             field->push_back(value);
             understood.emplace_back(flag.name, value);
         }
@@ -215,12 +215,12 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     const ordered_json json = to_json(o, task);
     const auto must = [&](bool ok, const char *flag, const char *rule) {
         if (!ok)
-            problems.push_back(format("--%s is %s but must be %s\n  fix: another --%s", flag,
+            problems.push_back(format("--%s is %s but must be %s\n  fix: change --%s", flag,
                                       json.value(flag, ordered_json()).dump().c_str(), rule, flag));
     };
     const auto one_of = [&](const std::string &value, const char *flag, const char *choices) {
         if (!contains(choices, value))
-            problems.push_back(format("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices));
+            problems.push_back(format("--%s is \"%s\"\n  fix: use one of %s", flag, value.c_str(), choices));
     };
     const auto one_or_two = [](const Numbers &x) { return x.size() == 1 || x.size() == 2; };
     const auto share = [](double x) { return x >= 0 && x <= 1; };
@@ -250,7 +250,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
          "at least 2 and less than 2^31: a token is predicted from the one before");
     must(o.row_tokens <= size_t(INT32_MAX), "row_tokens", "less than 2^31");
     if (o.row_tokens < o.max_len)
-        die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: --row_tokens %zu, or a smaller --max_len",
+        die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: use --row_tokens %zu, or lower --max_len",
             o.row_tokens, o.max_len, o.max_len);
     must(o.max_epochs > 0, "max_epochs", "at least 1");
     must(o.rollout_batch_size > 0, "rollout_batch_size", "at least 1");
@@ -376,7 +376,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (!o.dynamic_filtering.empty() && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
     if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
-        die("--reward_weights has %zu numbers for %zu rewards\n  fix: one for each of --reward", o.reward_weights.size(),
+        die("--reward_weights has %zu numbers for %zu rewards\n  fix: give one for each --reward", o.reward_weights.size(),
             o.reward.size());
     if (o.early_stopping_patience && o.eval_data.empty() && o.eval_fraction == 0)
         die("--early_stopping_patience counts evaluations, and there are none\n  fix: --eval_data FILE, or --eval_fraction 0.05");
@@ -393,10 +393,10 @@ static void check_together(const std::string &program, const Options &o, Task ta
             die("--offload %s is for AdamW: Muon's update needs whole matrices\n  fix: leave %s out of --offload, or --optimizer adamw",
                 name.c_str(), name.c_str());
     if (o.zero_group && (o.zero_group == 1 || o.zero_stage == 0))
-        die("--zero_group %zu: nothing is divided %s\n  fix: --zero_stage 0 alone, or a stage from 1 on with a larger group",
+        die("--zero_group %zu: nothing is divided %s\n  fix: leave --zero_group out, or use a larger group at a stage from 1 on",
             o.zero_group, o.zero_stage == 0 ? "at --zero_stage 0" : "in a group of one rank");
     if (o.expert_parallel > 1 && o.zero_group % o.expert_parallel)
-        die("--expert_parallel %zu does not divide --zero_group %zu: a group would have parts of several ranks' experts\n  fix: a group of %zu, or a multiple of it",
+        die("--expert_parallel %zu does not divide --zero_group %zu: a group would have parts of several ranks' experts\n  fix: use a group of %zu ranks, or of a multiple",
             o.expert_parallel, o.zero_group, o.expert_parallel);
     if (o.expert_parallel > 1 && !o.load_in.empty())
         die("--expert_parallel %zu: with --load_in %s every rank has all experts\n  fix: leave one of them out",

@@ -71,12 +71,12 @@ static Sequences sequences_of(const std::string &line, size_t most, size_t vocab
         const nlohmann::json record = {{"ids", ids}};
         all.push_back(Fields(record, where).ids("ids"));
         if (all.back().empty() || all.back().size() > most)
-            die("%s has %zu tokens, but it may have 1 to %zu\n  fix: shorter sequences, or a larger --max_len", where.c_str(),
+            die("%s has %zu tokens, but it may have 1 to %zu\n  fix: shorten the sequence, or raise --max_len", where.c_str(),
                 all.back().size(), most);
         for (int32_t id : all.back())
             if (id < 0 || size_t(id) >= vocabulary)
-                die("%s has token %d, but the model a vocabulary of %zu\n  fix: ids of the model's own tokenizer", where.c_str(),
-                    id, vocabulary);
+                die("%s has token %d, but the model a vocabulary of %zu\n  fix: give ids of the model's own tokenizer",
+                    where.c_str(), id, vocabulary);
     }
     return Sequences(std::move(all));
 }
@@ -130,7 +130,7 @@ int evaluate(Run &run) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     agree(run.comm, [&] {
         if (!run.model.config.reward && sums.targets == 0)
-            die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
+            die("no token of the first %zu documents of %s is a target\n  fix: raise --max_samples", samples.size(),
                 o.data.c_str());
         for (double value : values)
             if (!std::isfinite(value))

@@ -67,7 +67,8 @@ int merge(Run &run) {
     OutputDirectory output(o.output_dir);
     for (const auto &[flag, path] : inputs_of(run)) output.refuse_input(flag, path);
     if (!o.overwrite && output.holds_run())
-        die("%s already holds a run or a model\n  fix: --overwrite to replace it, or another --output_dir", o.output_dir.c_str());
+        die("%s already holds a run or a model\n  fix: use --overwrite to replace it, or give another --output_dir",
+            o.output_dir.c_str());
     const HfWeights weights = weights_of(run.model), adapter(o.adapter, adapter_files);
     const auto model = run.device.make_model(config, {});
     expect_known_tensors(run, run.model, *model, weights), expect_known_adapter(run.model, *model, adapter);

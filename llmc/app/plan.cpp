@@ -62,7 +62,7 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
     const Options &o = run.options;
     const auto rates = gpu_rates(o.gpu);
     if (!predicted_step(run, model, limits, 1))
-        die("--timeline: there is no prediction%s\n  fix: --gpu h100 (or another one whose rates are known), --dtype bf16, and a task that does not write answers",
+        die("--timeline: there is no prediction%s\n  fix: use --gpu h100 (or another one whose rates are known), --dtype bf16, and a task that does not write answers",
             rates           ? ""
             : o.gpu.empty() ? " without --gpu"
                             : format(" for --gpu %s", o.gpu.c_str()).c_str());

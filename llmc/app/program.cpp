@@ -47,14 +47,15 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
         printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();
     if (o.fp8 && for_gpu && o.dtype != "bf16")
-        die("--fp8 rounds weights and activations in bf16, and --dtype is %s\n  fix: --dtype bf16, or no --fp8", o.dtype.c_str());
+        die("--fp8 rounds weights and activations in bf16, and --dtype is %s\n  fix: use --dtype bf16, or leave --fp8 out",
+            o.dtype.c_str());
     if (o.fp8 && !gpu_has_fp8(o.gpu))
-        die("--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu %s has none\n  fix: another GPU, or no --fp8",
+        die("--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu %s has none\n  fix: use another GPU, or leave --fp8 out",
             o.gpu.c_str());
     if (o.fp8 && gpu && program.query_gpus)
         for (const GpuQuery::Gpu &g : program.query_gpus().gpus)
             if (g.arch < 89)
-                die("--fp8 needs tensor cores of compute capability 8.9 or later, and %s has %d.%d\n  fix: another GPU (CUDA_VISIBLE_DEVICES), or no --fp8",
+                die("--fp8 needs tensor cores of compute capability 8.9 or later, and %s has %d.%d\n  fix: use another GPU (CUDA_VISIBLE_DEVICES), or leave --fp8 out",
                     g.name.c_str(), g.arch / 10, g.arch % 10);
     if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
         die("--offload on a CPU needs a disk for the offloaded arrays\n  fix: --offload_dir DIR, on a local disk");
@@ -120,10 +121,11 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
             agree(comm, [&] {
                 if (!wrong.empty()) die("%s", wrong.c_str());
                 if (o.ranks > 1 && !o.plan)
-                    die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two", o.ranks,
-                        comm.size);
+                    die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: leave out --ranks or mpirun",
+                        o.ranks, comm.size);
                 if (!o.rendezvous.empty())
-                    die("--rendezvous is for ranks started by hand, but mpirun has started %d\n  fix: one of the two", comm.size);
+                    die("--rendezvous is for ranks started by hand, but mpirun has started %d\n  fix: leave out --rendezvous or mpirun",
+                        comm.size);
             });
             return run(comm, false);
         });
@@ -153,7 +155,7 @@ int run_program(const Program &program, const std::vector<std::string> &argument
         const int code = run_all_ranks(program, arguments);
         const bool lost = ferror(stdout);  // errno may be from a later call
         if (fflush(stdout) != 0 || lost)
-            die("not all output reached its file or pipe%s%s\n  fix: free space there, or a reader that stays to the end",
+            die("not all output reached its file or pipe%s%s\n  fix: free space there, or keep the reader open to the end",
                 lost ? "" : ": ", lost ? "" : strerror(errno));
         return code;
     } catch (const std::exception &error) {

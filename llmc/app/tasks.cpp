@@ -45,7 +45,7 @@ static void open_adapter(Run &run) {
     bool reward = false;
     const LoraConfig lora = read_lora(dir, run.model.config, reward);
     if (reward && !(run.task & (RM | EVAL | MERGE)))
-        die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: an adapter of a language model; or the task rm or eval",
+        die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: use an adapter of a language model, or the task rm or eval",
             dir.c_str(), task_name(run.task));
     if (reward && !run.model.config.reward) make_reward(run.model.config);
     read_generation_config(run.model.config, dir);
@@ -62,10 +62,11 @@ static void open_adapter(Run &run) {
 
 // Tensor cores multiply matrices of 8 bits in tiles of 16.
 static void expect_fp8_sizes(const ModelConfig &c) {
-    if (c.experts.number) die("--fp8 multiplies the matrices of dense layers, and this model has experts\n  fix: no --fp8");
+    if (c.experts.number)
+        die("--fp8 multiplies the matrices of dense layers, and this model has experts\n  fix: leave --fp8 out");
     for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
         if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
-            die("--fp8 multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)\n  fix: no --fp8",
+            die("--fp8 multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)\n  fix: leave --fp8 out",
                 OC, IC);
 }
 
@@ -82,7 +83,7 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
         expect_own_family(run, run.model.config, "--preset " + o.preset);
     }
     if (run.model.config.reward && !(run.task & (RM | EVAL | MERGE)))
-        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
+        die("%s is a reward model, which has no head for %s\n  fix: use a language model, or the task rm or eval",
             run.model.dir.c_str(), task_name(run.task));
     if (o.fp8) expect_fp8_sizes(run.model.config);
     if (o.router_aux_loss_coef >= 0) {
@@ -127,10 +128,10 @@ static void check_same_options(const Run &run) {
             const auto here = of(0), there = of(r);
             for (const auto &[name, value] : here.items())
                 if (name != "rank" && name != "threads" && there.contains(name) && there[name] != value)
-                    die("rank 0 was started with --%s %s, rank %zu with %s\n  fix: the same command for every rank", name.c_str(),
-                        value.dump().c_str(), r, there[name].dump().c_str());
+                    die("rank 0 was started with --%s %s, rank %zu with %s\n  fix: start every rank with the same command",
+                        name.c_str(), value.dump().c_str(), r, there[name].dump().c_str());
             if (here.size() != there.size())
-                die("rank 0 was started for another task than rank %zu\n  fix: the same command for every rank", r);
+                die("rank 0 was started for another task than rank %zu\n  fix: start every rank with the same command", r);
         }
     });
 }

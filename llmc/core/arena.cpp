@@ -16,7 +16,7 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
     size_t bytes = element;
     for (size_t n : shape)
         if (__builtin_mul_overflow(bytes, n, &bytes))
-            die("%s is too large to address: its size overflows 64 bits\n  fix: a smaller model, or a smaller --row_tokens",
+            die("%s is too large to address: its size overflows 64 bits\n  fix: use a smaller model, or lower --row_tokens",
                 name.c_str());
     if (bytes == 0) {  // the model lacks this array
         *pointer = nullptr;

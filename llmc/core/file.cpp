@@ -23,11 +23,11 @@ static constexpr char lfs_pointer[] = "version https://git-lfs.";
 
 InputFile::InputFile(const std::string &path)
     : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: opening a pipe must not block
-    if (fd_ < 0) die("%s: cannot open: %s\n  fix: the path of a file that may be read", path.c_str(), strerror(errno));
+    if (fd_ < 0) die("%s: cannot open: %s\n  fix: give the path of a file that you may read", path.c_str(), strerror(errno));
     struct stat info;
     if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd_);
-        die("%s: not a regular file\n  fix: the path of a file that may be read", path.c_str());
+        die("%s: not a regular file\n  fix: give the path of a file that you may read", path.c_str());
     }
     size_ = size_t(info.st_size);
     char head[sizeof lfs_pointer - 1];
@@ -47,8 +47,8 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
         if (got < 0)
             die("%s: cannot read: %s\n  fix: see that its disk is there and can be read", path_.c_str(), strerror(errno));
         if (got == 0)
-            die("%s: ends at byte %zu, %zu more were expected\n  fix: the whole file, which was cut off", path_.c_str(), offset,
-                bytes);
+            die("%s: ends at byte %zu, %zu more were expected\n  fix: copy the whole file again; this one was cut off",
+                path_.c_str(), offset, bytes);
         to += got, bytes -= size_t(got), offset += size_t(got);
     }
 }
@@ -65,7 +65,7 @@ OutputFile::OutputFile(const std::string &path) : path_(path) {
     std::error_code error;
     const auto kind = std::filesystem::status(path, error).type();
     if (kind == std::filesystem::file_type::directory)
-        die("%s: is a directory\n  fix: the path of a file, which may be new", path.c_str());
+        die("%s: is a directory\n  fix: give the path of a file; it may be new", path.c_str());
     const bool device = path.starts_with("/dev/") && !path.starts_with("/dev/shm/");  // /dev/stdout may be a regular file
     const bool stream = device || (std::filesystem::exists(path, error) && kind != std::filesystem::file_type::regular);
     if (!stream) path_ = target_of(path);
@@ -137,7 +137,7 @@ DirectoryLock::DirectoryLock(const std::string &dir) : fd_(open(dir.c_str(), O_R
     for (const auto since = std::chrono::steady_clock::now(); flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;) {
         if (std::chrono::steady_clock::now() - since > patience) {
             close(fd_);
-            die("%s: another run is writing there\n  fix: wait until it ends, or another --output_dir", dir.c_str());
+            die("%s: another run is writing there\n  fix: wait until it ends, or give another --output_dir", dir.c_str());
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }

@@ -6,7 +6,7 @@
 #include <string>
 
 // The end of a message about a failed write.
-inline constexpr const char *other_place = "\n  fix: a place with enough free space that may be written to";
+inline constexpr const char *other_place = "\n  fix: give a place with enough free space that you may write to";
 
 class InputFile {
   public:

@@ -132,7 +132,8 @@ size_t gpu_memory(const std::string &name) {
     }
     char *end;
     const double gib = strtod(name.c_str(), &end);
-    if (*end || !(gib > 0)) die("--gpu %s is not known\n  fix: one of %s, or its memory in GiB", name.c_str(), known.c_str());
+    if (*end || !(gib > 0))
+        die("--gpu %s is not known\n  fix: give one of %s, or its memory in GiB", name.c_str(), known.c_str());
     return size_t(gib * usable * double(1 << 30));
 }
 

@@ -12,7 +12,7 @@ using nlohmann::json;
 
 static constexpr size_t max_count = INT32_MAX;
 static constexpr int max_depth = 64;
-static constexpr const char *fix = "\n  fix: correct it there, or take an unchanged copy of the file";
+static constexpr const char *fix = "\n  fix: correct it there, or use an unchanged copy of the file";
 
 json parse_json(std::string_view text, const std::string &where) {
     std::vector<std::unordered_set<std::string>> keys;  // keys of the open objects

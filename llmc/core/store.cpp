@@ -24,7 +24,7 @@
 namespace {
 
 constexpr size_t block_bytes = size_t(8) << 20;  // bytes per read or write, and per checksum
-constexpr const char *fix_disk = "\n  fix: --offload_dir, a directory on a local disk that may be written to";
+constexpr const char *fix_disk = "\n  fix: give --offload_dir a directory on a local disk that you may write to";
 
 // The file, and the work queue of its thread. Both are shared with the thread, which may hang in a system call beyond the lifetime of the store.
 struct DiskFile {
@@ -61,8 +61,8 @@ struct DiskFile {
         if (const int failed = posix_fallocate(fd, 0, off_t(bytes))) {
             struct statvfs info;
             const size_t free = statvfs(dir.c_str(), &info) == 0 ? size_t(info.f_bavail) * info.f_frsize : 0;
-            die("%s: there is no room for the %s that --offload needs: %s (%s are free)\n  fix: --offload_dir on a larger disk, or less to "
-                "offload; see --plan",
+            die("%s: there is no room for the %s that --offload needs: %s (%s are free)\n  fix: put --offload_dir on a larger disk, or offload "
+                "less; see --plan",
                 dir.c_str(), human_bytes(bytes).c_str(), strerror(failed), human_bytes(free).c_str());
         }
         alignas(store_alignment) static constexpr std::byte zeros[store_alignment] = {};
@@ -103,8 +103,8 @@ struct DiskFile {
             [&](size_t first, size_t part) {
                 transfer("read", pread, to + first, part, place + first);
                 if (hash_number(to + first, part) != sums.at(first / block_bytes))
-                    die("%s: an offloaded array has come back with other bytes than had left, in the block at byte %zu of the file\n  fix: "
-                        "--offload_dir on another disk; --resume auto goes on from the last checkpoint",
+                    die("%s: an offloaded array reads back other bytes than were written, in the block at byte %zu of the file\n  fix: "
+                        "put --offload_dir on another disk; --resume auto continues from the last checkpoint",
                         dir.c_str(), place + first);
             },
             block_bytes);
@@ -179,7 +179,7 @@ class DiskStore final : public Store {
             if (!f.changed.wait_for(guard, std::chrono::duration<double>(patience_),
                                     [&] { return f.done + f.progress > before; })) {
                 hangs_ = true;
-                die("%s: the directory of --offload has not answered for %g seconds\n  fix: --offload_dir on a local disk, or a longer "
+                die("%s: the directory of --offload has not answered for %g seconds\n  fix: put --offload_dir on a local disk, or raise "
                     "--comm_timeout",
                     f.dir.c_str(), patience_);
             }

@@ -10,7 +10,7 @@ class PinnedStore final : public Store {
   public:
     PinnedStore(cudaStream_t ops, size_t bytes) : ops_(ops) {
         if (cudaError_t error = cudaMallocHost(&bytes_, bytes))
-            die("cannot pin %s of the host's memory for --offload: %s\n  fix: less to offload, or a smaller --row_tokens; see --plan",
+            die("cannot pin %s of the host's memory for --offload: %s\n  fix: offload less, or lower --row_tokens; see --plan",
                 human_bytes(bytes).c_str(), cudaGetErrorString(error));
         cuda_check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "no event");
     }

@@ -42,7 +42,7 @@ static std::vector<size_t> shuffled(std::vector<size_t> v, Random random) {  // 
 
 DataLoader::DataLoader(const Samples &data, const LoaderOptions &options) : data_(data), options_(options) {
     if (options.batch_size == 0 && options.batch_tokens == 0)
-        die("an optimizer step needs samples\n  fix: --train_batch_size of at least 1");
+        die("an optimizer step needs samples\n  fix: --train_batch_size 1 or more");
     if (!(options.eval_fraction >= 0 && options.eval_fraction < 1))
         die("eval_fraction is %g but must be at least 0 and less than 1\n  fix: --eval_fraction 0.05", options.eval_fraction);
     const size_t used = options.max_samples ? std::min(options.max_samples, data.size()) : data.size();
@@ -51,7 +51,7 @@ DataLoader::DataLoader(const Samples &data, const LoaderOptions &options) : data
     if (options.eval_fraction > 0) {
         const size_t held_out = std::max<size_t>(1, size_t(std::llround(options.eval_fraction * double(used))));
         if (held_out >= used)
-            die("%s: eval_fraction %g of %zu samples leaves none to train on\n  fix: a smaller --eval_fraction, or --eval_data",
+            die("%s: eval_fraction %g of %zu samples leaves none to train on\n  fix: lower --eval_fraction, or use --eval_data",
                 data.name().c_str(), options.eval_fraction, used);
         const auto drawn = shuffled(train_, Random{options.seed, Purpose::holdout, 0});
         eval_.assign(drawn.begin(), drawn.begin() + ptrdiff_t(held_out));

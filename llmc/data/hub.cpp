@@ -88,7 +88,7 @@ std::string model_directory(const std::string &name, bool weights) {
     run_python(name + ", which is to be fetched from the hub,", "data/hub.py", {model, revision}, true);
     dir = snapshot(model, revision);
     if (dir.empty() || !is_whole(dir, weights))
-        die("%s: the hub has no %s of that model\n  fix: a model with weights in safetensors", name.c_str(),
+        die("%s: the hub has no %s of that model\n  fix: use a model with weights in safetensors", name.c_str(),
             dir.empty() || !fs::exists(dir / "config.json") ? "config.json" : "model.safetensors");
     return dir;
 }

@@ -82,7 +82,7 @@ static void read_decoder(std::vector<TokenDecoder> &decoders, const json &sectio
     } else if (type == "Strip" && section.value("content", json()) == " " && section.value("stop", json()) == 0) {
         decoders.push_back({strip, "", "", fields.count("start")});
     } else {
-        die("%s: decoder %s is not known\n  fix: a model whose tokenizer is a byte-pair encoding, whose decoder is ByteLevel, Metaspace, or a Sequence of "
+        die("%s: decoder %s is not known\n  fix: use a model whose tokenizer is a byte-pair encoding with the decoder ByteLevel, Metaspace, or a Sequence of "
             "Replace, ByteFallback, Fuse and Strip",
             path.c_str(), section.dump().c_str());
     }
@@ -198,7 +198,7 @@ Tokenizer::Tokenizer(const std::string &path) : path_(path) {
     for (const auto &[id, entry] : vocabulary) {
         tokens_[int32_t(id)] = {entry.text, entry.special};
         if (decode(std::vector{int32_t(id)}, false).size() > max_token_bytes)
-            die("%s: decoder makes more than %zu bytes of the token with id %zu\n  fix: the tokenizer.json of the model itself",
+            die("%s: decoder makes more than %zu bytes of the token with id %zu\n  fix: use the tokenizer.json of the model itself",
                 path.c_str(), max_token_bytes, id);
     }
 }
@@ -210,7 +210,7 @@ bool Tokenizer::is_byte(int32_t id) const {
 const Tokenizer::Token &Tokenizer::token(int32_t id) const {
     const auto found = tokens_.find(id);
     if (found == tokens_.end())
-        die("%s: there is no token with id %d; the vocabulary has ids below %zu\n  fix: the tokenizer.json of the model itself",
+        die("%s: there is no token with id %d; the vocabulary has ids below %zu\n  fix: use the tokenizer.json of the model itself",
             path_.c_str(), id, size());
     return found->second;
 }

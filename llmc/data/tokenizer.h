@@ -25,7 +25,7 @@ class Tokenizer {
 
     size_t size() const { return size_t(tokens_.rbegin()->first) + 1; }  // largest id + 1
 
-    // Returns the text of the ids. An incomplete character of a byte-level encoding stays incomplete bytes. Special tokens are <s>, <|im_end|> and so
+    // Returns the text of the ids. An incomplete character of a byte-level encoding remains incomplete. Special tokens are <s>, <|im_end|> and so
     // on.
     std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
     bool is_special(int32_t id) const { return token(id).special; }
@@ -47,12 +47,12 @@ class Tokenizer {
 // Returns a special token of the tokenizer in `dir`, such as "eos_token", from its tokenizer_config.json; empty if it has none.
 std::string special_token(const std::string &dir, const char *name);
 
-// Returns FNV-1a (64 bit, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace tokens of the
+// Returns the FNV-1a hash (64 bits, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace tokens of the
 // vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, independently of their layout.
 // size: set to the largest id + 1
 std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
 
-std::set<std::string> added_tokens(const std::string &path);  // their texts, which are never cut into pieces
+std::set<std::string> added_tokens(const std::string &path);  // returns their texts, which are never split
 
 // Writes a tokenizer.json with further tokens, whose ids follow the largest existing id. Tokens that it already has do not change.
 // Tokens of the form <|name|> become special: they can end a turn, and are left out of decoded answers.

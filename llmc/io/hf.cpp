@@ -21,7 +21,7 @@ bool HfWeights::present(const std::string &dir) {
     if (exists(dir + "/" + single_name) || exists(dir + "/" + index_name)) return true;
     for (const char *other : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
         if (exists(dir + "/" + other))
-            die("%s has its weights in %s, which we do not read\n  fix: load it with transformers and save_pretrained() it",
+            die("%s has its weights in %s, which this program does not read\n  fix: load it with transformers and save_pretrained() it",
                 dir.c_str(), other);
     return false;
 }
@@ -29,9 +29,10 @@ bool HfWeights::present(const std::string &dir) {
 HfWeights::HfWeights(const std::string &dir, const WeightFiles &files) : kind_(files) {
     const std::string single = dir + "/" + files.single;
     if (!*files.index && !exists(single))
-        die("%s has no %s\n  fix: the directory of an adapter that PEFT or this program has saved", dir.c_str(), files.single);
+        die("%s has no %s\n  fix: give the directory of an adapter that PEFT or this program has saved", dir.c_str(),
+            files.single);
     if (*files.index && !present(dir))
-        die("%s has neither %s nor %s\n  fix: the directory of a Hugging Face model, with its weights", dir.c_str(),
+        die("%s has neither %s nor %s\n  fix: give the directory of a Hugging Face model with its weights", dir.c_str(),
             single_name.c_str(), index_name.c_str());
     if (exists(single)) open_single(single);
     else listing_ = dir + "/" + index_name, open_shards(dir);
@@ -103,7 +104,8 @@ static void for_group_rows(const std::string &name, const Shape &shape, const Sh
     const bool query = name.find(".q_proj.") != name.npos;
     const size_t heads = query ? group : 1, before = query ? 0 : group + (name.find(".v_proj.") != name.npos);
     if (elements(shape) != KV * heads * head)
-        die("%s: a model whose heads have no %zu rows\n  fix: the weights that belong to this config.json", name.c_str(), rows);
+        die("%s: a model whose heads have no %zu rows\n  fix: use the weights that belong to this config.json", name.c_str(),
+            rows);
     for (size_t i = first; i < first + count;) {
         const size_t h = i / head, n = std::min(head - i % head, first + count - i);
         f((h / heads * (group + 2) + before + h % heads) * head + i % head, n);
@@ -141,7 +143,7 @@ template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
     const auto it = entry_of(name);
     if (it == where_.end())
-        die("%s: has no tensor \"%s%s\", which %sconfig.json asks for\n  fix: the weights that belong to this configuration",
+        die("%s: has no tensor \"%s%s\", which %sconfig.json asks for\n  fix: use the weights that belong to this configuration",
             listing_.c_str(), kind_.prefix, name.c_str(), *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
     const bool grouped = it->first.find(".attention.wqkv.") != name.npos;
@@ -167,7 +169,7 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
         bool finite = true;
         for (X x : host) finite = finite && std::isfinite(float(x));
         if (!finite)
-            die("%s: %s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
+            die("%s: %s holds a NaN or an infinity\n  fix: use another directory; these weights were cut off or never trained, or training diverged",
                 file.path().c_str(), it->first.c_str());
         write(memory, dst + done, host);
     });
@@ -273,7 +275,7 @@ void HfWeights::expect_buffers(const std::vector<std::vector<float>> &frequencie
     HostMemory host;
     for (const auto &[name, file] : where_) {
         if (name.ends_with(".attn.bias") && !is_causal_mask(name))
-            die("%s: %s %s is not the causal mask that attention has\n  fix: a model that was saved by transformers without it",
+            die("%s: %s %s is not the causal mask that attention has\n  fix: use a model that transformers saved without it",
                 file->path().c_str(), name.c_str(), shape_text(file->at(name).shape).c_str());
         if (!name.ends_with("rotary_emb.inv_freq")) continue;
         const Shape shape = file->at(name).shape;
@@ -283,7 +285,7 @@ void HfWeights::expect_buffers(const std::vector<std::vector<float>> &frequencie
             return std::ranges::equal(stored, f, [](float a, float b) { return std::abs(a - b) <= 0.01f * b + 1e-7f; });
         };
         if (std::ranges::none_of(frequencies, near))
-            die("%s: %s has other frequencies than config.json gives by rope_theta and rope scaling\n  fix: the config.json that belongs to these weights; or, if it is right, a model that was saved by transformers without this tensor",
+            die("%s: %s has other frequencies than config.json gives by rope_theta and rope scaling\n  fix: use the config.json that belongs to these weights; or, if it is right, a model that transformers saved without this tensor",
                 file->path().c_str(), name.c_str());
     }
 }

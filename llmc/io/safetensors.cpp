@@ -66,7 +66,7 @@ static TensorInfo parse_tensor(const std::string &name, const json &entry, size_
     TensorInfo info{dtype.get<std::string>(), shape.get<Shape>(), 0, 0};
     const size_t begin = offsets[0].get<size_t>(), end = offsets[1].get<size_t>();
     size_t bytes = dtype_bytes(info.dtype);
-    if (bytes == 0) fail(format("its dtype is %s, which we do not know", info.dtype.c_str()));
+    if (bytes == 0) fail(format("its dtype is %s, which is not supported", info.dtype.c_str()));
     for (size_t size : info.shape)
         if (__builtin_mul_overflow(bytes, size, &bytes)) fail("its shape has more bytes than a file can hold");
     if (begin > end || end > data_bytes)
@@ -126,14 +126,14 @@ void SafetensorsFile::parse_header() {
 const TensorInfo &SafetensorsFile::at(const std::string &name) const {
     const auto it = tensors_.find(name);
     if (it == tensors_.end())
-        die("%s: has no tensor \"%s\"\n  fix: a file that matches the configuration", path().c_str(), name.c_str());
+        die("%s: has no tensor \"%s\"\n  fix: use a file that matches the configuration", path().c_str(), name.c_str());
     return it->second;
 }
 
 const TensorInfo &SafetensorsFile::expect_shape(const std::string &name, const Shape &shape) const {
     const TensorInfo &info = at(name);
     if (info.shape != shape)
-        die("%s: tensor \"%s\" has shape %s, but %s is needed\n  fix: a file that matches the configuration", path().c_str(),
+        die("%s: tensor \"%s\" has shape %s, but %s is needed\n  fix: use a file that matches the configuration", path().c_str(),
             name.c_str(), shape_text(info.shape).c_str(), shape_text(shape).c_str());
     return info;
 }

@@ -49,7 +49,7 @@ static const Family families[] = {
 };
 // clang-format on
 
-// Features of other families' models that we do not support.
+// Unsupported features of other families' models.
 static const std::pair<const char *, const char *> others[] = {
     {"gemma", "soft caps of its scores or logits, or another layer than gemma3_text"},
     {"cohere", "both halves of a layer in parallel, and norms that subtract the mean"},
@@ -67,9 +67,9 @@ static const Family &family_of(std::string_view type, const Fields &fields) {
     }
     std::string missing;
     for (const auto &[name, what] : others)
-        if (missing.empty() && type.starts_with(name)) missing = std::string("; it has ") + what;
-    fields.refuse("model_type", "is \"" + std::string(type) + "\", but we have " + supported + missing +
-                                    "\n  fix: a model of one of these families");
+        if (missing.empty() && type.starts_with(name)) missing = format("; %s has %s", std::string(type).c_str(), what);
+    fields.refuse("model_type", "is \"" + std::string(type) + "\"; the supported types are " + supported + missing +
+                                    "\n  fix: use a model of one of these families");
 }
 
 // Fields that request a computation that we support in at most one family. With the value `neutral` a field has no effect.
@@ -119,13 +119,14 @@ static void refuse_unsupported(const Fields &fields, const std::string &family) 
         if (!value || family == feature.family || (value->is_number() && value->get<double>() == feature.neutral) ||
             *value == false)
             continue;
-        fields.refuse(feature.field, format("asks for %s, which we do not have\n  fix: a model without it", feature.what));
+        fields.refuse(feature.field,
+                      format("asks for %s, which is not supported\n  fix: use a model without this field", feature.what));
     }
     for (const char *name : of_mixtures)
         if (const json *value = fields.find(name); value && !is_mixture(family) && *value != 0)
             fields.refuse(
                 name,
-                "asks for a mixture of experts, which we have in models of qwen2_moe, qwen3_moe and mixtral alone\n  fix: a model of these families, or one without experts");
+                "asks for a mixture of experts, which is supported only in qwen2_moe, qwen3_moe and mixtral\n  fix: use a model of these families, or one without experts");
 }
 
 static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
@@ -183,10 +184,10 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
         if (dict.has(key))
             dict.refuse(
                 key,
-                "makes rotation differ between layers or axes, which we do not have\n  fix: a model with one rotation for all");
+                "makes rotation differ between layers or axes, which is not supported\n  fix: use a model with one rotation for all");
     const Fields &partial = dict.has("partial_rotary_factor") ? dict : fields;
     rope.rotated = partial.number("partial_rotary_factor", 1);
-    if (rope.rotated != 1 && !phi3) partial.refuse("partial_rotary_factor", "is not 1, which we have in models of phi3 alone");
+    if (rope.rotated != 1 && !phi3) partial.refuse("partial_rotary_factor", "is not 1, which is supported only in phi3");
     if (!(rope.rotated > 0 && rope.rotated <= 1) || rope.channels(D) == 0 || rope.channels(D) % 2 != 0)
         partial.refuse("partial_rotary_factor",
                        format("is %g, but must give an even number of a head's %zu channels", rope.rotated, D));
@@ -215,7 +216,8 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
         if (rope.type == "yarn") read_yarn(rope, dict);
         else read_llama3(rope, dict);
     } else {
-        dict.refuse("rope_type", "is \"" + rope.type + "\", but we have default, linear, dynamic, llama3, yarn, longrope");
+        dict.refuse("rope_type",
+                    "is \"" + rope.type + "\"; the supported types are default, linear, dynamic, llama3, yarn, longrope");
     }
     if (!(rope.factor >= 1)) dict.refuse("factor", format("is %g, but must be 1 or more", rope.factor));
     return rope;
@@ -249,7 +251,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
     for (size_t l = 0; l < L; l++) {
         const bool sliding = (*types)[l] == "sliding_attention";
         if (!sliding && (*types)[l] != "full_attention")
-            fields.refuse("layer_types", format("of layer %zu is %s, but we have full_attention and sliding_attention", l,
+            fields.refuse("layer_types", format("of layer %zu is %s, neither full_attention nor sliding_attention", l,
                                                 (*types)[l].dump().c_str()));
         if (sliding && size == 0)
             fields.refuse("layer_types", format("of layer %zu is sliding_attention, but no sliding_window is in use", l));
@@ -293,7 +295,7 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
     if (c.D % 8 != 0 || c.D > 256)
         fields.refuse(names.D,
                       format("is %zu (%s %zu, %s %zu), but must be a multiple of 8 up to 256", c.D, names.C, c.C, names.H, c.H));
-    if (c.L > 4096) fields.refuse(names.L, format("is %zu, more than the 4096 we allow", c.L));
+    if (c.L > 4096) fields.refuse(names.L, format("is %zu, but must be at most 4096", c.L));
     if (parameters<double>(c, c.experts.number) > 1e13)
         fields.refuse(names.C, format("%zu and the other sizes make %.3g parameters; is there a typing error?", c.C,
                                       parameters<double>(c, c.experts.number)));
@@ -315,8 +317,7 @@ static bool read_reward(const Fields &fields) {
     const size_t labels = fields.has("id2label") ? fields.object(name).source().size() : fields.count(name, 2);
     if (labels != 1)
         fields.refuse(
-            name,
-            format("gives %zu labels, but we have reward models, with one\n  fix: a reward model, or a language model", labels));
+            name, format("gives %zu labels, but a reward model has one\n  fix: use a reward model or a language model", labels));
     return true;
 }
 
@@ -361,10 +362,10 @@ static ExpertConfig read_experts(const Fields &fields, const std::string &family
     e.normed = mixtral || fields.boolean("norm_topk_prob", false);
     if (e.number > router_experts)
         fields.refuse(number,
-                      format("is %zu, more than the %zu we allow\n  fix: a model with fewer experts", e.number, router_experts));
+                      format("is %zu, but must be at most %zu\n  fix: use a model with fewer experts", e.number, router_experts));
     if (e.chosen > e.number)
         fields.refuse("num_experts_per_tok",
-                      format("is %zu, but there are %zu experts\n  fix: the config.json that belongs to the model's files",
+                      format("is %zu, but there are %zu experts\n  fix: use the config.json that belongs to the model's files",
                              e.chosen, e.number));
     if (fields.boolean("output_router_logits", false)) e.aux_loss_coef = fields.number("router_aux_loss_coef", 0.001);
     if (!(e.aux_loss_coef >= 0 && std::isfinite(e.aux_loss_coef)))
@@ -373,7 +374,7 @@ static ExpertConfig read_experts(const Fields &fields, const std::string &family
     if (!mixtral && fields.boolean("use_sliding_window", false))
         fields.refuse(
             "use_sliding_window",
-            "is true, but in mixtures of experts we have no sliding window\n  fix: false, if samples are no longer than the window");
+            "is true, but mixtures of experts with a sliding window are not supported\n  fix: set it to false if samples are no longer than the window");
     const size_t step = mixtral ? 1 : fields.count("decoder_sparse_step", 1);
     for (size_t l = 0; l < L; l++) e.layers.push_back((l + 1) % step == 0);
     const json *dense = mixtral ? nullptr : fields.find("mlp_only_layers");
@@ -393,7 +394,7 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
     const std::string act_name = c.gemma() ? "hidden_activation" : "hidden_act",
                       known_act = c.gemma() ? "gelu_pytorch_tanh" : "silu";
     const std::string act = fields.text(act_name, known_act);
-    if (act != known_act) fields.refuse(act_name, "is \"" + act + "\", but we have " + known_act);
+    if (act != known_act) fields.refuse(act_name, "is \"" + act + "\"; the supported activation is " + known_act);
     c.gate = c.gemma() ? Gate::gelu : Gate::silu;
     c.V = fields.count("vocab_size");
     c.C = fields.count("hidden_size");
@@ -445,14 +446,15 @@ static Gelu read_gelu(const Fields &fields) {
     const std::string act = fields.text("activation_function", "gelu_new");
     if (act == "gelu") return Gelu::erf;
     if (act != "gelu_new" && act != "gelu_pytorch_tanh" && act != "gelu_fast")  // one formula, in other orders of operations
-        fields.refuse("activation_function", "is \"" + act + "\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
+        fields.refuse("activation_function",
+                      "is \"" + act + "\"; the supported activations are gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
     return Gelu::tanh;
 }
 
 // Every field has a default. reorder_and_upcast_attn only affects rounding, and summary_* belong to another head.
 static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family) {
     if (!fields.boolean("scale_attn_weights", true))
-        fields.refuse("scale_attn_weights", "is false, which asks for another attention scale, which we do not have");
+        fields.refuse("scale_attn_weights", "is false, but only scaled attention is supported");
     c.V = fields.count("vocab_size", 50257);
     c.C = fields.count("n_embd", 768);
     c.L = fields.count("n_layer", 12);
@@ -466,8 +468,8 @@ static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family
         {"max_position_embeddings", "n_positions", c.max_positions}};
     for (const auto &[other, name, value] : other_names)
         if (fields.count(other, value) != value)
-            fields.refuse(other,
-                          format("is another name of %s, which is %zu\n  fix: %s alone, as in GPT-2's files", name, value, name));
+            fields.refuse(other, format("is another name of %s, which is %zu\n  fix: use %s alone, as in GPT-2's files", name,
+                                        value, name));
     if (c.C % c.H != 0) fields.refuse("n_embd", format("%zu is not divisible by n_head %zu", c.C, c.H));
     c.D = c.C / c.H;
     c.eps = float(fields.number("layer_norm_epsilon", family.eps));
@@ -539,7 +541,8 @@ static json without_vision(json source, const std::string &where, std::vector<st
         json of = fields.object(layers).source();
         if (of.contains("rope_theta")) source[theta] = of["rope_theta"], of.erase("rope_theta");
         if (of.value("rope_type", json("default")) == "default") continue;
-        if (theta != std::string("rope_theta")) fields.refuse(layers, "has a rope_type, but we have the default one there");
+        if (theta != std::string("rope_theta"))
+            fields.refuse(layers, "has a rope_type, but only the default one is supported there");
         source["rope_scaling"] = of;
     }
     return source;

@@ -361,7 +361,7 @@ template <class Dev> void Decoder<Dev>::clear_routing() {
     memory().fill(acts.routing, 0, config.L * Routing::width(config.experts.number) * sizeof(int64_t));
 }
 
-// Its derivatives depend on the tokens of all ranks.
+// The derivatives of the auxiliary loss depend on the tokens of all ranks.
 template <class Dev> void Decoder<Dev>::find_balance() {
     Routing whole = routing();
     whole.sums = mesh_->all.sum(whole.sums);

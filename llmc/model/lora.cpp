@@ -128,18 +128,19 @@ std::vector<std::string> without_expressions(const ModelConfig &c, const std::ve
         try {
             expression = target;
         } catch (const std::regex_error &error) {
-            die("the target \"%s\" is not a regular expression: %s\n  fix: the names of modules", target.c_str(), error.what());
+            die("the target \"%s\" is not a regular expression: %s\n  fix: name modules instead", target.c_str(), error.what());
         }
         for (const LinearModule &m : linear_modules(c)) {
             const auto names = names_in_layers(c, m);
             const auto meant =
                 size_t(std::ranges::count_if(names, [&](const std::string &name) { return std::regex_match(name, expression); }));
             if (const std::string some = some_names(m, meant, names.size()); !some.empty())
-                die("the target \"%s\" matches %s\n  fix: an expression for all", target.c_str(), some.c_str());
+                die("the target \"%s\" matches %s\n  fix: use an expression that matches all or none of them", target.c_str(),
+                    some.c_str());
             if (meant) out.push_back(m.name);
         }
         if (out.empty())
-            die("the target \"%s\" matches no linear layer of the model, such as %s%s\n  fix: all-linear, or names",
+            die("the target \"%s\" matches no linear layer of the model, such as %s%s\n  fix: use all-linear, or names of layers",
                 target.c_str(), layer_name(c, 0).c_str(), linear_modules(c)[0].name);
     }
     return out;
@@ -174,21 +175,21 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
     for (const LinearModule &m : adapted_modules(c)) {
         halves += m.matrix == Linear::experts_gate_up;
         if (lora.dropout > 0 && c.experts.number && !of_attention(m.matrix))
-            die("lora_dropout is %g, but in a mixture of experts adapters of the feed-forward, such as %s, have none, as in PEFT\n  fix: a lora_dropout of 0, or targets of attention alone",
+            die("lora_dropout is %g, but in a mixture of experts adapters of the feed-forward, such as %s, have none, as in PEFT\n  fix: set lora_dropout to 0, or target attention alone",
                 lora.dropout, m.name);
         if (lora.rank > std::min(m.IC, m.OC))
-            die("--lora_rank %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: a rank of at most %zu, or --lora_targets without %s",
+            die("--lora_rank %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: use a rank of at most %zu, or leave %s out of --lora_targets",
                 lora.rank, short_name(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC), short_name(m).c_str());
     }
     if (halves == 1)
-        die("the targets have one of the experts' gate and up projections, which PEFT takes for one matrix, and loads both or none\n  fix: both as targets, or none of them");
+        die("the targets include only one of the experts' gate and up projections, which PEFT treats as one matrix\n  fix: target both of them, or neither");
 }
 
 // ---- adapter_config.json --------------------------------------------------------------------------------------------------------------
 
 static const std::string adapter_config = "/adapter_config.json";
 
-// Settings that change the computation in a way that we do not support, with the value, or a list of values, without effect. A field may also be absent
+// Settings that change the computation in an unsupported way, with the value, or a list of values, without effect. A field may also be absent
 // or null. Other initial values, such as pissa, olora, corda and loftq, change the base as well.
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"ensure_weight_tying", false},
@@ -220,7 +221,7 @@ static json pattern_of(const ModelConfig &c, double each) {
 }
 
 static constexpr const char *of_all_experts =
-    "one tensor with the adapters of all experts, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another";
+    "one tensor with the adapters of all experts, which is not supported\n  fix: merge the adapter with PEFT (merge_and_unload), or train another";
 
 static std::vector<std::string> read_parameters(const Fields &fields) {
     const json *const value = fields.find("target_parameters");
@@ -245,7 +246,7 @@ static std::vector<std::string> read_targets(const Fields &fields, const ModelCo
         for (const std::string &name : without_expressions(config, {*value})) names.insert(name);
     else if (value && value->is_array())
         for (const json &entry : *value) names.insert(text(entry));
-    else fields.refuse("target_modules", "is missing, or no list of names");
+    else fields.refuse("target_modules", "is missing, or is not a list of names");
     std::vector<std::string> out;
     for (const LinearModule &m : linear_modules(config)) {
         const auto all = names_in_layers(config, m);
@@ -263,21 +264,22 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     const std::string path = dir + adapter_config;
     std::error_code unreadable;
     if (!std::filesystem::exists(path, unreadable))
-        die("%s has no adapter_config.json\n  fix: the directory of an adapter that PEFT or this program has saved", dir.c_str());
+        die("%s has no adapter_config.json\n  fix: give the directory of an adapter that PEFT or this program has saved",
+            dir.c_str());
     const json source = read_json(path);
     const Fields fields(source, path);
     if (const std::string type = fields.text("peft_type"); type != "LORA")
-        fields.refuse("peft_type", "is \"" + type + "\", but we have LORA\n  fix: an adapter of that type");
+        fields.refuse("peft_type", "is \"" + type + "\", but only LORA is supported\n  fix: use an adapter of that type");
     if (const bool turned = fields.boolean("fan_in_fan_out", config.gpt2()); turned != config.gpt2())
         fields.refuse("fan_in_fan_out",
-                      format("is %s, but weights of a %s model are stored as (%s)\n  fix: an adapter of this model",
+                      format("is %s, but weights of a %s model are stored as (%s)\n  fix: use an adapter of this model",
                              turned ? "true" : "false", config.family.c_str(), turned ? "out, in" : "in, out"));
     const auto expect = [&](const char *name, const json &plain) {
         if (const json *value = fields.find(name);
             value && !value->empty() && *value != plain && !(plain.is_array() && std::ranges::count(plain, *value)))
             fields.refuse(
                 name,
-                format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",
+                format("is %s, which is not supported\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",
                        value->dump().c_str()));
     };
     for (const auto &[name, plain] : not_in_lora) expect(name, plain);
@@ -288,7 +290,8 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     lora.targets = read_targets(fields, config);
     const std::string task = fields.text("task_type", "CAUSAL_LM");
     reward = task == "SEQ_CLS";
-    if (!reward && task != "CAUSAL_LM") fields.refuse("task_type", "is \"" + task + "\", but we have CAUSAL_LM and SEQ_CLS");
+    if (!reward && task != "CAUSAL_LM")
+        fields.refuse("task_type", "is \"" + task + "\", but only CAUSAL_LM and SEQ_CLS are supported");
     std::vector<std::string> whole;
     const json *modules = fields.find("modules_to_save");
     for (const json &name : modules && modules->is_array() ? *modules : json::array())
@@ -334,7 +337,8 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
     if (lora.embedding) whole.push_back(config.gpt2() ? "wte" : "embed_tokens");
     if (lora.head) whole.push_back("lm_head");
     if (config.reward) whole.push_back("score");
-    // In other mixtures of experts PEFT applies names in the feed-forward to the layers with experts, and finds other layers by their weights.
+    // In mixtures other than Qwen2-MoE, PEFT takes a module's name in the feed-forward for the experts. It finds the same module of a dense layer by the
+    // name of its weight.
     const auto modules = adapted_modules(config);
     json parameters;
     std::vector<std::string> names = target_names(config, modules);

@@ -108,5 +108,5 @@ ModelConfig preset(const std::string &name) {
         if (name == p.name) return parse_config(preset_source(p), "preset " + name, notes);
         known += std::string(" ") + p.name;
     }
-    die("there is no preset \"%s\"\n  fix: one of%s", name.c_str(), known.c_str());
+    die("there is no preset \"%s\"\n  fix: use one of%s", name.c_str(), known.c_str());
 }

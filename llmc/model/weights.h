@@ -66,7 +66,7 @@ template <class Dev> class Weights {
     const Table table;         // trained tensors: all tensors, or adapters
     const Table frozen_table;  // the trainer's table if the model is frozen; else empty
     const std::vector<Unit> &units = table.units;
-    Zero<Dev> trained;  // its order is that of `table`
+    Zero<Dev> trained;  // in the order of `table`
     QuantisedLayers<Dev> quantised;
     ShardedParameters<Dev> frozen;    // frozen tensors that are not quantised
     PrefetchedUnits<Dev> prefetched;  // the model's own weights

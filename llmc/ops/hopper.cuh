@@ -120,7 +120,7 @@ CUtensorMap map_of(const X *data, size_t rows, size_t columns, size_t stride, un
         cudaDriverEntryPointQueryResult result;  // found at run time, so programs also start without a driver
         const cudaError_t error =
             cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-        if (error || !function) die("the driver has no cuTensorMapEncodeTiled\n  fix: a driver for CUDA 12 or later");
+        if (error || !function) die("the driver has no cuTensorMapEncodeTiled\n  fix: install a driver for CUDA 12 or later");
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     static const int driver = [] {

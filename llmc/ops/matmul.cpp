@@ -99,7 +99,7 @@ struct Context {
         if (bytes > own_bytes) {
             own.reset();
             own.reset(static_cast<char *>(aligned_alloc(4096, round_up(bytes, 4096))));
-            if (!own) die("no memory for %zu bytes of matmul's scratch\n  fix: fewer --threads", bytes);
+            if (!own) die("no memory for %zu bytes of matmul's scratch\n  fix: use fewer --threads", bytes);
             own_bytes = bytes;
         }
         return own.get();

@@ -38,7 +38,7 @@ static void check_mpi(int code) {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     MPI_Error_string(code, text, &length);
-    die("MPI: %s\n  fix: the messages of mpirun and of the other ranks tell what ended", text);
+    die("MPI: %s\n  fix: see the messages of mpirun and of the other ranks for the cause", text);
 }
 
 namespace {
@@ -248,7 +248,7 @@ int run_mpi(const CommOptions &options, const std::function<int(Comm &)> &f) {
     std::mutex mpi;
     MpiLine line(mpi);
     if (provided < MPI_THREAD_SERIALIZED)
-        line.end_everywhere("this MPI allows calls from one thread only\n  fix: one with MPI_THREAD_SERIALIZED");
+        line.end_everywhere("this MPI allows calls from one thread only\n  fix: use one with MPI_THREAD_SERIALIZED");
     Watchdog watchdog(line, rank, ranks, options.timeout);
     MpiTransport transport(mpi, watchdog);
     std::vector<int> members(static_cast<size_t>(ranks));

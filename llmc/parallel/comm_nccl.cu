@@ -160,7 +160,7 @@ class NcclQueue {
             nccl_check(under_way_.calls.empty() ? "NCCL" : under_way_.calls.front().what.c_str(), state, comm);
         }
         if (late)
-            die("%s is not done after --comm_timeout %g seconds: another rank has not come so far\n  fix: a larger --comm_timeout "
+            die("%s is not done after --comm_timeout %g seconds: another rank has not come so far\n  fix: raise --comm_timeout "
                 "if a rank is only slow; --debug compares the ranks' calls",
                 late->what.c_str(), timeout_);
     }

@@ -105,7 +105,7 @@ class Switchboard {
         f.stamp.call[sizeof(f.stamp.call) - 1] = f.stamp.file[sizeof(f.stamp.file) - 1] = 0;
         if (f.kind > Frame::bye || f.bytes > longest_text || f.size < 1 || size_t(f.size) > peers_.size() || f.place < 0 ||
             f.place >= f.size || f.stamp.type > SliceType::u8)
-            end_all(format("rank %d has sent an unknown message\n  fix: the same program on all machines", rank));
+            end_all(format("rank %d has sent an unknown message\n  fix: run the same program on all machines", rank));
     }
 
     void bring(int rank, Peer &p) {

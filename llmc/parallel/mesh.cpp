@@ -10,7 +10,7 @@ void check_divides(const char *flag, int size, int world, int least) {
     for (int n = least; n <= world; n++)
         if (world % n == 0) sizes += format("%s%d", n > least ? ", " : "", n);
     die("--%s %d does not divide %d rank%s\n  fix: %s", flag, size, world, world == 1 ? "" : "s",
-        sizes.empty() ? "leave it out" : ("one of " + sizes).c_str());
+        sizes.empty() ? "leave it out" : ("use one of " + sizes).c_str());
 }
 
 static int checked(Comm &world, const char *flag, int size, int least = 1) {

@@ -4,7 +4,7 @@
 //   reach(piece), finish()      for a pass through the shard, such as the optimizer's: into three windows in turn. One piece is in use, while the next
 //                               one is read and the previous one is written
 //   open(piece), keep()         into one window, in any order, to load and to save
-//   bring(unit, to), wait(unit) all pieces of a unit (sharding.h), into an array outside the windows. Only for the array that was added first
+//   bring(unit, to), wait(unit) all pieces of a unit (sharding.h), into memory outside the windows; only for the first added array
 //
 // After reach() and open() the arrays hold one piece: the elements of the shard from begin() on. A piece that was never offloaded is 0.
 #pragma once
@@ -142,7 +142,7 @@ class ShardPieces {
         if (offloaded_.contains(piece)) store_->prefetch(a.places[piece], to, bytes_of(a, piece));
         else memory_->fill(to, 0, bytes_of(a, piece));
     }
-    // Start to copy a piece of all arrays, and wait for the copies.
+    // The next two functions start to copy a piece of all arrays; the third waits for the copies.
     void prefetch(size_t piece, size_t window) {
         for (const Array &a : arrays_) prefetch(a, piece, a.windows[window]);
     }

@@ -151,5 +151,5 @@ std::string hung_message(int rank, double timeout, const std::vector<std::string
     std::string text = format("rank %d has waited longer than --comm_timeout %g; the last call of each rank:", rank, timeout);
     for (size_t r = 0; r < ranks.size(); r++)
         text += format("\n  rank %zu: %s", r, ranks[r].empty() ? "no answer" : ranks[r].c_str());
-    return text + "\n  fix: a larger --comm_timeout if a rank is only slow; --debug compares the ranks' calls";
+    return text + "\n  fix: raise --comm_timeout if a rank is only slow; --debug compares the ranks' calls";
 }

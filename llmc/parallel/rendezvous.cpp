@@ -89,7 +89,7 @@ static Address parse_address(const std::string &text) {
         a.port.size() <= 5 && std::all_of(a.port.begin(), a.port.end(), [](char c) { return c >= '0' && c <= '9'; });
     const int port = a.port.empty() || !number ? 0 : std::stoi(a.port);
     if (a.host.empty() || port < 1 || port > 65535 || (a.host.find(':') != a.host.npos && !brackets))
-        die("--rendezvous \"%s\" is not HOST:PORT\n  fix: a name or an address of rank 0's machine, and a port that is free there, as in "
+        die("--rendezvous \"%s\" is not HOST:PORT\n  fix: give a name or an address of rank 0's machine, and a free port there, such as "
             "node1:29500, 10.0.0.1:29500 or [fd00::1]:29500",
             text.c_str());
     if (brackets) a.host = a.host.substr(1, a.host.size() - 2);
@@ -100,7 +100,7 @@ static AddressList resolve(const Address &at) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
     if (const int code = getaddrinfo(at.host.c_str(), at.port.c_str(), &hints, &found))
-        die("there is no host \"%s\": %s\n  fix: --rendezvous with a name that this machine knows, or with an address",
+        die("there is no host \"%s\": %s\n  fix: give --rendezvous a name that this machine knows, or an address",
             at.host.c_str(), code == EAI_SYSTEM ? strerror(errno) : gai_strerror(code));
     return {found, &freeaddrinfo};
 }
@@ -118,7 +118,7 @@ static std::string secret_for(const Address &at) {
     bool open = false;
     for (const addrinfo *a = addresses.get(); a; a = a->ai_next) open = open || !is_loopback(*a);
     if (secret.empty() ? open : secret.size() < shortest_secret)
-        die("%s\n  fix: the same LLMC_RENDEZVOUS_SECRET in the environment of all ranks, of at least %zu characters, as `openssl rand -hex 16` gives",
+        die("%s\n  fix: set the same LLMC_RENDEZVOUS_SECRET of at least %zu characters in the environment of all ranks, e.g. from `openssl rand -hex 16`",
             secret.empty() ? format("other machines reach %s, and no secret keeps them out", at.text().c_str()).c_str()
                            : "LLMC_RENDEZVOUS_SECRET is so short that it can be guessed",
             shortest_secret);
@@ -284,7 +284,7 @@ class Doorkeeper {
     void accept_one() {
         Socket s(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         const bool no_place = !s && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
-        if (no_place && strangers_.empty()) die("cannot accept a connection: %s\n  fix: ulimit -n", strerror(errno));
+        if (no_place && strangers_.empty()) die("cannot accept a connection: %s\n  fix: raise ulimit -n", strerror(errno));
         if (no_place || (s && strangers_.size() >= most_strangers + ranks_.size())) strangers_.pop_front();
         if (!s) return;
         send_at_once(s);
@@ -344,18 +344,19 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
     Hello hello;
     const Time deadline = in_seconds(std::min(timeout, longest_answer));
     if (!s.receive_all(&hello, sizeof(hello), deadline) || memcmp(hello.magic, magic, sizeof(hello.magic)) != 0)
-        die("another program answers at %s, not rank 0\n  fix: another port in --rendezvous, for all ranks", at);
-    if (hello.version != version) die("rank 0 at %s is another version of this program\n  fix: the same on all machines", at);
+        die("another program answers at %s, not rank 0\n  fix: give --rendezvous another port on all ranks", at);
+    if (hello.version != version)
+        die("rank 0 at %s is another version of this program\n  fix: run the same version on all machines", at);
 
     Application mine = {int32_t(me.rank), int32_t(me.world), new_nonce(), {}};
     mine.proof = proof_of(secret, hello, mine);
     Answer answer;
     if (!s.send_all(&mine, sizeof(mine), deadline) || !s.receive_all(&answer, sizeof(answer), deadline) ||
         !same_digest(answer.proof, proof_of(secret, hello, mine, answer)))
-        die("rank 0 at %s does not know this rank's secret\n  fix: the same LLMC_RENDEZVOUS_SECRET in the environment of all ranks",
+        die("rank 0 at %s does not know this rank's secret\n  fix: set the same LLMC_RENDEZVOUS_SECRET in the environment of all ranks",
             at);
     if (answer.world != me.world)
-        die("this process has --rank %d/%d, but the first one at %s 0/%d\n  fix: the same number of processes for all",
+        die("this process has --rank %d/%d, but rank 0 at %s has 0/%d\n  fix: give all ranks the same number of processes",
             int(me.rank), int(me.world), at, answer.world);
     if (answer.verdict != welcome)
         die("another process is already rank %d at %s\n  fix: give each process its own --rank, from 0 to %d", int(me.rank), at,
@@ -371,7 +372,7 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
 
 std::vector<Socket> meet(const Rendezvous &me, double timeout) {
     if (me.world < 1 || me.world > most_ranks)
-        die("--rank %lld/%lld\n  fix: a number of processes from 1 to %d", static_cast<long long>(me.rank),
+        die("--rank %lld/%lld\n  fix: give a number of processes from 1 to %d", static_cast<long long>(me.rank),
             static_cast<long long>(me.world), most_ranks);
     if (me.rank < 0 || me.rank >= me.world)
         die("--rank %lld/%d: there is no such process\n  fix: from 0/%d to %d/%d", static_cast<long long>(me.rank), int(me.world),

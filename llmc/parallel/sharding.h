@@ -1,18 +1,18 @@
-// The division of the flat arrays of parameters, gradients and optimizer state among ranks: into buckets, which are summed and gathered one by one,
-// and of each bucket into one part per rank. The parts that a rank updates are its shard. Parts have equal sizes; padding at the end of a bucket
-// fills up the last part. Additional padding before a unit aligns its matrices like arrays, also in bf16.
+// Divides the flat arrays of parameters, gradients and optimizer state among ranks: first into buckets, which are summed and gathered one by one,
+// and then each bucket into one part per rank. The parts that a rank updates are its shard. Parts have equal sizes; padding at the end of a bucket
+// fills up the last part. Additional padding before a unit gives its matrices the alignment of arrays, even in bf16.
 #pragma once
 #include <vector>
 
 #include "../core/device.h"
 #include "../io/tensor.h"
 
-// Whole tensors whose gradients are finished, and therefore summed, together: for example a layer. A unit consists of elements [begin, end) of the
+// Whole tensors whose gradients are complete at the same time, and are summed together: for example a layer. A unit has the elements [begin, end) of the
 // table. It is one bucket of any size, unless its gradients can be computed row by row, as an embedding's can: then it may be several buckets.
 struct Unit {
     size_t begin, end, row_elements = 0;  // row_elements: size of a row; 0: the unit is never divided
-    // The ends of ranges at the unit's beginning that contain a tensor of each expert, in the order of the experts. Under expert parallelism each
-    // range is a bucket, of which a rank only has the elements of its experts.
+    // The ends of the ranges at the unit's beginning that contain one tensor of every expert, expert after expert. Under expert parallelism each range
+    // is a bucket, of which a rank has only the elements of its own experts.
     std::vector<size_t> experts = {};
 };
 

@@ -28,7 +28,7 @@ constexpr Estimator estimators[] = {
 const Estimator &find_estimator(const std::string &name) {
     for (const Estimator &e : estimators)
         if (name == e.name) return e;
-    die("--advantage_estimator %s is not known\n  fix: one of %s", name.c_str(), estimator_names().c_str());
+    die("--advantage_estimator %s is not known\n  fix: use one of %s", name.c_str(), estimator_names().c_str());
 }
 
 struct Group {
@@ -66,7 +66,7 @@ std::vector<double> shaped_rewards(Baseline baseline, std::span<const ScoredRoll
     }
     for (auto &[number, group] : groups) {
         if (group.rollouts == 1)
-            die("group %lld has only one rollout, and the baseline needs others\n  fix: at least two answers to each prompt, or --advantage_estimator reinforce",
+            die("group %lld has only one rollout, and the baseline needs others\n  fix: give at least two answers to each prompt, or use --advantage_estimator reinforce",
                 (long long)(number));
         group.summarise();
     }
@@ -114,7 +114,7 @@ void check_options(const AdvantageOptions &o) {
         die("--gae_lambda %g must be between 0 and 1\n  fix: --gae_lambda 1", o.gae_lambda);
     if (!(o.kl_coef >= 0)) die("--kl_coef %g is negative\n  fix: 0 or more", o.kl_coef);
     if (!(o.reward_clip[0] < o.reward_clip[1]))
-        die("--reward_clip_range %g,%g is empty\n  fix: the smaller number first", o.reward_clip[0], o.reward_clip[1]);
+        die("--reward_clip_range %g,%g is empty\n  fix: give the smaller number first", o.reward_clip[0], o.reward_clip[1]);
 }
 
 Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> batch) {

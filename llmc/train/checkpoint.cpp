@@ -250,8 +250,8 @@ static std::vector<Shard> read_manifest(const std::string &where, size_t element
     if (const size_t version = fields.size("version"); version != format_version)
         fields.refuse("version", format("is %zu, but this program reads %zu", version, format_version));
     if (const size_t stored = fields.size("elements"); stored != elements)
-        die("%s: holds the state of %zu elements, but the model has %zu\n  fix: the model that the run began with", where.c_str(),
-            stored, elements);
+        die("%s: holds the state of %zu elements, but the model has %zu\n  fix: use the model that the run began with",
+            where.c_str(), stored, elements);
     std::vector<Shard> shards;
     for (const json &entry : list_of(fields, "files")) {
         const std::string prefix = format("files[%zu].", shards.size());
@@ -299,7 +299,7 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
             std::erase_if(kept, [&](const OptimizerPart &k) { return !has(k, t); });
             if (kept.empty()) return;
             if (part.checksums[t].empty())
-                die("%s: has no tensor \"%s\" of elements [%zu, %zu) of the model%s", file.path().c_str(), tensor.name, begin,
+                die("%s: has no tensor \"%s\" for elements [%zu, %zu) of the model%s", file.path().c_str(), tensor.name, begin,
                     begin + n, fix.c_str());
             block.resize(n);
             file.read_part(tensor.name, part.begin[t] + first, n, block.data());
@@ -343,7 +343,7 @@ void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &
     visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
         state.open(p.part);
         if (memcmp(p.stored, read(*state.memory, p.kept, p.count).data(), p.count * sizeof(float)) != 0)
-            die("%s was written but reads back differently (tensor \"%s\", near element %zu)\n  fix: another disk; this one loses data",
+            die("%s was written but reads back differently (tensor \"%s\", near element %zu)\n  fix: use another disk; this one loses data",
                 p.path.c_str(), p.tensor, p.global);
     });
 }

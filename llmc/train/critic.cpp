@@ -20,7 +20,7 @@ ModelSpec critic_spec(const Run &run) {
     out.config.experts.aux_loss_coef = 0;              // a critic has no auxiliary loss for its experts
     agree(run.comm, [&] {
         if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
-            die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
+            die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: give the directory of a trained model",
                 dir.c_str());
         out.new_head = !out.config.reward;
         if (out.new_head) make_reward(out.config);
@@ -31,7 +31,7 @@ ModelSpec critic_spec(const Run &run) {
 Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_(run), spec_(critic_spec(run)) {
     agree(run_.comm, [&] {
         if (longest > spec_.config.max_positions)
-            die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: a smaller --max_new_tokens, or another --critic_model",
+            die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: lower --max_new_tokens, or use another --critic_model",
                 longest, spec_.config.positions_name(), spec_.dir.c_str(), spec_.config.max_positions);
     });
     ModelSpec with_policy = spec_;  // activations must leave memory for the policy

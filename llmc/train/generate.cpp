@@ -1,4 +1,4 @@
-// The task generate, the demo's questions, and samples while training: prompts in, text out. The engine is in generation.h.
+// Generates text: for the task generate, for the demo's unseen prompts, and as samples during training. The engine is in generation.h.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -46,12 +46,12 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
     for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
     agree(run.comm, [&] {
         if (longest + settings.max_new_tokens > end)  // learned positions are limited, rotary ones are not
-            die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but %s of %s is %zu%s\n  fix: a smaller --max_new_tokens, or a shorter prompt",
+            die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but %s of %s is %zu%s\n  fix: lower --max_new_tokens, or shorten the prompt",
                 longest, settings.max_new_tokens, spec.config.growing_positions_name(), spec.dir.c_str(), end,
                 spec.config.gpt2() ? "" : ", beyond which its rotation changes");
     });
     if (longest + settings.max_new_tokens > most)
-        run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
+        run.say("note: a prompt and its continuation may reach %zu tokens, but max_position_embeddings is %zu",
                 longest + settings.max_new_tokens, most);
     const std::vector<Prompt> own = own_prompts(run.comm, prompts);
     GenerationLimits generation(own, settings, run.options.max_sequences);
@@ -169,8 +169,8 @@ Continuation::Continuation(const Run &run) : run_(run) {
     agree(run.comm, [&] {
         const size_t most = std::min(c.max_positions, c.growing_positions());
         if (prompt.size() + o.max_new_tokens > most)
-            die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: a smaller --max_new_tokens%s",
-                prompt.size(), o.max_new_tokens, model.c_str(), most, o.prompt.empty() ? "" : ", or a shorter --prompt");
+            die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: lower --max_new_tokens%s",
+                prompt.size(), o.max_new_tokens, model.c_str(), most, o.prompt.empty() ? "" : ", or shorten --prompt");
     });
 }
 

@@ -101,7 +101,7 @@ std::string tokenizer_with_tokens(const Run &run, const std::string &dir) {
     if (tokens.empty()) return "";
     agree(run.comm, [&] {
         if (dir.empty() || !fs::exists(from))
-            die("--add_tokens: %s has no tokenizer.json\n  fix: a model with its tokenizer",
+            die("--add_tokens: %s has no tokenizer.json\n  fix: use a model directory with its tokenizer",
                 dir.empty() ? "a --preset" : dir.c_str());
         std::string key = "2 " + tokenizer_hash(from);  // 2: the version of what add_tokens() writes
         for (const std::string &token : tokens) key += "\n" + token;
@@ -126,7 +126,7 @@ static size_t expert_ranks(const Options &o, const ModelConfig &config, size_t w
     for (size_t size = 1; size <= std::min(world, experts); size++)
         if (world % size == 0 && experts % size == 0) sizes += format("%s%zu", size > 1 ? ", " : "", size);
     if (world % n || experts % n)
-        die("--expert_parallel %zu does not divide %zu %s\n  fix: one of %s, which divide %zu rank%s and %zu experts", n,
+        die("--expert_parallel %zu does not divide %zu %s\n  fix: use one of %s, which divide %zu rank%s and %zu experts", n,
             world % n ? world : experts,
             world % n == 0 ? "experts"
             : world == 1   ? "rank"
@@ -160,8 +160,8 @@ ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) 
     agree(run.comm, [&] {
         out = open_config(run, dir);
         const auto refuse = [&](const char *what) {
-            die("%s %s has another %s than the trained model\n  fix: a model that was made from the same one", flag, dir.c_str(),
-                what);
+            die("%s %s has another %s than the trained model\n  fix: use a model that was trained from the same one", flag,
+                dir.c_str(), what);
         };
         const ModelSpec &trained = run.model;
         if (out.config.V != trained.config.V) refuse("vocabulary");

@@ -18,7 +18,8 @@ void expect_same(const Run &run, const std::string &path, const std::string &own
     agree(run.comm, [&] {
         for (size_t r = 1; r < all.size(); r++)
             if (all[r] != all[0])
-                die("%s is not the same file for rank 0 and for rank %zu\n  fix: the same files on all hosts", path.c_str(), r);
+                die("%s is not the same file for rank 0 and for rank %zu\n  fix: copy the same files to all hosts", path.c_str(),
+                    r);
     });
 }
 
@@ -66,7 +67,7 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
         if ((run.task & (PRETRAIN | SFT | PAIRS | RL)) && data->pairs() != ((run.task & PAIRS) != 0))
             die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
                 run.task & PAIRS ? "pairs" : "single documents",
-                run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
+                run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "use the task dpo or rm, or other data");
         expect_positions(run, run.model, *data);
     });
     expect_same(run, path, data->fingerprint());

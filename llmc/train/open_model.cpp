@@ -164,9 +164,9 @@ void expect_adapter_tensor(const ModelSpec &model, const HfWeights &adapter, con
     const TensorInfo *found = adapter.find(name);
     if (found && found->shape == shape) return;
     if (found)
-        die("--adapter %s: its tensor %s has %s and not %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
+        die("--adapter %s: its tensor %s has %s and not %s, so it belongs to another model than %s\n  fix: use the model that it was trained on",
             model.adapter.c_str(), name.c_str(), shape_text(found->shape).c_str(), shape_text(shape).c_str(), model.dir.c_str());
-    die("--adapter %s: its tensor %s is missing (its first one is %s), so it belongs to another model than %s, or another program has named its tensors\n  fix: the model that it was trained on, or save it with PEFT's save_pretrained",
+    die("--adapter %s: its tensor %s is missing (its first one is %s), so it belongs to another model than %s, or another program has named its tensors\n  fix: use the model that it was trained on, or save it with PEFT's save_pretrained",
         model.adapter.c_str(), name.c_str(), adapter.tensors().empty() ? "none" : adapter.tensors()[0].name.c_str(),
         model.dir.c_str());
 }
@@ -242,10 +242,10 @@ std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelL
     std::unique_ptr<Model> opened;
     agree(run.comm, [&] {
         if (!trained && model.config.lora.rank)
-            die("%s has no weights, and adapters on random weights learn nothing\n  fix: the directory of a trained model",
+            die("%s has no weights, and adapters on random weights learn nothing\n  fix: give the directory of a trained model",
                 model.dir.c_str());
         if (!trained && limits.mode != Mode::train)
-            die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
+            die("%s has no weights (model.safetensors, or shards with an index)\n  fix: give the directory of a trained model",
                 model.dir.c_str());
         opened = plan_model(run, model, run.options.recompute, limits, memory / 20 * 19);
         if (opened->plan().bytes() > memory) does_not_fit(run, model, limits, *opened, memory);

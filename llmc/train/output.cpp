@@ -157,13 +157,13 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
 static const std::string &made(const std::string &path) {
     std::error_code error;
     if (fs::exists(path, error) && !fs::is_directory(path, error))
-        die("--output_dir %s is a file\n  fix: a directory, which may be new", path.c_str());
+        die("--output_dir %s is a file\n  fix: give a directory; it may be new", path.c_str());
     if (fs::is_symlink(path, error) && !fs::exists(path, error))
-        die("--output_dir %s is a link to %s, which does not exist\n  fix: create that directory, or another --output_dir",
+        die("--output_dir %s is a link to %s, which does not exist\n  fix: create that directory, or give another --output_dir",
             path.c_str(), fs::read_symlink(path, error).c_str());
     fs::create_directories(path, error);
     if (error && !fs::is_directory(path))
-        die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", path.c_str(),
+        die("cannot create --output_dir %s: %s\n  fix: give a directory that you may write to", path.c_str(),
             error.message().c_str());
     return path;
 }
@@ -177,7 +177,7 @@ OutputDirectory::OutputDirectory(const std::string &path) : path_(made(path)), l
             !matches(name, {"lost+found/", ".nfs*", ".DS_Store", "run_files.json.tmp"}))
             found.push_back(name);
     if (error)
-        die("--output_dir %s: cannot read: %s\n  fix: a directory that can be written to", path_.c_str(),
+        die("--output_dir %s: cannot read: %s\n  fix: give a directory that you may write to", path_.c_str(),
             error.message().c_str());
     if (fs::exists(path_of(list_name))) read_list();
     else adopt_earlier_run();
@@ -186,8 +186,7 @@ OutputDirectory::OutputDirectory(const std::string &path) : path_(made(path)), l
     std::string some;
     for (size_t i = 0; i < std::min<size_t>(found.size(), 3); i++) some += (i ? ", " : "") + found[i];
     if (found.size() > 3) some += format(" and %zu more", found.size() - 3);
-    die("--output_dir %s holds files that no run wrote: %s\n  fix: a directory that is new or empty", path_.c_str(),
-        some.c_str());
+    die("--output_dir %s holds files that no run wrote: %s\n  fix: give a new or empty directory", path_.c_str(), some.c_str());
 }
 
 void OutputDirectory::read_list() {
@@ -267,11 +266,12 @@ void OutputDirectory::refuse_input(const char *flag, const std::string &path) co
     const fs::path input = fs::weakly_canonical(path, error), here = fs::canonical(path_, error);
     if (path.empty() || error) return;
     const fs::path within = input.lexically_relative(here);
-    if (within == ".") die("--output_dir %s is the directory of --%s itself\n  fix: another --output_dir", path_.c_str(), flag);
+    if (within == ".")
+        die("--output_dir %s is the directory of --%s itself\n  fix: give another --output_dir", path_.c_str(), flag);
     const std::string first = within.empty() ? "" : within.begin()->string();
     if (has(first) || has(first + "/"))
-        die("--%s %s was written by the run that --output_dir %s holds, and would be replaced\n  fix: another --output_dir", flag,
-            path.c_str(), path_.c_str());
+        die("--%s %s was written by the run that --output_dir %s holds, and would be replaced\n  fix: give another --output_dir",
+            flag, path.c_str(), path_.c_str());
 }
 
 void OutputDirectory::expect_free(const std::vector<std::string> &names) const {
@@ -281,8 +281,8 @@ void OutputDirectory::expect_free(const std::vector<std::string> &names) const {
             const fs::file_status status = fs::symlink_status(file);
             const bool beside =
                 directory && fs::is_directory(status) && !file.ends_with(temporary_suffix) && written_in(file).empty();
-            if (!has(name) && fs::exists(status) && !beside)  // `beside`: a run can write next to its contents
-                die("%s is there, and no run wrote it; this run writes a %s of that name\n  fix: move it away, or another --output_dir",
+            if (!has(name) && fs::exists(status) && !beside)  // `beside`: a run may add files there
+                die("%s is there, and no run wrote it; this run writes a %s of that name\n  fix: move it away, or give another --output_dir",
                     file.c_str(), directory ? "directory" : "file");
         }
     }
@@ -429,19 +429,19 @@ void check_results(const Run &run) {
     std::error_code error;
     for (const auto &[flag, path, beginning] : results) {
         if (path.empty() || !fs::exists(path, error)) continue;
-        if (fs::is_directory(path, error)) die("--%s %s is a directory\n  fix: a file, which may be new", flag, path.c_str());
+        if (fs::is_directory(path, error)) die("--%s %s is a directory\n  fix: give a file; it may be new", flag, path.c_str());
         if (!fs::is_regular_file(path, error)) continue;
         for (const auto &[input, from] : inputs_of(run)) {
             const bool within =
                 fs::equivalent(fs::canonical(path, error).parent_path(), from, error) && is_model_file(fs::path(path).filename());
             if (within || fs::equivalent(path, from, error))
-                die("--%s %s is what --%s reads\n  fix: another file", flag, path.c_str(), input);
+                die("--%s %s is what --%s reads\n  fix: give another file", flag, path.c_str(), input);
         }
         std::string first(strlen(beginning), '\0');
         std::ifstream(path).read(first.data(), std::streamsize(first.size()));
         if (fs::file_size(path, error) > 0 && first != beginning)
-            die("--%s %s exists, and no run wrote it\n  fix: another file, or move this one away", flag, path.c_str());
+            die("--%s %s exists, and no run wrote it\n  fix: give another file, or move this one away", flag, path.c_str());
     }
     if (run.task & TRAINING && !o.overwrite && !appends && fs::is_regular_file(o.log, error) && fs::file_size(o.log, error) > 0)
-        die("--log %s already holds the log of a run\n  fix: --overwrite to replace it, or another file", o.log.c_str());
+        die("--log %s already holds the log of a run\n  fix: use --overwrite to replace it, or give another file", o.log.c_str());
 }

@@ -109,7 +109,7 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
     }
     agree(run_.comm, [&] {
         if (std::ranges::none_of(batch.rewards, has_reward))
-            die("none of the %zu answers of this batch has a reward: each is None, or null in a file\n  fix: a --reward that judges most answers to these prompts",
+            die("none of the %zu answers of this batch has a reward: each is None, or null in a file\n  fix: use a --reward that judges most answers to these prompts",
                 rollouts.size());
         Estimated estimated = advantages(options_.advantage, scored);
         batch.advantages = std::move(estimated.advantages), batch.returns = std::move(estimated.returns);

@@ -16,17 +16,17 @@
 //   constant        the sum over all tokens, divided by the number of answers times the longest allowed answer (Dr. GRPO)
 // where the loss of a token includes kl_coef times k2 or k3 (advantages.h) of log p - log p_ref.
 //
-// Answers may have been sampled by older weights than those of the first step on them. Then p_old is computed by the latter, so the ratio only bounds
-// the change by the steps (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a constant weight on a
-// token's term corrects for the older weights. With w_t = exp(log p_old,t - log p_smp,t), where p_smp is by the weights that sampled, the constant is
-// for
+// Answers may have been sampled by older weights than those of the first step on them. Then p_old belongs to the latter, so the ratio bounds only the
+// change that the steps make (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a constant weight on a
+// token's term corrects for the older weights. With w_t = exp(log p_old,t - log p_smp,t), where p_smp belongs to the weights that sampled, the
+// constant is
 //   tis             w_t clamped to [c, d]                                Yao et al., "Your efficient RL framework secretly brings you off-policy RL
 //                                                                        training", 2025; Espeholt et al. (IMPALA), 2018, arXiv:1802.01561
 //   icepop          w_t, but 0 outside [c, d]                            Ling Team, 2025, arXiv:2510.18855
 //   seq-mask-tis    w_t, but 0 if the geometric mean over the answer is outside [c, d]                  as in OpenRLHF
 // The denominators of the loss do not change.
 //
-// A critic learns the returns G (advantages.h). With its current value V of a token, and its value V_old when the token was sampled, its loss is
+// A critic learns the returns G (advantages.h). V is its current value of a token, and V_old its value when the token was sampled. The loss is
 //   value           half the mean over all tokens of max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2), or of (V - G)^2 if c is 0
 //                                                   Schulman et al., 2017, as in the code of its experiments
 #pragma once
@@ -45,10 +45,10 @@ struct PolicyLossOptions {
 
 void check_options(const PolicyLossOptions &);  // dies if a name is unknown or a number is out of range
 
-// The tokens of an answer: (tokens) each.
+// Arrays over the tokens of an answer, (tokens) each.
 struct PolicyTokens {
     std::span<const double> logp, logp_old, reference_logp, advantages;  // the reference's may be empty
-    std::span<const double> logp_sampled = {};                           // by the weights that sampled, for a correction
+    std::span<const double> logp_sampled = {};                           // under the weights that sampled, for a correction
 };
 
 // The denominators of a step's losses.
@@ -71,7 +71,7 @@ struct PolicySums {
 PolicySums policy_loss(const PolicyLossOptions &options, const PolicyTokens &answer, const PolicyStep &step,
                        std::span<double> d_logp);
 
-// The tokens of an answer: (tokens) each.
+// Arrays over the tokens of an answer, (tokens) each.
 struct ValueTokens {
     std::span<const double> values, values_old, returns;
 };

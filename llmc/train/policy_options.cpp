@@ -24,7 +24,7 @@ static void set_correction(PolicyLossOptions &out, const std::string &text) {
 
 PolicyOptions policy_options(const Options &o, Task task) {
     if (!(o.temperature > 0))
-        die("--temperature %g: greedy answers have no probabilities to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
+        die("--temperature %g: greedy answers have no probabilities to learn from\n  fix: give the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
     PolicyOptions out{};
     out.advantage = {o.advantage_estimator,         o.gamma,       o.gae_lambda, o.no_std_norm, o.reward_clip_range,
@@ -32,7 +32,7 @@ PolicyOptions policy_options(const Options &o, Task task) {
     check_options(out.advantage);
     check_kl_target(o);
     if (task == GRPO && o.advantage_estimator == "gae")
-        die("--advantage_estimator gae has a critic, and grpo has none\n  fix: the task ppo, or another estimator");
+        die("--advantage_estimator gae has a critic, and grpo has none\n  fix: use the task ppo, or another estimator");
     out.loss = {o.policy_loss_type, o.loss_aggregation, o.eps_clip.front(),
                 o.eps_clip.back(),  o.dual_clip,        o.kl_use_loss ? o.kl_coef : 0,
                 o.kl_estimator};

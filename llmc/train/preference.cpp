@@ -92,7 +92,7 @@ std::string preference_names() {
 const PreferenceFormula &preference_formula(const std::string &name) {
     for (const PreferenceFormula &f : formulas)
         if (name == f.name) return f;
-    const std::string fix = "fix: one of " + preference_names();
+    const std::string fix = "fix: use one of " + preference_names();
     if (name == "aot" || name == "aot_unpaired")
         die("--loss_type %s sorts the pairs of a micro-batch, so its value depends on the split of a step\n  %s", name.c_str(),
             fix.c_str());
@@ -103,7 +103,7 @@ bool needs_reference(const PreferenceFormula &f) { return f.reference; }
 
 void check_options(const PreferenceFormula &f, const PairLossOptions &o) {
     const auto must = [&](bool good, const char *flag, double value, const char *rule) {
-        if (!good) die("--%s is %g but must be %s for --loss_type %s\n  fix: another --%s", flag, value, rule, f.name, flag);
+        if (!good) die("--%s is %g but must be %s for --loss_type %s\n  fix: change --%s", flag, value, rule, f.name, flag);
     };
     must(std::isfinite(o.beta) && o.beta > 0, "beta", o.beta, "above 0");
     must(o.label_smoothing >= 0 && o.label_smoothing < 0.5, "label_smoothing", o.label_smoothing, "at least 0 and less than 0.5");
@@ -120,7 +120,7 @@ PreferenceLoss::PreferenceLoss(const std::vector<std::string> &types, const std:
                                const PairLossOptions &options, double nll)
     : options_(options), nll_(nll) {
     if (!weights.empty() && weights.size() != types.size())
-        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: one for each, or none for 1 each",
+        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: give one for each, or leave it out for 1 each",
             weights.size(), types.size());
     for (size_t i = 0; i < types.size(); i++) {
         const double weight = weights.empty() ? 1 : weights[i];

@@ -24,7 +24,7 @@ ModelSpec reference_spec(const Run &run) {
     const std::string &dir = run.options.ref_model;
     ModelSpec out = spec_beside(run, dir, "--ref_model");
     agree(run.comm, [&] {
-        if (out.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
+        if (out.config.reward) die("--ref_model %s is a reward model\n  fix: use a language model", dir.c_str());
     });
     return out;
 }

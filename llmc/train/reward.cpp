@@ -77,7 +77,8 @@ class OfTexts final : public Reward {
                     continue;
                 }
                 if (!rewards[i].is_number() || !std::isfinite(rewards[i].get<double>()))
-                    die("%s returned %s for answer %zu\n  fix: a finite number", name_.c_str(), rewards[i].dump().c_str(), i);
+                    die("%s returned %s for answer %zu\n  fix: return a finite number", name_.c_str(), rewards[i].dump().c_str(),
+                        i);
                 out[own[i]] = rewards[i];
             }
         });
@@ -98,19 +99,19 @@ class ByModel final : public Reward {
     ByModel(const Run &run, const std::string &dir, const Tokenizer *tokenizer)
         : run_(run), spec_(open_config(run, dir)), tokenizer_(tokenizer) {
         const ModelConfig &c = spec_.config;
-        if (!c.reward) die("--reward %s is not a reward model\n  fix: a model that the task rm has trained", dir.c_str());
+        if (!c.reward) die("--reward %s is not a reward model\n  fix: use a model that the task rm has trained", dir.c_str());
         if (run_.options.normalize_reward && !(c.source.contains("mean") && c.source.contains("std")))
             die("--normalize_reward: config.json of %s has no \"mean\" and \"std\"\n  fix: train it with an evaluation, which finds them, or leave the flag out",
                 dir.c_str());
         if (run_.options.normalize_reward) mean_ = c.source["mean"], std_ = c.source["std"];
         if (spec_.tokenizer_hash != run.model.tokenizer_hash) {
             if (!tokenizer || spec_.tokenizer_hash.empty())
-                die("%s and %s do not have the same tokenizer, and one of them has no tokenizer.json\n  fix: models with their tokenizers",
+                die("%s and %s do not have the same tokenizer, and one of them has no tokenizer.json\n  fix: use models with their tokenizers",
                     dir.c_str(), run.model.dir.c_str());
             encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.comm_timeout);
             known_ = added_tokens(spec_.dir + "/tokenizer.json");
         } else if (c.V < run.model.config.V) {
-            die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
+            die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: use a reward model that was trained from the same model",
                 dir.c_str(), c.V, run.model.dir.c_str(), run.model.config.V);
         }
         spec_.ranks = ranks_of(run, c, run.model.ranks.world, run.model.ranks.sp);  // it may have other numbers of heads
@@ -137,7 +138,7 @@ class ByModel final : public Reward {
             const size_t most = std::min(run_.options.row_tokens, limits_.positions);
             for (const auto &tokens : all)
                 if (tokens.size() > most)
-                    die("a prompt with its answer has %zu tokens for the reward model %s, whose rows and positions end at %zu\n  fix: a larger --row_tokens, or a smaller --max_new_tokens",
+                    die("a prompt with its answer has %zu tokens for the reward model %s, whose rows and positions end at %zu\n  fix: raise --row_tokens, or lower --max_new_tokens",
                         tokens.size(), spec_.dir.c_str(), most);
         });
         // Equal texts are scored once: their scores in two rows could differ in the last bit, which group_norm would scale to a deviation of 1.
@@ -199,7 +200,7 @@ std::unique_ptr<Reward> find_reward(const Run &run, const std::string &name, con
         return std::make_unique<ByModel>(run, name, tokenizer);
     }
     if (!tokenizer)
-        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", name.c_str(),
+        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: use a model directory with its tokenizer", name.c_str(),
             run.model.dir.c_str());
     if (!is_server(name) && !fs::exists(name))
         die("--reward %s: no such file\n  fix: exact_match, or a Python file", name.c_str());

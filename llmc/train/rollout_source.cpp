@@ -23,7 +23,8 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
     const std::string tokenizer = run.model.tokenizer_dir + "/tokenizer.json";
     if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
     if (!tokenizer_ && !o_.stop.empty())
-        die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model.dir.c_str());
+        die("--stop reads text, but %s has no tokenizer.json\n  fix: use a model directory with its tokenizer",
+            run.model.dir.c_str());
     if (tokenizer_)
         generation_.vocabulary = std::min(run.model.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o_.stop};
     for (const std::string &name : o_.reward) rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
@@ -62,14 +63,14 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     for (size_t i = 0; i < asked.prompts.size(); i++) {
         const auto &prompt = asked.prompts[i];
         if (compares && asked.responses[i].empty())
-            die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: --input_key and --output_key, which name the prompt and the answer, or another --reward",
+            die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: name the prompt and the answer by --input_key and --output_key, or use another --reward",
                 i + 1, prompts.name().c_str());
         if (const size_t end = run_.model.config.growing_positions(); prompt.size() + o_.max_new_tokens > end)
-            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but %s of the model is %zu, beyond which it %s\n  fix: a smaller --max_new_tokens, or shorter prompts",
+            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but %s of the model is %zu, beyond which it %s\n  fix: lower --max_new_tokens, or shorten the prompts",
                 prompts.name().c_str(), prompt.size(), o_.max_new_tokens, run_.model.config.growing_positions_name(), end,
                 run_.model.config.gpt2() ? "has no positions" : "is rotated otherwise");
         if (prompt.size() + o_.max_new_tokens > o_.row_tokens)
-            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
+            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: use --row_tokens %zu, or lower --max_new_tokens",
                 prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);
         known_.push_back({prompt, 0});
     }
@@ -193,7 +194,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
          times++) {
         if (times == most)
             die("--dynamic_filtering has kept %zu of %zu prompts, and a step needs --rollout_batch_size %zu: the answers to the others have a mean reward of %g or less, or of %g or more\n"
-                "  fix: prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
+                "  fix: use prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
                 rollouts.size() / o_.n, asked_prompts, o_.rollout_batch_size, o_.dynamic_filtering[0], o_.dynamic_filtering[1]);
         const auto began = std::chrono::steady_clock::now();
         PendingBatch asked = first ? *std::exchange(first, std::nullopt) : ask(prompts.next());

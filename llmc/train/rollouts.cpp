@@ -52,11 +52,11 @@ Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_
             all.push_back(read_rollout(Fields(record, where), vocab));
         } catch (const Error &error) {
             const std::string what = error.what();
-            die("%s\n  fix: rollouts of this model, with the fields that docs/rl.md lists",
+            die("%s\n  fix: use rollouts of this model, with the fields that docs/rl.md lists",
                 what.substr(0, what.find("\n  fix: ")).c_str());
         }
     }
-    if (all.empty()) die("%s holds no rollouts\n  fix: one JSON object a line (docs/rl.md)", path.c_str());
+    if (all.empty()) die("%s holds no rollouts\n  fix: write one JSON object per line (docs/rl.md)", path.c_str());
     all_ = std::make_shared<std::vector<Rollout>>(std::move(all));
 }
 

@@ -165,7 +165,7 @@ void Trainer::skip_step(const Step &step, bool finite) {
     if (finite || ++state_.skips_in_a_row < max_skips_in_a_row) return;
     const std::string tensor = model_.nonfinite_gradient();
     agree(run_.comm, [&] {
-        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate; --debug names the op where it begins",
+        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: lower --learning_rate; --debug names the op where it begins",
             state_.skips_in_a_row, tensor.empty() ? "the loss" : tensor.c_str());
     });
 }
@@ -185,7 +185,7 @@ void Trainer::explain_anomaly(const Step &step) {
                               : !tensor.empty() ? "the gradient of " + tensor + ", while what passes through the layers is finite"
                                                 : "the loss, while its gradient is finite";
     agree(run_.comm, [&] {
-        die("step %zu has a value that is not finite; first in %s\n  fix: a smaller --learning_rate, --dtype f32, or look at the samples of this step",
+        die("step %zu has a value that is not finite; first in %s\n  fix: lower --learning_rate, use --dtype f32, or look at the samples of this step",
             state_.step + 1, first.c_str());
     });
 }

@@ -72,7 +72,7 @@ TrainerState read_trainer_state(const std::string &dir, const TrainerState &now_
     check_fields(saved, now, where, fix);
     const auto refuse = [&](const std::string &what, const json &was, const json &is) {
         const auto text = [](const json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
-        die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(),
+        die("%s was made with %s %s, this run has %s\n  fix: use the same %s, or --overwrite for a new run", dir.c_str(),
             what.c_str(), text(was).c_str(), text(is).c_str(), what.c_str());
     };
     if (saved["task"] != now["task"]) refuse("task", saved["task"], now["task"]);

@@ -32,7 +32,7 @@ static void open_output(const Run &run, Training &t) {
     const bool goes_on =
         o.resume == "auto" || (!t.resume_from.empty() && fs::equivalent(fs::path(t.resume_from) / "..", dir, error));
     if (!goes_on && !o.overwrite && t.output->holds_run())
-        die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir",
+        die("%s already holds a run or a model\n  fix: use --resume auto to continue it, --overwrite to replace it, or another --output_dir",
             dir.c_str());
 }
 

@@ -63,7 +63,7 @@ bool Worker::call(const std::string &line, std::string &reply) {
         const int ready = left.count() > 0 ? poll(&wait, 1, int(left.count())) : 0;
         if (ready < 0 && errno == EINTR) continue;
         if (ready <= 0)
-            die("%s took longer than %g s for a batch of rewards\n  fix: a larger --comm_timeout, or a smaller --rollout_batch_size",
+            die("%s took longer than %g s for a batch of rewards\n  fix: raise --comm_timeout, or lower --rollout_batch_size",
                 name_.c_str(), timeout_);
         const ssize_t n = recv(socket_, buffer, sizeof(buffer), 0);
         if (n < 0 && errno == EINTR) continue;
@@ -92,6 +92,6 @@ json Worker::ask(const json &request, const char *wanted, size_t n) {
     if (answer.contains("error")) die("%s: %s", name_.c_str(), answer["error"].get<std::string>().c_str());
     const json &list = answer.at(wanted);
     if (list.size() != n)
-        die("%s returned %zu %s for %zu answers\n  fix: one for each of them", name_.c_str(), list.size(), wanted, n);
+        die("%s returned %zu %s for %zu answers\n  fix: return one for each answer", name_.c_str(), list.size(), wanted, n);
     return list;
 }

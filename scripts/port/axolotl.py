@@ -324,7 +324,7 @@ def complete(t):
     complete_steps(t)
     seen = next((s for s in t.settings if s.name == "model_type" and re.fullmatch(r"(?!Gemma3)\w+ForConditionalGeneration", s.value)), None)
     if seen:
-        t.refuse(f"{seen.where} {seen.value} reads images\n  fix: a text model")
+        t.refuse(f"{seen.where} {seen.value} reads images\n  fix: use a text model")
     if t.has("plugins"):
         for plugin in t.together["plugins"].values:
             if not any(name in plugin for name in HARMLESS):
@@ -364,7 +364,7 @@ def complete_data(t):
         if len(values) > 1:
             t.refuse(f"{name[9:]} differs between data sets: {', '.join(sorted(values))}\n  fix: prepare each with data/prepare.py and its keys, and give both files")
     if t.has("text") and t.task != "pretrain":
-        t.refuse(f'{t.together["text"].where} is a field of plain text\n  fix: the task pretrain, with type: completion')
+        t.refuse(f'{t.together["text"].where} is a field of plain text\n  fix: use the task pretrain, with type: completion')
     elif t.has("text") and t.get("text") != "text":
         t.set("input_key", t.get("text"), t.together["text"].where)
     if t.has("messages") and t.get("messages") not in ("messages", "conversations", "conversation"):
@@ -397,7 +397,7 @@ def name_type(t, kind, pairs):
         return {ALPACA[kind]}
     if kind in TEXTS:
         if t.task not in ("pretrain", "eval"):
-            t.refuse(f'{where} "{kind}" is plain text\n  fix: the task pretrain')
+            t.refuse(f'{where} "{kind}" is plain text\n  fix: use the task pretrain')
         return set()
     if kind in CHATS or kind == "None":
         return set()

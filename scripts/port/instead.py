@@ -29,4 +29,4 @@ def instead(name):
 
 def no_task(name):
     what, fix = instead(name) or ("", "pretrain, sft, dpo, rm, grpo or ppo")
-    return f'there is no task "{name}"{what and f", which {what}"}\n  fix: {fix}'
+    return f'there is no task "{name}"{what and f", which {what}"}\n  fix: use {fix}'

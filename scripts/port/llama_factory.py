@@ -135,7 +135,7 @@ def complete(t):
     if t.has("stage") and t.get("stage") not in STAGES:
         where, stage = t.together["stage"].where, t.get("stage")
         t.refuse(f"{where}: {no_task(stage)}" if instead(stage) else
-                 f'{where} "{stage}" is not supported\n  fix: the stages pt, sft, rm and dpo; the tasks grpo and ppo learn from rewards')
+                 f'{where} "{stage}" is not supported\n  fix: use the stages pt, sft, rm and dpo; the tasks grpo and ppo learn from rewards')
     kind = t.get("finetuning_type", "lora")
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
@@ -187,11 +187,11 @@ def find_data(t, key, flag):
 def name_fields(t, name, entry, where):
     columns, sharegpt = entry.get("columns", {}), entry.get("formatting") == "sharegpt"
     if {"images", "videos", "audios"} & set(columns):
-        t.refuse(f'{where} "{name}" contains images or audio\n  fix: a data set of text')
+        t.refuse(f'{where} "{name}" contains images or audio\n  fix: use a data set of text')
     if "kto_tag" in columns:
-        t.refuse(f'{where} "{name}" contains single answers labelled good or bad\n  fix: pairs of a better and a worse answer')
+        t.refuse(f'{where} "{name}" contains single answers labelled good or bad\n  fix: use pairs of a better and a worse answer')
     if entry.get("ranking") is not None and bool(entry["ranking"]) != (t.task in ("dpo", "rm")):
-        t.refuse(f'{where} "{name}" contains {"pairs" if entry["ranking"] else "single answers"}, which {t.task} does not train on\n  fix: another task or data set')
+        t.refuse(f'{where} "{name}" contains {"pairs" if entry["ranking"] else "single answers"}, which {t.task} does not train on\n  fix: use another task or data set')
     for column, ours in LOADED.items():
         value = columns.get(column)
         if value is None or value in {"prompt": ("instruction", "text"), "query": ("input",), "response": ("output",), "tools": ("tools",), "system": ("system",),

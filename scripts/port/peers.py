@@ -37,7 +37,7 @@ def launched(words):
         return (peer, *task_called(name, line))
     if len(words) == 1 and (words[0] in TASKS or instead(words[0])):
         return (TRL if words[0] != "pt" else SWIFT, *task_called(words[0], line))
-    raise PortError(f'there is no task "{words[0]}"\n  fix: pretrain, sft, dpo, rm, grpo, ppo, eval, generate or merge; or a command of {", ".join(p.name for p in PEERS)}')
+    raise PortError(f'there is no task "{words[0]}"\n  fix: use pretrain, sft, dpo, rm, grpo, ppo, eval, generate or merge; or a command of {", ".join(p.name for p in PEERS)}')
 
 
 def task_called(name, line):

@@ -65,7 +65,7 @@ class Translation:
             return otherwise
         text = text[:-2] if text.endswith(".0") else text
         if not re.fullmatch(r"[1-9]\d{0,8}", text):
-            raise PortError(f'{self.together[key].where} "{text}" is not a whole number above 0\n  fix: a whole number, such as 8')
+            raise PortError(f'{self.together[key].where} "{text}" is not a whole number above 0\n  fix: give a whole number, such as 8')
         return int(text)
 
     def number(self, flag, otherwise):
@@ -201,7 +201,7 @@ class Translation:
             except PortError as error:
                 self.refuse(str(error))
             except ValueError as error:  # from float() or int()
-                self.refuse(f"{error}\n  fix: a number in its place")
+                self.refuse(f"{error}\n  fix: give a number in its place")
 
     def name_data(self):
         """Appends the model's revision, and the data's subset and split, to their names."""

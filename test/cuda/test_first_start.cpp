@@ -42,5 +42,5 @@ TEST(FirstStartDeathTest, AStalledRankEndsTheWaitOnTheGpu) {
     EXPECT_EXIT(
         run(), testing::ExitedWithCode(1),
         "rank 0: all_reduce_sum(.|\n)*test_first_start.cpp:(.|\n)* is not done after --comm_timeout 1 seconds: another rank has not "
-        "come so far\n  fix: a larger --comm_timeout if a rank is only slow");
+        "come so far\n  fix: raise --comm_timeout if a rank is only slow");
 }

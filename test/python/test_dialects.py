@@ -211,12 +211,12 @@ LINES = [
     ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is not a supported format of records'),
     ({"chat_template": "gemma3"}, '"gemma3" is an unknown template'),
     ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
-    ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: one of'),
+    ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: use one of'),
     (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not match the same"),
     ({"datasets": [{"path": "a/b", "field_instruction": "x"}, {"path": "c/d", "field_instruction": "y"}]}, "field_instruction differs between data sets: x, y"),
 ]
 REFUSED = [
-    *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: {fix}') for words, name, what, fix in NOT_HERE),
+    *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: use {fix}') for words, name, what, fix in NOT_HERE),
     *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
     ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),

@@ -107,7 +107,7 @@ def test_generation_gives_the_learned_answers(text_model, bench, tmp_path):
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr[result.stderr.index("train_gpt2: "):] == (
         f"train_gpt2: a prompt has 5 tokens and --max_new_tokens 124 may follow, but n_positions of {tmp_path / 'a'} is 128\n"
-        "  fix: a smaller --max_new_tokens, or a shorter prompt\n")
+        "  fix: lower --max_new_tokens, or shorten the prompt\n")
 
 
 def test_token_shards_are_data(text_model, bench, tmp_path):

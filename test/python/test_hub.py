@@ -103,7 +103,7 @@ def test_a_model_is_fetched_once(home, hub, tmp_path):
     ("someone/tiny@v9", ["it has no revision 'v9' on the hub", "fix: see https://huggingface.co/someone/tiny/commits/main"]),
     ("someone/absent", ["there is no such directory, and the hub has no such model, or it is private",
                         "fix: check the name; for a private model: hf auth login"]),
-    ("someone/pickles", ["the hub has no model.safetensors of that model", "fix: a model with weights in safetensors"]),
+    ("someone/pickles", ["the hub has no model.safetensors of that model", "fix: use a model with weights in safetensors"]),
 ])
 def test_a_model_that_cannot_be_fetched(home, hub, tmp_path, name, parts):
     result = fetch(home, hub, tmp_path, *TRAIN, name)

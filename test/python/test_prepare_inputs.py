@@ -390,20 +390,20 @@ def test_a_star_matches_files_in_order(bench):
 
 
 IDS = ("--eos_token_id", "1", "--vocab_size", "260")
-TAKES_A_TOKENIZER = "takes a tokenizer; only token shards (.bin) hold ids\n  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"
+TAKES_A_TOKENIZER = "needs a tokenizer; only token shards (.bin) hold ids\n  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"
 TOGETHER = "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"
 
 
 @pytest.mark.parametrize("name, flags, message", [
     ("a.bin", (),
      "record 2 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
-     "  fix: take the tokenizer, or the model, that these ids were made for\n"),
+     "  fix: use the tokenizer or model that these ids were made for\n"),
     ("a.bin,in.jsonl", (), f"in.jsonl: {TAKES_A_TOKENIZER}"), ("a.bin", (*IDS, "--show", "1"), f"--show: {TAKES_A_TOKENIZER}"),
     ("a.bin", ("--eos_token_id", "260", "--vocab_size", "260"),
      "--eos_token_id 260 is beyond --vocab_size 260\n  fix: give those of the model's config.json\n"),
     ("a.bin", ("--eos_token_id", "65536", "--vocab_size", "65537"),
-     "a.bin: is of another vocabulary: its tokens have 16 bits, and what ends a text is 65536\n"
-     "  fix: take the tokenizer, or the model, that its ids were made for\n"),
+     "a.bin: was made with another vocabulary: its tokens have 16 bits, but the end-of-text token here is 65536\n"
+     "  fix: use the tokenizer or model that its ids were made for\n"),
     ("a.bin", IDS[:2], TOGETHER), ("a.bin", ("--tokenizer", "x", "--vocab_size", "260"), TOGETHER),
     ("a.bin", ("--tokenizer", "x", *IDS),
      "prepare.py pretrain: argument --eos_token_id: not allowed with argument --tokenizer\n  fix: prepare.py pretrain --help\n"),

@@ -63,7 +63,7 @@ def refused_record(bench, task, template, record, *flags):
     ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is not a list of questions with their answers"),
     ({"chosen": "a", "rejected": "b"}, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
     ({"messages": [QUESTION[0], ANSWER[0] | {"train": "false"}]},
-     "messages[1] has train 'false', neither true (1) nor false (0)\n  fix: true to train on the message, false not to"),
+     "messages[1] has train 'false', neither true (1) nor false (0)\n  fix: set it to true to train on the message, to false not to"),
     *[({"messages": [ANSWER[0] | {name: 0.5}]}, f"messages[0] has {name} 0.5, neither true (1) nor false (0)\n  fix: ") for name in ("weight", "loss_scale")],
     ({"messages": [ANSWER[0] | {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}]}, "messages[0] has train_detail, which trains parts of"),
     ({"messages": [ANSWER[0] | {"train": True, "weight": 0}]}, "messages[0] is to be trained and not to be trained: train and weight differ"),
@@ -119,7 +119,7 @@ def test_records_of_other_tasks(bench, task, template, record, message):
     ([], {"post": "Why?", "chosen": "So", "rejected": "Sometimes"},
      "a pair without a clear prompt: both answers begin only with 'So', but 'post' may be the prompt"),
     ([], {"query": "Or?", "question": "Why?"} | AB, "but 'query' may be the prompt; it has query, question, chosen, rejected"),  # either name may be the prompt's
-    *[([], pair | {name: [["Why?", "x"]]}, f"has a field {name!r} that is in no part of what would be trained")
+    *[([], pair | {name: [["Why?", "x"]]}, f"has a field {name!r} that no part of the sample would contain")
       for name in ("question", "instruction", "input", "query", "problem", "context", "history")
       for pair in (AB, {"chosen": [said("a")], "rejected": [said("b")]})],
     ([], {"system_prompt": [["Why?"]], "chosen": [said("a")], "rejected": [said("b")]}, "'system_prompt' is a list"),
@@ -135,7 +135,7 @@ def test_pairs(bench, flags, record, message):
     ({"q": "Q", "a": "A", "tools": [{"name": "look"}]}, ("q", "a"), "tools"), ({"q": "Q", "a": "A", "reasoning": "hm"}, ("q", "a"), "reasoning")])
 def test_prompts_beside_the_named_fields(bench, record, keys, name):
     error = bench.refused("sft", bench.tokenizer(CHATML), [record], "--input_key", keys[0], "--output_key", keys[1], "--input_template", "openrlhf")
-    assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that is in no part of what would be trained; it has " in error
+    assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that no part of the sample would contain; it has " in error
 
 
 # ---- roles, and parts of messages that the template does not render
@@ -181,7 +181,7 @@ CALLS = "has tool calls in a message of the role 'assistant', which the chat tem
     (CALLING.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"), called({"function": LOOK}, content="Now"),
      "has content beside tool calls in a message of the role 'assistant'"),
     (CHATML, SAID | {"tools": [{"type": "function", "function": {"name": "look"}}]},
-     "has tools, which the chat template does not render\n  fix: leave 'tools' out, or take a template for tools"),
+     "has tools, which the chat template does not render\n  fix: leave 'tools' out, or use a template for tools"),
     (CHATML, {"messages": [QUESTION[0] | {"images": ["a.png"]}, *ANSWER]}, "has images in a message of the role 'user'"),
     (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"function_calls": "look()"}]}, "has function_calls in a message of the role 'assistant'"),
     (CALLING, {"messages": [QUESTION[0] | {"tools": "[]"}, *ANSWER]}, "has tools, which the chat template does not render"),  # it renders others

@@ -293,7 +293,7 @@ def test_ranks_with_other_secrets_are_refused():
     address = free_address()
     first = start("agreement", 0, 2, address, 4, secret=SECRET)
     for secret in ["", OTHER]:
-        assert f"rank 0 at {address} does not know this rank's secret\n  fix: the same LLMC_RENDEZVOUS_SECRET" in one(1, 2, address, secret=secret)
+        assert f"rank 0 at {address} does not know this rank's secret\n  fix: set the same LLMC_RENDEZVOUS_SECRET" in one(1, 2, address, secret=secret)
     ((code, _, err),) = ends([first])
     assert code == 1 and "(2 connections had another secret)" in err
 
@@ -302,7 +302,7 @@ def test_ranks_with_other_secrets_are_refused():
 def test_a_public_address_needs_a_long_secret(secret, said):
     for rank in (0, 1):
         err = one(rank, 2, "192.0.2.1:29500", secret=secret)
-        assert said in err and "fix: the same LLMC_RENDEZVOUS_SECRET" in err
+        assert said in err and "fix: set the same LLMC_RENDEZVOUS_SECRET" in err
 
 
 def false_rank_0(proof):

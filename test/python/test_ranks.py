@@ -149,10 +149,10 @@ def test_processes_that_do_not_fit_together(data, tmp_path):
         model.write_bytes(raw)
     shutil.copy(data, here / "data.safetensors")
     full = sft(ROOT / "data/demo/train.safetensors", here / "full", model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
-    other_files, other_flags = "is not the same file for rank 0 and for rank 1\n  fix: the same files on all hosts", "fix: the same command for every rank"
+    other_files, other_flags = "is not the same file for rank 0 and for rank 1\n  fix: copy the same files to all hosts", "fix: start every rank with the same command"
     cases = {
         "path": (different(*[(directory, sft("data.safetensors", here / "path")) for directory in (here, there)]),
-                 "rank 1: data.safetensors: cannot open: No such file", "fix: the path"),
+                 "rank 1: data.safetensors: cannot open: No such file", "fix: give the path"),
         "middle": (different(*[(directory, sft("middle.safetensors", here / "middle", max_len=128)) for directory in (here, there)]),
                    f"middle.safetensors {other_files}"),
         "weights": (different(*[(directory, sft(data, here / "weights", model="model")) for directory in (here, there)]),
@@ -162,9 +162,9 @@ def test_processes_that_do_not_fit_together(data, tmp_path):
         "task": (different(*[(here, [task if word == "sft" else word for word in sft(data, here / "task")]) for task in ("sft", "pretrain")]),
                  "rank 0 was started", other_flags),
         "ranks": (processes(2, sft(data, here / "ranks", ranks=4)),
-                  "--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: one of the two"),
+                  "--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: leave out --ranks or mpirun"),
         "full": (different((here, full), (here, ["bash", "-c", 'ulimit -f "$0"; exec "$@"', "8192", *full])),  # KiB: MPI needs 4 MiB, a shard 11 MiB
-                 "cannot write: File too large", "fix: a place with enough free space"),
+                 "cannot write: File too large", "fix: give a place with enough free space"),
     }
     since = time.monotonic()
     started = {name: start(words) for name, (words, *_) in cases.items()}

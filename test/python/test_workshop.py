@@ -53,9 +53,9 @@ def test_a_new_version_is_a_copy(tree, name):
 
 def test_versions_that_cannot_be_copied(tree):
     assert new(tree, "rope", "--from", "9") == (1, "version 9 of rope has no kernel in dev/cuda/rope.cu or in the file of llmc/ops "
-                                                   "that its heading names\n  fix: --from with one of 1, 2, 3, 4\n")
+                                                   "that its heading names\n  fix: give --from one of 1, 2, 3, 4\n")
     code, text = new(tree, "nope")
-    assert code == 1 and text.startswith("there is no ladder nope\n  fix: one of adamw ")
+    assert code == 1 and text.startswith("there is no ladder nope\n  fix: use one of adamw ")
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ template <bool more> void set_registers(Warp &w, const Instruction &i) {
     constexpr uint32_t of_multiprocessor = 65536;
     w.need_all_lanes();
     const uint32_t n = w.one(i.operands[0]), before = w.registers_of_thread;
-    if (n < 24 || n > 256 || n % 8) w.fail(0, format("setmaxnreg %u\n  fix: a multiple of 8 from 24 to 256", n));
+    if (n < 24 || n > 256 || n % 8) w.fail(0, format("setmaxnreg %u\n  fix: use a multiple of 8 from 24 to 256", n));
     if (before && (more ? n < before : n > before))
         w.fail(0, format("setmaxnreg.%s to %u registers from %u", more ? "inc" : "dec", n, before));
     const std::vector<Warp> &warps = w.block->warps;

@@ -100,7 +100,7 @@ void join_loads(std::vector<Instruction> &code) {
     for (const Instruction &i : code)
         if (i.control == Control::branch) targets.insert(i.target);
     std::map<int, std::map<int64_t, size_t>>
-        loads;  // since the last store or end of a basic block: by address register and offset
+        loads;  // by address register and offset: the loads since the last store, within a basic block
     const auto join_all = [&] {
         for (auto &[slot, by_offset] : loads) join_group(code, by_offset);
         loads.clear();
@@ -133,7 +133,7 @@ int number_looped_loads(std::vector<Instruction> &code) {
     return number;
 }
 
-// True if the loop's predicate compares a counter to which each iteration adds a constant.
+// Returns true if the loop's predicate compares a counter to which each iteration adds a constant.
 static bool counts_by_constant(const std::vector<Instruction> &code, const Instruction &branch, int n,
                                const std::set<int> &constants) {
     const auto of_loop = [&](auto f) { return std::any_of(code.begin() + branch.target, code.begin() + n, f); };

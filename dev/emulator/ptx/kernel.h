@@ -132,8 +132,8 @@ std::vector<int> joins(const std::vector<Instruction> &code);
 // Makes loads of neighbouring words of shared memory in a basic block count as one wide load, because ptxas joins them.
 void join_loads(std::vector<Instruction> &code);
 
-// Calls f(first word, words) for each load that ptxas makes of `words` words from `word` on: one of 16 bytes for three or four words of an aligned
-// group of four, one of 8 bytes for an aligned pair.
+// Calls f(first word, words) for each load that ptxas emits to read `words` words from `word` on: one of 16 bytes for three or four words of an aligned
+// group of four, one of 8 bytes for an aligned pair, else one per word.
 template <class F> void each_wide_load(uint32_t word, uint32_t words, F f) {
     for (const uint32_t end = word + words; word < end;) {
         const uint32_t group = word & ~3u, next = std::min(group + 4, end), wanted = next - word;
@@ -148,8 +148,8 @@ template <class F> void each_wide_load(uint32_t word, uint32_t words, F f) {
 // Numbers the loads of a word of shared memory in loops of one basic block, for count_looped, and returns their count.
 int number_looped_loads(std::vector<Instruction> &code);
 
-// Marks the branches that machine code does not have: ptxas predicates a few instructions instead, and unrolls a small loop four times if its counter
-// grows by a constant. `constants`: slots that hold constants.
+// Marks branches that the machine code does not contain: ptxas replaces a branch over a few instructions by predicates, and unrolls a small loop four
+// times if its counter grows by a constant. `constants`: slots that hold constants.
 void find_machine_blocks(std::vector<Instruction> &code, const std::set<int> &constants);
 
 // An instruction's handler, and the widths of its operands in bytes; 0 is a predicate. Addresses count as operands.
@@ -162,7 +162,7 @@ struct Form {
     uint8_t bytes = 0, vector = 1;
     Handler flushed = nullptr;  // the same with .ftz
 };
-using Forms = std::map<std::string, Form>;  // by the full name, "fma.rn.f32"
+using Forms = std::map<std::string, Form>;  // by full name, such as "fma.rn.f32"
 void add_arithmetic(Forms &forms);          // arithmetic.cpp
 void add_warp_operations(Forms &forms);     // warp_operations.cpp
 void add_memory_operations(Forms &forms);   // memory_operations.cpp

@@ -215,10 +215,11 @@ void check_end(Block &block) {
             if (block.reads[n * readers + reader] > view.known.of(reader)) late = reader;
         Warp &last = block.warps[0];
         if (late < readers || cell.reading || cell.in_flight)
-            last.fail(0, format("the block ends without a barrier behind the access of %s to its shared memory + %zu\n  fix: the "
-                                "cluster's blocks meet before they end",
-                                late < readers ? name_of(last, late).c_str() : format("line %u", cell.line).c_str(),
-                                n * size_t(block.running->kernel->cell_bytes)));
+            last.fail(
+                0, format("the block ends without a barrier behind the access of %s to its shared memory + %zu\n  fix: let the "
+                          "cluster's blocks meet before they end",
+                          late < readers ? name_of(last, late).c_str() : format("line %u", cell.line).c_str(),
+                          n * size_t(block.running->kernel->cell_bytes)));
     }
 }
 

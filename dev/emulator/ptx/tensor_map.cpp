@@ -18,7 +18,7 @@ uint32_t TensorMap::box_bytes() const {
 // Rules of the CUDA Driver API, "Tensor Map Object Management".
 std::string broken_rule(const TensorMap &map) {
     if (map.rank < 1 || map.rank > TensorMap::most_dimensions) return format("%d dimensions\n  fix: 1 to 5", map.rank);
-    if (!map.base || map.base % 16) return format("the array at %#zx\n  fix: an address aligned to 16", size_t(map.base));
+    if (!map.base || map.base % 16) return format("the array at %#zx\n  fix: use an address aligned to 16", size_t(map.base));
     for (int d = 0; d < map.rank; d++) {
         if (map.dims[d] < 1 || map.dims[d] > uint64_t(1) << 32)
             return format("%zu elements in dimension %d\n  fix: 1 to 2^32", size_t(map.dims[d]), d);
@@ -27,9 +27,9 @@ std::string broken_rule(const TensorMap &map) {
     }
     for (int d = 0; d + 1 < map.rank; d++)
         if (map.strides[d] % 16 || map.strides[d] >= uint64_t(1) << 40)
-            return format("a stride of %zu bytes in dimension %d\n  fix: a multiple of 16 below 2^40", size_t(map.strides[d]),
+            return format("a stride of %zu bytes in dimension %d\n  fix: use a multiple of 16 below 2^40", size_t(map.strides[d]),
                           d + 1);
-    if (map.row_bytes() % 16) return format("a box of %u bytes a row\n  fix: a multiple of 16", map.row_bytes());
+    if (map.row_bytes() % 16) return format("a box of %u bytes a row\n  fix: use a multiple of 16", map.row_bytes());
     if (map.swizzle > 3) return format("the swizzle %d\n  fix: none, or 32, 64 or 128 bytes", map.swizzle);
     if (const uint32_t span = 16u << map.swizzle; map.swizzle && map.row_bytes() > span)
         return format("a box of %u bytes a row with a swizzle of %u\n  fix: at most the swizzle's", map.row_bytes(), span);

@@ -1,8 +1,8 @@
 // The issue time of each instruction of a warp that has an SM sub-partition to itself. docs/gpu_model.md calls the time of the last instruction the
-// block's latency. Within a basic block an instruction issues as soon as its operands are ready, with two exceptions: a load stays behind an earlier
-// store, and an instruction issues at most 16 instructions early, because ptxas moves none further. A basic block begins when the last instruction of
-// the previous one has issued. A barrier ends when the last warp has arrived. Asynchronous work goes through a queue of the SM, and a warp that waits
-// for it continues in the cycle in which it ends.
+// block's latency. Within a basic block an instruction issues as soon as its operands are ready, with two exceptions: a load never issues before an
+// earlier store, and an instruction issues at most 16 instructions early, because ptxas moves none further. A basic block begins when the last
+// instruction of the previous one has issued. A barrier ends when the last warp has arrived. Asynchronous work goes through a queue of the SM, and a
+// warp that waits for such work resumes in the cycle in which the work ends.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -21,8 +21,8 @@ constexpr float barrier_cycles = 20;   // from the last arrival to the first ins
 constexpr float cluster_cycles = 200;  // from one block of a cluster to another
 constexpr float bulk_bytes = 64;       // per cycle, between TMA and shared memory
 
-// A unit that several warps share. The interpreter runs warps in another order than their clocks, so new work fills the gaps between the busy
-// intervals from its first cycle on.
+// A unit that several warps share. The interpreter does not run warps in the order of their clocks, so new work fills the gaps between busy
+// intervals, from the cycle in which the work is issued.
 class Queue {
   public:
     float add(float from, float cycles) {  // returns the cycle in which the work ends
@@ -74,7 +74,7 @@ struct Count;
 float time_wgmma(Warp &w, const Instruction &i);
 float time_bulk_copy(Warp &w, size_t bytes, float latency);
 
-// Advances the warp's clock to `cycle`, in which a copy, a product or another warp that it waits for is done.
+// Advances the warp's clock to `cycle`, the end of a copy, a product or another warp's work for which this warp waits.
 void wait_until(Warp &w, float cycle);
 // With PTX_TIMELINE=FILE in the environment, appends a line to the file: kernel, block, warp, activity, first and last cycle.
 void note_time(const Warp &w, const char *what, float from, float to);

@@ -213,7 +213,7 @@ struct Running {  // a launch
 };
 
 struct MBarrier {
-    size_t agent = 0;                   // the mbarrier's own, as the writer of the copies that complete on it
+    size_t agent = 0;                   // stands for the copies that complete on this mbarrier, as their writer
     size_t initialiser = 0;             // the agent of the warp that initialised it
     uint32_t initialised = 0;           // time by that warp's clock
     int count = 0, pending = 0;         // arrivals per phase; arrivals still pending

@@ -102,7 +102,7 @@ void need_fence(Warp &w, int slot) {
     if (w.uses[size_t(slot)].fences >= w.fences && !w.uses[size_t(slot)].constant)
         w.fail(
             0,
-            "uses a register that another instruction has accessed since the last wgmma.fence\n  fix: a fence behind the access; in "
+            "uses a register that another instruction has accessed since the last wgmma.fence\n  fix: put a fence behind the access; in "
             "C++, asm volatile(\"\" : \"+r\"(x) :: \"memory\") in front of the fence, so that the compiler moves no access behind it");
 }
 void use_registers(Warp &w, const Instruction &i, bool from_registers, int change) {
