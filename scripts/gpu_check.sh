@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
         --out) out=${2:?--out needs a directory}; shift ;;
         bench) sections+=(ops attention training) ;;
         *)  if [[ " ${all[*]} " != *" $1 "* ]]; then
-                echo "scripts/gpu_check.sh: there is no section $1"$'\n'"  fix: some of ${all[*]}, or bench" >&2
+                echo "scripts/gpu_check.sh: there is no section $1"$'\n'"  fix: use some of ${all[*]}, or bench" >&2
                 exit 1
             fi
             sections+=("$1") ;;
