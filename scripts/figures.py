@@ -95,7 +95,7 @@ def draw(axis, documents, window, title):
     axis.set_xticks([0, *ends], ["0", *[str(e) for e in ends]], rotation=90, fontsize=8)
     axis.set_yticks(range(0, T + 1, QUERIES))
     axis.tick_params(axis="y", labelsize=8)
-    axis.set(xlim=(0, T), ylim=(T, 0), aspect="equal", xlabel="keys; ticks where documents end", ylabel="queries, in blocks of 96")
+    axis.set(xlim=(0, T), ylim=(T, 0), aspect="equal", xlabel="keys (ticks: ends of documents)", ylabel="queries, in blocks of 96")
     visible = int((p - first_key + 1).sum())
     axis.set_title(f"{title}\n{visible / T**2:.1%} of the scores are seen, {computed / T**2:.1%} computed", fontsize=10)
 
@@ -146,16 +146,16 @@ def draw_mma(axis):
     axis.text(8, 19.6, "left operand: 16 queries x 16 keys of P", ha="center", va="center", fontsize=9)
     axis.text(23, 18.2, "sum: 16 queries x\n8 channels of out", ha="center", va="center", fontsize=9)
     axis.text(18.2, -12, "right operand: 16 keys x 8 channels of V", rotation=90, ha="center", va="center", fontsize=9)
-    axis.text(0, -20, "One mma.m16n8k16: who holds what", ha="left", va="top", fontsize=11)
+    axis.text(0, -20, "One mma.m16n8k16, and its lanes", ha="left", va="top", fontsize=11)
     axis.text(0, -18, f"""The number in a cell is its lane, the colour
-its register. Framed: all that lane {LANE} holds;
+its register. Framed: the elements of lane {LANE};
 {LANE} = 4g + t with g = {LANE // 4}, t = {LANE % 4}.
 
-Two sums c[2k], c[2k+1] of the product
-before, S = Q K$^T$, lie side by side in the
-lanes just as the left operand a of this
-one does: S becomes P and is rounded
-to bf16 where it is, in registers.""", ha="left", va="top", fontsize=9, linespacing=1.35)
+Two sums c[2k], c[2k+1] of the previous
+product, S = Q K$^T$, are in the same lanes
+as the left operand a of this one.
+S becomes P and is rounded to bf16
+in place, in registers.""", ha="left", va="top", fontsize=9, linespacing=1.35)
     axis.set(xlim=(-0.5, 29), ylim=(20.5, -20.5), aspect="equal")
     axis.axis("off")
 
@@ -190,7 +190,7 @@ def draw_walk(axis):
                       linewidth=0, alpha=0.75)
     for warp, first in enumerate(range(*BLOCK, WARP)):
         axis.text(BLOCK[1] + 4, first + WARP / 2, f"warp {warp}", va="center", fontsize=8)
-    axis.text(205, 440, "documents that no query\nof the block sees:\nnever read", ha="center", va="center", fontsize=8, color="#777777")
+    axis.text(205, 440, "never read: no query\nof the block sees\nthese documents", ha="center", va="center", fontsize=8, color="#777777")
     axis.annotate("first_key of the\nblock's first query", (first_key[BLOCK[0]], BLOCK[1]), (first_key[BLOCK[0]] - 80, BLOCK[1] - 26),
                   color="#b04c00", fontsize=8, arrowprops={"arrowstyle": "->", "color": "#e06000"})
     ends = np.cumsum(WALKED)[:-1]
@@ -198,7 +198,7 @@ def draw_walk(axis):
     axis.set_yticks(range(*BLOCK, WARP))
     axis.tick_params(labelsize=8)
     axis.set(xlim=(160, BLOCK[1] + 24), ylim=(BLOCK[1], BLOCK[0]), ylabel="queries",
-             xlabel="keys; ticks where documents begin, and where the block ends")
+             xlabel="keys (ticks: beginnings of documents, and the end of the block)")
     axis.set_title("One block: 128 queries against tiles of 64 keys", fontsize=10, pad=34)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(handles=[Patch(color=VISIBLE, label="seen"), Patch(color=COMPUTED, label="computed, then masked"),
@@ -215,7 +215,7 @@ def draw_stages(axis):
     axis.set_yticks([0.5, 1.5], ["cp.async", "tensor cores"], fontsize=8)
     axis.set_xticks([])
     axis.set(xlim=(0, tiles + 1), ylim=(2.05, -0.05))
-    axis.set_title("Time: while tile j is worked on, tile j + 1 lands in the other stage. Red: cp_async_wait<0> and __syncthreads",
+    axis.set_title("Time: tile j + 1 arrives while tile j is computed. Red: cp_async_wait<0> and __syncthreads",
                    fontsize=10, pad=12)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
@@ -277,7 +277,7 @@ def draw_ring(axis, documents, owner, title):
         x = piece * across / (RANKS * PIECES)
         draw_piece(axis, x, 0, across / (RANKS * PIECES), documents, piece, 1)
         axis.text(x + across / RANKS / PIECES / 2, 0.5, str(owners[piece]), ha="center", va="center", fontsize=7)
-    axis.text(0, -0.25, "the row, its documents in colours, and the rank that each piece goes to", fontsize=8, va="bottom")
+    axis.text(0, -0.25, "the row, with a colour for each document, and the rank of each piece", fontsize=8, va="bottom")
 
     for hop in range(RANKS):
         y = 2.9 + 1.9 * hop
@@ -296,7 +296,7 @@ def draw_ring(axis, documents, owner, title):
                 axis.annotate("", to, start, arrowprops={"arrowstyle": "->", "color": "#777777", "linewidth": 0.8})
     axis.set(xlim=(-3.5, across + 0.5), ylim=(2.9 + 1.9 * RANKS - 0.7, -1))
     axis.axis("off")
-    axis.set_title(f"{title}\n{hops.sum() / RANKS / PIECES:.3f} hops a token instead of {RANKS - 1}", fontsize=10)
+    axis.set_title(f"{title}\n{hops.sum() / RANKS / PIECES:.3f} hops per token instead of {RANKS - 1}", fontsize=10)
 
 
 def ring():
@@ -304,8 +304,8 @@ def ring():
     draw_ring(axes[0], [T], zigzag, "One document, zigzag")
     draw_ring(axes[1], [520, 190, 404, 300, 180, 250, T - 1844], contiguous, "Seven documents, contiguous")
     figure.legend(handles=[Patch(color=SHADES[0], label="keys and values that the rank attends to"),
-                           Patch(color=SHADES[0], alpha=0.3, label="that only pass through, to a rank behind it"),
-                           Patch(facecolor="white", edgecolor="#bbbbbb", linestyle=":", label="not sent: no rank further on needs them")],
+                           Patch(color=SHADES[0], alpha=0.3, label="keys and values that the rank only passes on"),
+                           Patch(facecolor="white", edgecolor="#bbbbbb", linestyle=":", label="not sent: no later rank needs them")],
                   loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
@@ -360,7 +360,7 @@ def draw_banks(axis, place, title):
         axis.text(x + 0.5, row + 0.5, f"row {row}", ha="center", va="center", fontsize=8)
     used = len({place(row, 2) for row in range(8)})
     axis.set(xlim=(0, 8), ylim=(8, 0), xticks=np.arange(8) + 0.5, xticklabels=[f"{4 * c}-{4 * c + 3}" for c in range(8)], yticks=[],
-             xlabel="banks of shared memory, of 4 bytes")
+             xlabel="banks of shared memory, 4 bytes each")
     axis.set_title(f"{title}: {4 * used} of 32 banks, {8 // used} pass{'es' if used < 8 else ''}", fontsize=10)
     axis.tick_params(labelsize=8, length=0)
     axis.spines[:].set_visible(False)
@@ -374,7 +374,7 @@ def banks():
         axes[0].add_patch(Rectangle((x, y), 1, 1, facecolor=SHADES[matrix], edgecolor="white"))
         axes[0].text(x + 0.5, y + 0.5, f"lane {lane}: row {row} of matrix {matrix}", ha="center", va="center", fontsize=6.5)
     axes[0].set(xlim=(0, 2), ylim=(16, 0), xticks=[0.5, 1.5], xticklabels=["channels 0-7", "8-15"], yticks=[4, 12], yticklabels=["rows 0-7", "8-15"])
-    axes[0].set_title("ldmatrix.x4: the row that each lane names", fontsize=10)
+    axes[0].set_title("ldmatrix.x4: the row that each lane addresses", fontsize=10)
     axes[0].tick_params(labelsize=8, length=0)
     axes[0].spines[:].set_visible(False)
     draw_banks(axes[1], lambda r, c: c, "One matrix, rows as they are")
@@ -499,7 +499,7 @@ def draw_memory(axis, events):
     axis.stackplot(times, stacks, step="post", labels=[*KINDS.values(), "buffers"], colors=["#d9822b", "#3b8f5a", "#8a4fa3", "#bbbbbb"])
     always = max(e["args"]["always"] for e in counters) / 2**30
     axis.set(xlim=(0, times[-1]), ylim=(0, 1.35 * stacks.sum(axis=0).max()), xlabel="ms", ylabel="GiB")
-    axis.set_title(f"In the memory of one GPU, beside the {always:.1f} GiB of its eighth of weights, gradients and moments", fontsize=10)
+    axis.set_title(f"Memory of one GPU, in addition to the {always:.1f} GiB of its eighth of weights, gradients and moments", fontsize=10)
     axis.legend(loc="upper right", ncols=4, fontsize=8)
 
 
@@ -513,7 +513,7 @@ def timeline():
     figure.suptitle("Predicted: a step of Llama 3.1 8B on 8 H100, one row of 8192 tokens on each, ZeRO stage 3, activations recomputed and offloaded",
                     fontsize=11)
     draw_lanes(axes[1], events, begin, end)
-    axes[1].set_title("Who is busy around the head, the shaded time: numbers are layers", fontsize=10)
+    axes[1].set_title("The busy engines around the head, in the shaded time; numbers are layers", fontsize=10)
     return figure
 
 
@@ -542,7 +542,7 @@ def lifetimes():
     axis.grid(axis="x", alpha=0.2)
     axis.legend(handles=[Patch(color="#3b8f5a", label="kept for the backward pass"), Patch(color="#7aa6d1", label="alive within a pass")], fontsize=8,
                 loc="lower left")
-    axis.set_title(f"The arrays of layer {LAYER}, and the ops of the layer in the order of a step (--recompute cheap). Red: the layers behind it run", fontsize=10)
+    axis.set_title(f"Lifetimes of the arrays of layer {LAYER} over the ops of the layer in a step (--recompute cheap). Red: later layers run", fontsize=10)
     return figure
 
 
@@ -643,7 +643,7 @@ def book_grpo():
         right.plot(ratio, np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A), color=colour, label=f"A = {A:+d}")
         right.plot(ratio, ratio * A, ":", color=colour, linewidth=1)
     right.axvline(1, color="#cccccc", linewidth=1)
-    right.set(xlabel="ratio p / p_old", ylabel="min(r A, clip(r) A)", title="flat: the token no longer pulls")
+    right.set(xlabel="ratio p / p_old", ylabel="min(r A, clip(r) A)", title="flat: the token has no gradient")
     right.legend()
     return figure
 
@@ -676,10 +676,10 @@ def book_matmul():
     left.plot(edges, [m / 2 for m in edges], color=COMPUTED, label="m n / (m + n)")
     left.plot(edges[2:], [chapter.flop_per_byte(chapter.tiled(m, m)[1]) for m in edges[2:]], "o", color=VISIBLE, label="counted")
     left.axhline(185, color="#e06000", linewidth=1)
-    left.text(1, 205, "H200: device memory would do", fontsize=8, color="#b04c00")
+    left.text(1, 205, "H200: device memory suffices", fontsize=8, color="#b04c00")
     left.axhline(790 / 7, color="#e06000", linewidth=1, linestyle=":")
-    left.text(1, 790 / 7 * 0.8, "L2 would do", fontsize=8, color="#b04c00", va="top")
-    left.set(xscale="log", yscale="log", ylim=(0.4, 600), xlabel="edge of a square tile", ylabel="FLOP a byte", title="reuse")
+    left.text(1, 790 / 7 * 0.8, "L2 suffices", fontsize=8, color="#b04c00", va="top")
+    left.set(xscale="log", yscale="log", ylim=(0.4, 600), xlabel="edge of a square tile", ylabel="FLOP per byte", title="reuse")
     left.set_xticks(edges, map(str, edges))
     left.minorticks_off()
     left.legend(fontsize=8, loc="lower right")
@@ -710,11 +710,11 @@ def book_ranks():
                     axis.text(hop + 0.47, piece + 0.45, f"rank {(owner + hop) % P}", ha="center", va="center", fontsize=8,
                               color="white" if hop == 0 and seen else "black")
         axis.set(xlim=(0, P), ylim=(2 * P, 0), xticks=[n + 0.47 for n in range(P)], xticklabels=range(P), yticks=[n + 0.45 for n in range(2 * P)],
-                 yticklabels=range(2 * P), xlabel="hop", ylabel="piece of the row", title=f"{name}: {chapter.mean_hops(deal):.3f} hops a key")
+                 yticklabels=range(2 * P), xlabel="hop", ylabel="piece of the row", title=f"{name}: {chapter.mean_hops(deal):.3f} hops per key")
     worlds = np.array([1, 2, 4, 8, 16, 32, 64])
     for stage, colour in enumerate(("#999999", COMPUTED, VISIBLE, "#e06000")):
         right.plot(worlds, [chapter.held(stage, W) for W in worlds], "o-", color=colour, markersize=3, label=f"stage {stage}")
-    right.set(xscale="log", xlabel="ranks", ylabel="bytes of a parameter on each rank", ylim=(0, None), title="ZeRO")
+    right.set(xscale="log", xlabel="ranks", ylabel="bytes per parameter on each rank", ylim=(0, None), title="ZeRO")
     right.set_xticks(worlds, map(str, worlds))
     right.minorticks_off()
     right.legend(fontsize=8)
