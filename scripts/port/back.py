@@ -9,7 +9,8 @@ from .translate import RL, STEADY
 from .trl import TRL
 
 PEERS = {"trl": TRL, "openrlhf": OPENRLHF, "axolotl": AXOLOTL}
-VALUES = {("dtype", "bf16"): "bfloat16", ("dtype", "f32"): "float32", ("max_steps", "0"): "-1", ("truncation", "keep"): "keep_start"}
+VALUES = {("dtype", "bf16"): "bfloat16", ("dtype", "f32"): "float32", ("max_steps", "0"): "-1", ("truncation_mode", "keep"): "keep_start",
+          ("excess_length_strategy", "keep"): "truncate"}
 SAID = {"lora_rank": "lora_r", "lora_targets": "lora_target_modules", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}  # of Together
 
 
@@ -19,6 +20,8 @@ def name_of(peer, task, flag, value):
         return ("actor.eps_clip_low_high", value) if peer is OPENRLHF else None
     if flag == "max_epochs" and peer is TRL and task not in RL:  # of grpo it is num_iterations
         return "num_train_epochs", value
+    if flag == "min_lr_ratio" and peer is not OPENRLHF:
+        return ("cosine_min_lr_ratio", value) if peer is AXOLOTL else ("lr_scheduler_kwargs", f'{{"min_lr_rate": {value}}}')
     if flag == "lr_warmup" and peer is not OPENRLHF:
         return "warmup_steps", value
     if flag == "lr_warmup" and float(value) >= 1:
@@ -27,9 +30,10 @@ def name_of(peer, task, flag, value):
         for row in rows:
             if row.kind == "same" and flag in row.text.split(","):
                 dotted = [name for name in row.names if "." in name] if peer is OPENRLHF else []
-                return (dotted or row.names)[0], VALUES.get((flag, value), value)
-            if row.kind == "sets" and row.values and row.text == f"{flag} {value}":
-                return row.names[0], row.values[0]
+                name = (dotted or row.names)[0]
+                return name, VALUES.get((flag, value), VALUES.get((name, value), value))
+            if row.kind == "sets" and row.text == f"{flag} {value}":
+                return row.names[0], (row.values or ("true",))[0]
     return (SAID[flag], value) if flag in SAID and peer is not OPENRLHF else None
 
 
@@ -54,10 +58,12 @@ def command_as(run):
             missing.append("# has no equivalent there: --kl_coef without --kl_use_loss")
         if flags.get("policy_loss_type") == "gspo" and "loss_aggregation" not in flags:
             theirs.append(("loss_type", "grpo"))
+    if peer is TRL and "min_lr_ratio" in flags and "lr_scheduler" not in flags:
+        theirs.append(("lr_scheduler_type", "cosine_with_min_lr"))
     if peer is TRL and task == "dpo" and "label_smoothing" in flags and not {"robust", "exo_pair"} & set(flags.get("loss_type", "sigmoid").split(",")):
         missing.append(f"# has no equivalent there: --label_smoothing {flags.pop('label_smoothing')} of this loss")
     if peer is not OPENRLHF and "lora_rank" in flags:
-        theirs.append(("use_peft", "true") if peer is TRL else ("adapter", "qlora" if flags.pop("load_in", "") == "4bit" else "lora"))
+        theirs.append(("use_peft", "true") if peer is TRL else ("adapter", "qlora" if flags.get("load_in") == "4bit" else "lora"))
         own = {"lora_alpha": "16", "lora_dropout": "0", "lora_targets": "all-linear"}  # the defaults of this program
         theirs += [(SAID[flag], value) for flag, value in own.items() if flag not in flags]
         if float(flags.get("lora_dropout", 0)) > 0 and task in STEADY:
