@@ -345,8 +345,8 @@ static std::map<std::string, std::string> idle_flags(const Options &o, Task task
         "--data: the answers of --rollouts are given, with their rewards, as one batch", "--data FILE");
     const auto raw = [](const std::string &path) { return !path.empty() && !path.ends_with(".safetensors"); };
     std::vector<std::string> of_prepare;
-    for (const Flag &f : flags())
-        if (f.tasks & PREPARE && strcmp(f.name, "max_len") != 0) of_prepare.push_back(f.name);
+    for (const Flag &f : flags())  // prepared documents that are too long are refused, whatever the truncation
+        if (f.tasks & PREPARE && !contains("max_len,truncation", f.name)) of_prepare.push_back(f.name);
     need(raw(o.data) || raw(o.eval_data) || (o.data + o.rollouts).empty(), CLI::detail::join(of_prepare).c_str(),
          "raw data: a prepared file has the tokens already", "raw --data");
     return idle;
