@@ -46,7 +46,7 @@ TEST(Devices, MessageSaysWhyThereIsNone) {
     expect_none(q, "there is no NVIDIA driver", "install one");
     q.driver = 12080;
     expect_none(q, "the driver is for CUDA 12.8, this program was built with 13.0",
-                "a driver for CUDA 13, or build with CUDA 12");
+                "install a driver for CUDA 13, or build with CUDA 12");
     q = healthy(), q.gpus.clear();
     expect_none(q, "the driver shows no GPU", "look at nvidia-smi and at CUDA_VISIBLE_DEVICES");
     q.error = "no CUDA-capable device is detected";

@@ -45,7 +45,7 @@ static Reason reason_against(const GpuQuery &q) {
     if (q.driver / 1000 < q.runtime / 1000)
         return {format("the driver is for CUDA %s, this program was built with %s", version(q.driver).c_str(),
                        version(q.runtime).c_str()),
-                format("a driver for CUDA %d, or build with CUDA %d", q.runtime / 1000, q.driver / 1000)};
+                format("install a driver for CUDA %d, or build with CUDA %d", q.runtime / 1000, q.driver / 1000)};
     if (q.gpus.empty())
         return {q.error.empty() ? "the driver shows no GPU" : q.error, "look at nvidia-smi and at CUDA_VISIBLE_DEVICES"};
     return reason_against(q, 0);

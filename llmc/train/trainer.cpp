@@ -258,7 +258,7 @@ int Trainer::train() {
         const int stop = int(run_.comm.max(received_signal));
         if (stop || (saves_.every() && passed(saves_.every()))) saves_.save_checkpoint(state_now(), log_);
         if (stop) {
-            log_.say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto",
+            log_.say("stopped by signal %s after step %zu; saved %s\n  to continue: the same command with --resume auto",
                      strsignal(stop), state_.step, checkpoint_path(o_.output_dir, state_.step).c_str());
             return 128 + stop;
         }

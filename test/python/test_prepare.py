@@ -228,7 +228,7 @@ def test_other_files_are_not_replaced(bench, content):
     arguments = bench.arguments("sft", bench.tokenizer(CHATML), [{"messages": CHAT}], "--out")
     for out in (bench.write("other", content), str(bench.path / "in.jsonl")):  # the second one is the input itself
         before = Path(out).read_bytes()
-        assert prepare.main([*arguments, out]) == 1 and f"--out {out} exists, and is not an earlier result" in bench.capsys.readouterr().err
+        assert prepare.main([*arguments, out]) == 1 and f"--out {out} exists and is not an earlier result" in bench.capsys.readouterr().err
         assert Path(out).read_bytes() == before
 
 

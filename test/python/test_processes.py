@@ -329,7 +329,7 @@ def test_wrong_ranks_are_refused_and_the_run_continues():
     right = [start("agreement", rank, 3, address) for rank in [0, 1]]
     time.sleep(0.5)
     assert f"another process is already rank 1 at {address}" in one(1, 3, address)
-    assert f"this process has --rank 1/2, but the first one at {address} 0/3" in one(1, 2, address)
+    assert f"this process has --rank 1/2, but rank 0 at {address} has 0/3" in one(1, 2, address)
     assert f"cannot listen at {address}: Address already in use" in one(0, 3, address)
     expect_done(all_of(ends([*right, start("agreement", 2, 3, address)])), "3 ranks: agreement")
 

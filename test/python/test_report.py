@@ -82,7 +82,7 @@ def test_a_picture_of_two_runs(tmp_path):
 @pytest.mark.parametrize("words, message", [
     ("report.py missing.jsonl", "missing.jsonl: no such file"), ("plot.py empty", "no steps"), ("plot.py good begun", "no steps"),
     ("report.py empty --tensorboard tb", "no steps"), ("report.py good --html no/folder.html", "cannot write"),
-    ("report.py good --html good", "exists, and is not an earlier result"), ("plot.py good --out good", "exists, and is not an earlier result"),
+    ("report.py good --html good", "exists and is not an earlier result"), ("plot.py good --out good", "exists and is not an earlier result"),
     ("report.py good good", "the same name: good, good"), ("report.py good --follow", "--follow is for")])
 def test_refusals(words, message, tmp_path):
     logs = {name: str(write_log(tmp_path / name, lines)) for name, lines in (("good", [ABOUT, step(1)]), ("empty", []), ("begun", [ABOUT]))}
