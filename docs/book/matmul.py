@@ -79,7 +79,7 @@ def ldmatrix(tile, chunks):
 
 
 def main():
-    print(f"a product of {N} x {N} x {N} in bf16, in tiles of   read, in elements   FLOP a byte   m n / (m + n)")
+    print(f"a product of {N} x {N} x {N} in bf16, in tiles of   read, in elements   FLOP / byte   m n / (m + n)")
     want = x @ w.T
     for m, n in ((1, 1), (4, 1), (16, 16), (32, 32), (128, 16), (64, 64), (128, 128), (N, N)):
         out, read = tiled(m, n)
