@@ -39,8 +39,8 @@ const char *matmul_backend() {
 struct Tiling {
     size_t n, step;
     Tiling(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
-    size_t count() const { return ceil_div(n, step); }
-    size_t length(size_t i) const { return std::min(step, n - i * step); }
+    size_t count() const { return std::max<size_t>(1, ceil_div(n - 1, step)); }  // a last tile of length 1 joins the one before
+    size_t length(size_t i) const { return i + 1 < count() ? step : n - i * step; }
 };
 
 // The rows of A and the columns of B are packed for each tile, so large tiles cost less packing; but each thread should have several tiles.
@@ -265,7 +265,9 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
     if (sizeof(X) == 2 && amx::available()) return own_products<X, Out>(dev, {&product, 1});
 #endif
 #if defined(LLMC_ONEDNN)
-    if (sizeof(X) == sizeof(float) || simd::bf16_dot_is_fast()) return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
+    // oneDNN 3.7 ignores the strides of a transposed A with one row, and of C with one column (by comparison with 2.6 and 3.1).
+    if (M > 1 && N > 1 && (sizeof(X) == sizeof(float) || simd::bf16_dot_is_fast()))
+        return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)
     if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #endif

@@ -1,7 +1,9 @@
 #include "processes.h"
 
+#include <chrono>
 #include <exception>
 #include <optional>
+#include <thread>
 
 void say_last(const std::string &message) {
     fflush(stdout);
@@ -24,5 +26,7 @@ int run_process(Comm &comm, const std::function<int(Comm &)> &f, const std::func
         end_everywhere(format("rank %d: %s", comm.rank, error.what()));
     }
     if (comm.rank == 0 && agreed) throw *agreed;
+    // Rank 0 prints the message first: the end of a failed process ends the others, and Open MPI 5 drops their last lines.
+    if (agreed) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     return result;
 }

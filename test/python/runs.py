@@ -22,7 +22,8 @@ PROGRAM = ROOT / "train_llama"
 GOLDEN = ROOT / "test" / "golden"
 DEMO = ROOT / "data" / "demo" / "model"
 PAIRS = GOLDEN / "pairs.safetensors"
-ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # data/prepare.py runs with this python3
+# data/prepare.py runs with this python3; ranks of one host need no TCP, and Open MPI 5 warns of interfaces that do not reach each other.
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMPI_MCA_btl": "^tcp"}
 OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # in a checkpoint of one rank
 VARYING = ("tok_s", "step_s", "peak_mem", "peak_mem_min", "mfu", "compute_s", "comm_s", "optimizer_s", "generation_s",
            "generation_tok_s")  # fields of a log line with times and memory

@@ -4,6 +4,7 @@ fit together are refused. test_same_bits.py compares ranks with one rank."""
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import time
@@ -20,10 +21,8 @@ def sft(data, output, *flags, **options):
 
 def different(*parts):
     """The command for ranks with a directory and words of their own: (directory, words) of each."""
-    words = []
-    for directory, own in parts:
-        words += [*([":"] if words else []), "-np", "1", "--wdir", str(directory), *own]
-    return ["bash", str(ROOT / "scripts" / "launch.sh"), *words]
+    starts = (f"{rank}) cd {shlex.quote(str(directory))} && exec {shlex.join(map(str, own))} ;;" for rank, (directory, own) in enumerate(parts))
+    return processes(len(parts), ["bash", "-c", f"case ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} in {' '.join(starts)} esac"])
 
 
 # ---- threads and processes-------------------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def test_a_signal_lets_all_processes_save_and_end(data, tmp_path):
         process = start(processes(4, sft(data, run, **options)))
         started.append((run, process))
         wait_for(lambda: steps_logged(run / "log.jsonl") >= 3, process)  # noqa: B023
-        mpirun = [pid for pid, program in of_run(run).items() if program.startswith("mpirun")]
+        mpirun = [pid for pid, program in of_run(run).items() if program.startswith(("mpirun", "prterun"))]
         os.kill(process.pid if number == signal.SIGTERM else mpirun[0], number)
     for run, process in started:
         code, said, error = ended(process, run, time.monotonic(), within=30)
