@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../core/common.h"
+#include "../core/file.h"
 #include "../core/json.h"
 
 using json = nlohmann::json;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../core/common.h"
+
 Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned, bool away,
                    size_t expert_ranks)
     : stage(world == 1 ? 0 : stage),

@@ -10,6 +10,7 @@
 #include "evaluate.h"
 #include "open_config.h"
 #include "open_model.h"
+#include "rollouts.h"
 #include "worker.h"
 
 namespace fs = std::filesystem;
