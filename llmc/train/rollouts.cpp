@@ -1,5 +1,6 @@
 #include "rollouts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -27,7 +28,16 @@ static std::vector<int32_t> ids(const Fields &fields, const std::string &name, s
     return out;
 }
 
+static constexpr const char *known_fields[] = {"prompt_ids", "completion_ids", "logprobs", "reward", "group", "truncated"};
+
+static void refuse_unknown(const Fields &fields) {
+    for (const auto &[name, value] : fields.source().items())
+        if (!value.is_null() && std::ranges::find(known_fields, name) == std::end(known_fields))
+            fields.refuse(name, "is no field of a rollout");
+}
+
 static Rollout read_rollout(const Fields &fields, size_t vocab) {
+    refuse_unknown(fields);
     const double reward = fields.is_null("reward") ? no_reward : fields.number("reward");
     Rollout r{ids(fields, "prompt_ids", vocab), ids(fields, "completion_ids", vocab), numbers(fields, "logprobs"), reward,
               int64_t(fields.size("group")),    fields.boolean("truncated", false)};

@@ -103,6 +103,8 @@ def test_a_step_with_masked_answers_alone_is_no_update(tmp_path):
     ({"group": -1}, ["line 5", "group"]),
     ({"group": 77}, ["group 1", "one rollout"]),  # the other answer to the same prompt
     ({"truncated": 3}, ["line 5", "truncated"]),
+    ({"truncate": True}, ["line 5", "truncate is no field"]),
+    *(({name: [1]}, ["line 5", f"{name} is no field"]) for name in ("loss_mask", "completion_mask", "response_mask", "advantages")),
 ])
 def test_bad_rollouts_are_named(changes, parts, tmp_path):
     file = write_lines(tmp_path / "rollouts.jsonl", rollouts(**changes))
