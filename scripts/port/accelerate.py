@@ -4,7 +4,7 @@ from .table import Note, Peer, Refused, Same, Sets, Together
 
 ROWS = [
     # optimizer
-    Same("max_norm", "gradient_clipping"),
+    Together("ds_norm", "--max_norm", "gradient_clipping"),
     # how it is computed
     Sets("recompute layer", "fsdp_activation_checkpointing, activation_checkpointing", "true"),
     Sets("dtype bf16", "mixed_precision", "bf16"),
@@ -26,7 +26,7 @@ ROWS = [
       "enable_cpu_affinity, deepspeed_moe_layer_cls_names, deepspeed_multinode_launcher, zero3_init_flag, zero3_save_16bit_model, "
       "dynamo_backend, gpu_ids, commands, command_file, tpu_name, tpu_zone, seq_parallel_communication_data_type, "
       "parallelism_config_sp_seq_length_is_variable, parallelism_config_sp_seq_length, parallelism_config_sp_attn_implementation"),
-    Refused("--zero_stage 0, 1, 2 or 3, over all ranks or within groups (--zero_group)", "deepspeed_config_file"),
+    Together("deepspeed_config_file", "a file of DeepSpeed, of which each setting is taken over or refused (deepspeed.md)", "deepspeed_config_file"),
     Sets("zero_stage 2", "fsdp", "shard_grad_op, shard_grad_op auto_wrap"),
     Sets("zero_stage 3", "fsdp"),
     Refused("--config FILE.yaml with accelerate's file; or --zero_stage and --ring_attn_size", "fsdp_config, deepspeed_config"),
@@ -52,7 +52,7 @@ ROWS = [
       "parallelism_config_dp_shard_size, parallelism_config_dp_replicate_size"),
     Note("there is no tensor parallelism", "tp_size, parallelism_config_tp_size", "1"),
     Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "tp_size, parallelism_config_tp_size"),
-    Together("accumulated", "see per_device_train_batch_size", "gradient_accumulation_steps"),
+    Together("ds_accumulated", "see per_device_train_batch_size", "deepspeed_config.gradient_accumulation_steps"),
     Note("a setting of accelerate's launcher", "offload_optimizer_device, offload_param_device, multi_gpu, use_fsdp, use_deepspeed, log_dir, tee, standalone"),
 ]
 

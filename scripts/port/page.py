@@ -12,7 +12,7 @@ from pathlib import Path
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-from port.peers import HELPERS, PEERS  # noqa: E402
+from port.peers import TABLES  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "porting"
@@ -174,7 +174,7 @@ def file_of(peer):
 
 
 def pages():
-    return {PAGES / file_of(peer): page_of(peer) for peer in (*PEERS, *HELPERS)}
+    return {PAGES / file_of(peer): page_of(peer) for peer in TABLES}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import re
 
 from .accelerate import ACCELERATE
 from .axolotl import AXOLOTL
+from .deepspeed import DEEPSPEED
 from .instead import instead, no_task
 from .llama_factory import LLAMA_FACTORY
 from .megatron import MEGATRON
@@ -15,6 +16,7 @@ from .trl import TRL
 
 PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT, MEGATRON)  # the first one wins a tie
 HELPERS = (TRAINER, ACCELERATE)
+TABLES = (*PEERS, *HELPERS, DEEPSPEED)
 
 # The tasks of OpenRLHF's and TRL's scripts, with the settings that a script implies.
 TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",), "ppo_tldr": ("ppo",),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SCRIPTS = re.compile(r"(.*/)?(trl/scripts|examples/scripts|openrlhf/cli)/.*\.py|(openrlhf\.cli|trl\.scripts)\.\w+")
+WHOLE = ("chat_template_kwargs", "deepspeed")  # objects that are one value
 LAUNCHERS = ("accelerate", "python", "python3", "torchrun", "deepspeed", "ray")
 
 
@@ -66,7 +67,7 @@ def read_words(words):
             if len(values) != 1:
                 raise PortError(f"--{name} needs one file\n  fix: --{name} FILE.yaml")
             files.append(values[0])
-        elif len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name != "chat_template_kwargs" and is_object(values[0]):
+        elif len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name not in WHOLE and is_object(values[0]):
             given += read_object(json.loads(values[0]), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
         else:
             given.append(Setting(name, values, word.partition("=")[0]))
@@ -133,7 +134,7 @@ def read_object(value, prefix, where):
     settings = []
     for key, inner in value.items():
         name, place = (prefix + key).replace("-", "_"), f"{prefix}{key} {'of' if where.startswith('--') else 'in'} {where}"
-        if isinstance(inner, dict):
+        if isinstance(inner, dict) and name not in WHOLE:
             settings += read_object(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
         elif isinstance(inner, list) and any(isinstance(entry, dict) for entry in inner):
             is_data = all(isinstance(entry, dict) and ("path" in entry or "dataset" in name) for entry in inner)

@@ -93,12 +93,14 @@ def defaults(task):
 
 
 def complete(t):
-    complete_trainer(t, keeps_strings=False)
     kind = t.get("tuner_type", "lora")
     if not t.has("tuner_type"):
         t.note("", "ms-swift trains adapters unless tuner_type is full")
     if "learning_rate" not in t.given:
         t.set("learning_rate", "1e-4" if kind != "full" else "1e-5", "learning_rate (ms-swift's default)", by_default=True)
+    if t.has("deepspeed") and (name := re.fullmatch(r"zero([0-3])(_offload)?", t.get("deepspeed"))):  # a file of ms-swift
+        t.together["deepspeed"] = t.together["deepspeed"]._replace(values=[f'{{"zero_optimization": {{"stage": {name[1]}}}, "gradient_clipping": "auto"}}'])
+    complete_trainer(t, keeps_strings=False)
     finish(t, kind)
     samples = t.count("device_batch", 1)
     accumulated = t.count("accumulated", 1 if t.task == "grpo" else max(1, math.ceil(16 / samples / t.ranks())))

@@ -1,9 +1,6 @@
 """Names of transformers 5.24's Trainer. TRL, Axolotl, LLaMA-Factory and ms-swift pass them on to it."""
 
-import json
-import re
-from pathlib import Path
-
+from . import deepspeed
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
 
 ROWS = [
@@ -100,36 +97,21 @@ ROWS = [
     Together("min_lr", "divided by learning_rate: --min_lr_ratio", "lr_scheduler_kwargs.min_lr"),
     Note("the cosine is half a period", "lr_scheduler_kwargs.num_cycles", "0.5"),
     Refused("--min_lr_ratio is the final share of cosine_with_min_lr and warmup_stable_decay, --lr_decay_ratio the length of the latter's decay", "lr_scheduler_kwargs"),
-    Together("deepspeed", "the stage in the file (zero_optimization.stage) or in its name: --zero_stage", "deepspeed"),
+    Together("deepspeed", "a file of DeepSpeed, of which each setting is taken over or refused (deepspeed.md)", "deepspeed"),
 ]
 
 
-def stage_of(value):
-    """Returns the ZeRO stage from a file with DeepSpeed's settings, or else from its name; None if neither contains one."""
-    try:
-        return str(json.loads(Path(value).read_text())["zero_optimization"]["stage"])
-    except (OSError, ValueError, KeyError, TypeError):
-        found = re.search(r"(?:zero|z)_?([0-3])(?![0-9])", Path(value).name)
-        return found and found[1]
-
-
 def complete(t, keeps_strings=True):
-    """Computes the flags that depend on several names in all of these trainers: the schedule, the ZeRO stage and the flags of rewards."""
-    t.scheduler()
+    """Computes the flags that depend on several names in all of these trainers: the schedule, DeepSpeed's file and the flags of rewards."""
     if t.has("warmup_steps") and (t.get("warmup_steps") not in ("0", "0.0") or "lr_warmup" not in t.flags):
         t.set("lr_warmup", t.get("warmup_steps"), t.together["warmup_steps"].where, by_default="default)" in t.together["warmup_steps"].where)
+    deepspeed.complete(t)
+    t.scheduler()
     if t.has("tf32") and t.get("tf32").lower() == "true":
         if t.flag("dtype") == "f32":
             t.set("dtype", "tf32", t.together["tf32"].where)
         else:
             t.note(t.together["tf32"].where, "--dtype tf32 is for runs in f32; tensor cores multiply bf16 directly")
-    if t.has("deepspeed"):
-        where, stage = t.together["deepspeed"].where, stage_of(t.get("deepspeed"))
-        if stage is None:
-            t.refuse(f'{where} "{t.get("deepspeed")}" does not name a ZeRO stage\n  fix: --zero_stage 0, 1, 2 or 3, over all ranks or within groups (--zero_group)')
-        else:
-            t.note(where, f"--zero_stage {stage}")
-            t.set("zero_stage", stage, where)
     t.policy(keeps_strings)
 
 

@@ -307,7 +307,7 @@ class Translation:
     def scheduler(self):
         """Converts an absolute minimum learning rate to a share of the peak."""
         if self.has("min_lr"):
-            rate = float(self.flag("learning_rate", "nan"))
+            rate = float(self.flag("learning_rate", self.own["defaults"][self.task]["learning_rate"]))
             self.set("min_lr_ratio", f"{float(self.get('min_lr')) / rate:g}", self.together["min_lr"].where)
 
 

@@ -27,7 +27,7 @@ def call(words, tmp_path, config=None, program=PROGRAM, **environment):
 
 def converted(words, tmp_path, config=None, **environment):
     """The task, the flags with their values, and the notes of a command."""
-    result = call([*shlex.split(words), "--convert"], tmp_path, config, **environment)
+    result = call([*(shlex.split(words) if isinstance(words, str) else words), "--convert"], tmp_path, config, **environment)
     assert result.returncode == 0 and result.stderr == "", result.stderr
     command, *notes = result.stdout.splitlines()
     _, task, *rest = shlex.split(command)
@@ -72,9 +72,10 @@ SAME = [  # words, and the flags of this program
     (f"dpo {TRL} --use_peft --disable_dropout false", {"lora_dropout": "0.05"}),
     (f"sft {TRL} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.2}}'", {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.2"}),
     (f"sft {TRL} --learning_rate 1e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-5}}'", {"min_lr_ratio": "0.1"}),
+    *((f"swift sft --model M --dataset a/b --output_dir O --tuner_type {kind} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-6}}'", {"min_lr_ratio": ratio})
+      for kind, ratio in (("full", "0.1"), ("lora", "0.01"))),  # of its default rate
     (f"sft {TRL} --optim adamw_bnb_8bit --bf16 True --gradient_checkpointing", {"moments": "8bit", "dtype": "bf16", "recompute": "layer"}),
     (f"sft {TRL} --accelerate_config zero2 --num_processes 4", {"zero_stage": "2", "ranks": "4", "train_batch_size": "32"}),
-    (f"sft {TRL} --deepspeed ds_z3_config.json", {"zero_stage": "3"}),
     (f"sft {TRL} --dataset_config c --dataset_train_split d --model_revision v2", {"data": "D:c[d]", "model": "M@v2"}),
     (f"sft {TRL} --eval_strategy steps --eval_steps 50", {"eval_data": "D[test]", "eval_steps": "50"}),
     (f"dpo {TRL} --loss_type ipo --beta 0.2 --no_remove_unused_columns", {"loss_type": "ipo_mean", "beta": "0.2"}),
@@ -230,6 +231,80 @@ def test_refusals(tmp_path, words, config, message):
     assert message in refused(words, tmp_path, config)
 
 
+ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
+AUTO = {"warmup_num_steps": "auto", "warmup_type": "linear"}
+TOTAL = AUTO | {"total_num_steps": "auto"}
+FILES_OF_DEEPSPEED = [  # sections in addition to ZERO, words, and the flags of this program or a part of the message
+    ({}, "--max_grad_norm 0.5", {"zero_stage": "2", "max_norm": "0.5", "lr_scheduler": "linear"}),
+    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "stage3_max_live_parameters": 1e9}}, "", {"zero_stage": "3"}),
+    ({"zero_optimization": {"stage": 3, "stage3_max_live_parameter": 1}}, "", "is not a setting of DeepSpeed\n  fix: did you mean zero_optimization.stage3_max_live_parameters?"),
+    ({"gradient_clipping": 0.3}, "", {"max_norm": "0.3"}), ({"gradient_clipping": 0.3}, "--max_grad_norm 0.3", {"max_norm": "0.3"}),
+    ({"gradient_clipping": 0.3}, "--max_grad_norm 1", "gradient_clipping in ds.json is 0.3, but --max_grad_norm is 1\n  fix: give both the same value"),
+    ({"gradient_clipping": None}, "", {"max_norm": "0"}),  # DeepSpeed does not read max_grad_norm
+    ({"gradient_clipping": None}, "--max_grad_norm 0.5", {"max_norm": "0.5"}),
+    ({"scheduler": {"type": "WarmupLR", "params": AUTO}}, "--warmup_steps 5 --lr_scheduler_type cosine", {"lr_scheduler": "constant_with_warmup", "lr_warmup": "5"}),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 3e-5}}}, "", {"lr_scheduler": "constant_with_warmup", "lr_warmup": "1000", "learning_rate": "3e-05"}),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}}, "--warmup_steps 5", "warmup_num_steps in ds.json is 7, but --warmup_steps is 5"),
+    ({"scheduler": {"type": "WarmupLR", "params": AUTO | {"warmup_type": "log"}}}, "", 'warmup_type in ds.json "log" is not supported\n  fix: the warm-up is linear'),
+    ({"scheduler": {"type": "WarmupDecayLR", "params": TOTAL | {"warmup_max_lr": "auto"}}}, "--lr_scheduler_type constant", {"lr_scheduler": "linear", "learning_rate": "2e-5"}),
+    ({"scheduler": {"type": "WarmupDecayLR", "params": AUTO}}, "", "has no total_num_steps, which WarmupDecayLR needs"),
+    ({"scheduler": {"type": "WarmupDecayLR", "params": TOTAL | {"total_num_steps": 90}}}, "--max_steps 80", "total_num_steps in ds.json is 90, but the number of steps is 80"),
+    ({"scheduler": {"type": "WarmupCosineLR", "params": TOTAL}}, "", {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.0001"}),
+    ({"scheduler": {"type": "OneCycle", "params": {}}}, "", 'scheduler.type in ds.json "OneCycle" is not supported\n  fix: WarmupLR, '),
+    ({"scheduler": {"type": "WarmupLR", "params": AUTO | {"warmup_min_lr": 1e-6}}}, "", "is not supported\n  fix: the warm-up begins at 0"),
+    ({"optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.1}}}, "--optim adamw_8bit",
+     {"learning_rate": "3e-05", "adam_betas": "0.8,0.99", "adam_eps": "1e-07", "weight_decay": "0.1", "moments": None}),
+    ({"optimizer": {"type": "Adam", "params": {"lr": "auto", "betas": "auto"}}}, "--adam_beta2 0.9", {"learning_rate": "2e-5", "adam_betas": "0.9,0.9"}),
+    ({"optimizer": {"type": "AdamW"}}, "", {"learning_rate": "1e-3"}),  # its default
+    ({"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}}, "--learning_rate 1e-5", "optimizer.params.lr in ds.json is 3e-05, but --learning_rate is 1e-5"),
+    ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "", "OneBitAdam"),
+    ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "", "adam_w_mode"),
+    ({"fp16": {"enabled": False, "loss_scale": 0}, "bf16": {"enabled": True}, "amp": {"enabled": False}}, "", {"dtype": "bf16"}),
+    ({"fp16": {"enabled": True, "loss_scale": 0}}, "", "fp16 in ds.json is not supported\n  fix: --dtype bf16 or f32: there is no fp16"),
+    ({"bf16": {"enabled": False}}, "--bf16", 'bf16.enabled in ds.json is f32, but --bf16 is bf16'), ({"bf16": {"enabled": "auto"}}, "--bf16", {"dtype": "bf16"}),
+    ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, "--num_processes 2", {"train_batch_size": "16"}),
+    ({"train_batch_size": 48}, "--num_processes 2", {"train_batch_size": "48"}), ({"train_batch_size": 48}, "--gradient_accumulation_steps 4", {"train_batch_size": "48"}),
+    ({"train_batch_size": 48, "train_micro_batch_size_per_gpu": 5}, "", "train_batch_size in ds.json is 48, but 5 samples per device"),
+    ({"gradient_accumulation_steps": 4}, "--gradient_accumulation_steps 8", "gradient_accumulation_steps in ds.json is 4, but --gradient_accumulation_steps is 8"),
+    ({"gradient_accumulation_steps": "x"}, "", 'gradient_accumulation_steps in ds.json "x" is not a whole number above 0'),
+    ({"elasticity": {"enabled": True, "micro_batch_sizes": [1]}}, "", "elasticity in ds.json is not supported"), ({"elasticity": {"enabled": False, "x": 1}}, "", {"zero_stage": "2"}),
+    ({"gradient_cliping": 1}, "", "gradient_cliping in ds.json is not a setting of DeepSpeed\n  fix: did you mean gradient_clipping?"),
+    ({"data_types": {"grad_accum_dtype": "bf16"}, "wall_clock_breakdown": True, "steps_per_print": 100}, "", {"grad_dtype": "bf16"}),
+]
+
+
+@pytest.mark.parametrize("more, words, wanted", FILES_OF_DEEPSPEED)
+def test_files_of_deepspeed(tmp_path, more, words, wanted):
+    (tmp_path / "ds.json").write_text(json.dumps({key: value for key, value in (ZERO | more).items() if value is not None}))
+    line = f"trl sft {TRL} --deepspeed ds.json {words}"
+    if isinstance(wanted, str):
+        assert wanted in refused(line, tmp_path)
+    else:
+        _, found, _ = converted(line, tmp_path)
+        assert {name: found.get(name) for name in wanted} == wanted
+
+
+def test_deepspeed_s_settings_have_a_file(tmp_path):
+    """A file that is not there, or no JSON; two of them; an object in the place of a file; accelerate's file; the file of another trainer."""
+    assert "--deepspeed: cannot read ds.json: No such file or directory\n  fix: the path of a JSON file of DeepSpeed" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
+    (tmp_path / "ds.json").write_text("{")
+    assert "ds.json is not valid JSON" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO | {"scheduler": {"type": "WarmupLR", "params": AUTO}}))
+    file = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json", "zero3_init_flag": False}}
+    for words, config in ((f"trl sft {TRL}", file), ("", AXOLOTL | {"deepspeed": "ds.json"}), ("", FACTORY | {"deepspeed": "ds.json"}),
+                          ("swift sft --model M --dataset a/b --output_dir O --deepspeed ds.json", None),
+                          (["trl", "sft", *TRL.split(), "--deepspeed", (tmp_path / "ds.json").read_text()], None),
+                          (f"trl sft {TRL}", {"deepspeed": json.loads((tmp_path / "ds.json").read_text())})):
+        _, found, notes = converted(words, tmp_path, config)
+        assert (found["lr_scheduler"], found["zero_stage"]) == ("constant_with_warmup", "2") and "rates come one step later" in notes
+    assert converted("swift sft --model M --dataset a/b --output_dir O --deepspeed zero2_offload --max_grad_norm 0.5", tmp_path)[1]["zero_stage"] == "2"
+    assert "are two files of DeepSpeed" in refused(f"trl sft {TRL} --deepspeed other.json", tmp_path, file)
+    clip = {"deepspeed_config": {"zero_stage": 2, "gradient_clipping": 0.3, "gradient_accumulation_steps": 4}}
+    _, found, _ = converted(f"trl sft {TRL}", tmp_path, clip)
+    assert (found["max_norm"], found["train_batch_size"]) == ("0.3", "32")
+    assert "deepspeed_config.gradient_clipping in c.yml is 0.3, but --max_grad_norm is 1" in refused(f"trl sft {TRL} --max_grad_norm 1", tmp_path, clip)
+
+
 @pytest.mark.parametrize("more", [
     {"datasets": [{"path": "a/b", "data_files": 1}]}, {"datasets": [{"path": None}]}, {"sequence_len": "1e400"}, {"val_set_size": "x"}, {"num_epochs": "x", "evals_per_epoch": 2,
      "val_set_size": 0.1}, {"micro_batch_size": 1.5}, {"cosine_min_lr_ratio": [1, 2]}, {"trl": {"beta": "x"}, "rl": "grpo"}, {"lr_scheduler_kwargs": {"min_lr": "x"}}])
@@ -339,7 +414,7 @@ def test_the_pages_have_the_tables():
 def test_rows_are_sound():
     """Every row can match, and sets a flag of this program."""
     flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
-    for peer in (*peers.PEERS, *peers.HELPERS):
+    for peer in peers.TABLES:
         seen = set()
         for row in peer.rows:
             if row.kind in ("same", "sets", "part"):
