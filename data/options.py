@@ -116,8 +116,11 @@ def add_common(parser, needs_input=True, takes_ids=False):
                              "them or of save_to_disk, or a hub data set OWNER/NAME, with :SUBSET, @DIRECTORY and [SPLIT], which may be a "
                              "slice, as in [train[:10%%]]; * in a name stands for any characters. The other names are those of the trainer")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
-                        help="sampling probabilities of the inputs, which add up to 1; records are drawn until all "
-                             "were read once, and smaller inputs are repeated (default: one input after the other)")
+                        help="sampling probabilities of the inputs, which add up to 1: each record is drawn from a random input "
+                             "(default: one input after the other)")
+    parser.add_argument("--stopping_strategy", choices=["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"],
+                        help="take the inputs in turn, or with --dataset_probs at random, until the first one, or every one, has been read; inputs that "
+                             "end earlier are repeated, except without replacement (default with --dataset_probs: all_exhausted)")
     parser.add_argument("--seed", metavar="N", type=natural, default=42, help="seed of --dataset_probs (default 42)")
     parser.add_argument("--max_samples", metavar="N", type=count, help="use only the first N records of each input (default all)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)

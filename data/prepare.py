@@ -355,8 +355,9 @@ def prepare(task, options, processes):
     options.chat_template = options.chat_template and tokenizer.hf.chat_template is not None
     recipe = Recipe(task, options, tokenizer)
     typed = (Record("--prompt", i, None, {"prompt": text}, len(text)) for i, text in enumerate(options.prompt or [], 1))
-    records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.seed, options.max_samples))
-    progress = Progress(None if options.dataset_probs or options.max_samples else total_size(names))
+    records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.stopping_strategy, options.seed,
+                                                  options.max_samples))
+    progress = Progress(None if options.dataset_probs or options.stopping_strategy or options.max_samples else total_size(names))
     counts, ends, targets, first = Counter(), set(), 0, []
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:

@@ -82,10 +82,12 @@ def total_size(names):
     return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
 
 
-def read_records(names, end_of_text, probs=None, seed=0, max_samples=None):
-    """Yields the first max_samples records of each input, one input after another or, with probs, in the order of interleaved()."""
+def read_records(names, end_of_text, probs=None, strategy=None, seed=0, max_samples=None):
+    """Yields the first max_samples records of each input, one input after another or, with probs or a strategy, in the order of interleaved()."""
     inputs = [lambda name=name: itertools.islice(read_input(name, end_of_text), max_samples) for name in names]
-    return interleaved(inputs, probs, seed) if probs else itertools.chain.from_iterable(open_input() for open_input in inputs)
+    if probs or strategy:
+        return interleaved(inputs, probs, strategy or "all_exhausted", seed)
+    return itertools.chain.from_iterable(open_input() for open_input in inputs)
 
 
 def read_input(name, end_of_text):
@@ -144,23 +146,36 @@ def open_bytes(path):
     return io.BufferedReader(pyarrow.input_stream(path, compression="detect"))
 
 
-def interleaved(inputs, probs, seed):
-    """Draws each record from one of the inputs, with its probability, until every input has been read to its end. An input that ends earlier
-    starts again. The order equals datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
-    random = np.random.default_rng(seed)
+def interleaved(inputs, probs, strategy, seed):
+    """Takes one record of each input in turn or, with probs, each record from a random input, until the first input (first_exhausted) or every input has
+    been read to its end. An input that ends earlier starts again (all_exhausted) or is left out (all_exhausted_without_replacement). The order equals
+    datasets.interleave_datasets(..., stopping_strategy=strategy)."""
     streams = [open_input() for open_input in inputs]
     ahead = [next(stream) for stream in streams]
     unread = set(range(len(inputs)))
-    while True:
-        for i in random.choice(len(inputs), size=1000, p=np.array(probs) / sum(probs)):
+    for turn in turns(len(inputs), probs, seed):
+        for i in turn:
+            if ahead[i] is None:
+                continue
             yield ahead[i]
             ahead[i] = next(streams[i], None)
             if ahead[i] is None:
                 unread.discard(i)
-                if not unread:
-                    return
-                streams[i] = inputs[i]()
-                ahead[i] = next(streams[i])
+                if strategy == "all_exhausted":
+                    streams[i] = inputs[i]()
+                    ahead[i] = next(streams[i])
+        if not unread or strategy == "first_exhausted" and len(unread) < len(inputs):
+            return
+
+
+def turns(count, probs, seed):
+    """Yields lists of inputs: all of them, or with probs one, which is random."""
+    random = np.random.default_rng(seed)
+    while True:
+        if probs:
+            yield from ([i] for i in random.choice(count, size=1000, p=np.array(probs) / sum(probs)))
+        else:
+            yield range(count)
 
 
 def read_json_lines(path):

@@ -321,9 +321,9 @@ TEST(Options, FlagsOfPrepare) {
     const Parsed text = parse(words("pretrain --preset tiny --data D --output_dir O --input_key body"));
     EXPECT_EQ(prepare_flags(text.options, PRETRAIN),
               words("--input_key body --add_bos auto --append_eos true --truncation split --max_len 2048"));
-    const Parsed pairs = parse(words(rm + "--chosen_key better --apply_chat_template --dataset_probs 0.7,0.3"));
+    const Parsed pairs = parse(words(rm + "--chosen_key better --apply_chat_template --dataset_probs 0.7,0.3 --stopping_strategy first_exhausted"));
     EXPECT_EQ(
         prepare_flags(pairs.options, RM),
         words(
-            "--apply_chat_template true --chosen_key better --dataset_probs 0.7,0.3 --add_bos auto --append_eos true --truncation drop --max_len 512"));
+            "--apply_chat_template true --chosen_key better --dataset_probs 0.7,0.3 --stopping_strategy first_exhausted --add_bos auto --append_eos true --truncation drop --max_len 512"));
 }

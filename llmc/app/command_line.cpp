@@ -226,6 +226,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     const auto steps = [](double x) { return (x > 0 && x < 1) || (x >= 1 && x == std::floor(x) && x < 0x1p53); };
     one_of(o.add_bos, "add_bos", "auto,never,always");
+    if (!o.stopping_strategy.empty())
+        one_of(o.stopping_strategy, "stopping_strategy", "first_exhausted,all_exhausted,all_exhausted_without_replacement");
     one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
     one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,warmup_stable_decay,constant");
     one_of(o.dtype, "dtype", "auto,f32,tf32,bf16");

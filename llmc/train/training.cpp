@@ -39,7 +39,7 @@ static void open_output(const Run &run, Training &t) {
 static void open_files(Run &run, Training &t) {
     const Options &o = run.options;
     Options eval = o;
-    eval.dataset_probs.clear();  // they belong to the training data
+    eval.dataset_probs.clear(), eval.stopping_strategy.clear();  // they belong to the training data
     const auto prepared = [&](const char *flag, const std::string &path, const Options &options) {
         return o.rollouts.empty() ? prepared_file(run, run.task, flag, path, prepare_flags(options, run.task)) : path;
     };

@@ -64,7 +64,8 @@ def test_every_byte_that_is_read_changes_the_key(keys):
         assert key not in seen, name
         seen.add(key)
     flags = [(), ("--max_len", "99"), ("--truncation", "keep"), ("--append_eos", "false"), ("--chat_template_kwargs", '{"a": 1}'),
-             ("--add_bos", "never"), ("--max_samples", "1"), ("--dataset_probs", "1"), ("--dataset_probs", "1", "--seed", "7")]
+             ("--add_bos", "never"), ("--max_samples", "1"), ("--dataset_probs", "1"), ("--dataset_probs", "1", "--seed", "7"),
+             ("--stopping_strategy", "all_exhausted")]
     of_flags = [keys.key(*words) for words in flags] + [keys.key(data=f"{keys.data}[train[:1]]"), keys.key(task="pretrain")]
     assert len(set(of_flags)) == len(of_flags)
 

@@ -205,17 +205,18 @@ def drawn(bench, source, *flags):
     return bench.run("sft", bench.tokenizer(merges=[]), source, *flags, "--append_eos", "false").texts()
 
 
-@pytest.mark.parametrize("counts, probs", [((40, 7), "0.5,0.5"), ((7, 900, 3), "0.2,0.7,0.1"), ((1, 1, 1), "0.3,0.3,0.4")])
-def test_draws_equal_those_of_datasets(bench, counts, probs):
+@pytest.mark.parametrize("strategy", [None, "first_exhausted", "all_exhausted", "all_exhausted_without_replacement"])
+@pytest.mark.parametrize("counts, probs", [((40, 7), "0.5,0.5"), ((7, 900, 3), "0.2,0.7,0.1"), ((1, 1, 1), "0.3,0.3,0.4"), ((4, 2, 3), None), ((6, 39), None)])
+def test_draws_equal_those_of_datasets(bench, counts, probs, strategy):
     source = inputs(bench, *counts)
     sets = [datasets.Dataset.from_dict({"text": [f"{name}{i}" for i in range(count)]}) for name, count in zip("abc", counts)]
-    for seed, flags in ((42, []), (7, ["--seed", "7"])):
-        expected = datasets.interleave_datasets(sets, probabilities=[float(p) for p in probs.split(",")], seed=seed,
-                                                stopping_strategy="all_exhausted")["text"]
-        texts = drawn(bench, source, "--dataset_probs", probs, *flags)
-        assert texts == list(expected) and len(set(texts)) == sum(counts)
+    for seed in ("42", "7"):
+        flags = [*(["--dataset_probs", probs] if probs else []), *(["--stopping_strategy", strategy] if strategy else []), "--seed", seed]
+        expected = [text for one in sets for text in one["text"]] if not probs and not strategy else datasets.interleave_datasets(
+            sets, probabilities=probs and [float(p) for p in probs.split(",")], seed=int(seed), stopping_strategy=strategy or "all_exhausted")["text"]
+        texts = drawn(bench, source, *flags)
+        assert texts == list(expected) and (len(set(texts)) == sum(counts) or strategy == "first_exhausted")
         assert bench.row("records read") == len(texts)
-    assert drawn(bench, source) == [f"{name}{i}" for name, count in zip("abc", counts) for i in range(count)]
 
 
 @pytest.mark.parametrize("flags", [[], ["--dataset_probs", "0.7,0.3"]])

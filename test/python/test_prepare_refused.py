@@ -225,6 +225,7 @@ def test_content_that_the_template_rewrites(bench, template, turn):
     ("sft", [SAID], ["--chat_template_kwargs", '{"tools": []}'], "'tools' is a reserved name"),
     ("sft", [SAID], ["--seed", "-1"], "-1 is negative"), ("sft", [SAID], ["--max_samples", "0"], "0 is less than one"),
     ("pretrain", [{"text": "a"}], ["--to_bin", "/nowhere/new"], "its directory does not exist"),
+    ("sft", [{"text": "a"}], ["--stopping_strategy", "concat"], "invalid choice: 'concat' (choose from 'first_exhausted'"),
     ("sft", [{"text": "a"}], ["--dataset_probs", "0.5,0.5"], "--dataset_probs has 2 probabilities for 1 inputs\n  fix: give one for each"),
 ])
 def test_flags(bench, task, source, flags, message):
