@@ -30,7 +30,8 @@ ROWS = [
     Same("max_len", "sequence_len, max_packed_sequence_len"),
     Refused("--max_len bounds all samples; leave it out", "eval_sequence_len, min_sample_len, max_prompt_len"),
     Same("truncation", "excess_length_strategy"),
-    Same("shuffle", "shuffle_merged_datasets"),
+    Note("each epoch has its own random order, whatever the order after merging", "shuffle_merged_datasets"),
+    Sets("shuffle false", "curriculum_sampling", "true"),
     Refused("samples are shuffled over all data (--shuffle); leave it out", "sample_packing_sequentially, shuffle_before_merging_datasets"),
     Note("data/prepare.py tokenises samples once and caches them",
       "dataset_num_proc, dataset_processes, dataset_prepared_path, dataset_keep_in_memory, skip_prepare_dataset, streaming, "
@@ -191,7 +192,6 @@ ROWS = [
     Note("a setting of Axolotl's own programs",
       "axolotl_config_path, strict, capabilities, env_capabilities, gradio_title, gradio_share, gradio_server_name, gradio_server_port, "
       "gradio_max_new_tokens, gradio_temperature"),
-    Refused("rows are packed and have no padding; leave it out", "curriculum_sampling"),
     Together("chat_template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "chat_template"),
     Together("types", "the format of the records: --input_template, --prompt_key or the task", "datasets.type"),
     Together("messages", "--input_key with --multiturn, or for pairs --prompt_key; the names messages and conversations need no flag",

@@ -1,11 +1,12 @@
-"""LLaMA-Factory 0.9."""
+"""LLaMA-Factory 0.9.5."""
 
 import json
+import re
 from pathlib import Path
 
 from .instead import instead, no_task
 from .table import Note, Peer, Refused, Same, Sets, Together
-from .templates import name_template
+from .templates import THINKING, name_template, set_variables
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
 
@@ -18,19 +19,25 @@ ROWS = [
     Together("dataset_dir", "the directory of dataset_info.json", "dataset_dir"),
     Together("template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "template"),
     Same("max_len", "cutoff_len"),
-    Same("max_samples", "max_samples"),
+    Together("max_samples", "the first samples of each data set: a slice in --data, NAME[train[:N]]", "max_samples"),
     Same("eval_fraction", "val_size"),
     Same("dataset_probs", "interleave_probs"),
     Note("data sets are read one after another", "mix_strategy", "concat"),
-    Note("--dataset_probs samples from several data sets", "mix_strategy", "interleave_under, interleave_over, interleave_once"),
+    Sets("stopping_strategy first_exhausted", "mix_strategy", "interleave_under"),
+    Sets("stopping_strategy all_exhausted", "mix_strategy", "interleave_over"),
+    Sets("stopping_strategy all_exhausted_without_replacement", "mix_strategy", "interleave_once"),
+    Refused("concat, interleave_under, interleave_over or interleave_once", "mix_strategy"),
     Sets("shuffle false", "disable_shuffling", "true"),
-    Together("packs", "samples are always packed and never attend to each other; with this flag a step counts rows of max_len tokens: --train_batch_tokens",
-      "packing, neat_packing"),
+    Together("packs", "samples are always packed and never attend to each other; with this flag, which is the default of stage pt, a step counts rows of max_len tokens: "
+      "--train_batch_tokens", "packing", "true, false"),
+    Together("neat", "as packing", "neat_packing"),
     Note("data/prepare.py tokenises samples once and caches them",
-      "preprocessing_num_workers, preprocessing_batch_size, overwrite_cache, tokenized_path, streaming, buffer_size, use_fast_tokenizer, cache_dir, media_dir, "
-      "data_shared_file_system, tool_format"),
+      "preprocessing_num_workers, preprocessing_batch_size, overwrite_cache, streaming, buffer_size, use_fast_tokenizer, cache_dir, media_dir, "
+      "data_shared_file_system"),
+    Refused("the tokenizer's template determines the form of tools and calls; leave it out", "tool_format"),
+    Refused("leave it out, or use its data set in place of dataset: --data 'DIR[train]'", "tokenized_path"),
     Note("code in a model's directory is never run", "trust_remote_code"),
-    Note("all memory is planned before the start (--plan)", "low_cpu_mem_usage, print_param_status, offload_folder"),
+    Note("all memory is planned before the start (--plan)", "low_cpu_mem_usage, print_param_status, offload_folder, quantization_device_map"),
     Refused("write it into the records: a field system, or a system message", "default_system"),
     Refused("the fields of a record determine the targets (docs/data.md); leave it out", "train_on_prompt, mask_history"),
     Together("tokens", "--add_tokens", "add_tokens, add_special_tokens"),
@@ -38,7 +45,7 @@ ROWS = [
     Note("new rows start as the mean of the others", "init_special_tokens", "noise_init"),
     Refused("the tokenizer is read from --model: change its files", "new_special_tokens_config, init_special_tokens, split_special_tokens"),
     Refused("this program trains only text models", "image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, video_fps, video_maxlen, use_audio_in_video, "
-      "freeze_vision_tower, freeze_multi_modal_projector, freeze_language_model, audio_sampling_rate"),
+      "freeze_vision_tower, freeze_multi_modal_projector, freeze_language_model, audio_sampling_rate, image_do_pan_and_scan, crop_to_patches"),
     Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' takes it as JSON, with a factor", "rope_scaling"),
     Refused("change config.json in the directory of --model", "shift_attn, mixture_of_depths, train_from_scratch"),
     # the method
@@ -50,6 +57,7 @@ ROWS = [
     Together("lora_targets", "with finetuning_type lora: --lora_targets", "lora_target"),
     Together("lora_whole", "with finetuning_type lora: --lora_modules_to_save", "additional_target"),
     Same("adapter", "adapter_name_or_path"),
+    Refused("--adapter DIR, with the path of the folder", "adapter_folder"),
     Same("use_rslora", "use_rslora"),
     Sets("load_in 4bit", "quantization_bit", "4"),
     Sets("load_in 8bit", "quantization_bit", "8"),
@@ -58,6 +66,7 @@ ROWS = [
       "use_dora, pissa_init, pissa_iter, pissa_convert, create_new_adapter, oft_rank, oft_block_size, oft_target, module_dropout, "
       "freeze_trainable_layers, freeze_trainable_modules, freeze_extra_modules, use_llama_pro"),
     Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quantization_bit, quantization_method, quantization_type"),
+    Refused("4-bit weights always have quantised scales; leave it out", "double_quantization", "false"),
     Note("each operand of a product is scaled by its largest magnitude, as in torchao", "fp8_backend", "auto, torchao"),
     Refused("--fp8 scales each operand by its largest magnitude, as torchao does; leave it out", "fp8_backend"),
     Note("ranks exchange arrays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
@@ -65,7 +74,7 @@ ROWS = [
     Sets("optimizer muon", "use_muon", "true"),
     Refused("--optimizer adamw or muon, over all weights; leave it out",
       "use_galore, galore_target, galore_rank, galore_update_interval, galore_scale, galore_proj_type, galore_layerwise, use_apollo, apollo_target, apollo_rank, "
-      "apollo_update_interval, apollo_scale, apollo_proj, apollo_proj_type, apollo_scale_type, apollo_layerwise, use_badam, badam_mode, badam_start_block, "
+      "apollo_update_interval, apollo_scale, apollo_proj, apollo_proj_type, apollo_scale_type, apollo_layerwise, apollo_scale_front, use_badam, badam_mode, badam_start_block, "
       "badam_switch_mode, badam_switch_interval, badam_update_ratio, badam_mask_mode, badam_verbose, use_adam_mini"),
     Refused("sft has only the plain cross-entropy of the targets; leave it out", "use_dft_loss, use_asft_loss, asft_alpha, use_eaft_loss, eaft_alpha"),
     Same("early_stopping_patience", "early_stopping_steps"),
@@ -89,8 +98,9 @@ ROWS = [
     # how it is computed
     Note("this program has its own attention: exact, blocked, on packed rows", "flash_attn, block_diag_attn"),
     Note("--recompute selects the recomputed activations", "disable_gradient_checkpointing, use_reentrant_gc, use_unsloth_gc"),
-    Note("a setting of PyTorch without a counterpart here", "enable_liger_kernel, use_v1_kernels, use_unsloth, upcast_layernorm, upcast_lmhead_output, use_kv_cache, "
-      "ignore_pad_token_for_loss"),
+    Note("a setting of PyTorch without a counterpart here", "enable_liger_kernel, use_v1_kernels, use_unsloth, upcast_layernorm, upcast_lmhead_output, use_kv_cache"),
+    Note("rows have no padding", "ignore_pad_token_for_loss", "true"),
+    Refused("rows have no padding; leave it out", "ignore_pad_token_for_loss", "false"),
     Sets("dtype bf16", "pure_bf16", "true"),
     Same("router_aux_loss_coef", "moe_aux_loss_coef"),
     Note("evaluation reports loss, perplexity and accuracy", "compute_accuracy, include_effective_tokens_per_second, eval_num_beams, eval_on_each_dataset"),
@@ -99,23 +109,37 @@ ROWS = [
       "use_swanlab, swanlab_project, swanlab_workspace, swanlab_run_name, swanlab_mode, swanlab_api_key, swanlab_logdir, swanlab_lark_webhook_url, "
       "swanlab_lark_secret"),
     Note("hf auth login logs in to the hub", "hf_hub_token, ms_hub_token, om_hub_token"),
-    Note("--chat_template_kwargs sets the variables of the tokenizer's template", "enable_thinking, preserve_thinking"),
+    Together("enable_thinking", THINKING, "enable_thinking", "true, false"),
+    Together("preserve_thinking", THINKING, "preserve_thinking", "true, false"),
+    Together("trains", "without it LLaMA-Factory only evaluates, as the task eval does", "do_train", "true, false"),
+    Together("evaluates", "evaluation during training needs --eval_data or --eval_fraction", "do_eval"),
+    Note("the stages pt, sft, rm and dpo generate nothing",
+      "do_sample, temperature, top_p, top_k, num_beams, max_length, max_new_tokens, repetition_penalty, length_penalty, skip_special_tokens"),
     Refused("the task generate continues prompts, and the task eval reports the loss", "predict_with_generate, do_predict, infer_backend, infer_dtype, vllm_maxlen, vllm_gpu_util, "
-      "vllm_enforce_eager, vllm_max_lora_rank, vllm_config"),
+      "vllm_enforce_eager, vllm_max_lora_rank, vllm_config, sglang_maxlen, sglang_mem_fraction, sglang_tp_size, sglang_config, sglang_lora_backend"),
     Refused("the task merge adds an adapter to the weights of its model", "export_dir, export_size, export_device, export_quantization_bit, "
-      "export_quantization_dataset, export_legacy_format, export_hub_model_id"),
+      "export_quantization_dataset, export_legacy_format, export_hub_model_id, "
+      "export_quantization_nsamples, export_quantization_maxlen"),
     Refused("it is for LLaMA-Factory's programs with Megatron, KTransformers or HyperParallel; leave it out", "use_kt, kt_cpu_activation, kt_weight_path, kt_config, use_mca, "
       "use_megatron_bridge, megatron_bridge_args, use_hyper_parallel, hyper_parallel_args, tensor_model_parallel_size, pipeline_model_parallel_size, "
       "expert_model_parallel_size, sequence_parallel, use_distributed_optimizer, bias_activation_fusion, apply_rope_fusion, overlap_grad_reduce, overlap_param_gather, "
-      "moe_grouped_gemm, moe_token_dispatcher_type, recompute_granularity, export_hf_on_finish, use_packed_sequences, kt_non_expert_weight_path, kt_expert_checkpoint_path"),
-    Refused("scripts/launch.sh starts ranks with mpirun", "ray_num_workers, ray_run_name, ray_init_kwargs, ray_storage_path"),
+      "moe_grouped_gemm, moe_token_dispatcher_type, recompute_granularity, export_hf_on_finish, use_packed_sequences, kt_non_expert_weight_path, kt_expert_checkpoint_path, "
+      "kt_use_lora_experts, kt_lora_expert_num, kt_lora_expert_intermediate_size"),
+    Note("--profile measures the time of each op", "enable_torch_profiler, profiler_output_dir, profiler_wait_steps, profiler_warmup_steps, profiler_active_steps, "
+      "profiler_repeat, profiler_record_shapes, profiler_profile_memory, profiler_with_stack, profile_modules"),
+    Refused("scripts/launch.sh starts ranks with mpirun", "master_addr, master_port, ray_num_workers, ray_run_name, ray_init_kwargs, ray_storage_path"),
     Refused("the keys of LLaMA-Factory's version 1 are not supported: write a file of version 0, or a command of this program",
       "model_class, dist_config, train_dataset, sample_backend, kernel_config, quant_config, peft_config, init_config, batching_strategy, optim_config"),
 ]
 
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "rm", "dpo": "dpo"}
-LOADED = {"prompt": "input_key", "query": None, "response": "output_key", "messages": "input_key", "chosen": "chosen_key", "rejected": "rejected_key",
-          "tools": None, "system": None}
+# For each column of a data set: the names that need no flag, and the flag of another name (None: there is none).
+COLUMNS = {"prompt": ("instruction, text", "input_key"), "query": ("input", None), "response": ("output", "output_key"), "history": ("history", None),
+           "messages": ("messages, conversations", "input_key"), "chosen": ("chosen", "chosen_key"), "rejected": ("rejected", "rejected_key"), "tools": ("tools", None),
+           "system": ("system", None)}
+# The values of a data set's tags that are read here.
+TAGS = {"role_tag": "from, role", "content_tag": "value, content", "user_tag": "human, user", "assistant_tag": "gpt, assistant", "observation_tag": "observation, tool",
+        "function_tag": "function_call, tool_call", "system_tag": "system"}
 
 
 def task_of(given, task):
@@ -146,15 +170,25 @@ def complete(t):
             t.note("", "LLaMA-Factory trains adapters unless finetuning_type is full")
     elif kind not in ("lora", "full"):
         t.refuse(f'{t.together["finetuning_type"].where} "{kind}" is not supported\n  fix: lora or full')
+    if t.has("evaluates") and t.get("trains", "false").lower() != "true":
+        t.refuse(f"{t.together['evaluates'].where} without do_train only evaluates\n  fix: ./{t.own['program']} eval --model DIR --data FILE; or do_train: true")
     for key, flag in (("dataset", "data"), ("eval_dataset", "eval_data")):
         if t.has(key):
             find_data(t, key, flag)
+    if t.has("max_samples") and not t.has("dataset"):
+        t.refuse(f"{t.together['max_samples'].where} belongs to dataset\n  fix: --data 'NAME[train[:{t.get('max_samples')}]]'")
+    if "dataset_probs" in t.given and "stopping_strategy" not in t.given:
+        t.refuse(f"{t.flags['dataset_probs'].where} needs a mix_strategy that interleaves\n  fix: mix_strategy: interleave_under, interleave_over or interleave_once")
     if t.has("template") and t.task != "pretrain":
         name_template(t, t.get("template"), t.together["template"].where)
     if t.has("pref_ftx") and float(t.get("pref_ftx")) > 0:
         t.set("loss_type", [t.flag("loss_type", "sigmoid"), "sft"], t.together["pref_ftx"].where)
         t.set("loss_weights", ["1", t.get("pref_ftx")], t.together["pref_ftx"].where)
-    t.step(t.count("device_batch", 8), t.count("accumulated", 1), t.has("packs"))
+    set_variables(t, "enable_thinking", "preserve_thinking")
+    packs = t.has("neat") or t.get("packs", str(t.task == "pretrain")).lower() == "true"
+    if t.task == "pretrain" and not packs:
+        t.set("truncation", "keep", "truncation (LLaMA-Factory's default without packing)", by_default=True)
+    t.step(t.count("device_batch", 8), t.count("accumulated", 1), packs)
 
 
 def find_data(t, key, flag):
@@ -178,32 +212,49 @@ def find_data(t, key, flag):
             t.refuse(f'{where} "{name}" has neither a file nor a name on the Hugging Face hub\n  fix: --{flag} FILE or OWNER/NAME')
             continue
         source = str(folder / source) if "hf_hub_url" not in entry and not Path(source).exists() and known else source
-        found.append(source + (f":{entry['subset']}" if "subset" in entry else "") + (f"[{entry['split']}]" if "split" in entry else ""))
+        source += "".join(form % entry[part] for part, form in (("subset", ":%s"), ("folder", "@%s")) if entry.get(part))
+        found.append(source + split_of(t, entry, f'{where} "{name}"'))
         name_fields(t, name, entry, where)
     if found:
         t.set(flag, ",".join(found), where)
 
 
+def split_of(t, entry, where):
+    """Returns the split of an entry of dataset_info.json, cut to num_samples and max_samples."""
+    split, drawn = entry.get("split"), entry.get("num_samples")
+    if drawn:
+        t.note(where, f"its num_samples means the first {drawn} records, once; LLaMA-Factory draws them at random, and repeats records of a smaller set")
+    counts = [t.count("max_samples", 0), drawn or 0]
+    if any(counts):
+        name, most = re.fullmatch(r"(.*?)(?:\[:(\d+)\])?", split or "train").groups()
+        if "[" in name or "+" in name:
+            t.refuse(f"{where} has the split {split!r}, which cannot be cut further\n  fix: leave max_samples out")
+        split = f"{name}[:{min(count for count in (*counts, int(most or 0)) if count)}]"
+    return f"[{split}]" if split else ""
+
+
 def name_fields(t, name, entry, where):
-    columns, sharegpt = entry.get("columns", {}), entry.get("formatting") == "sharegpt"
+    columns, chats = entry.get("columns", {}), entry.get("formatting") in ("sharegpt", "openai")
     if {"images", "videos", "audios"} & set(columns):
         t.refuse(f'{where} "{name}" contains images or audio\n  fix: use a data set of text')
     if "kto_tag" in columns:
         t.refuse(f'{where} "{name}" contains single answers labelled good or bad\n  fix: use pairs of a better and a worse answer')
     if entry.get("ranking") is not None and bool(entry["ranking"]) != (t.task in ("dpo", "rm")):
         t.refuse(f'{where} "{name}" contains {"pairs" if entry["ranking"] else "single answers"}, which {t.task} does not train on\n  fix: use another task or data set')
-    for column, ours in LOADED.items():
+    for tag, value in entry.get("tags", {}).items():
+        if value not in TAGS.get(tag, "").split(", "):
+            t.refuse(f'{where} "{name}" has the {tag} {value!r}\n  fix: write the records in one of the forms of docs/data.md')
+    for column, (names, ours) in COLUMNS.items():
         value = columns.get(column)
-        if value is None or value in {"prompt": ("instruction", "text"), "query": ("input",), "response": ("output",), "tools": ("tools",), "system": ("system",),
-                                      "messages": ("messages", "conversations"), "chosen": ("chosen",), "rejected": ("rejected",)}[column]:
+        if value is None or value in names.split(", "):
             continue
         flag = "prompt_key" if ours == "input_key" and t.task in ("dpo", "rm") else ours
         if flag is None or flag in t.given and t.flag(flag) != value:
             t.refuse(f'{where} "{name}" has its {column} in the field {value!r}\n  fix: write the records in one of the forms of docs/data.md')
         else:
             t.set(flag, value, where)
-    if not sharegpt and t.task == "sft" and "input_key" in t.given:
-        t.set("apply_chat_template", "true", where)
+    if t.task == "sft" and "input_key" in t.given:
+        t.set("multiturn" if chats else "apply_chat_template", "true", where)
 
 
-LLAMA_FACTORY = Peer("LLaMA-Factory", "0.9", ROWS, defaults, task_of, complete, "./saves", (TRAINER,))
+LLAMA_FACTORY = Peer("LLaMA-Factory", "0.9.5", ROWS, defaults, task_of, complete, "./saves", (TRAINER,))
