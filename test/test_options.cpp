@@ -240,6 +240,7 @@ TEST(Options, WrongValuesAreRefused) {
     expect_error(sft + "--eval_fraction 1", "--eval_fraction is 1.0");
     expect_error(sft + "--eval_data E --eval_fraction 0.5", "were both given");
     expect_error(sft + "--truncation split", "fix: use one of drop,keep");
+    expect_error(sft + "--stopping_strategy concat", "fix: use one of first_exhausted,all_exhausted,");
     expect_error(sft + "--dtype fp8", "fix: use one of auto,f32,tf32,bf16");
     expect_error(sft + "--preset tiny", "--model and --preset were both given");
     expect_error(sft + "--overwrite --resume auto", "were both given");

@@ -107,6 +107,7 @@ SAME = [  # words, and the flags of this program
 ]
 FILES = [  # fields of a file of Axolotl in addition to AXOLOTL, and the flags of this program
     ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
+    ({"shuffle_merged_datasets": False}, {"shuffle": None}), ({"curriculum_sampling": True}, {"shuffle": "false"}),
     ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
     (LORA | {"lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
     ({"adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
@@ -159,15 +160,62 @@ def test_conversions(tmp_path, words, config, flags):
     assert {name: task if name == "task" else found.get(name) for name in flags} == flags
 
 
-def test_a_file_of_llama_factory(tmp_path):
-    info = {"chats": {"file_name": "c.json", "formatting": "sharegpt", "columns": {"messages": "talk"}}, "seen": {"file_name": "s.json", "columns": {"images": "i"}}}
+MIXED = {"dataset": "d.jsonl,e.jsonl"}
+STRATEGY = "stopping_strategy"
+FACTORY_VALUES = [  # fields of a file of LLaMA-Factory, and the flags of this program
+    (MIXED, {"data": "d.jsonl,e.jsonl", STRATEGY: None}),
+    (MIXED | {"max_samples": 10}, {"data": "d.jsonl[train[:10]],e.jsonl[train[:10]]", "max_samples": None}),
+    ({"eval_dataset": "e.jsonl", "max_samples": 10}, {"data": "d.jsonl[train[:10]]", "eval_data": "e.jsonl[train[:10]]"}),
+    (MIXED | {"mix_strategy": "concat"}, {STRATEGY: None}),
+    (MIXED | {"mix_strategy": "interleave_under"}, {STRATEGY: "first_exhausted", "dataset_probs": None}),
+    (MIXED | {"mix_strategy": "interleave_over", "interleave_probs": "0.5,0.5"}, {STRATEGY: "all_exhausted", "dataset_probs": "0.5,0.5"}),
+    (MIXED | {"mix_strategy": "interleave_once"}, {STRATEGY: "all_exhausted_without_replacement"}),
+    ({"enable_thinking": False, "preserve_thinking": True}, {"chat_template_kwargs": '{"enable_thinking": false, "preserve_thinking": true}'}),
+    ({"stage": "pt", "enable_thinking": False}, {"chat_template_kwargs": None}),
+    ({"stage": "pt", "cutoff_len": 128}, {"train_batch_tokens": "1024", "truncation": None}),
+    ({"stage": "pt", "packing": False}, {"train_batch_size": "8", "truncation": "keep"}),
+    ({"packing": False, "neat_packing": True, "cutoff_len": 128}, {"train_batch_tokens": "1024"}),
+    ({"packing": True, "neat_packing": False, "cutoff_len": 128}, {"train_batch_tokens": "1024"}),
+    ({"do_train": True, "do_eval": True, "val_size": 0.1}, {"eval_fraction": "0.1"}),
+    ({"temperature": 0.5, "max_new_tokens": 9}, {"temperature": None, "max_new_tokens": None})]  # of generation
+
+
+@pytest.mark.parametrize("more, flags", FACTORY_VALUES)
+def test_values_of_llama_factory(tmp_path, more, flags):
+    _, found, _ = converted("llamafactory-cli train", tmp_path, FACTORY | more)
+    assert {name: found.get(name) for name in flags} == flags
+
+
+SHAREGPT = {"file_name": "c.json", "formatting": "sharegpt"}
+ENTRIES = [  # an entry of dataset_info.json, other fields of the file, and the flags of this program or a refusal
+    (SHAREGPT | {"columns": {"messages": "talk"}}, {}, {"data": "data/c.json", "input_key": "talk", "multiturn": "true", "apply_chat_template": None}),
+    (SHAREGPT | {"tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user"}}, {}, {"input_key": None}),
+    (SHAREGPT | {"tags": {"user_tag": "customer"}}, {}, "\"d\" has the user_tag 'customer'\n  fix: write the records"),
+    ({"file_name": "c.json", "columns": {"prompt": "q", "response": "a"}}, {}, {"input_key": "q", "output_key": "a", "apply_chat_template": "true"}),
+    ({"file_name": "c.json", "columns": {"prompt": "instruction", "history": "turns"}}, {}, "has its history in the field 'turns'"),
+    ({"file_name": "c.json", "columns": {"images": "i"}}, {}, "contains images or audio"),
+    ({"hf_hub_url": "a/b", "subset": "s", "folder": "f", "split": "test"}, {}, {"data": "a/b:s@f[test]"}),
+    ({"hf_hub_url": "a/b", "split": "test[:7]"}, {"max_samples": 10}, {"data": "a/b[test[:7]]"}),
+    ({"hf_hub_url": "a/b", "num_samples": 9}, {"max_samples": 10}, {"data": "a/b[train[:9]]"}),
+    ({"hf_hub_url": "a/b", "split": "test[10%:]"}, {"max_samples": 10}, "has the split 'test[10%:]', which cannot be cut further\n  fix: leave max_samples out")]
+
+
+@pytest.mark.parametrize("entry, more, answer", ENTRIES)
+def test_entries_of_dataset_info(tmp_path, entry, more, answer):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
-    _, found, notes = converted("", tmp_path, FACTORY | {"dataset": "chats"})
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"d": entry}))
+    if isinstance(answer, str):
+        assert answer in refused("llamafactory-cli train", tmp_path, FACTORY | {"dataset": "d"} | more)
+    else:
+        _, found, _ = converted("llamafactory-cli train", tmp_path, FACTORY | {"dataset": "d"} | more)
+        assert {name: found.get(name) for name in answer} == answer
+
+
+def test_a_file_of_llama_factory(tmp_path):
+    _, found, notes = converted("llamafactory-cli train", tmp_path, FACTORY)
     assert found == {"learning_rate": "5e-5", "max_epochs": "3", "lr_scheduler": "linear", "lr_warmup": "0", "adam_betas": "0.9,0.999", "truncation": "keep",
-                     "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "input_key": "talk", "data": "data/c.json", "train_batch_size": "8"}, found
+                     "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "data": "d.jsonl", "train_batch_size": "8"}, found
     assert "LLaMA-Factory trains adapters unless finetuning_type is full" in notes
-    assert "contains images or audio" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
 
 
 def test_functions_of_trl_are_called(tmp_path, monkeypatch):
@@ -216,10 +264,19 @@ LINES = [
     (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not match the same"),
     ({"datasets": [{"path": "a/b", "field_instruction": "x"}, {"path": "c/d", "field_instruction": "y"}]}, "field_instruction differs between data sets: x, y"),
 ]
+FACTORY_LINES = [
+    ({"mix_strategy": "interleave"}, 'mix_strategy in c.yml "interleave" is not supported\n  fix: concat, interleave_under'),
+    ({"interleave_probs": "0.5,0.5"}, "interleave_probs in c.yml needs a mix_strategy that interleaves"),
+    ({"do_eval": True}, "do_eval in c.yml without do_train only evaluates\n  fix: ./train_llama eval"),
+    ({"enable_thinking": "no"}, 'enable_thinking in c.yml "no" is not a value'), ({"double_quantization": False}, "always have quantised scales"),
+    ({"ignore_pad_token_for_loss": False}, "rows have no padding"), ({"tokenized_path": "t"}, 'tokenized_path in c.yml "t" is not supported'),
+    ({"max_samples": 0.5}, 'max_samples in c.yml "0.5" is not a whole number above 0'), ({"dataset": None, "max_samples": 5}, "max_samples in c.yml belongs to dataset\n"),
+]
 REFUSED = [
     *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: use {fix}') for words, name, what, fix in NOT_HERE),
     *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
+    *(("llamafactory-cli train", FACTORY | more, message) for more, message in FACTORY_LINES),
     ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),
     ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
     ("", FACTORY | {"dataset": "identity"}, 'train_llama: dataset in c.yml "identity" is a name in LLaMA-Factory\'s data/dataset_info.json, which is not here'),
