@@ -16,7 +16,6 @@ ROWS = [
     Together("ds_batch", "the samples of a step over all ranks: --train_batch_size", "train_batch_size"),
     Together("ds_micro", "per_device_train_batch_size", "train_micro_batch_size_per_gpu"),
     Together("ds_accumulated", "gradient_accumulation_steps", "gradient_accumulation_steps"),
-    Note("a step has all of its samples in every case", "managed_gradient_accumulation, dataloader_drop_last"),
     Refused("--train_batch_size N; the number of ranks does not change it", "elasticity"),
     # optimizer
     Sets("optimizer adamw", "optimizer.type", "adamw, adam"),
@@ -91,7 +90,7 @@ ROWS = [
             "progressive_layer_drop, curriculum_learning, data_efficiency, compression_training, quantize_training, weight_quantization, eigenvalue, sparse_attention"),
     # no effect
     Note("--recompute selects the recomputed activations", "activation_checkpointing"),
-    Note(SPEED, "compile, sparse_gradients, disable_allgather, graph_harvesting, hybrid_engine, pipeline, use_data_before_expert_parallelism, vocabulary_size"),
+    Note(SPEED, "managed_gradient_accumulation, dataloader_drop_last, compile, sparse_gradients, disable_allgather, graph_harvesting, hybrid_engine, pipeline, use_data_before_expert_parallelism, vocabulary_size"),
     Refused("leave it out: its trials change the batch; --plan shows which settings fit", "autotuning"),
     Note("checkpoints are written to output_dir/step_N", "checkpoint, nebula, datastates_ckpt"),
     Note(LOG, "steps_per_print, wall_clock_breakdown, memory_breakdown, dump_state, log_level, timers, flops_profiler, comms_logger, tensorboard, wandb, csv_monitor, comet, "

@@ -87,8 +87,7 @@ class Translation:
         """Returns the row of the peer for a name, or of another peer if the name is not a flag of this program. The longest match wins."""
         own = [row for peer in (self.peer, *self.peer.bases) for row in peer.rows] if self.peer else []
         if name in self.own["flags"] or name.split(".")[0] in NESTED and name.rpartition(".")[2] in self.own["flags"]:
-            name = name if name in self.own["flags"] else name.rpartition(".")[2]
-            return next((row for row in own if name in row.names and row.holds_for(value)), None)
+            return next((row for one in (name, name.rpartition(".")[2]) for row in own if one in row.names and row.holds_for(value)), None)
         return find(own + [row for peer in self.others for row in peer.rows], name, value)
 
     def take(self, setting, by_default=False):

@@ -1,0 +1,85 @@
+"""Rows of the tables of scripts/port that say "no effect": each has a reason, and the same command results without the setting."""
+
+import json
+
+import pytest
+from test_dialects import OPENRLHF, TRL, call  # adds scripts/ to sys.path
+from port import peers
+
+# A row without values has no effect whatever the value. Its reason is one of these: with it the data, the targets, the rates, the steps and the losses of
+# the trainer itself are the same. A setting that would change them needs another row: one with values, for the values that are always so here, and one that
+# translates or refuses the others.
+REASONS = {
+    "the log, and what evaluation prints": {
+        "metrics go to --log, one JSON object per line", "metrics go to --log, one JSON object per line; --profile measures times",
+        "metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
+        "--report_to wandb:PROJECT reports metrics to that project during training", "evaluation answers each prompt once, greedily"},
+    "files: checkpoints, caches, downloads, uploads": {
+        "data/prepare.py tokenises samples once and caches them", "code in a model's directory is never run", "checkpoints are written to output_dir/step_N",
+        "--max_num limits the checkpoints kept", "every checkpoint contains the model as a Hugging Face directory",
+        "every checkpoint also contains the optimizer; --save_steps -1 writes none", "every checkpoint can be resumed by any number of ranks",
+        "the critic is saved with every model, in the directory critic", "output_dir/best contains the model with the lowest eval_loss, output_dir the last one",
+        "output_dir/best contains the model with the best evaluation, for a policy the one with the highest reward",
+        "the model is saved at the end, and an interrupted run writes a checkpoint; --save_steps N also writes one every N optimizer steps",
+        "hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model", "no model is uploaded; after the run: hf upload OWNER/NAME OUTPUT_DIR"},
+    "the launcher, processes and machines": {
+        "MPI tells each rank its number", "a setting of accelerate's launcher", "every rank has a part of all models, and --ranks or mpirun sets the number of ranks",
+        "the task trains, and evaluates if --eval_data or --eval_fraction is given",
+        "ranks that do not share a sequence (--ring_attn_size) divide the rows of a step; --zero_group N limits the sharding of --zero_stage to N ranks (default: all)"},
+    "memory, speed, and the implementation of the same function": {
+        "it concerns memory and speed, and changes no result", "it selects an implementation and changes no result", "a setting of PyTorch without a counterpart here",
+        "a setting of FSDP; --zero_stage selects the sharded arrays", "all memory is planned before the start (--plan)", "rows have no padding",
+        "samples are always packed into rows of --row_tokens tokens, and never attend to each other", "runs are always deterministic",
+        "rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step",
+        "rows are filled up to --row_tokens tokens, and --max_sequences prompts are answered at a time", "answers are sampled --max_sequences at a time",
+        "this program samples answers itself, from the weights in training", "this program has its own attention: exact, blocked, on packed rows",
+        "sampling and training compute the same probabilities; for stale answers use --is_correction: token_truncate is tis, token_mask is icepop",
+        "only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
+        "the reference is computed once, before training, on packed rows", "with --ref_mode precompute the reference is not in memory during training",
+        "a reward model stays in memory; --plan includes it", "experts have one implementation", "a byte stores two 4-bit weights",
+        "--recompute applies to both models", "--recompute selects the recomputed activations", "sums, norms and losses are in float, weights in --dtype",
+        "rewards and losses are always computed in float or double", "gradients of parameters are stored in float, or with --grad_dtype bf16 in bf16",
+        "sums over ranks are in float", "a loss that is not finite ends the run"},
+}
+CHECKED = ("DeepSpeed",)  # the tables whose rows without values were compared with the source of the trainer
+LINES = {  # the beginning of a command of each trainer"TRL": f"trl sft {TRL}", "OpenRLHF": f"openrlhf.cli.train_ppo_ray {OPENRLHF}", "Axolotl": "axolotl train --rl dpo --base_model M --datasets a/b --datasets.type.field_chosen c --output_dir O",
+         "LLaMA-Factory": "llamafactory-cli train --model_name_or_path M --stage sft --dataset d.jsonl --output_dir O",
+         "ms-swift": "swift sft --model M --dataset a/b --output_dir O", "Megatron-SWIFT": "megatron sft --model M --dataset a/b --save O",
+         "transformers": f"trl sft {TRL}", "accelerate": f"trl sft {TRL}"}
+NOTES = {peer.name: [row for row in peer.rows if row.kind == "note"] for peer in peers.TABLES}
+
+
+def command(words, tmp_path):
+    """The command of a conversion, and the comments below it."""
+    said = call([*words, "--convert"], tmp_path)
+    assert said.returncode == 0, said.stderr
+    return said.stdout.split("\n", 1)
+
+
+@pytest.mark.parametrize("peer", NOTES)
+def test_rows_without_effect(tmp_path, peer):
+    given = [(name, row.values[0] if row.values else "x1") for row in NOTES[peer] for name in row.names]
+    if peer == "DeepSpeed":
+        plain, whole = ({"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}} for _ in range(2))
+        for name, value in given:
+            inner = whole
+            for part in name.split(".")[:-1]:
+                inner = inner.setdefault(part, {})
+            inner[name.rpartition(".")[2]] = value
+        commands = []
+        for file in (plain, whole):
+            (tmp_path / "ds.json").write_text(json.dumps(file))
+            commands.append(command([*LINES["TRL"].split(), "--deepspeed", "ds.json"], tmp_path))
+    else:
+        commands = [command([*LINES[peer].split(), *more], tmp_path) for more in ([], [word for name, value in given for word in (f"--{name}", value)])]
+    (before, _), (after, notes) = commands
+    assert after == before
+    missing = [name for name, _ in given if name not in notes]
+    assert not missing, missing
+
+
+@pytest.mark.parametrize("peer", CHECKED)
+def test_rows_without_effect_have_a_reason(peer):
+    """A row without values has one of the reasons."""
+    reasons = set().union(*REASONS.values())
+    assert {row.text: row.names for row in NOTES[peer] if not row.values and row.text not in reasons} == {}
