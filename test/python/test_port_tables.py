@@ -42,7 +42,7 @@ REASONS = {
         "sums over ranks are in float", "a loss that is not finite ends the run"},
 }
 CHECKED = ("DeepSpeed",)  # the tables whose rows without values were compared with the source of the trainer
-LINES = {  # the beginning of a command of each trainer"TRL": f"trl sft {TRL}", "OpenRLHF": f"openrlhf.cli.train_ppo_ray {OPENRLHF}", "Axolotl": "axolotl train --rl dpo --base_model M --datasets a/b --datasets.type.field_chosen c --output_dir O",
+LINES = {"TRL": f"trl sft {TRL}", "OpenRLHF": f"openrlhf.cli.train_ppo_ray {OPENRLHF}", "Axolotl": "axolotl train --rl dpo --base_model M --datasets a/b --datasets.type.field_chosen c --output_dir O",
          "LLaMA-Factory": "llamafactory-cli train --model_name_or_path M --stage sft --dataset d.jsonl --output_dir O",
          "ms-swift": "swift sft --model M --dataset a/b --output_dir O", "Megatron-SWIFT": "megatron sft --model M --dataset a/b --save O",
          "transformers": f"trl sft {TRL}", "accelerate": f"trl sft {TRL}"}
