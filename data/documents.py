@@ -1,7 +1,6 @@
 """Turns the fields of a record into one document, or two for a pair, ready to be tokenised. This file knows the record formats and the
 trained parts of each."""
 
-import json
 import os
 import re
 from typing import Any, NamedTuple, Optional
@@ -10,7 +9,7 @@ import numpy as np
 
 from chat import Span
 from errors import DataError
-from fields import a_kind, field, given, has, integers, parsed, seen, string
+from fields import a_kind, as_json, field, given, has, integers, parsed, seen, string
 from messages import SYSTEM, as_messages, checked_messages, is_chat, system_message, template_variables, trained_messages
 
 CHATS = ("messages", "conversations", "conversation")  # names of the field with a chat
@@ -290,7 +289,7 @@ def right_answer(fields):
         return None
     value = fields[name] if answer is None else answer
     fields.used.add(name)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else as_json(value)
 
 
 def asked_draft(messages, fields, options, template):

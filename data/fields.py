@@ -34,6 +34,14 @@ def parsed(value):
     return value
 
 
+def as_json(value):
+    """Returns the JSON text of a value. A table may hold values that JSON does not have."""
+    def refuse(part):
+        raise DataError(f"holds {a_kind(part)}, which is no text", "write it as a string, or leave it out")
+
+    return json.dumps(value, ensure_ascii=False, default=refuse)
+
+
 def has(fields, name):
     return fields.get(name) is not None
 

@@ -1,10 +1,9 @@
 """Normalises a record's messages, so that every chat template gets the same form: a list of {role, content}
 with text contents, tool calls with their arguments as objects, reasoning under one name, and tools as transformers describes them."""
 
-import json
 
 from errors import DataError
-from fields import a_kind, has, json_field, parsed, seen
+from fields import a_kind, as_json, has, json_field, parsed, seen
 
 # Role names of templates, of ShareGPT and derived data sets, and of OpenAssistant. Upper and lower case are equivalent.
 ALIASES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool")},
@@ -92,7 +91,7 @@ def text_of(content, role, where):
     parts = content if isinstance(content, list) else [content]
     is_parts = all(isinstance(part, str) or isinstance(part, dict) and ("type" in part or part.keys() == {"text"}) for part in parts)
     if role == "tool" and not (is_parts and parts):
-        return {"content": json.dumps(content, ensure_ascii=False)}
+        return {"content": as_json(content)}
     if not is_parts:
         raise DataError(f"{where} has a content that is {a_kind(content)}, not a string", "write it as a string, or as a list of text parts")
     texts, reasoning, calls = [], [], []

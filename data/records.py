@@ -13,7 +13,8 @@ import numpy as np
 
 from errors import DataError
 from shards import read_shard
-from sources import COMPRESSED, check, hub_records, slices_of, source_of, splits_of, unpadded
+from sources import COMPRESSED, check, hub_records, slices_of, source_of, splits_of
+from tables import Undecoded, once, records_of, saved_records
 
 
 class Fields(dict):
@@ -55,16 +56,9 @@ class Record(NamedTuple):
         return Fields(value)
 
 
-def once(pairs):
-    """Returns the dictionary of the pairs of a JSON object. A name given twice is refused."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise DataError(f"has {next(name for name in names if names.count(name) > 1)!r} twice", "leave one of them out")
-    return fields
-
-
 def json_kind(value):
+    if isinstance(value, Undecoded):
+        return f"value of Arrow's type {value.extension}"
     kinds = {list: "list", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null", dict: "object"}
     return kinds.get(type(value), type(value).__name__)
 
@@ -114,7 +108,7 @@ def read_source(source, end_of_text):
 
 def read_split(source, split, end_of_text):
     if not isinstance(split, list):
-        yield from numbered(source.text, ((None, unpadded(record, split.features), len(str(record))) for record in split))
+        yield from numbered(source.text, saved_records(source.text, split))
         return
     for file in split:
         yield from numbered(file, read_file(file, end_of_text))
@@ -253,6 +247,5 @@ def read_parquet(path):
     file = open_parquet(path)
     check_header(path, file.schema_arrow.names)
     size = parquet_size(path) // max(1, file.metadata.num_rows)
-    for batch in file.iter_batches(batch_size=500):
-        for record in batch.to_pylist():
-            yield None, unpadded(record), size
+    for fields in records_of(path, file.schema_arrow, file.iter_batches(batch_size=500)):
+        yield None, fields, size

@@ -7,15 +7,13 @@ table in README.md, and are then read as if they had been named one by one. Spli
 
 import contextlib
 import glob
-import json
 import os
 import re
 import sys
-from datetime import date, time
-from decimal import Decimal
 from typing import NamedTuple, Optional
 
 from errors import DataError
+from tables import records_of, saved_records
 from whole_file import refuse_pointer
 
 FILES_TO_IGNORE = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # as in datasets
@@ -128,22 +126,6 @@ def check_files(files):
                 raise DataError(f"{file}: is one of {int(part[2])} files, but only {len(glob.glob(pattern))} exist", "download the data set again")
 
 
-def unpadded(value, feature=None):
-    """Returns a value of a table as JSON has it. Null keys are removed, because a table adds all keys of a column's objects to each of them. `feature`
-    describes the value in the datasets library; a feature of JSON text has no such keys."""
-    if isinstance(value, list) and value and isinstance(value[0], tuple):  # pyarrow's form of a map
-        value = dict(value)
-    if isinstance(value, dict) and type(feature).__name__ != "Json":
-        kinds = feature if isinstance(feature, dict) else {}
-        return {key: unpadded(part, kinds.get(key)) for key, part in value.items() if part is not None}
-    if isinstance(value, list) and type(feature).__name__ != "Json":
-        kind = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-        return [unpadded(part, kind) for part in value]
-    if isinstance(value, Decimal):
-        return json.loads(format(value, "f"))
-    return value.isoformat() if isinstance(value, (date, time)) else value
-
-
 def saved_splits(source):
     """Returns the memory-mapped data sets that save_to_disk has written."""
     import datasets
@@ -206,8 +188,13 @@ def hub_records(source):
     streams = not datasets.config.HF_HUB_OFFLINE and not re.search(r"[\[+]", source.split or "train")
     with hub_errors(source):
         data = datasets.load_dataset(source.name, source.subset, data_dir=source.directory, split=source.split or "train", streaming=streams)
-        for record in data:
-            yield None, unpadded(record, getattr(data, "features", None)), len(str(record))
+        if not streams:
+            yield from saved_records(source.text, data)
+        elif data.features is None:  # a table without objects, as of CSV
+            yield from ((None, record, len(str(record))) for record in data)
+        else:
+            for fields in records_of(source.text, data.features.arrow_schema, ([record] for record in data.decode(False))):
+                yield None, fields, len(str(fields))
 
 
 def hub_version(source):

@@ -351,6 +351,30 @@ def test_nulls_that_a_table_fills_in_are_ignored(bench):
     assert '{"x": null}' in bench.run("sft", tokenizer, [record("add", x=None)]).texts()[0]
 
 
+def asks(arguments):
+    return {"messages": called(content="Let me see.", tool_calls=[{"type": "function", "function": {"name": "look", "arguments": arguments}}]), "tools": TOOLS}
+
+
+@pytest.mark.parametrize("task, records", [
+    ("sft", [{"messages": CHAT}, {"messages": chat([{"type": "text", "text": 'An "a"'}], 'the "end"\nof it')}]),
+    ("sft", [{"prompt": "Hi", "completion": " go"}, {"prompt": "Hi", "completion": [said("Hello")]}]),
+    ("sft", [asks({"place": "Rome", "when": None}), asks({"x": 1, "y": [{"z": None}]})]),
+    ("rl", [{"prompt": "Hi", "answer": answer} for answer in ("x", 1, "2", 2.5, True)]),
+    ("pref", [{"prompt": "Hi", "chosen": "a", "rejected": "b"}, {"prompt": "Hi", "chosen": [said("a")], "rejected": [said("b")]}])])
+def test_json_columns_of_tables(bench, task, records):
+    """Values of mixed kinds: datasets stores them as JSON text, in columns or parts of columns of Arrow's type arrow.json."""
+    import datasets
+
+    tokenizer = bench.tokenizer(CALLING, merges=[])
+    expected = bench.run(task, tokenizer, records).texts()
+    table = datasets.Dataset.from_list(records, on_mixed_types="use_json")
+    assert "Json" in str(table.features)
+    table.to_parquet(bench.path / "in.parquet")
+    table.save_to_disk(bench.path / "saved")
+    for source in ("in.parquet", "saved"):
+        assert bench.run(task, tokenizer, str(bench.path / source)).texts() == expected
+
+
 def test_unused_fields_are_counted(bench):
     """Notes on a record, and keys of messages that the template does not read."""
     messages = [QUESTION[0] | {"mood": "glad"}, *ANSWER]

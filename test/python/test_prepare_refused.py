@@ -264,6 +264,22 @@ def test_inputs(bench, name, content, message):
     assert message in bench.refused("sft", bench.tokenizer(), str(bench.path / name))
 
 
+@pytest.mark.parametrize("task, column, kind, part", [
+    ("sft", ["a"], "acme.secret", "'text' is a value of Arrow's type acme.secret, not a string"),
+    ("rl", ["a"], "acme.secret", "holds a value of Arrow's type acme.secret, which is no text"),
+    ("rl", [b"a"], "", "holds a bytes, which is no text"),
+    ("sft", ['"a"', "a"], "arrow.json", "record 2 of in.parquet: a value of Arrow's type arrow.json is broken JSON"),
+    ("sft", ['{"a": 1, "a": 2}'], "arrow.json", "record 1 of in.parquet: has 'a' twice"),
+    ("sft", [DEEP], "arrow.json", "record 1 of in.parquet: a value of Arrow's type arrow.json is broken JSON")])
+def test_types_of_tables(bench, task, column, kind, part):
+    array = pyarrow.array(column)
+    field = pyarrow.field("text" if task == "sft" else "answer", array.type, metadata={"ARROW:extension:name": kind, "ARROW:extension:metadata": ""} if kind else {})
+    prompt = [] if task == "sft" else [(pyarrow.field("prompt", pyarrow.string()), ["Hi"] * len(column))]
+    fields, columns = zip((field, array), *prompt)
+    pyarrow.parquet.write_table(pyarrow.table([*columns], pyarrow.schema(fields)), bench.path / "in.parquet")
+    assert part in bench.refused(task, bench.tokenizer(CHATML), str(bench.path / "in.parquet"))
+
+
 def test_tokenizers(bench):
     records = [SAID]
     assert "no-such: there is no such directory" in bench.refused("sft", bench.path / "no-such", records)
