@@ -114,7 +114,7 @@ template <class Dev> struct Trained {  // a loaded model, ready to step
         model = make_model(dev, g.config, limits);
         model->allocate(*mesh, o.guards, o.poison);
         model->load(weights_of({.config = g.config, .dir = g.dir}), 0);
-        if (g.dir != g.own) model->load_adapters(HfWeights(g.own, adapter_files), 0);
+        if (g.dir != g.own) model->load_adapters(HfWeights(g.own, adapter_files), HfWeights(g.dir), 0);
     }
     double mean_loss() {  // of the rows since the last call
         const LossSums sums = model->take_sums();

@@ -114,7 +114,8 @@ template <class X> static void expect_loaded_and_saved(const Parameters &t, cons
     const auto expect = [&](int ranks, int stage, bool offloaded) {
         SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d, in a store: %d", sizeof(X), dtype, ranks, stage, offloaded));
         const Loaded got = on_ranks<X>(ranks, stage, offloaded, [&](auto &zero, Comm &comm, Memory &memory) {
-            load_parameters(zero, HfWeights(t.dir), 11, memory);
+            const HfWeights weights(t.dir);
+            load_parameters(zero, weights, weights, 11, memory);
             std::vector<float> buffer(zero.sharding.largest);
             save_parameters(zero, Mesh(comm, 1), to, dtype, memory, [&](size_t) { return buffer.data(); });
         });
@@ -148,8 +149,10 @@ TEST_F(Parameters, SavedTensorsEqualLoadedOnes) {
 
 TEST_F(Parameters, MissingHeadIsInitialisedFromTheSeed) {
     const auto head = [&](uint64_t seed) {
-        const Loaded got = on_ranks<float>(
-            2, 1, false, [&](auto &zero, Comm &, Memory &memory) { load_parameters(zero, HfWeights(dir), seed, memory); });
+        const Loaded got = on_ranks<float>(2, 1, false, [&](auto &zero, Comm &, Memory &memory) {
+            const HfWeights weights(dir);
+            load_parameters(zero, weights, weights, seed, memory);
+        });
         return std::vector<float>(got.master.begin() + 7 * C, got.master.begin() + 8 * C);
     };
     save({"embed", "norm", "conv"});

@@ -478,8 +478,8 @@ template <class Dev> const std::vector<Tensor> &Decoder<Dev>::tensors() const { 
 template <class Dev> const std::vector<Tensor> &Decoder<Dev>::frozen_tensors() const { return weights_->frozen_table.tensors; }
 
 template <class Dev> void Decoder<Dev>::load(const HfWeights &files, uint64_t seed) { weights_->load(files, seed); }
-template <class Dev> void Decoder<Dev>::load_adapters(const HfWeights &files, uint64_t seed) {
-    load_parameters(weights_->trained, files, seed, memory());
+template <class Dev> void Decoder<Dev>::load_adapters(const HfWeights &adapter, const HfWeights &base, uint64_t seed) {
+    load_parameters(weights_->trained, adapter, base, seed, memory());
 }
 template <class Dev> void Decoder<Dev>::initialise(uint64_t seed) { weights_->initialise(seed); }
 template <class Dev> void Decoder<Dev>::save(const std::string &dir, const std::string &export_dtype) {

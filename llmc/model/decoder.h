@@ -72,7 +72,7 @@ template <class Dev> class Decoder : public Model {
     const std::vector<Tensor> &tensors() const override;
     const std::vector<Tensor> &frozen_tensors() const override;
     void load(const HfWeights &files, uint64_t seed) override;
-    void load_adapters(const HfWeights &files, uint64_t seed) override;
+    void load_adapters(const HfWeights &adapter, const HfWeights &base, uint64_t seed) override;
     void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
     void initialise(uint64_t seed) override;
     void save(const std::string &dir, const std::string &export_dtype) override;

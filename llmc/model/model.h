@@ -130,8 +130,8 @@ class Model {
     // Loads every tensor of the table; each rank reads its own part. The seed initialises the head of a reward model whose file has
     // a language model.
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
-    // Loads adapters, which load() has given initial values.
-    virtual void load_adapters(const HfWeights &, uint64_t seed) = 0;
+    // Loads adapters, which load() has given initial values, and the head of a reward model from the base if the adapter's file has none.
+    virtual void load_adapters(const HfWeights &adapter, const HfWeights &base, uint64_t seed) = 0;
     // Sets the key of dropout in adapters and of noise on embeddings (limits), for all following calls. Without a key both are off.
     virtual void randomise(std::optional<uint64_t> key) = 0;
 

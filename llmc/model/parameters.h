@@ -59,11 +59,14 @@ void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n
     write(memory, to, rounded<P>(values));
 }
 
-// Every rank reads all weights, or only its shard if they are prefetched (zero.h); to train in bf16 it also reads its shard as floats.
-template <class Dev> void load_parameters(ShardedParameters<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
+// Every rank reads all weights, or only its shard if they are prefetched (zero.h); to train in bf16 it also reads its shard as floats. A tensor that is
+// missing in `weights` is read from `base`: the head of a reward model, which not every adapter has.
+template <class Dev>
+void load_parameters(ShardedParameters<Dev> &zero, const HfWeights &weights, const HfWeights &base, uint64_t seed,
+                     Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
-        load_part(weights, t, first, n, seed, to, where);
+        load_part(weights.find(t.name) ? weights : base, t, first, n, seed, to, where);
     };
     if (!zero.prefetched())
         for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);

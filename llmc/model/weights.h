@@ -221,8 +221,8 @@ template <class Dev> TensorList<float> Weights<Dev>::gradients() {
 }
 
 template <class Dev> void Weights<Dev>::load(const HfWeights &files, uint64_t seed) {
-    load_parameters(frozen, files, seed, *memory_);
-    load_parameters(trained, files, seed, *memory_);
+    load_parameters(frozen, files, files, seed, *memory_);
+    load_parameters(trained, files, files, seed, *memory_);
     if (quantised.any()) quantised.load(files, *memory_);
 }
 template <class Dev> void Weights<Dev>::initialise(uint64_t seed) {

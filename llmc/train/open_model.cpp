@@ -219,7 +219,7 @@ static void load_weights(const Run &run, const ModelSpec &model, Model &opened) 
     opened.load(weights, run.options.seed);
     if (!adapter) return;
     expect_known_adapter(model, opened, *adapter);
-    opened.load_adapters(*adapter, run.options.seed);
+    opened.load_adapters(*adapter, weights, run.options.seed);
 }
 
 // Returns the files that load_weights() reads.

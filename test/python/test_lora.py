@@ -7,7 +7,8 @@ import shutil
 
 import numpy as np
 import pytest
-from runs import GOLDEN, OF_PAIRS, ROOT, call, command, first_step, log_lines, merging, read_tensors, refused, stable, succeeds, train, write_tensors
+from runs import (GOLDEN, OF_PAIRS, PAIRS, ROOT, call, command, first_step, log_lines, merging, model_with, read_lines, read_tensors, refused, stable,
+                  succeeds, train, write_tensors)
 
 LORA = {"lora_rank": 4, "learning_rate": 1e-2}
 WHOLE = {"lora_modules_to_save": "embed_tokens,lm_head"}  # tied in this model, and untied by training
@@ -70,6 +71,21 @@ def test_training_continues_from_an_adapter(tmp_path):
     train(tmp_path / "on", model=model, data=model / "golden.safetensors", max_len=128, adapter=adapter, max_steps=1, learning_rate=1e-12)
     before, after = (read_tensors(directory / "adapter_model.safetensors") for directory in (adapter, tmp_path / "on"))
     assert set(after) == set(before) and all(np.allclose(after[name], before[name], atol=1e-6) for name in before)
+
+
+def test_an_adapter_without_a_head_uses_that_of_its_model(tmp_path):
+    """As PEFT and merge do. PEFT saves no head with an adapter whose task_type is null; it is random only if neither file has one."""
+    head, scores = np.linspace(-1, 1, 32, dtype=np.float32)[None], {}
+    model = model_with(tmp_path / "model", change=lambda tensors: tensors.update({"score.weight": head}), num_labels=1,
+                       architectures=["Qwen3ForSequenceClassification"])
+    succeeds(merging(model=model, adapter=GOLDEN / "lora_qwen3", output_dir=tmp_path / "merged", export_dtype="f32"))
+    for name, words in {"adapter": {"model": model, "adapter": GOLDEN / "lora_qwen3"}, "merged": {"model": tmp_path / "merged"}}.items():
+        succeeds(command("eval", data=PAIRS, max_len=64, row_tokens=128, scores=tmp_path / f"{name}.jsonl", **words))
+        scores[name] = [line["score"] for line in read_lines(tmp_path / f"{name}.jsonl")]
+    assert scores["adapter"] == pytest.approx(scores["merged"], abs=1e-5)
+    said = train(tmp_path / "on", task="rm", model=model, adapter=GOLDEN / "lora_qwen3", max_steps=1, **{**OF_PAIRS, "learning_rate": 1e-12})
+    after = read_tensors(tmp_path / "on/adapter_model.safetensors")["base_model.model.score.weight"]
+    assert np.allclose(after, head, atol=1e-6) and "random" not in said
 
 
 @pytest.mark.parametrize("task, change, part", [
