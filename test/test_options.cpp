@@ -322,7 +322,8 @@ TEST(Options, FlagsOfPrepare) {
     const Parsed text = parse(words("pretrain --preset tiny --data D --output_dir O --input_key body"));
     EXPECT_EQ(prepare_flags(text.options, PRETRAIN),
               words("--input_key body --add_bos auto --append_eos true --truncation split --max_len 2048"));
-    const Parsed pairs = parse(words(rm + "--chosen_key better --apply_chat_template --dataset_probs 0.7,0.3 --stopping_strategy first_exhausted"));
+    const Parsed pairs = parse(
+        words(rm + "--chosen_key better --apply_chat_template --dataset_probs 0.7,0.3 --stopping_strategy first_exhausted"));
     EXPECT_EQ(
         prepare_flags(pairs.options, RM),
         words(
