@@ -9,6 +9,7 @@ from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import THINKING, name_template, set_variables
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
+from .trl import add_sft
 
 ROWS = [
     # model and data
@@ -181,9 +182,8 @@ def complete(t):
         t.refuse(f"{t.flags['dataset_probs'].where} needs a mix_strategy that interleaves\n  fix: mix_strategy: interleave_under, interleave_over or interleave_once")
     if t.has("template") and t.task != "pretrain":
         name_template(t, t.get("template"), t.together["template"].where)
-    if t.has("pref_ftx") and float(t.get("pref_ftx")) > 0:
-        t.set("loss_type", [t.flag("loss_type", "sigmoid"), "sft"], t.together["pref_ftx"].where)
-        t.set("loss_weights", ["1", t.get("pref_ftx")], t.together["pref_ftx"].where)
+    if t.has("pref_ftx"):
+        add_sft(t, t.together["pref_ftx"])
     set_variables(t, "enable_thinking", "preserve_thinking")
     packs = t.has("neat") or t.get("packs", str(t.task == "pretrain")).lower() == "true"
     if t.task == "pretrain" and not packs:

@@ -5,7 +5,7 @@ import json
 OURS = ("chatml", "llama3", "phi_3")  # the files of data/templates
 OWN = {  # name -> parts of the names of the models whose tokenizer has this template
     "qwen": ("qwen",), "qwen_25": ("qwen2", "qwen-2"), "qwen25": ("qwen2",), "qwen2_5": ("qwen2",), "qwen3": ("qwen3",), "qwen3_nothink": ("qwen3",),
-    "qwen2": ("qwen2",), "llama2": ("llama-2",), "mistral": ("mistral",), "mistral_v1": ("mistral",), "mistral_v2v3": ("mistral",),
+    "qwen3_nothinking": ("qwen3",), "qwen3_thinking": ("qwen3",), "llama3_2": ("llama-3.2",), "qwen2": ("qwen2",), "llama2": ("llama-2",), "mistral": ("mistral",), "mistral_v1": ("mistral",), "mistral_v2v3": ("mistral",),
     "mistral_v3_tekken": ("mistral",), "mistral_v7_tekken": ("mistral",), "phi": ("phi-3",), "phi_35": ("phi-3.5",), "phi_4": ("phi-4",), "phi4": ("phi-4",)}
 THINKING = "a variable of the chat template: --chat_template_kwargs"
 SAME = {"llama-3": "llama3", "llama3_1": "llama3", "phi3": "phi_3", "phi-3": "phi_3"}

@@ -200,6 +200,14 @@ def complete(t):
                    "as a line break; here the targets are the assistant's messages with their end of turn")
 
 
+def add_sft(t, setting):
+    """Adds the NLL of the better answers to the loss of pairs, with the weight of a setting."""
+    if float(setting.value) > 0:
+        weights = t.flags["loss_weights"].values if "loss_weights" in t.flags else ["1"]
+        t.set("loss_type", [t.flag("loss_type", "sigmoid"), "sft"], setting.where)
+        t.set("loss_weights", [*weights, setting.value], setting.where)
+
+
 def note_orpo(t):
     if t.flag("loss_type") == "orpo":
         t.note("", "the NLL of orpo is the mean over the chosen answers of the mean over their tokens; TRL's is the mean over all tokens of a batch, with the prompts")

@@ -104,6 +104,23 @@ SAME = [  # words, and the flags of this program
     ("megatron sft --model M --dataset a/b --train_type lora --packing true --max_length 1024 --context_parallel_size 2 --recompute_granularity full --moe_router_load_balancing_type none",
      {"lora_rank": "8", "train_batch_tokens": "16384", "ring_attn_size": "2", "recompute": "layer", "router_aux_loss_coef": "0", "lr_scheduler": "cosine"}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
+    *((f"swift {words} --model M --dataset a/b#5 c.jsonl --output_dir O", flags) for words, flags in (
+        ("sft --model_revision v2", {"model": "M@v2", "data": "a/b[train[:5]],c.jsonl"}),
+        ("sft --interleave_prob 0.3 0.7", {"dataset_probs": "0.3,0.7", "stopping_strategy": "first_exhausted"}),
+        ("sft --interleave_prob 0.3 0.7 --stopping_strategy all_exhausted", {"stopping_strategy": "all_exhausted"}),
+        ("sft --stopping_strategy all_exhausted", {"stopping_strategy": None}), ("sft --dataset_shuffle false", {"shuffle": None}),
+        ("sft --dataset_shuffle false --train_dataloader_shuffle false", {"shuffle": "false"}),
+        ("sft --enable_thinking true --preserve_thinking false", {"chat_template_kwargs": '{"enable_thinking": true, "preserve_thinking": false}'}),
+        ("sft --template chatml --loss_scale default+ignore_empty_think --use_chat_template true", {"tokenizer_chat_template": "chatml"}),
+        ("pt --use_chat_template false --loss_scale all", {"truncation": "drop"}), ("pt --truncation_strategy split", {"truncation": "split"}),
+        ("rlhf --rlhf_type simpo", {"loss_type": "simpo,sft", "loss_weights": "1,1", "beta": "2.0", "simpo_gamma": "1"}),
+        ("rlhf --rlhf_type simpo --cpo_alpha 0 --beta 1 --simpo_gamma 2", {"loss_type": "simpo", "loss_weights": None, "beta": "1", "simpo_gamma": "2"}),
+        ("rlhf --rlhf_type dpo --rpo_alpha 0.5 --loss_scale last_round", {"loss_type": "sigmoid,sft", "loss_weights": "1,0.5"}),
+        *((f"rlhf --rlhf_type grpo --per_device_train_batch_size 8 {more}", flags) for more, flags in (
+            ("", {"loss_aggregation": "sequence_mean", "kl_coef": "0.04", "kl_use_loss": "true", "advantage_estimator": None, "temperature": "0.9"}),
+            ("--loss_type dapo --scale_rewards none", {"loss_aggregation": "token_mean", "advantage_estimator": "dr_grpo"}),
+            ("--advantage_estimator rloo", {"advantage_estimator": "rloo", "kl_use_loss": None, "kl_estimator": "k1"}),
+            ("--kl_in_reward true --beta 0.1", {"kl_use_loss": None, "kl_coef": "0.1"}), ("--kl_in_reward true --beta 0", {"kl_estimator": None}))))),
 ]
 FILES = [  # fields of a file of Axolotl in addition to AXOLOTL, and the flags of this program
     ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
@@ -245,6 +262,12 @@ WORDS = [
     (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which this program cannot load\n  fix: --reward FILE.py'),
     (f"grpo {TRL} --reward_funcs get_soft_overlong_punishment", "is not a separate reward here\n  fix: --overlong_buffer 256"),
     (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no message about weights
+    *((f"swift {words} --model M --dataset a/b", message) for words, message in (
+        ("sft --train_dataloader_shuffle false", "--train_dataloader_shuffle repeats one random order in every epoch\n  fix: with dataset_shuffle false"),
+        ("sft --loss_scale all", '--loss_scale "all" is not supported\n  fix: default; '), ("rlhf --rlhf_type dpo --loss_scale default", "fix: last_round; "),
+        ("pt --use_chat_template true", "--use_chat_template is not supported in pretrain"), ("sft --template gemma", '--template "gemma" is an unknown template'),
+        ("sft --bnb_4bit_use_double_quant false", "always have quantised scales"), ("sft --acc_strategy seq", "the mean over the targets of a step"),
+        ("rlhf --rlhf_type grpo --advantage_estimator reinforce_plus_plus", "reinforce_plus_plus with scale_rewards group is not supported\n  fix: grpo with group or none"))),
     ("megatron sft --model M --dataset a/b --save O --lr_decay_style linear --min_lr 1e-6", "--min_lr is not 0, but --lr_scheduler linear has no minimum"),
     (f"sft {OPENRLHF} --pretrain_mode", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out"),
     (f"sft {OPENRLHF} --critic.model_name_or_path C", "belongs to ppo, not to sft"),  # is not the model
