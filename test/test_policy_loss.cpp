@@ -104,7 +104,9 @@ TEST(Advantages, ByHand) {
     o.estimator = "dr_grpo";
     expect_answers("groups are not", advantages(o, group({4, 0}, three)).advantages, {{2, 2, 2}, {-2, -2, -2}}, 1e-15);
     o = estimator("dr_grpo"), o.reward_clip = {-1, 2};
-    expect_answers("clipped after the baseline", advantages(o, group({100, 90}, one)).advantages, {{2}, {-1}}, 0);
+    const Estimated clipped = advantages(o, group({100, 90, 95.5}, one));
+    expect_answers("clipped after the baseline", clipped.advantages, {{2}, {-1}, {1.0 / 3}}, 1e-13);
+    EXPECT_EQ(clipped.clipped, (std::vector<bool>{true, true, false}));
 }
 
 TEST(Advantages, EqualRewardsOfAGroupGiveZero) {

@@ -261,6 +261,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
          "0 or 1: while a batch of answers is trained on, one is written, and more of them would only be older");
     must(o.dynamic_filtering.empty() || (o.dynamic_filtering.size() == 2 && o.dynamic_filtering[0] < o.dynamic_filtering[1]),
          "dynamic_filtering", "two numbers, the smaller one first, such as 0,1");
+    must(o.reward_clip_range.empty() || (o.reward_clip_range.size() == 2 && o.reward_clip_range[0] < o.reward_clip_range[1]),
+         "reward_clip_range", "two numbers, the smaller one first, such as -10,10");
     must(o.learning_rate > 0, "learning_rate", "above 0");
     must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
     must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");

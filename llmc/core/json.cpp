@@ -70,7 +70,7 @@ void Fields::refuse(const std::string &name, const std::string &why) const {
     die("%s: %s%s %s%s", where_.c_str(), prefix_.c_str(), name.c_str(), why.c_str(), has_fix ? "" : fix);
 }
 
-static std::string shown(const json &value) {  // returns a value's text for messages
+std::string shown(const json &value) {
     const std::string text = value.dump(-1, ' ', true);
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
@@ -86,7 +86,8 @@ size_t Fields::count(const std::string &name, std::optional<size_t> fallback) co
 
 size_t Fields::size(const std::string &name) const {
     const json *value = find_or_refuse(name, false);
-    if (!value->is_number_unsigned()) refuse(name, format("is %s, but must be an integer from 0 on", shown(*value).c_str()));
+    if (!value->is_number_unsigned() || value->get<uint64_t>() > INT64_MAX)
+        refuse(name, format("is %s, but must be an integer from 0 to %lld", shown(*value).c_str(), (long long)INT64_MAX));
     return value->get<size_t>();
 }
 

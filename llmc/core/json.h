@@ -12,6 +12,7 @@ constexpr size_t json_max_bytes = size_t(64) << 20;
 // Messages call the text `where`. Stricter than JSON: a key must not occur twice in one object, and the nesting is at most 64 deep.
 nlohmann::json parse_json(std::string_view text, const std::string &where);
 nlohmann::json read_json(const std::string &path, size_t max_bytes = json_max_bytes);
+std::string shown(const nlohmann::json &value);                         // its text for messages, shortened
 void write_json(const std::string &path, const nlohmann::json &value);  // indented by 2, through PATH.tmp
 
 // Typed access to the fields of one JSON object. A field that is null counts as absent. An absent field returns its fallback; without a
@@ -25,7 +26,7 @@ class Fields {
     bool has(const std::string &name) const { return find(name) != nullptr; }
     bool is_null(const std::string &name) const { return object_.contains(name) && !has(name); }
     size_t count(const std::string &name, std::optional<size_t> fallback = {}) const;   // an integer from 1 to 2^31 - 1
-    size_t size(const std::string &name) const;                                         // an integer from 0 on
+    size_t size(const std::string &name) const;                                         // an integer from 0 to 2^63 - 1
     double number(const std::string &name, std::optional<double> fallback = {}) const;  // finite
     bool boolean(const std::string &name, std::optional<bool> fallback = {}) const;
     std::string text(const std::string &name, std::optional<std::string> fallback = {}) const;

@@ -113,8 +113,6 @@ void check_options(const AdvantageOptions &o) {
     if (!(o.gae_lambda >= 0 && o.gae_lambda <= 1))
         die("--gae_lambda %g must be between 0 and 1\n  fix: --gae_lambda 1", o.gae_lambda);
     if (!(o.kl_coef >= 0)) die("--kl_coef %g is negative\n  fix: 0 or more", o.kl_coef);
-    if (!(o.reward_clip[0] < o.reward_clip[1]))
-        die("--reward_clip_range %g,%g is empty\n  fix: give the smaller number first", o.reward_clip[0], o.reward_clip[1]);
 }
 
 Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> batch) {
@@ -123,6 +121,7 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
     const double gamma = estimator.baseline == Baseline::none ? o.gamma : 1, lambda = critic ? o.gae_lambda : 1;
     const std::vector<double> shaped = shaped_rewards(estimator.baseline, batch);
     Estimated out;
+    out.clipped.resize(batch.size());
     for (size_t i = 0; i < batch.size(); i++) {
         const ScoredRollout &j = batch[i];
         if (!has_reward(j.reward)) {
@@ -131,6 +130,7 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
         }
         std::vector<double> own(j.logp.size()), returns(j.logp.size());
         double reward = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]), later = 0, later_value = 0;
+        out.clipped[i] = reward != shaped[i];
         for (size_t t = own.size(); t-- > 0; reward = 0) {
             if (o.kl_coef > 0) reward -= o.kl_coef * kl_estimate(o.kl, j.logp[t] - j.reference_logp[t]).value;
             const double value = critic ? j.values[t] : 0;

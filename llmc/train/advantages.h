@@ -19,11 +19,12 @@
 //
 // A reward of NaN means that no judge scored the rollout. It is excluded from its group and from the whitened tokens, and its advantages are 0.
 //
-// The shaped reward is clipped to reward_clip before it is added to a q. Whitening subtracts the mean over all tokens of the batch and divides by
+// The shaped reward is clipped to reward_clip, if that is given, before it is added to a q. Whitening subtracts the mean over all tokens of the batch and divides by
 // their deviation (biased; with no_std_norm only the mean is subtracted). Estimators with groups have gamma 1; if all rewards of a group are equal,
 // their shaped rewards are exactly 0. All sums are over the whole batch, in double, in the order of the rollouts.
 #pragma once
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -35,7 +36,7 @@ struct AdvantageOptions {
     std::string estimator = "group_norm";
     double gamma = 1, gae_lambda = 1;
     bool no_std_norm = false;
-    std::array<double, 2> reward_clip = {-10, 10};
+    std::array<double, 2> reward_clip = {-INFINITY, INFINITY};
     double kl_coef = 0;  // weight of the KL divergence in the reward
     std::string kl = "k1";
 };
@@ -51,6 +52,7 @@ struct ScoredRollout {
 struct Estimated {
     std::vector<std::vector<double>> advantages;
     std::vector<std::vector<double>> returns;  // G; for gae A + V before whitening, which are the critic's targets
+    std::vector<bool> clipped;                 // (rollouts) true: reward_clip has changed the shaped reward
 };
 
 std::string estimator_names();                 // estimators without a critic: "reinforce, reinforce_baseline, ..."

@@ -19,10 +19,11 @@ struct Batch {
 
     std::vector<double> rewards = {};  // shaped
     OfTokens advantages = {};
-    OfTokens old_logps = {};        // by the policy before the first step on the batch; empty without --is_correction
-    OfTokens reference_logps = {};  // empty without a reference
-    OfTokens values = {};           // by the critic before the first step on the batch; empty unless ppo
-    OfTokens returns = {};          // the critic's targets
+    std::vector<bool> clipped = {};  // (rollouts) true: --reward_clip_range has changed the reward after its baseline
+    OfTokens old_logps = {};         // by the policy before the first step on the batch; empty without --is_correction
+    OfTokens reference_logps = {};   // empty without a reference
+    OfTokens values = {};            // by the critic before the first step on the batch; empty unless ppo
+    OfTokens returns = {};           // the critic's targets
 
     const std::vector<double> &old_logp(size_t i) const { return old_logps.empty() ? rollouts[i].logp : old_logps[i]; }
 };

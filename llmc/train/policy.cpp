@@ -102,7 +102,7 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
     std::vector<ScoredRollout> scored;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
-        batch.rewards.push_back(shaped_reward(options_.shaping, r.reward, r.completion.size(), r.truncated));
+        batch.rewards.push_back(shaped_reward(options_.shaping, r.reward, r.logp.size(), r.truncated));
         scored.push_back({r.group, batch.rewards.back(), batch.old_logp(i), {}});
         if (reference) scored.back().reference_logp = batch.reference_logps[i];
         if (critic_) scored.back().values = batch.values[i];
@@ -113,6 +113,7 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
                 rollouts.size());
         Estimated estimated = advantages(options_.advantage, scored);
         batch.advantages = std::move(estimated.advantages), batch.returns = std::move(estimated.returns);
+        batch.clipped = std::move(estimated.clipped);
     });
     const Options &o = run_.options;
     if (o.kl_target[0] > 0)
@@ -139,8 +140,9 @@ Policy::AnswerMeans Policy::means(const Batch &batch, std::span<const size_t> sa
     for (size_t s : samples) {
         const Rollout &r = batch.rollouts[s];
         if (has_reward(batch.rewards[s])) a.reward += batch.rewards[s], rewarded++;
-        a.length += double(r.completion.size()) / n, a.truncated += r.truncated / n;
-        a.longest = std::max(a.longest, double(r.completion.size()));
+        a.length += double(r.logp.size()) / n, a.truncated += r.truncated / n;
+        a.clipped += batch.clipped[s] / n;
+        a.longest = std::max(a.longest, double(r.logp.size()));
     }
     a.reward /= rewarded, a.unscored = 1 - rewarded / n;
     for (size_t s : samples)
@@ -150,9 +152,11 @@ Policy::AnswerMeans Policy::means(const Batch &batch, std::span<const size_t> sa
 }
 
 ordered_json Policy::answer_metrics(const std::string &prefix) const {
-    return {{prefix + "reward", means_.reward},          {prefix + "reward_std", means_.reward_std},
-            {prefix + "response_length", means_.length}, {prefix + "response_length_max", means_.longest},
-            {prefix + "truncated", means_.truncated},    {prefix + "unscored", means_.unscored}};
+    ordered_json out = {{prefix + "reward", means_.reward},          {prefix + "reward_std", means_.reward_std},
+                        {prefix + "response_length", means_.length}, {prefix + "response_length_max", means_.longest},
+                        {prefix + "truncated", means_.truncated},    {prefix + "unscored", means_.unscored}};
+    if (!run_.options.reward_clip_range.empty()) out[prefix + "reward_clip_ratio"] = means_.clipped;
+    return out;
 }
 
 size_t Policy::targets_in(const Batch &batch, std::span<const size_t> samples) const {
@@ -192,7 +196,7 @@ std::vector<float> Policy::add(const Batch &batch, const Row &row, std::span<con
     size_t first = 0;
     for (size_t i : row.documents) {
         const Rollout &r = batch.rollouts[i];
-        const size_t count = nll.empty() ? 0 : r.completion.size();
+        const size_t count = nll.empty() ? 0 : r.logp.size();
         PolicyTokens tokens{std::span(logp).subspan(first, count), batch.old_logp(i), {}, batch.advantages[i], r.logp};
         if (!batch.reference_logps.empty()) tokens.reference_logp = batch.reference_logps[i];
         if (!masked(r)) sums += policy_loss(options_.loss, tokens, size_, std::span(d_logp).subspan(first, count));

@@ -36,7 +36,7 @@ class Policy final : public Objective {
   private:
     // Means over the rollouts of a step.
     struct AnswerMeans {
-        double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0, unscored = 0;
+        double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0, unscored = 0, clipped = 0;
     };
 
     void prepare(Batch &batch, Model *policy, Model *reference, bool base);

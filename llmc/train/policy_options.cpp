@@ -27,8 +27,9 @@ PolicyOptions policy_options(const Options &o, Task task) {
         die("--temperature %g: greedy answers have no probabilities to learn from\n  fix: give the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
     PolicyOptions out{};
-    out.advantage = {o.advantage_estimator,         o.gamma,       o.gae_lambda, o.no_std_norm, o.reward_clip_range,
-                     o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
+    out.advantage = {o.advantage_estimator, o.gamma, o.gae_lambda, o.no_std_norm};
+    out.advantage.kl_coef = o.kl_use_loss ? 0 : o.kl_coef, out.advantage.kl = o.kl_estimator;
+    if (const Numbers &range = o.reward_clip_range; !range.empty()) out.advantage.reward_clip = {range[0], range[1]};
     check_options(out.advantage);
     check_kl_target(o);
     if (task == GRPO && o.advantage_estimator == "gae")

@@ -152,10 +152,11 @@ class ByModel final : public Reward {
         std::vector<double> out;
         agree(run_.comm, [&] {
             for (const auto &tokens : all) {
-                const double score = scores[numbers[tokens]];
-                if (!std::isfinite(score))
-                    die("a score of %s is not finite\n  fix: look for NaN in its weights", spec_.dir.c_str());
-                out.push_back((score - mean_) / std_);
+                const double score = scores[numbers[tokens]], reward = (score - mean_) / std_;
+                if (!std::isfinite(reward))
+                    die("the score %g of %s, with the mean %g and the deviation %g of its config.json, is not a finite reward\n  fix: look for NaN in its weights, or leave --normalize_reward out",
+                        score, spec_.dir.c_str(), mean_, std_);
+                out.push_back(reward);
             }
         });
         return out;

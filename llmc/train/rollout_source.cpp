@@ -136,12 +136,20 @@ RolloutSource::Rewards RolloutSource::judge(const Questions &asked, std::span<co
     const Numbers &weights = o_.reward_weights;
     Rewards out{std::vector<double>(answers.size(), no_reward), {}};
     for (const auto &reward : rewards_) {
+        const std::string &name = o_.reward[out.parts.size()];
         const double weight = weights.empty() ? 1 : weights[out.parts.size()];
         out.parts.push_back((*reward)(asked, answers));
-        for (size_t i = 0; i < answers.size(); i++) {
-            const double part = weight * out.parts.back()[i];
-            if (has_reward(part)) out.rewards[i] = has_reward(out.rewards[i]) ? out.rewards[i] + part : part;
-        }
+        agree(run_.comm, [&] {
+            for (size_t i = 0; i < answers.size(); i++) {
+                const double part = out.parts.back()[i];
+                if (!has_reward(part)) continue;
+                double &sum = out.rewards[i];
+                sum = (has_reward(sum) ? sum : 0) + weight * part;
+                if (!(std::abs(sum) <= largest_reward))
+                    die("the reward of answer %zu is %g after %s has added %g * %g, but must be within +-%g\n  fix: scale the rewards, or lower --reward_weights",
+                        i, sum, name.c_str(), weight, part, largest_reward);
+            }
+        });
     }
     return out;
 }
@@ -161,8 +169,8 @@ void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> 
         const double mean = mean_of(rewards.subspan(p * o_.n, o_.n));
         if (const Numbers &bounds = o_.dynamic_filtering; !bounds.empty() && !(bounds[0] < mean && mean < bounds[1])) continue;
         for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
-            rollouts.push_back(
-                {prompts[p], answers[i].tokens, answers[i].logp, rewards[i], int64_t(asked.begin + p), !answers[i].ended});
+            rollouts.push_back({prompts[p], answers[i].tokens, std::vector<uint8_t>(answers[i].tokens.size(), 1), answers[i].logp,
+                                rewards[i], int64_t(asked.begin + p), !answers[i].ended});
     }
 }
 

@@ -1,12 +1,16 @@
 // Rollouts: answers sampled by a policy, with the data needed to learn from them. They are the samples of a reinforcement learning step; each is a
-// document whose targets are the tokens of its answer.
+// document whose targets are the sampled tokens of its answer. Other tokens of an answer, such as a tool's output between two turns, are only read.
 //
 // A file has one JSON object per line:
 //   prompt_ids, completion_ids   token ids; a completion has at least one
-//   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature
+//   completion_mask              optional: for each token of the completion 1 if the policy sampled it, else 0. Other libraries' names for it are
+//                                also read (mask_names in rollouts.cpp)
+//   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature; any number
+//                                where the mask is 0
 //   reward                       a number, or null if no judge scored the answer
 //   group                        an integer; the same for all answers to a prompt
 //   truncated                    optional: whether the length limit cut the completion off
+// A record with another field is refused.
 #pragma once
 #include <cmath>
 #include <memory>
@@ -17,11 +21,14 @@
 
 constexpr double no_reward = NAN;
 inline bool has_reward(double reward) { return !std::isnan(reward); }
+constexpr double largest_reward =
+    1e30;  // the squares of rewards of this magnitude, their sums, and their products with a gradient are finite
 
 struct Rollout {
     std::vector<int32_t> prompt, completion;
-    std::vector<double> logp;  // (completion)
-    double reward;             // or no_reward
+    std::vector<uint8_t> mask;  // (completion) 1: sampled by the policy
+    std::vector<double> logp;   // of the sampled tokens; all arrays over the tokens of an answer have this length
+    double reward;              // or no_reward
     int64_t group;
     bool truncated;
 };
@@ -41,7 +48,7 @@ class Rollouts final : public Samples {
 
     size_t documents() const override { return all_->size(); }
     size_t length(size_t i) const override { return (*all_)[i].prompt.size() + (*all_)[i].completion.size(); }
-    size_t targets(size_t i) const override { return (*all_)[i].completion.size(); }
+    size_t targets(size_t i) const override { return (*all_)[i].logp.size(); }
     Document document(size_t i) const override;
     const InputFile &file() const override { return *file_; }
     const Rollout &operator[](size_t i) const { return (*all_)[i]; }

@@ -19,10 +19,10 @@ inline void check_options(const ShapingOptions &o) {
     if (o.overlong_buffer > o.longest)
         die("--overlong_buffer %zu is more than --max_new_tokens %zu\n  fix: lower --overlong_buffer", o.overlong_buffer,
             o.longest);
-    if (!(o.overlong_factor >= 0))
-        die("--overlong_buffer %zu,%g: the penalty must be 0 or more\n  fix: 1, by default", o.overlong_buffer,
-            o.overlong_factor);
-    if (!(o.stop_coef <= 1))
+    if (!(o.overlong_factor >= 0 && o.overlong_factor <= largest_reward))
+        die("--overlong_buffer %zu,%g: the penalty must be 0 or more, and at most %g\n  fix: 1, by default", o.overlong_buffer,
+            o.overlong_factor, largest_reward);
+    if (!(o.stop_coef <= 1 && o.stop_coef >= -largest_reward))
         die("--stop_properly_coef %g must be at most 1\n  fix: give a factor from 0 to 1 for the reward of an answer that was cut off, or a negative reward",
             o.stop_coef);
 }

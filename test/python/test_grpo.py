@@ -21,6 +21,17 @@ def rollouts(name="qwen3", **changes):
     return lines
 
 
+def masked(lines, mask_name="completion_mask"):
+    """No answer's log-probability of a given token matters."""
+    return [{**line, mask_name: mask, "logprobs": [logp if sampled else None for logp, sampled in zip(line["logprobs"], mask)]}
+            for line, mask in zip(lines, POLICY["masks"])]
+
+
+def rollouts_and_flags(name, case):
+    """The records and the flags of a case of policy.json, some under "masked"."""
+    return (masked(rollouts(name)), case["masked"]) if "masked" in case else (rollouts(name), case["flags"])
+
+
 def words(output, file, *flags, name="qwen3", task="grpo", **options):
     """One step of all rollouts unless the options differ."""
     return command(task, *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 1,
@@ -47,14 +58,15 @@ def use_program(monkeypatch, name, program):
 @pytest.mark.parametrize("name, program", [*((name, "") for name in POLICY["models"]), ("gpt2", "_emu")])
 def test_losses_equal_torch(name, program, tmp_path, monkeypatch):
     use_program(monkeypatch, name, program)
-    golden, file = POLICY["models"][name], write_lines(tmp_path / "rollouts.jsonl", rollouts(name))
+    golden = POLICY["models"][name]
     meshes = [*MESHES.values(), {"row_tokens": 100}]
     cases = list(golden["losses"].items())
     for number, (case, want) in enumerate(cases if not program else cases[2::3]):
         options = {"device": "cuda", "dtype": "f32"} if program else meshes[number % len(meshes)]
-        if want["flags"].get("kl_coef"):
+        lines, flags = rollouts_and_flags(name, want)
+        if flags.get("kl_coef"):
             options = {**options, "ref_model": GOLDEN / golden["reference"]}
-        run(tmp_path / case, file, name=name, **options, **want["flags"])
+        run(tmp_path / case, write_lines(tmp_path / "rollouts.jsonl", lines), name=name, **options, **flags)
         line = first_step(tmp_path / case)
         scale = abs(want["policy_loss"]) + 0.1  # terms of a loss cancel
         near(line["policy_loss"], want["policy_loss"], 0, 1e-5 * scale)
@@ -72,6 +84,21 @@ def test_the_log(file, tmp_path):
     near(line["response_length"], sum(lengths) / len(lengths), 1e-12)
     assert line["response_length_max"] == max(lengths) and line["truncated"] == 0
     assert 0 < line["clip_ratio"] < 1 and line["kl"] > 0 and abs(line["ppo_kl"]) < 0.2
+
+
+def test_masks_have_the_names_of_other_libraries(tmp_path):
+    """Values may be numbers or booleans. Only sampled tokens count as targets and as the length of an answer."""
+    want = POLICY["models"]["qwen3"]["losses"]["masked"]
+    for name, kind in (("completion_mask", int), ("loss_mask", float), ("response_mask", bool), ("tool_mask", bool), ("env_mask", int),
+                       ("action_mask", int), ("token_loss_mask", float), ("response_loss_mask", int), ("loss_masks", int), ("assistant_masks", int)):
+        lines = [{**line, name: list(map(kind, line[name]))} for line in masked(rollouts(), name)]
+        run(tmp_path / name, write_lines(tmp_path / "rollouts.jsonl", lines), max_new_tokens=5, overlong_buffer=5)
+        line, lengths = first_step(tmp_path / name), [sum(mask) for mask in POLICY["masks"]]
+        near(line["response_length"], sum(lengths) / len(lengths), 1e-12)
+        assert (line["target_tokens"], line["response_length_max"]) == (sum(lengths), max(lengths))
+        near(line["reward"], np.mean([r["reward"] - min(n, 5) / 5 for r, n in zip(rollouts(), lengths)]), 1e-12)
+    run(tmp_path / "run", tmp_path / "rollouts.jsonl", mask_truncated="true")
+    near(first_step(tmp_path / "run")["policy_loss"], want["policy_loss"], 1e-5)
 
 
 def test_a_step_with_masked_answers_alone_is_no_update(tmp_path):
@@ -98,13 +125,20 @@ def test_a_step_with_masked_answers_alone_is_no_update(tmp_path):
     ({"completion_ids": []}, ["line 5", "completion_ids", "no token"]),
     ({"prompt_ids": [999]}, ["line 5", "prompt_ids", "999", "vocabulary"]),
     ({"logprobs": [-1.0]}, ["line 5", "logprobs", "1 number"]),
-    ({"logprobs": ["x"]}, ["line 5", "logprobs", "list of numbers"]),
+    ({"logprobs": ["x"] * 9}, ["line 5", 'logprobs has "x" for token 0']),
     ({"logprobs": [0.5] * 9}, ["line 5", "logprobs", "0.5"]),
     ({"group": -1}, ["line 5", "group"]),
+    ({"group": 2**63}, ["line 5", "group is 9223372036854775808", "0 to 9223372036854775807"]),
+    ({"group": 0}, ["line 5", "prompt_ids differ from line 1's", "group 0"]),
+    ({"loss_mask": [1] * 31}, ["line 5", "loss_mask has 31 numbers", "has 9 tokens"]),
+    ({"env_mask": [1] * 8 + [0.5]}, ["line 5", "env_mask has 0.5 for token 8"]),
+    ({"action_mask": "1" * 9}, ["line 5", "action_mask must be a list"]),
+    ({"completion_mask": [1] * 9, "tool_mask": [1] * 8 + [0]}, ["line 5", "tool_mask differs from completion_mask"]),
+    ({"logprobs": [None] + [-1.0] * 8}, ["line 5", "logprobs has null for token 0"]),
     ({"group": 77}, ["group 1", "one rollout"]),  # the other answer to the same prompt
     ({"truncated": 3}, ["line 5", "truncated"]),
     ({"truncate": True}, ["line 5", "truncate is no field"]),
-    *(({name: [1]}, ["line 5", f"{name} is no field"]) for name in ("loss_mask", "completion_mask", "response_mask", "advantages")),
+    ({"advantages": [1.0] * 9}, ["line 5", "advantages is no field"]),
 ])
 def test_bad_rollouts_are_named(changes, parts, tmp_path):
     file = write_lines(tmp_path / "rollouts.jsonl", rollouts(**changes))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import test_grpo
 from runs import GOLDEN, command, first_step, log_lines, near, read_lines, refused, succeeds, weights, write_lines
-from test_grpo import MESHES, POLICY, rollouts, use_program
+from test_grpo import MESHES, POLICY, rollouts, rollouts_and_flags, use_program
 from test_preference import reward_model
 
 MODELS = POLICY["models"]
@@ -37,14 +37,15 @@ def expect_steps(lines, want):
 @pytest.mark.parametrize("name, program", [*((name, "") for name in MODELS), ("qwen3", "_emu")])
 def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
     use_program(monkeypatch, name, program)
-    file, critic = write_lines(tmp_path / "rollouts.jsonl", rollouts(name)), reward_model(tmp_path / "critic", name, MODELS[name]["score"])
+    critic = reward_model(tmp_path / "critic", name, MODELS[name]["score"])
     for number, (case, want) in enumerate(MODELS[name]["ppo"].items()):
         if program and number:
             continue
         options = {"device": "cuda", "dtype": "f32"} if program else {**[*MESHES.values()][number], "row_tokens": 100 * (number % 2) or None}
-        if want["flags"].get("kl_coef"):
+        lines, flags = rollouts_and_flags(name, want)
+        if flags.get("kl_coef"):
             options = {**options, "ref_model": GOLDEN / MODELS[name]["reference"]}
-        run(tmp_path / case, file, name=name, critic_model=critic, **options, **want["flags"])
+        run(tmp_path / case, write_lines(tmp_path / "rollouts.jsonl", lines), name=name, critic_model=critic, **options, **flags)
         expect_steps(log_lines(tmp_path / case)[1:4], want["steps"])
 
 
