@@ -210,7 +210,7 @@ def defaults(task):
         return {"train.max_epochs": "2", "adam.lr": "5e-6"}
     if task in ("dpo", "rm"):
         return {"adam.lr": "1e-5" if task == "dpo" else "9e-6"}
-    return {"adam.lr": "1e-6", "rollout.n_samples_per_prompt": "1", "algo.kl.init_coef": "0.01", "algo.kl.estimator": "k1"}
+    return {"adam.lr": "1e-6", "rollout.n_samples_per_prompt": "1", "algo.kl.init_coef": "0.01", "algo.kl.estimator": "k1", "reward.clip_range": "-10,10"}
 
 
 def task_of(given, task):
