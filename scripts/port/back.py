@@ -9,7 +9,7 @@ from .translate import RL, STEADY
 from .trl import TRL
 
 PEERS = {"trl": TRL, "openrlhf": OPENRLHF, "axolotl": AXOLOTL}
-VALUES = {("dtype", "bf16"): "bfloat16", ("dtype", "f32"): "float32", ("max_steps", "0"): "-1", ("truncation_mode", "keep"): "keep_start",
+VALUES = {("loss_type", "ipo_mean"): "ipo", ("dtype", "bf16"): "bfloat16", ("dtype", "f32"): "float32", ("max_steps", "0"): "-1", ("truncation_mode", "keep"): "keep_start",
           ("excess_length_strategy", "keep"): "truncate"}
 SAID = {"lora_rank": "lora_r", "lora_targets": "lora_target_modules", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}  # of Together
 

@@ -1,6 +1,7 @@
 """Names of transformers 5.24's Trainer. TRL, Axolotl, LLaMA-Factory and ms-swift pass them on to it."""
 
 from . import deepspeed
+from .deepspeed import SPEED
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
 
 ROWS = [
@@ -11,17 +12,23 @@ ROWS = [
     Refused("rows are packed and have no padding; leave it out", "group_by_length, train_sampling_strategy"),
     Note("data/prepare.py tokenises samples once and caches them",
       "dataloader_num_workers, dataloader_pin_memory, dataloader_prefetch_factor, dataloader_persistent_workers, dataloader_in_order, "
-      "dataloader_multiprocessing_context, remove_unused_columns, length_column_name, label_names, include_for_metrics, accelerator_config, "
-      "data_seed, ignore_data_skip"),
+      "dataloader_multiprocessing_context, remove_unused_columns, length_column_name, label_names, include_for_metrics, include_inputs_for_metrics"),
+    Note("--seed determines the order of the samples", "data_seed"),
     Refused("each epoch uses all records once; leave it out", "dataloader_drop_last"),
+    Refused("a resumed run continues with the next samples; leave it out", "ignore_data_skip"),
+    Refused("per_device_train_batch_size counts the samples of one device; leave it out", "split_batches, accelerator_config.split_batches"),
+    Note(SPEED, "dispatch_batches, accelerator_config.dispatch_batches, accelerator_config.even_batches, accelerator_config.use_seedable_sampler, "
+         "accelerator_config.non_blocking, accelerator_config.use_configured_state"),
+    Refused("--train_batch_size is the number of samples in a step", "accelerator_config"),
     Note("all memory is planned before the start (--plan)", "use_cache"),
     # training steps
     Together("device_batch", "multiplied by gradient_accumulation_steps and the number of data-parallel ranks: --train_batch_size, or with packing --train_batch_tokens",
-      "per_device_train_batch_size"),
+      "per_device_train_batch_size, per_gpu_train_batch_size"),
     Together("accumulated", "see per_device_train_batch_size; the program chooses the rows of a step", "gradient_accumulation_steps"),
     Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step",
-      "per_device_eval_batch_size, eval_accumulation_steps, eval_do_concat_batches, eval_use_gather_object, batch_eval_metrics, "
-      "prediction_loss_only, auto_find_batch_size, average_tokens_across_devices, include_num_input_tokens_seen, include_tokens_per_second"),
+      "per_device_eval_batch_size, per_gpu_eval_batch_size, eval_accumulation_steps, eval_do_concat_batches, eval_use_gather_object, batch_eval_metrics, "
+      "prediction_loss_only, auto_find_batch_size, include_num_input_tokens_seen, include_tokens_per_second"),
+    Together("averages", "it must be true if there are several ranks: the loss is the mean over all targets of a step", "average_tokens_across_devices", "true, false"),
     Same("num_episodes,max_epochs", "num_train_epochs"),
     Same("learning_rate", "learning_rate"),
     Same("max_steps", "max_steps"),
@@ -53,7 +60,8 @@ ROWS = [
     Note("a setting of PyTorch without a counterpart here",
       "torch_compile, torch_compile_backend, torch_compile_mode, use_liger_kernel, liger_kernel_config, torch_empty_cache_steps, "
       "skip_memory_metrics, enable_jit_checkpoint, ddp_backend, ddp_broadcast_buffers, ddp_bucket_cap_mb, ddp_find_unused_parameters, "
-      "ddp_static_graph"),
+      "ddp_static_graph, fp16_opt_level, half_precision_backend, fp16_backend, jit_mode_eval, use_ipex, use_mps_device, torchdynamo, sharded_ddp, mp_parameters, "
+      "past_index, tpu_num_cores, tpu_metrics_debug, xpu_backend, ray_scope"),
     Note("runs are always deterministic", "full_determinism"),
     Sets("device cpu", "use_cpu, no_cuda", "true"),
     Refused("--debug finds the first value that is not finite, and ranks whose calls differ", "debug"),
@@ -79,6 +87,7 @@ ROWS = [
     Refused("--eval_steps N, in optimizer steps; -1 evaluates after each epoch", "eval_strategy, evaluation_strategy"),
     Same("eval_steps", "eval_steps"),
     Note("the task trains, and evaluates if --eval_data or --eval_fraction is given", "do_train, do_eval, do_predict"),
+    Note("evaluation begins with the run", "eval_delay", "0, 0.0"),
     Refused("--eval_data reports loss, perplexity and accuracy; --sample_every prints samples of the model", "eval_on_start, eval_delay"),
     Note("the best evaluation has the lowest eval_loss", "metric_for_best_model", "loss, eval_loss"),
     Note("output_dir/best contains the model with the lowest eval_loss, output_dir the last one", "load_best_model_at_end"),
@@ -92,7 +101,7 @@ ROWS = [
     Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "save_only_model, restore_callback_states_from_checkpoint"),
     Note("hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model",
       "hub_strategy, hub_revision, hub_private_repo, hub_always_push, hub_token"),
-    Note("no model is uploaded; after the run: hf upload OWNER/NAME OUTPUT_DIR", "push_to_hub, hub_model_id"),
+    Note("no model is uploaded; after the run: hf upload OWNER/NAME OUTPUT_DIR", "push_to_hub, hub_model_id, push_to_hub_model_id, push_to_hub_organization, push_to_hub_token"),
     Same("min_lr_ratio", "lr_scheduler_kwargs.min_lr_rate, lr_scheduler_kwargs.min_lr_ratio"),
     Together("min_lr", "divided by learning_rate: --min_lr_ratio", "lr_scheduler_kwargs.min_lr"),
     Note("the cosine is half a period", "lr_scheduler_kwargs.num_cycles", "0.5"),
@@ -112,6 +121,8 @@ def complete(t, keeps_strings=True):
             t.set("dtype", "tf32", t.together["tf32"].where)
         else:
             t.note(t.together["tf32"].where, "--dtype tf32 is for runs in f32; tensor cores multiply bf16 directly")
+    if t.get("averages", "true").lower() == "false" and t.ranks() > 1:
+        t.refuse(f'{t.together["averages"].where} false is not supported: the loss is the mean over all targets of a step\n  fix: leave it out')
     t.policy(keeps_strings)
 
 

@@ -1,11 +1,15 @@
 """TRL 1.16."""
 
+import json
+import re
 from pathlib import Path
 
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
+from .translate import RL, fetched
 
+PART = "it is part of a method that is refused by its own name"
 ROWS = [
     # model and data
     Same("model", "model_name_or_path"),
@@ -19,14 +23,21 @@ ROWS = [
     Refused("--input_key FIELD, with the task pretrain", "dataset_text_field"),
     Same("tokenizer_chat_template", "chat_template_path"),
     Note("the assistant's messages, or the completion, are trained", "assistant_only_loss, completion_only_loss", "true"),
+    Refused("the assistant's messages, or the completion, are trained; the task pretrain trains on all tokens of the field text", "assistant_only_loss, completion_only_loss", "false"),
     Same("max_len", "max_length"),
     Same("max_len", "max_seq_length, cutoff_len"),
     Refused("--max_len bounds prompt and answer together; leave it out", "max_prompt_length"),
     Sets("truncation keep", "truncation_mode", "keep_start"),
     Refused("--truncation keep cuts on the right; drop leaves long samples out", "truncation_mode"),
     Same("max_samples", "max_train_samples"),
-    Same("shuffle", "shuffle_dataset"),
-    Note("data/prepare.py tokenises samples once and caches them", "dataset_num_proc, dataset_kwargs, dataset_streaming"),
+    Together("shuffles", "of grpo and ppo: --shuffle; the other tasks shuffle the samples in each epoch whatever its value", "shuffle_dataset", "true, false"),
+    Together("streams", "--shuffle false, but for grpo and ppo", "dataset_streaming, streaming"),
+    Note("data/prepare.py tokenises samples once and caches them", "dataset_num_proc"),
+    Refused("data/prepare.py prepares all records; leave it out", "dataset_kwargs, dataset_kwargs.skip_prepare_dataset"),
+    Refused("records with the fields that are read, and no others", "datasets.columns"),
+    Refused("path: DIR", "datasets.data_dir"),
+    Refused("a slice of the split, such as split: train[:50%]", "datasets.fraction"),
+    Same("eval_fraction", "test_split_size"),
     Note("rows have no padding", "pad_token"),
     Together("eos_token", "see bos_token", "eos_token"),
     Note("code in a model's directory is never run", "trust_remote_code"),
@@ -35,7 +46,8 @@ ROWS = [
     # training steps
     Together("packs", "samples are always packed and never attend to each other; with this flag a step counts rows of max_len tokens: --train_batch_tokens",
       "packing"),
-    Note("rows are packed by best fit: no document is cut at the end of a row or attends to another one", "packing_strategy"),
+    Note("rows are packed by best fit: no document is cut at the end of a row or attends to another one", "packing_strategy", "bfd"),
+    Together("packing_strategy", "with packing it is refused, unless it is bfd: rows are packed by best fit, and no document attends to another one", "packing_strategy"),
     Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other", "padding_free, eval_packing, pad_to_multiple_of"),
     # optimizer
     Note("the loss is the mean over the targets of a step, and logits are computed for a part of the tokens at a time", "loss_type", "nll, chunked_nll"),
@@ -49,7 +61,6 @@ ROWS = [
     Sets("loss_aggregation constant", "loss_type", "dr_grpo"),
     Sets("policy_loss_type cispo", "loss_type", "cispo"),
     Refused("--policy_loss_type ppo, gspo or cispo", "loss_type", "sapo, luspo, vespo"),
-    Sets("loss_type ipo_mean", "loss_type", "ipo"),
     Same("loss_type", "loss_type"),
     Same("loss_weights", "loss_weights"),
     Same("label_smoothing", "label_smoothing"),
@@ -58,10 +69,11 @@ ROWS = [
     Note("the reference is computed once, before training, on packed rows", "precompute_ref_batch_size"),
     Same("ref_model", "ref_model_name_or_path, ref_model_path"),
     Note("DPO uses this divergence", "f_divergence_type", "reverse_kl"),
+    Note(PART, "ref_model_mixup_alpha, ref_model_sync_steps, f_alpha_divergence_coef, sapo_temperature_neg, sapo_temperature_pos, vespo_k_pos, vespo_lambda_pos, vespo_k_neg, "
+         "vespo_lambda_neg, entropy_coef_min, entropy_coef_max, entropy_coef_delta, entropy_target, max_tool_calling_iterations"),
     Note("the loss discopop uses this value", "discopop_tau", "0.05"),
     Refused("there is no such variant of DPO here; leave it out",
-      "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, f_divergence_type, f_alpha_divergence_coef, ld_alpha, use_weighting, "
-      "discopop_tau"),
+      "sync_ref_model, f_divergence_type, ld_alpha, use_weighting, discopop_tau"),
     # reinforcement learning
     Same("n", "num_generations"),
     Same("max_new_tokens", "max_completion_length"),
@@ -99,11 +111,12 @@ ROWS = [
       "vllm_importance_sampling_correction, vllm_importance_sampling_mode, vllm_importance_sampling_clip_max, "
       "vllm_importance_sampling_clip_min, vllm_importance_sampling_cap"),
     Refused("grpo has no such variant (docs/rl.md); leave it out",
-      "generation_kwargs, vllm_structured_outputs_regex, multi_objective_aggregation, sapo_temperature_neg, sapo_temperature_pos, "
-      "vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg, use_adaptive_entropy, entropy_coef_min, entropy_coef_max, "
-      "entropy_coef_delta, entropy_target, top_entropy_quantile, max_tool_calling_iterations, off_policy_mask_threshold, "
-      "use_bias_correction_kl"),
+      "generation_kwargs, vllm_structured_outputs_regex, use_adaptive_entropy, top_entropy_quantile, off_policy_mask_threshold"),
     Refused("grpo has no such variant (docs/rl.md); leave it out", "environment_factory"),
+    Note("the sum of the rewards, with --reward_weights, is compared within the group", "multi_objective_aggregation", "sum_then_normalize"),
+    Refused("the sum of the rewards, with --reward_weights, is compared within the group", "multi_objective_aggregation"),
+    Together("bias_correction_kl", "with beta it must be false: the divergence in the loss is not multiplied by the ratio of probabilities", "use_bias_correction_kl", "true, false"),
+    Note("rewards and losses are always computed in float or double", "cast_lm_head_to_fp32"),
     Same("gae_lambda", "lam"),
     Same("value_clip", "cliprange_value"),
     Same("eps_clip", "cliprange"),
@@ -153,6 +166,7 @@ ROWS = [
     Refused("--reward provides all rewards; leave it out", "multi_turn, tools"),
 ]
 
+MOE = re.compile(r"moe|mixtral|-a\d+(\.\d+)?b", re.I)  # names of models
 REWARDS = Path(__file__).resolve().parent.parent / "rewards"  # functions of TRL
 LEARNING_RATES = {"sft": "2e-5", "pretrain": "2e-5", "dpo": "1e-6", "rm": "1e-4", "grpo": "1e-6", "ppo": "5e-5"}
 
@@ -187,7 +201,23 @@ def complete(t):
         set_rewards(t)
     if t.task == "dpo" and "label_smoothing" in t.given and not {"robust", "exo_pair"} & set(t.flag("loss_type", "sigmoid").split(",")):
         t.note(t.flags.pop("label_smoothing").where, "ignored: in TRL 1.16 it changes only the losses robust and exo_pair; --label_smoothing here also changes sigmoid, as in cDPO")
+    if t.task == "dpo" and "ipo" in (losses := t.flag("loss_type", "").split(",")):
+        t.set("loss_type", ["ipo_mean" if loss == "ipo" else loss for loss in losses], t.flags["loss_type"].where)
+    order(t)
     note_orpo(t)
+    if t.has("packing_strategy"):
+        setting = t.together["packing_strategy"]
+        if t.has("packs"):
+            t.refuse(f'{setting.where} "{setting.value}" with packing is not supported\n  fix: bfd; a step of packed rows with whole documents')
+        else:
+            t.note(setting.where, "without packing it has no effect, as in TRL")
+    if t.task == "grpo" and float(t.flag("kl_coef", "0")) > 0 and t.get("bias_correction_kl", "true").lower() == "true":
+        text = "the divergence in the loss is not multiplied by the ratio of probabilities"
+        if t.has("bias_correction_kl"):
+            t.refuse(f'{t.together["bias_correction_kl"].where} with beta is not supported: {text}\n  fix: false')
+        t.note("", f"{text}, as in TRL with use_bias_correction_kl false; its default is true")
+    if t.task in ("sft", "dpo", "grpo") and "router_aux_loss_coef" not in t.flags:
+        balance(t)
     if t.task in ("dpo", "rm"):
         t.note("", "in chats TRL also scores the text that the template adds after an answer's end of turn, such as a line break; here the end of turn is the last scored token")
     samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
@@ -206,6 +236,30 @@ def add_sft(t, setting):
         weights = t.flags["loss_weights"].values if "loss_weights" in t.flags else ["1"]
         t.set("loss_type", [t.flag("loss_type", "sigmoid"), "sft"], setting.where)
         t.set("loss_weights", [*weights, setting.value], setting.where)
+
+
+def order(t):
+    """Sets --shuffle. The Trainer's sampler shuffles samples in each epoch, but not those of a stream; grpo has its own sampler."""
+    if t.has("shuffles") and t.task in RL:
+        t.set("shuffle", t.get("shuffles").lower(), t.together["shuffles"].where)
+    elif t.has("shuffles"):
+        t.note(t.together["shuffles"].where, "the samples are shuffled in each epoch, as in TRL, whatever its value")
+    if t.has("streams") and t.task not in RL:
+        t.set("shuffle", "false", t.together["streams"].where)
+        t.note(t.together["streams"].where, "--shuffle false: a stream is read in its order")
+
+
+def balance(t):
+    """Sets the weight of the auxiliary loss of a mixture of experts, which TRL always adds, and this program only if config.json has output_router_logits."""
+    folder = fetched(t.flag("model"))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        config = {}
+    if not folder and MOE.search(t.flag("model", "")):
+        t.note("", "TRL adds the auxiliary loss of experts with the config.json's router_aux_loss_coef, this program only if output_router_logits is true there: --router_aux_loss_coef")
+    elif any(config.get(name) for name in ("num_experts", "num_local_experts")):
+        t.set("router_aux_loss_coef", str(config.get("router_aux_loss_coef", 0.001)), "router_aux_loss_coef (TRL's default)", by_default=True)
 
 
 def note_orpo(t):

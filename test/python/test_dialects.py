@@ -79,6 +79,13 @@ SAME = [  # words, and the flags of this program
     (f"sft {TRL} --dataset_config c --dataset_train_split d --model_revision v2", {"data": "D:c[d]", "model": "M@v2"}),
     (f"sft {TRL} --eval_strategy steps --eval_steps 50", {"eval_data": "D[test]", "eval_steps": "50"}),
     (f"dpo {TRL} --loss_type ipo --beta 0.2 --no_remove_unused_columns", {"loss_type": "ipo_mean", "beta": "0.2"}),
+    (f"trl dpo {TRL} --loss_type sft ipo", {"loss_type": "sft,ipo_mean"}),
+    (f"trl sft {TRL} --shuffle_dataset false", {"shuffle": None}),  # its sampler shuffles
+    (f"trl grpo {TRL} --shuffle_dataset false", {"shuffle": "false"}), (f"trl sft {TRL} --dataset_streaming", {"shuffle": "false"}),
+    (f"trl grpo {TRL} --dataset_streaming", {"shuffle": None}), (f"trl sft {TRL} --test_split_size 0.1", {"eval_fraction": "0.1"}),
+    (f"trl sft {TRL} --eval_delay 0 --average_tokens_across_devices false --packing --packing_strategy bfd", {"eval_steps": None}),
+    (f"trl grpo {TRL} --beta 0.1 --use_bias_correction_kl false --multi_objective_aggregation sum_then_normalize", {"kl_coef": "0.1"}),
+    (f"trl grpo {TRL} --use_bias_correction_kl true", {"kl_coef": None}),
     (f"grpo {TRL} --beta 0.04 --epsilon 3e-4 --epsilon_high 4e-4 --num_generations 4 --loss_type dr_grpo",
      {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
       "max_new_tokens": "512", "reward_clip_range": None}),
@@ -259,6 +266,12 @@ NOT_HERE = [  # words, the task, its definition, and the fix
 WORDS = [
     (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true or false'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
+    (f"trl sft {TRL} --completion_only_loss false", '--completion_only_loss "false" is not supported\n  fix: the assistant\'s messages, or the completion, are trained; the task'),
+    (f"trl sft {TRL} --packing --packing_strategy wrapped", '--packing_strategy "wrapped" with packing is not supported\n  fix: bfd'),
+    (f"trl sft {TRL} --dataset_kwargs '{{\"skip_prepare_dataset\": true}}'", "skip_prepare_dataset of --dataset_kwargs is not supported"),
+    (f"trl sft {TRL} --accelerator_config '{{\"split_batches\": true}}'", "split_batches of --accelerator_config is not supported\n  fix: per_device_train_batch_size counts"),
+    (f"trl sft {TRL} --num_processes 2 --average_tokens_across_devices false", "--average_tokens_across_devices false is not supported"),
+    (f"trl grpo {TRL} --beta 0.1 --use_bias_correction_kl true", "--use_bias_correction_kl with beta is not supported"),
     (f"sft {TRL} --epsilon_high 4", "--epsilon_high belongs to grpo, ppo, not to sft"),
     (f"grpo {TRL} --num_generations 7", "is not a multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
     (f"grpo {TRL} --reward_funcs helpers.mine", '"helpers.mine" is a function, which this program cannot load\n  fix: --reward FILE.py'),
@@ -407,7 +420,7 @@ def test_all_problems_are_in_one_message(tmp_path):
 
 def test_notes_on_differences(tmp_path):
     notes = converted(f"sft {TRL} --packing_strategy wrapped --push_to_hub --eos_token E", tmp_path)[2]
-    for part in ("--packing_strategy: rows are packed by best fit", "--push_to_hub: no model is uploaded", "--eos_token: it must be the tokenizer's own",
+    for part in ("--packing_strategy: without packing it has no effect", "--push_to_hub: no model is uploaded", "--eos_token: it must be the tokenizer's own",
                  "in chats TRL trains on all tokens unless assistant_only_loss is set", "TRL's defaults, which differ from those of this program: learning_rate 2e-5, "
                  "max_epochs 3, lr_scheduler linear, lr_warmup 0, adam_betas 0.9,0.999, max_len 1024, truncation keep"):
         assert part in notes, part
@@ -431,6 +444,16 @@ def test_a_model_on_this_machine_is_checked(tmp_path):
     (tmp_path / "gemma").mkdir()
     (tmp_path / "gemma" / "config.json").write_text(json.dumps({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}))
     assert "gemma2" in refused("", tmp_path, AXOLOTL | {"base_model": "gemma"})
+
+
+def test_trl_s_loss_of_experts(tmp_path):
+    """TRL adds it with config.json's weight, whatever output_router_logits says."""
+    moe = f"--model_name_or_path {GOLDEN / 'mixtral'} --dataset_name D --output_dir O"
+    weight = json.loads((GOLDEN / "mixtral" / "config.json").read_text())["router_aux_loss_coef"]
+    assert float(converted(f"trl sft {moe}", tmp_path)[1]["router_aux_loss_coef"]) == weight
+    assert converted(f"trl sft {moe} --router_aux_loss_coef 0.5", tmp_path)[1]["router_aux_loss_coef"] == "0.5"
+    assert "router_aux_loss_coef" not in converted(f"trl sft {TRL}", tmp_path)[1]
+    assert "TRL adds the auxiliary loss of experts" in converted("trl sft --model_name_or_path Qwen/Qwen3-30B-A3B --dataset_name D --output_dir O", tmp_path)[2]
 
 
 def test_own_flags_need_no_python(tmp_path):

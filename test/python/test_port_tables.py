@@ -40,8 +40,10 @@ REASONS = {
         "--recompute applies to both models", "--recompute selects the recomputed activations", "sums, norms and losses are in float, weights in --dtype",
         "rewards and losses are always computed in float or double", "gradients of parameters are stored in float, or with --grad_dtype bf16 in bf16",
         "sums over ranks are in float", "a loss that is not finite ends the run"},
+    "random numbers, which differ between programs": {"--seed determines the order of the samples"},
+    "a part of a method that is refused by its own name": {"it is part of a method that is refused by its own name"},
 }
-CHECKED = ("DeepSpeed",)  # the tables whose rows without values were compared with the source of the trainer
+CHECKED = ("DeepSpeed", "transformers", "TRL", "accelerate")  # the tables whose rows without values were compared with the source of the trainer
 LINES = {"TRL": f"trl sft {TRL}", "OpenRLHF": f"openrlhf.cli.train_ppo_ray {OPENRLHF}", "Axolotl": "axolotl train --rl dpo --base_model M --datasets a/b --datasets.type.field_chosen c --output_dir O",
          "LLaMA-Factory": "llamafactory-cli train --model_name_or_path M --stage sft --dataset d.jsonl --output_dir O",
          "ms-swift": "swift sft --model M --dataset a/b --output_dir O", "Megatron-SWIFT": "megatron sft --model M --dataset a/b --save O",
