@@ -109,7 +109,7 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 # first letters. The compiler reads shared headers once per unit: with a unit for each test, make test would compile for 115 s of CPU more (a Xeon).
 # The slowest units of the library start first, so that no core is left waiting at the end.
 FOLDERS    := $(patsubst %,llmc/%,train app model data $(filter-out train app model data,$(patsubst llmc/%/,%,$(wildcard llmc/*/))))
-LIBRARY    := $(patsubst %,$(BUILD)/%.o,llmc/model/decoder rehearsals/llmc/model/decoder $(FOLDERS))
+LIBRARY    := $(patsubst %,$(BUILD)/%.o,llmc/model/decoder rehearsals/llmc/model/decoder $(FOLDERS) commit)
 OPS_UNITS  := $(addprefix test/ops/,a-c d-g h-n o-z)
 CUDA_UNITS := $(addprefix test/cuda/,a-k l-q r-z) $(OPS_UNITS)
 TEST_UNITS := $(OPS_UNITS) $(addprefix test/,a-d e-h i-o p-r s-y z)
@@ -118,6 +118,12 @@ files_of    = $(TREE)$(if $(filter test/%,$1),$(dir $1)test_[$(notdir $1)]*.cpp,
 $(UNITS:%=$(BUILD)/%.cpp): $(BUILD)/%.cpp: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(sort $(wildcard $(call files_of,$*))) > $@.new; cmp -s $@.new $@ || cp $@.new $@; rm $@.new
+
+# For --version. A tree without its own .git, as in a package, has no commit.
+$(BUILD)/commit.cpp: FORCE
+	@mkdir -p $(@D)
+	@printf 'extern const char *const commit = "%s";\n' "$$(git --git-dir=.git describe --always --dirty 2> /dev/null)" > $@.new
+	@cmp -s $@.new $@ || cp $@.new $@; rm $@.new
 
 # These folders compute little, and compile in less time with -Og.
 $(foreach folder,app data model train,$(BUILD)/llmc/$(folder).o): private FLAGS_OF_FILE := -Og
@@ -234,11 +240,11 @@ deps:                                        ## install missing packages (Debian
 
 demo: train_llama                            ## the bundled demo: SFT, a reward model, DPO; a table, and curves
 	@$(PYTHON) scripts/demo.py
-	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
+	@./train_llama plot out/demo/log.jsonl --out out/demo/loss.png
 
 demo-rl: train_llama                         ## GRPO from the demo's SFT model: what its answers earn; a table, and curves
 	@$(PYTHON) scripts/demo.py --rl
-	@$(PYTHON) scripts/plot.py out/demo/grpo/log.jsonl --out out/demo/grpo/reward.png
+	@./train_llama plot out/demo/grpo/log.jsonl --out out/demo/grpo/reward.png
 
 RUN_TESTS = $(PYTHON) scripts/run_tests.py --build $(BUILD) --cpp $(BUILD)/test/test_llmc --python test/python $(if $(filter 1,$(HAVE_MPI)),,--no_mpi)
 test: $(PROGRAMS) $(BUILD)/test/test_llmc $(BUILD)/test/test_cuda $(PROCESSES)  ## all tests but the slow ones; the last line counts them

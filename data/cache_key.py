@@ -9,17 +9,16 @@ import glob
 import json
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 from xxhash import xxh3_128
 
 from hub import is_hub_name, snapshot
 from sources import hub_version, source_of, split_names, splits_of
+from versions import LIBRARIES, version_of
 
-LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow", "numpy")
 # The files that transformers may read in a tokenizer's directory. It repairs Mistral's tokenizers depending on the model in config.json.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
-UNREAD = ("key", "out", "show", "color", "input", "tokenizer")  # options without an effect on the result, and options whose files are hashed instead
+UNREAD = ("key", "out", "input", "tokenizer")  # options without an effect on the result, and options whose files are hashed instead
 
 
 def cache_key(options):
@@ -62,13 +61,6 @@ def code_key():
     here = os.path.dirname(os.path.abspath(__file__))
     paths = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     return [(os.path.basename(path), hash_of(path)) for path in sorted(paths) if os.path.dirname(os.path.abspath(path)) == here]
-
-
-def version_of(library):
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
 
 
 def hash_of(path):

@@ -7,14 +7,9 @@ import re
 from pathlib import Path
 
 from documents import (ALPACA, CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, RL_FORMATS, SFT_FORMATS)
-from errors import DataError
 from messages import reserved_variable
+from program import Parser
 from sources import files_for
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise DataError(f"{self.prog}: {message}", f"{self.prog} --help")
 
 
 def boolean(text):
@@ -144,13 +139,6 @@ def add_length(parser, default, choices):
                         help="add the EOS token, which is a target, to plain text that lacks it (default true)")
 
 
-def add_show(parser):
-    parser.add_argument("--show", metavar="N", type=count, default=0,
-                        help="print the first N documents or pairs, with the trained text in green or between marks")
-    parser.add_argument("--color", choices=["auto", "always", "never"], default="auto",
-                        help="use colours in --show; auto: on a terminal (default auto)")
-
-
 def add_template(parser):
     parser.add_argument("--chat_template_kwargs", type=template_variables, default={}, metavar="JSON",
                         help="variables for the chat template, a JSON object; a record's chat_template_kwargs take precedence")
@@ -162,7 +150,6 @@ def add_sft(sft):
     add_common(sft)
     add_length(sft, "drop", ["drop", "keep"])
     add_template(sft)
-    add_show(sft)
     sft.add_argument("--input_key", metavar="FIELD", help="field of the prompt: a string, or a list of messages")
     sft.add_argument("--output_key", metavar="FIELD", help="field of the answer: a string, a message or a list of messages")
     sft.add_argument("--input_template", metavar="TEXT", type=input_template,
@@ -180,7 +167,7 @@ def build_parser(description=None):
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
     # Values of the options that a task does not have as flags.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, input_template=None, append_eos=False, max_len=None,
-                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
+                        truncation=None, chat_template=True, chat_template_kwargs={}, to_bin=None,
                         eos_token_id=None, vocab_size=None)
 
     for task, what, forms in (("sft", "chats, or prompts with completions", SFT_FORMATS),
@@ -192,7 +179,6 @@ def build_parser(description=None):
     add_common(pref)
     add_length(pref, "drop", ["drop", "keep"])
     add_template(pref)
-    add_show(pref)
     pref.add_argument("--prompt_key", metavar="FIELD",
                       help="field of the prompt: a string, or a list of messages (default prompt, if present)")
     pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="field of the better answer (default chosen)")
@@ -204,7 +190,6 @@ def build_parser(description=None):
     pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
     add_common(pretrain, takes_ids=True)
     add_length(pretrain, "split", ["split", "drop", "keep"])
-    add_show(pretrain)
     pretrain.add_argument("--input_key", metavar="FIELD", help="field with the text")
     pretrain.add_argument("--to_bin", metavar="PREFIX", help="also write the tokens as shards of llm.c: PREFIX_000000.bin, ...")
 

@@ -32,7 +32,6 @@ from options import build_parser, snake_case, trainers_names
 from program import run
 from records import Record, check_inputs, read_records, total_size
 from shards import check_prefix, write_shards
-from show import LEGEND, shown
 from sources import source_of
 from token_file import TokenFile
 from tokenizer import Ids, Tokenizer, fnv1a
@@ -358,7 +357,7 @@ def prepare(task, options, processes):
     records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.stopping_strategy, options.seed,
                                                   options.max_samples))
     progress = Progress(None if options.dataset_probs or options.stopping_strategy or options.max_samples else total_size(names))
-    counts, ends, targets, first = Counter(), set(), 0, []
+    counts, ends, targets = Counter(), set(), 0
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
@@ -366,7 +365,6 @@ def prepare(task, options, processes):
             counts += lot.counts
             ends |= lot.ends
             targets += int(lot.mask.sum())
-            first += first_documents(lot, (2 if task == "pref" else 1) * options.show - len(first))
             progress.add(lot)
         progress.end()
         lengths = np.concatenate(file.lengths)
@@ -385,22 +383,6 @@ def prepare(task, options, processes):
         file.close()
     if task != "prompts":
         print(summary)
-    if first:
-        show(task, options, tokenizer, first)
-
-
-def first_documents(lot, count):
-    ends = np.cumsum(lot.lengths[:count])
-    return [(lot.tokens[end - n:end], lot.mask[end - n:end]) for n, end in zip(lot.lengths, ends)]
-
-
-def show(task, options, tokenizer, documents):
-    color = options.color == "always" or options.color == "auto" and sys.stdout.isatty()
-    sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
-    print(f"\n{LEGEND[color]}")
-    for i, (ids, mask) in enumerate(documents):
-        name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if task == "pref" else f"document {i + 1}"
-        print(f"\n---- {name}: {len(ids):,} tokens, {mask.sum():,} trained\n{shown(tokenizer.encoder, ids, mask, color)}")
 
 
 def metadata(task, options, tokenizer, ends, has_chats):
@@ -509,8 +491,8 @@ def check_together(options):
 
 def check_ids(options):
     text = [name for name in options.input if not source_of(name).name.endswith(".bin")]
-    if text or options.show:
-        raise DataError(f"{text[0] if text else '--show'}: needs a tokenizer; only token shards (.bin) hold ids",
+    if text:
+        raise DataError(f"{text[0]}: needs a tokenizer; only token shards (.bin) hold ids",
                         "--tokenizer DIR in place of --eos_token_id and --vocab_size")
     if options.eos_token_id >= options.vocab_size:
         raise DataError(f"--eos_token_id {options.eos_token_id} is beyond --vocab_size {options.vocab_size}",

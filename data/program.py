@@ -1,8 +1,16 @@
-"""Exit of the Python programs: all output must reach its destination."""
+"""What the Python programs share: errors of their command lines, and an exit on which all output has reached its destination."""
+import argparse
 import os
 import sys
 
+from errors import DataError
+
 LOST = "not all output reached its file or pipe\n  fix: free space there, or keep the reader open to the end"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise DataError(message, f"{self.prog} --help")
 
 
 class Watched:

@@ -1,8 +1,15 @@
-"""Shows documents with their trained tokens highlighted."""
+#!/usr/bin/env python3
+"""Prints the first samples of a prepared file, with their trained tokens highlighted: show.py FILE.safetensors TOKENIZER_DIR NUMBER"""
 
+import os
+import sys
 import unicodedata
 
+from safetensors import safe_open
+from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from program import run
 
 GREEN, YELLOW, DIM, RESET = "\033[32m", "\033[33m", "\033[2m", "\033[0m"
 COLOR = {"trained": (GREEN, RESET), "untrained": (DIM, RESET), "partly": (YELLOW, RESET)}
@@ -47,3 +54,22 @@ def visible(text):
 
 def escaped(character):
     return character.encode("unicode_escape").decode()
+
+
+def main(path, directory, count):
+    backend = Tokenizer.from_file(os.path.join(directory, "tokenizer.json"))
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
+    with safe_open(path, "numpy") as file:
+        are_pairs = file.metadata()["kind"] == "pref"
+        tokens, mask = file.get_slice("tokens"), file.get_slice("loss_mask")
+        offsets = file.get_tensor("doc_offsets")[:int(count) * (2 if are_pairs else 1) + 1].tolist()
+        print(LEGEND[color])
+        for i, (begin, end) in enumerate(zip(offsets, offsets[1:])):
+            name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if are_pairs else f"document {i + 1}"
+            ids, targets = tokens[begin:end], mask[begin:end]
+            print(f"\n---- {name}: {end - begin:,} tokens, {targets.sum():,} trained\n{shown(backend, ids, targets, color)}")
+
+
+if __name__ == "__main__":
+    run(lambda: main(*sys.argv[1:]))

@@ -2,8 +2,8 @@
 """Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps. For a policy that
 learns from rewards: reward, length of answers, divergence from the reference, and entropy.
 
-    scripts/plot.py out/demo/log.jsonl --out loss.png
-    scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
+    %(prog)s out/demo/log.jsonl --out loss.png
+    %(prog)s out/a/log.jsonl out/b/log.jsonl       several runs, to compare
 
 A curve with hundreds of points is drawn faintly, with a running mean over a fiftieth of the points on top. A run on several ranks has two
 more panels, both stacked: the time of a step by phase, and the bytes sent between ranks.
@@ -12,12 +12,13 @@ import argparse
 import itertools
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from errors import DataError  # noqa: E402
-from program import run  # noqa: E402
+from program import Parser, run  # noqa: E402
 from whole_file import refuse_other_file, whole_file  # noqa: E402
 
 PANELS = [("loss", "loss", 1), ("lr", "learning rate", 1), ("grad_norm", "gradient norm, before clipping", 1),
@@ -29,17 +30,13 @@ RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiti
                                                       "sent_grads": "gradients of parameters", "sent_params": "parameters", "sent_experts": "rows of experts"})]
 
 
-class PlotError(Exception):
-    pass
-
-
 def read_lines(path):
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
-        raise PlotError(f"{path}: no such file\n  fix: give the log.jsonl of a run's --output_dir") from None
+        raise DataError(f"{path}: no such file", "give the log.jsonl of a run's --output_dir") from None
     except OSError as error:
-        raise PlotError(f"{path}: {error.strerror}\n  fix: give the log.jsonl of a run's --output_dir") from None
+        raise DataError(f"{path}: {error.strerror}", "give the log.jsonl of a run's --output_dir") from None
 
 
 def entries_of(lines):
@@ -60,7 +57,7 @@ def read_log(path):
         if isinstance(entry.get("step"), int) and "sample" not in entry:
             (evaluations if "eval_loss" in entry else steps).append(entry)
     if not steps:
-        raise PlotError(f"{path}: contains no steps\n  fix: give the log.jsonl of a training run with at least one step")
+        raise DataError(f"{path}: contains no steps", "give the log.jsonl of a training run with at least one step")
     return steps, evaluations
 
 
@@ -104,8 +101,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError:
-        raise PlotError("drawing needs matplotlib, which this Python does not have\n"
-                        f"  fix: make deps, then .venv/bin/python scripts/{Path(sys.argv[0]).name}") from None
+        raise DataError("drawing needs matplotlib, which this Python does not have", "make deps (or: pip install matplotlib)") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot
     return matplotlib.pyplot
@@ -166,18 +162,18 @@ def draw(logs, out):
         with whole_file(out) as file:
             figure.savefig(file, dpi=110, format="png")
     except OSError as error:
-        raise PlotError(f"cannot write {out}: {error.strerror}\n  fix: --out FILE.png") from None
+        raise DataError(f"cannot write {out}: {error.strerror}", "--out FILE.png") from None
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=os.environ.get("CALLED_AS"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", nargs="+", help="log.jsonl of a run")
     parser.add_argument("--out", default="plot.png", metavar="FILE.png", help="the picture to write (default plot.png)")
-    args = parser.parse_args()
     try:
+        args = parser.parse_args()
         draw({path: read_log(path) for path in args.log}, args.out)
-    except (PlotError, DataError) as error:
-        print(f"plot.py: {error}", file=sys.stderr)
+    except DataError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     print(args.out)
     return 0

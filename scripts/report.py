@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Shows the log of train_llama on a page for a browser, in TensorBoard, in Weights & Biases, or in Trackio.
 
-    scripts/report.py out/a/log.jsonl                                a page without references to the network, out/a/report.html
-    scripts/report.py out/a/log.jsonl out/b/log.jsonl --html ab.html several runs, to compare
-    scripts/report.py out/a/log.jsonl --tensorboard runs --follow    then: tensorboard --logdir runs
-    scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
-    scripts/report.py out/a/log.jsonl --trackio PROJECT --follow     then: trackio show
+    %(prog)s out/a/log.jsonl                                a page without references to the network, out/a/report.html
+    %(prog)s out/a/log.jsonl out/b/log.jsonl --html ab.html several runs, to compare
+    %(prog)s out/a/log.jsonl --tensorboard runs --follow    then: tensorboard --logdir runs
+    %(prog)s out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
+    %(prog)s out/a/log.jsonl --trackio PROJECT --follow     then: trackio show
 
 These packages get every number under its name in the log; `make deps` does not install them. train_llama --report_to starts this script. --follow
 reads until the run has ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first
@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import plot
-from plot import PlotError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from errors import DataError  # noqa: E402
-from program import run  # noqa: E402
+from program import Parser, run  # noqa: E402
 from whole_file import refuse_other_file, whole_file  # noqa: E402
 
 GENERATOR = '<meta name="generator" content="report.py of train_llama">'
@@ -220,7 +219,7 @@ def write_page(runs, out):
         with whole_file(out) as file:
             file.write(text.encode())
     except OSError as error:
-        raise PlotError(f"cannot write {out}: {error.strerror}\n  fix: --html FILE.html") from None
+        raise DataError(f"cannot write {out}: {error.strerror}", "--html FILE.html") from None
 
 
 # ---- TensorBoard and W&B --------------------------------------------------------------------------------------------------------------
@@ -232,7 +231,7 @@ def entries_as_they_come(path, follow):
     while True:
         before, lines = lines, plot.read_lines(path)
         if len(before) > 1 and lines[0] != before[0]:
-            raise PlotError(f"{path} is now the log of another run\n  fix: start scripts/report.py again")
+            raise DataError(f"{path} is now the log of another run", "start the report again")
         known = next((i for i, (old, new) in enumerate(zip(before, lines)) if old != new), min(len(before), len(lines)))
         for entry in plot.entries_of(lines[known:]):
             kind = "evaluation" if "eval_loss" in entry else "step"
@@ -249,8 +248,7 @@ def numbers(entry):
 
 
 def missing(package):
-    return PlotError(f"--{package} needs the package {package}, which this Python does not have\n"
-                     f"  fix: {sys.executable} -m pip install {package}")
+    return DataError(f"--{package} needs the package {package}, which this Python does not have", f"{sys.executable} -m pip install {package}")
 
 
 def write_tensorboard(folder, entries):
@@ -263,7 +261,7 @@ def write_tensorboard(folder, entries):
     try:
         writer = EventFileWriter(str(folder), flush_secs=POLL_SECONDS)
     except OSError as error:
-        raise PlotError(f"cannot write {folder}: {error.strerror}\n  fix: --tensorboard DIR") from None
+        raise DataError(f"cannot write {folder}: {error.strerror}", "--tensorboard DIR") from None
     # makes TensorBoard forget the values of older files from step 0 on
     writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
     try:
@@ -283,7 +281,7 @@ def write_tracker(package, project, name, about, entries):
     try:
         run = tracker.init(project=project, name=name, config=about)
     except getattr(tracker, "Error", OSError) as error:
-        raise PlotError(f"{package}: {error}\n  fix: for W&B: wandb login, or WANDB_MODE=offline") from None
+        raise DataError(f"{package}: {error}", "for W&B: wandb login, or WANDB_MODE=offline") from None
     try:
         for entry in entries:
             run.log(numbers(entry), step=entry["step"])
@@ -294,10 +292,10 @@ def write_tracker(package, project, name, about, entries):
 def report(args):
     names = [plot.name_of(path) for path in args.log]
     if len(set(names)) < len(names):
-        raise PlotError(f"two of the runs have the same name: {', '.join(names)}\n  fix: name their directories differently")
+        raise DataError(f"two of the runs have the same name: {', '.join(names)}", "name their directories differently")
     elsewhere = args.tensorboard or args.wandb or args.trackio
     if args.follow and (len(args.log) > 1 or not elsewhere):
-        raise PlotError("--follow is for one log, and for TensorBoard, W&B or Trackio\n  fix: add --tensorboard DIR, --wandb PROJECT or --trackio PROJECT")
+        raise DataError("--follow is for one log, and for TensorBoard, W&B or Trackio", "add --tensorboard DIR, --wandb PROJECT or --trackio PROJECT")
     if not elsewhere:
         out = args.html or Path(args.log[0]).parent / "report.html"
         write_page([read_run(path) for path in args.log], out)
@@ -314,7 +312,7 @@ def report(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=os.environ.get("CALLED_AS"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", nargs="+", help="log.jsonl of a run")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--html", metavar="FILE", help="the page to write (default: report.html next to the first log)")
@@ -325,8 +323,8 @@ def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # train_llama ends the script this way
     try:
         report(parser.parse_args())
-    except (PlotError, DataError) as error:
-        print(f"report.py: {error}", file=sys.stderr)
+    except DataError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         pass

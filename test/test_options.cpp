@@ -9,7 +9,7 @@
 
 using nlohmann::ordered_json;
 
-static Parsed parse(const std::vector<std::string> &arguments) { return parse("train_llama", arguments); }
+static Parsed parse(const std::vector<std::string> &arguments) { return parse("./train_llama", arguments); }
 
 static std::vector<std::string> words(const std::string &line) {
     std::istringstream in(line);

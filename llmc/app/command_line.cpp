@@ -132,7 +132,7 @@ struct Parser {
 
     // Returns a command line of all understood options, in this program's names.
     std::string command() const {
-        std::string line = "./" + program + " " + task_name(task);
+        std::string line = program + " " + task_name(task);
         for (const auto &[name, value] : understood) line += " --" + name + " " + quoted(value);
         return line;
     }
@@ -356,7 +356,7 @@ static std::map<std::string, std::string> idle_flags(const Options &o, Task task
     return idle;
 }
 
-static void check_together(const std::string &program, const Options &o, Task task, Problems &problems) {
+static void check_together(const std::string &program, const Options &o, Task task, bool show, Problems &problems) {
     const auto both = [&](bool wrong, const char *a, const char *b, const char *why) {
         if (wrong)
             problems.push_back(
@@ -365,7 +365,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     };
     const auto need = [&](bool missing, const char *what) {
         if (missing)
-            problems.push_back(format("%s needs %s\n  fix: ./%s %s --help shows its flags", task_name(task), what,
+            problems.push_back(format("%s needs %s\n  fix: %s %s --help shows its flags", task_name(task), what,
                                       program.c_str(), task_name(task)));
     };
     both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens", "each defines a step");
@@ -426,9 +426,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.plan || task == MERGE) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
-    else if (task & RL) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
+    else if (task & RL && !show) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
     else need(o.data.empty(), "--data FILE");
-    if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
+    if (task & TRAINING && !show) need(o.output_dir.empty(), "--output_dir DIR");
 }
 
 // ---- the interface ---------------------------------------------------------------------------------------------------------------
@@ -461,8 +461,8 @@ static Task task_called(const std::string &name) {
 }
 
 // Returns the task of words in this program's names; without a name it is the demo.
-static std::optional<Task> own_task(const std::vector<std::string> &words) {
-    if (words.empty() || words[0].starts_with("-")) return is_asked(words, "--plan") ? SFT : DEMO;
+static std::optional<Task> own_task(const std::vector<std::string> &words, bool show = false) {
+    if (words.empty() || words[0].starts_with("-")) return show || is_asked(words, "--plan") ? SFT : DEMO;
     const Task task = task_called(words[0]);
     return task == DEMO && words[0] != task_name(DEMO) ? std::nullopt : std::optional(task);
 }
@@ -495,8 +495,8 @@ static CommandLine ask_port(const std::string &program, const std::vector<std::s
     return request;
 }
 
-static CommandLine read_request(const std::string &program, const std::vector<std::string> &words) {
-    const std::optional<Task> task = own_task(words);
+static CommandLine read_request(const std::string &program, const std::vector<std::string> &words, bool show) {
+    const std::optional<Task> task = own_task(words, show);
     std::string stranger;  // the first name that is not this program's
     CommandLine request;
     request.task = task.value_or(SFT);
@@ -553,19 +553,25 @@ static std::string converted(const CommandLine &request, const Parser &parser) {
 
 Parsed parse(const std::string &program, const std::vector<std::string> &given, const std::vector<std::string> &bundled) {
     const bool asks = is_asked(given, "--help") || is_asked(given, "-h");
+    const bool show = !given.empty() && given[0] == "show";
     const bool brings = !asks && !bundled.empty() && own_task(given) == DEMO;
     std::vector<std::string> words = brings ? bundled : given;
+    if (show) words.erase(words.begin());
     if (brings) words.insert(words.end(), given.begin(), given.end());
     if (brings && given.empty()) words.push_back("--overwrite");  // the directory only holds runs of this command
     if (asks) {                                                   // the task may follow --help
         const bool all = std::erase(words, "all") > 0;
         std::erase(words, "--help"), std::erase(words, "-h");
-        const auto own = own_task(words);
-        const Task task = own ? *own : read_request(program, words).task;
-        return {task, default_options(task), true, {}, help(program, task, all)};
+        const auto own = own_task(words, show);
+        const Task task = own ? *own : read_request(program, words, show).task;
+        return {task, default_options(task), true, {}, show, show ? help_of_show(program) : help(program, task, all)};
     }
-    CommandLine request = read_request(program, words);
+    CommandLine request = read_request(program, words, show);
+    if (show && !(request.task & TRAINING & ~DEMO))
+        die("show is for data that is trained on, and not for %s\n  fix: one of %s", task_name(request.task),
+            task_words(TRAINING & ~DEMO).c_str());
     Parser parser(program, request.task);
+    if (show) parser.options.max_samples = shown_samples;
     for (const Setting &s : request.settings) try {
             parser.set(s);
         } catch (const Error &e) {
@@ -575,7 +581,7 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     collect(
         parser, request.ours, request.problems, [&](Problems &) { parser.finish(request.notes); },
         [&](Problems &all) { check_values(parser.options, request.task, all); },
-        [&](Problems &all) { check_together(program, parser.options, request.task, all); },
+        [&](Problems &all) { check_together(program, parser.options, request.task, show, all); },
         [&](Problems &all) {
             if (!all.empty()) return;
             for (const auto &[flag, problem] : idle_flags(parser.options, request.task))
@@ -585,8 +591,8 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
         [&](Problems &all) {
             if (converts) check_model(parser.options, request.task, all);
         });
-    if (brings) request.notes.push_back("without a task this is ./" + program + " " + CLI::detail::join(words, " "));
+    if (brings) request.notes.push_back("without a task this is " + program + " " + CLI::detail::join(words, " "));
     if (!request.ours && !converts) request.notes.push_back("in the names of this program: " + parser.command());
-    return {request.task, parser.options, !parser.given.count("max_len"), request.notes,
+    return {request.task, parser.options, !parser.given.count("max_len"), request.notes, show,
             converts ? converted(request, parser) : ""};
 }

@@ -15,7 +15,8 @@ static const char *about(Task task) {
     switch (task) {
         case DEMO:
             return "The bundled demo trains a small model on bundled text.\n"
-                   "Tasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge.";
+                   "Tasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge;\n"
+                   "show (samples of your data, with the trained tokens), plot and report (the log of a run).";
         case PRETRAIN: return "Train on all tokens of plain text.";
         case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
         case DPO: return "Train on pairs of a better and a worse answer: DPO and related losses.";
@@ -48,7 +49,7 @@ std::string help(const std::string &program, Task task, bool all) {
     const auto defaults = to_json(default_options(task), task);
     const bool every_flag = all || defaults.size() <= one_screen;
     const std::string name = program + (task == DEMO ? "" : std::string(" ") + task_name(task));
-    std::string out = std::string(about(task)) + "\nusage: ./" + name + " [--flag value]...\n\n", subject;
+    std::string out = std::string(about(task)) + "\nusage: " + name + " [--flag value]...\n\n", subject;
     const auto add = [&](const char *flag, unsigned tasks, std::string text) {
         if (!(tasks & task) || (!every_flag && !(tasks & COMMON))) return;
         for (const auto &[word, names] : {std::pair{"{losses}", preference_names()}, {"{estimators}", estimator_names()}})
@@ -68,4 +69,12 @@ std::string help(const std::string &program, Task task, bool all) {
     if (!all) return out + entry("help all", format("all %zu flags", defaults.size()));
     out += entry("convert", "print the command in this program's own names, with notes on differences, and exit");
     return out + entry("as NAME", "print the command in the names of trl, openrlhf or axolotl, and exit");
+}
+
+std::string help_of_show(const std::string &program) {
+    return format("Print samples of --data as a task trains on them, with their trained tokens marked. Any command that trains can be shown.\n"
+                  "usage: %s show [pretrain|sft|dpo|rm|grpo|ppo] [--flag value]...        without a task: sft\n\n",
+                  program.c_str()) +
+           entry(format("max_samples %zu", shown_samples), "number of samples to print") +
+           "and the flags of the task: " + program + " sft --help\n";
 }

@@ -14,9 +14,11 @@
 #include <filesystem>
 
 #include "../core/common.h"
+#include "../data/python.h"
 #include "../parallel/comm_mpi.h"
 #include "../parallel/comm_sockets.h"
 #include "tasks.h"
+#include "version.h"
 
 // The query of a program without kernels: only the presence of a driver, which its user may expect it to use.
 static GpuQuery query_driver() {
@@ -96,14 +98,18 @@ static int run_by_hand(const Program &program, const Options &o, const std::func
     const auto [rank, processes] = started_by_hand(o);
     if (std::string note; !finds_gpu(program, o, note))
         die("--rendezvous is for ranks with a GPU each, and this one would compute on a CPU%s\n  fix: for ranks on CPUs scripts/launch.sh -np %d "
-            "./%s ... (MPI), or --ranks %d (threads of one process)",
-            note.empty() ? "" : (" (" + note + ")").c_str(), int(processes), program.name, int(processes));
+            "%s ... (MPI), or --ranks %d (threads of one process)",
+            note.empty() ? "" : (" (" + note + ")").c_str(), int(processes), program.called.c_str(), int(processes));
     return run_sockets({rank, processes, o.rendezvous}, {.timeout = o.comm_timeout}, run);
 }
 
 static int run_all_ranks(const Program &program, const std::vector<std::string> &arguments) {
+    const std::string first = arguments.empty() ? "" : arguments[0];
+    if (first == "plot" || first == "report")
+        return call_python(program.called + " " + first, "scripts/" + first + ".py", {arguments.begin() + 1, arguments.end()});
+    if (first == "--version") return printf("%s", version(program).c_str()) < 0;
     Parsed parsed;
-    const auto parse_arguments = [&] { parsed = parse(program.name, arguments, program.bundled); };
+    const auto parse_arguments = [&] { parsed = parse(program.called, arguments, program.bundled); };
     const auto run = [&](Comm &comm, bool threads) {
         if (parsed.help.empty()) return run_rank(program, parsed, comm, threads);
         if (comm.rank == 0) printf("%s", parsed.help.c_str());
@@ -133,7 +139,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     parse_arguments();
     const Options &o = parsed.options;
     const CommOptions options = {.timeout = o.comm_timeout};
-    const bool alone = o.plan || !parsed.help.empty();
+    const bool alone = o.plan || parsed.show || !parsed.help.empty();
     if (!o.rendezvous.empty() && !alone) return run_by_hand(program, o, [&](Comm &comm) { return run(comm, false); });
     if (o.ranks > 1 && !alone) return run_threads(int(o.ranks), options, [&](Comm &comm) { return run(comm, true); });
     SelfComm comm;
@@ -148,6 +154,8 @@ static void expect_streams() {
             open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // gets the lowest free descriptor
     signal(SIGPIPE, SIG_IGN);
 }
+
+std::string called_name(const char *name, const char *argv0) { return (strchr(argv0, '/') ? "./" : "") + std::string(name); }
 
 int run_program(const Program &program, const std::vector<std::string> &arguments) {
     expect_streams();

@@ -10,7 +10,8 @@
 #include "../train/run.h"
 
 struct Program {
-    const char *name;  // "train_llama"
+    const char *name;    // "train_llama"
+    std::string called;  // its name for a shell: "./train_llama", or "train_llama" if it was called by that name, which PATH then has
     Device (*cpu_device)(const Options &);
     // Null in a program without kernels. With `own_gpu` each rank uses a GPU of its host, and `gpu_comm` becomes the communicator between the GPUs'
     // memories. Otherwise ranks are threads that share a GPU, and `host` moves data within its memory.
@@ -21,6 +22,7 @@ struct Program {
 
 // `arguments` is argv without the program's name. Returns the exit code.
 int run_program(const Program &program, const std::vector<std::string> &arguments);
+std::string called_name(const char *name, const char *argv0);
 
 // ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
 
@@ -46,9 +48,9 @@ template <template <class> class M> Device make_cpu_device(const Options &option
 template <template <class> class M>
 int run_program(const char *name, int argc, char **argv, const std::vector<std::string> &bundled = {}) {
 #ifdef LLMC_CUDA
-    const Program program{name, make_cpu_device<M>, cuda_device, query_gpus, bundled};
+    const Program program{name, called_name(name, argv[0]), make_cpu_device<M>, cuda_device, query_gpus, bundled};
 #else
-    const Program program{name, make_cpu_device<M>, nullptr, nullptr, bundled};
+    const Program program{name, called_name(name, argv[0]), make_cpu_device<M>, nullptr, nullptr, bundled};
 #endif
     return run_program(program, {argv + 1, argv + argc});
 }

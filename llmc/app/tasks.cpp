@@ -8,6 +8,7 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../data/python.h"
 #include "../data/tokenizer.h"
 #include "../io/hf.h"
 #include "../model/lora.h"
@@ -136,6 +137,18 @@ static void check_same_options(const Run &run) {
     });
 }
 
+// Prints the first samples of the training data. Only the main rank has work.
+static int show(const Run &run) {
+    const Options &o = run.options;
+    const std::string data = prepared_file(run, run.task, "data", o.data, prepare_flags(o, run.task));
+    open_data(run, data);  // checks it
+    if (run.model.tokenizer_dir.empty())
+        die("%s has tokens, whose texts only a tokenizer knows\n  fix: --model DIR with a tokenizer.json", o.data.c_str());
+    if (!run.is_main_rank()) return 0;
+    return call_python(std::string(run.program) + " show", "data/show.py",
+                       {data, run.model.tokenizer_dir, std::to_string(o.max_samples)});
+}
+
 int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const Device &device) {
     Run run{program, parsed.task, parsed.options, comm, sharing, device};
     check_same_options(run);
@@ -158,6 +171,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
             die("--expert_parallel %zu divides experts, and this model has none\n  fix: leave it out", o.expert_parallel);
         run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
+    if (parsed.show) return show(run);
     if (run.options.plan) agree(comm, [&] { run.model.co_residents = make_objective(run)->co_residents(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);

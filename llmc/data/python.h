@@ -10,3 +10,7 @@ std::string python_program();  // the project's own Python if `make deps` has in
 // `purpose`, which needs Python.
 std::string run_python(const std::string &purpose, const std::string &script, const std::vector<std::string> &arguments,
                        bool shows = false);
+
+// Runs a script with this program's standard streams, for output of its own, and returns its exit code. `called` is the name that the script uses for
+// itself, such as "./train_llama plot".
+int call_python(const std::string &called, const std::string &script, const std::vector<std::string> &arguments);

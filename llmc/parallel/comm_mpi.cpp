@@ -9,6 +9,8 @@ bool started_by_mpirun() {
 }
 
 #ifndef LLMC_MPI
+std::string mpi_library() { return "no MPI"; }
+
 int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
     die("started by mpirun, but built without MPI\n  fix: make deps && make, or start it alone");
 }
@@ -32,6 +34,13 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 static constexpr size_t piece_bytes = size_t(1) << 28;  // the largest MPI message, because its count is an int
 static constexpr Seconds shortest_sleep(5e-6), longest_sleep(2e-3), watchdog_period(0.1), answers_within(5);
+
+std::string mpi_library() {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    MPI_Get_library_version(text, &length);  // needs no MPI_Init
+    return std::string(text).substr(0, std::string(text).find_first_of(",\n"));
+}
 
 static void check_mpi(int code) {
     if (code == MPI_SUCCESS) return;

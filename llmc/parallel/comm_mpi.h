@@ -2,6 +2,8 @@
 #pragma once
 #include "comm.h"
 
+std::string mpi_library();  // the name and version of the MPI that this program was built with
+
 bool started_by_mpirun();  // or by srun; otherwise this process is the only rank and does not use MPI
 
 // Runs f as this process's rank and returns its result. If all ranks agreed on an error, rank 0 throws it from here and the others silently

@@ -44,7 +44,7 @@ void find_model(const Run &run, std::string &name) {
 void expect_own_family(const Run &run, const ModelConfig &config, const std::string &name) {
     const std::string trainer = config.gpt2() ? "train_gpt2" : "train_llama";
     if (trainer != run.program)
-        die("%s is a %s model, which %s does not train\n  fix: ./%s", name.c_str(), config.family.c_str(), run.program,
+        die("%s is a %s model, which %s does not train\n  fix: use %s", name.c_str(), config.family.c_str(), run.program,
             trainer.c_str());
 }
 

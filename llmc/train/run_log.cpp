@@ -187,7 +187,7 @@ void RunLog::finish(const TrainerState &state, const Best &best, const std::stri
     write({{"summary", summary}});
     sync();
     for (Reporter &reporter : reporters_)
-        if (!reporter.finish()) say("note: the log was not handed on; scripts/report.py does it from the file");
+        if (!reporter.finish()) say("note: the log was not handed on; the task report does it from the file");
     if (best.step) say("best evaluation: loss %.4f at step %zu, in %s", best.loss, best.step, best_path.c_str());
     say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped, %zu loss spikes; peak memory %s, planned %s",
         o_.output_dir.c_str(), state.step, totals.samples, totals.tokens, totals.skipped, state.spikes.count,

@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 
 def start(name):
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    os.execv(HERE / name, [str(HERE / name), *sys.argv[1:]])
+    os.execv(HERE / name, [name, *sys.argv[1:]])
 
 
 def train_llama():

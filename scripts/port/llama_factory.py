@@ -105,7 +105,7 @@ ROWS = [
     Sets("dtype bf16", "pure_bf16", "true"),
     Same("router_aux_loss_coef", "moe_aux_loss_coef"),
     Note("evaluation reports loss, perplexity and accuracy", "compute_accuracy, include_effective_tokens_per_second, eval_num_beams, eval_on_each_dataset"),
-    Note("scripts/plot.py draws the loss", "plot_loss"),
+    Note("the task plot draws the loss", "plot_loss"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_swanlab, swanlab_project, swanlab_workspace, swanlab_run_name, swanlab_mode, swanlab_api_key, swanlab_logdir, swanlab_lark_webhook_url, "
       "swanlab_lark_secret"),

@@ -92,7 +92,7 @@ def test_nothing_else_changes_the_key(keys, monkeypatch):
         (copied / name).write_text("other")
     os.utime(moved, (1, 1))
     assert keys.key(data=moved, tokenizer=copied) == key
-    assert keys.key("--seed", "7", "--max_len", "2048", "--max-len=2048", "--show", "2") == key
+    assert keys.key("--seed", "7", "--max_len", "2048", "--max-len=2048") == key
     monkeypatch.chdir(keys.bench.path)
     assert keys.key(data="in.jsonl", tokenizer="tokenizer") == key
 

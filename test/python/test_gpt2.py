@@ -146,8 +146,8 @@ def expect_refusal(words, message, tmp_path):
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"model": GOLDEN / "llama3"}, "llama3 is a llama model, which train_gpt2 does not train\n  fix: ./train_llama\n"),
-    ({"model": None, "preset": "qwen2.5-0.5b"}, "--preset qwen2.5-0.5b is a qwen2 model, which train_gpt2 does not train\n  fix: ./train_llama\n"),
+    ({"model": GOLDEN / "llama3"}, "llama3 is a llama model, which train_gpt2 does not train\n  fix: use train_llama\n"),
+    ({"model": None, "preset": "qwen2.5-0.5b"}, "--preset qwen2.5-0.5b is a qwen2 model, which train_gpt2 does not train\n  fix: use train_llama\n"),
     ({"lora_rank": 4, "lora_targets": "q_proj"}, '--lora_targets has "q_proj", but gpt2 has no linear layer of that name in its layers\n'
      "  fix: all-linear, c_attn, c_proj, c_fc\n")])
 def test_refusals(options, message, data, tmp_path):

@@ -207,19 +207,22 @@ def test_hash(tmp_path):
 
 
 def test_the_program(bench):
-    """A refusal keeps the older output, and has no traceback. A terminal without the marks of --show gets escapes."""
+    """A refusal keeps the older output, and has no traceback. A terminal without the marks of show gets escapes."""
     tokenizer = bench.tokenizer(CHATML)
     bench.run("sft", tokenizer, [{"messages": CHAT[1:3]}])
     old = bench.out.read_bytes()
-    command = [sys.executable, str(DATA / "prepare.py"), *bench.arguments("sft", tokenizer, [{"messages": CHAT}, "{"], "--show", "1")]
+    command = [sys.executable, str(DATA / "prepare.py"), *bench.arguments("sft", tokenizer, [{"messages": CHAT}, "{"])]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"record 2 (line 2) of {bench.path}/in.jsonl: broken JSON") and len(result.stderr.splitlines()) == 2
     assert bench.out.read_bytes() == old and sorted(os.listdir(bench.path)) == ["in.jsonl", "out.safetensors", "tokenizer"]
 
     bench.jsonl({"messages": CHAT})
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "") and "target tokens" in result.stdout
+    command = [sys.executable, str(DATA / "show.py"), str(bench.out), tokenizer, "1"]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert (result.returncode, result.stderr) == (0, "") and "target tokens" in result.stdout and "\\u27e6Bye<|im_end|>\\u27e7" in result.stdout
+    assert (result.returncode, result.stderr) == (0, "") and "\\u27e6Bye<|im_end|>\\u27e7" in result.stdout
     assert Documents(bench.out, tokenizer).trained() == BOTH_TURNS
 
 

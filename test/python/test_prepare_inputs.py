@@ -1,5 +1,5 @@
 """Inputs of data/prepare.py: files and data sets in every layout give the same tokens; several inputs, also drawn with probabilities; llm.c's token
-shards. And the documents that --show prints."""
+shards. And the documents that show prints."""
 
 import datasets
 import gzip
@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from preparing import CHAT, CHATML, DATA, Case, Documents, chat, gpt, prepare, read_safetensors
+import show
 from test_front_door import cached
 
 # ---- layouts of the same records
@@ -246,49 +247,47 @@ def test_first_records_of_each_input(bench):
     assert drawn(bench, source, "--max_samples", "1") == ["a0", "b0", "c0"]
 
 
-# ---- --show
+# ---- show
 
 
-def printed(bench, *arguments):
-    """The output after the table."""
-    bench.run(*arguments)
-    return bench.printed.partition("\n\n")[2]
+def printed(bench, count, task, tokenizer, *arguments):
+    bench.run(task, tokenizer, *arguments)
+    show.main(bench.out, tokenizer, count)
+    return bench.capsys.readouterr().out
 
 
 def test_trained_runs_between_marks(bench):
     tokenizer = bench.tokenizer(CHATML)
     records = [{"messages": CHAT}, {"messages": CHAT[1:3]}, {"text": "One"}]
-    assert printed(bench, "sft", tokenizer, records, "--show", "2") == (
+    assert printed(bench, 2, "sft", tokenizer, records) == (
         "⟦trained⟧, ⟦~only some bytes of a character are~⟧\n\n---- document 1: 77 tokens, 12 trained\n"
         "<|im_start|>system↵\nBe short.<|im_end|>↵\n<|im_start|>user↵\nHi<|im_end|>↵\n"
         "<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n<|im_start|>user↵\nAnd?<|im_end|>↵\n"
         "<|im_start|>assistant↵\n⟦Bye<|im_end|>⟧↵\n\n\n---- document 2: 30 tokens, 8 trained\n"
         "<|im_start|>user↵\nHi<|im_end|>↵\n<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n\n")
-    assert printed(bench, "sft", tokenizer, records) == ""
-    assert printed(bench, "sft", tokenizer, records, "--show", "9").count("---- document") == 3
+    assert printed(bench, 9, "sft", tokenizer, records).count("---- document") == 3
 
 
 PAIRS = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chosen": "c", "rejected": "d"}]
 
 
-@pytest.mark.parametrize("task, merges, records, flags, shown", [
+@pytest.mark.parametrize("task, merges, records, count, flags, shown", [
     # The token at the prompt's end, which is not trained, has the first byte of the emoji.
-    ("sft", [("Q", "ð")], [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], ["--show", "1"],
+    ("sft", [("Q", "ð")], [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], 1, [],
      ["13 tokens, 12 trained\n⟦~Q😀~⟧⟦漢\\x1b[31m<|endoftext|>⟧\n"]),
-    ("sft", [], [{"prompt": "Q", "completion": "é漢"}], ["--show", "1", "--max_len", "4", "--truncation", "keep"], ["4 tokens, 3 trained\nQ⟦é�⟧\n"]),
-    ("pref", [], PAIRS, ["--show", "1"], ["pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
-                                          "pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]),
-    ("pretrain", [], [{"text": "abcdef"}], ["--show", "2", "--max_len", "3"],
+    ("sft", [], [{"prompt": "Q", "completion": "é漢"}], 1, ["--max_len", "4", "--truncation", "keep"], ["4 tokens, 3 trained\nQ⟦é�⟧\n"]),
+    ("pref", [], PAIRS, 1, [], ["pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
+                              "pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]),
+    ("pretrain", [], [{"text": "abcdef"}], 2, ["--max_len", "3"],
      ["document 1: 3 tokens, 2 trained\na⟦bc⟧", "document 2: 3 tokens, 2 trained\nd⟦ef⟧\n"]),
 ], ids=["split characters", "a cut character", "both answers of a pair", "pieces of a text"])
-def test_shown_documents(bench, task, merges, records, flags, shown):
-    texts = printed(bench, task, bench.tokenizer(merges=merges), records, *flags).split("\n\n")[1:]
+def test_shown_documents(bench, task, merges, records, count, flags, shown):
+    texts = printed(bench, count, task, bench.tokenizer(merges=merges), records, *flags).split("\n\n")[1:]
     assert len(texts) == len(shown) and all(text.startswith("---- ") and text.endswith(end) for text, end in zip(texts, shown)), texts
 
 
 def test_shown_text_equals_the_decoded_text(bench):
     """For byte-level and for sentencepiece tokens, without the marks."""
-    from show import pieces
     from tokenizer import Tokenizer
     from tokenizers import Tokenizer as Backend, decoders, models, normalizers
 
@@ -301,7 +300,7 @@ def test_shown_text_equals_the_decoded_text(bench):
         for _ in range(50):
             text = "".join(rng.choice(["a", " ", "é", "😀", "漢", "Q", "\n"]) for _ in range(20))
             ids = backend.encode(text).ids
-            assert "".join(piece for piece, _ in pieces(backend, ids, [1] * len(ids))) == backend.decode(ids) == text
+            assert "".join(piece for piece, _ in show.pieces(backend, ids, [1] * len(ids))) == backend.decode(ids) == text
 
 
 # ---- llm.c's token shards
@@ -399,7 +398,7 @@ TOGETHER = "--eos_token_id and --vocab_size go together, in place of --tokenizer
     ("a.bin", (),
      "record 2 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
      "  fix: use the tokenizer or model that these ids were made for\n"),
-    ("a.bin,in.jsonl", (), f"in.jsonl: {TAKES_A_TOKENIZER}"), ("a.bin", (*IDS, "--show", "1"), f"--show: {TAKES_A_TOKENIZER}"),
+    ("a.bin,in.jsonl", (), f"in.jsonl: {TAKES_A_TOKENIZER}"),
     ("a.bin", ("--eos_token_id", "260", "--vocab_size", "260"),
      "--eos_token_id 260 is beyond --vocab_size 260\n  fix: give those of the model's config.json\n"),
     ("a.bin", ("--eos_token_id", "65536", "--vocab_size", "65537"),
@@ -407,9 +406,9 @@ TOGETHER = "--eos_token_id and --vocab_size go together, in place of --tokenizer
      "  fix: use the tokenizer or model that its ids were made for\n"),
     ("a.bin", IDS[:2], TOGETHER), ("a.bin", ("--tokenizer", "x", "--vocab_size", "260"), TOGETHER),
     ("a.bin", ("--tokenizer", "x", *IDS),
-     "prepare.py pretrain: argument --eos_token_id: not allowed with argument --tokenizer\n  fix: prepare.py pretrain --help\n"),
-    ("a.bin", ("--color", "never"),
-     "prepare.py pretrain: one of the arguments --tokenizer --eos_token_id is required\n  fix: prepare.py pretrain --help\n"),
+     "argument --eos_token_id: not allowed with argument --tokenizer\n  fix: prepare.py pretrain --help\n"),
+    ("a.bin", ("--max_samples", "1"),
+     "one of the arguments --tokenizer --eos_token_id is required\n  fix: prepare.py pretrain --help\n"),
     ("a.bin", (*IDS, "--add_bos", "always"),
      "--add_bos always: the vocabulary has no bos_token\n  fix: --add_bos auto, or set it in tokenizer_config.json\n"),
 ])

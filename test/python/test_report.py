@@ -1,13 +1,12 @@
-"""scripts/report.py and plot.py: the page and picture of a log, the entries for TensorBoard, W&B and Trackio, and refusals."""
+"""The tasks report and plot: the page and picture of a log, the entries for TensorBoard, W&B and Trackio, and refusals."""
 
 import json
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from runs import ENVIRONMENT, ROOT, call, command, log_lines  # adds scripts/ to sys.path
+from runs import ENVIRONMENT, PROGRAM, call, command, log_lines  # adds scripts/ to sys.path
 import report
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
@@ -36,8 +35,8 @@ def write_log(folder, lines):
     return path
 
 
-def run(script, *arguments):
-    return subprocess.run([sys.executable, ROOT / "scripts" / script, *map(str, arguments)], capture_output=True, text=True)
+def run(task, *arguments):
+    return call([str(PROGRAM), task, *map(str, arguments)])
 
 
 # ---- the page and the picture ---------------------------------------------------------------------------------------------------------
@@ -47,7 +46,7 @@ def test_numbers_of_the_page(tmp_path):
     log = write_log(tmp_path / "run", [
         ABOUT, step(1, tok_s=100.0, step_s=4000.0), evaluation(1, 2.5), step(2, loss=None, grad_norm=None, tok_s=200.0, skipped=1),
         evaluation(2, 1.25), step(3, tok_s=400.0, skipped=1), evaluation(3, None), CUT])
-    done = run("report.py", log)
+    done = run("report", log)
     assert done.returncode == 0 and done.stdout == f"{tmp_path / 'run' / 'report.html'}\n", done.stderr
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     rows = {name: re.findall("<t[dh]>(.*?)</t[dh]>", cells) for name,
@@ -74,22 +73,23 @@ def test_a_picture_of_two_runs(tmp_path):
     lines = [ABOUT, step(1), step(2), evaluation(2, 2.5), {"step": 2, "sample": "It was"}, step(3), CUT]
     logs = [write_log(tmp_path / name, lines) for name in ("a", "b")]
     for _ in range(2):  # the second call replaces the picture
-        done = run("plot.py", *logs, "--out", tmp_path / "both.png")
+        done = run("plot", *logs, "--out", tmp_path / "both.png")
         assert done.returncode == 0 and (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG"), done.stderr
 
 
 # The command, in which good, empty and begun are logs, and the message.
 @pytest.mark.parametrize("words, message", [
-    ("report.py missing.jsonl", "missing.jsonl: no such file"), ("plot.py empty", "no steps"), ("plot.py good begun", "no steps"),
-    ("report.py empty --tensorboard tb", "no steps"), ("report.py good --html no/folder.html", "cannot write"),
-    ("report.py good --html good", "exists and is not an earlier result"), ("plot.py good --out good", "exists and is not an earlier result"),
-    ("report.py good good", "the same name: good, good"), ("report.py good --follow", "--follow is for")])
+    ("report missing.jsonl", "missing.jsonl: no such file"), ("plot empty", "no steps"), ("plot good begun", "no steps"),
+    ("report empty --tensorboard tb", "no steps"), ("report good --html no/folder.html", "cannot write"),
+    ("report good --html good", "exists and is not an earlier result"), ("plot good --out good", "exists and is not an earlier result"),
+    ("plot", "the following arguments are required: log"), ("report good --html a --wandb b", "not allowed with"),
+    ("report good good", "the same name: good, good"), ("report good --follow", "--follow is for")])
 def test_refusals(words, message, tmp_path):
     logs = {name: str(write_log(tmp_path / name, lines)) for name, lines in (("good", [ABOUT, step(1)]), ("empty", []), ("begun", [ABOUT]))}
-    script, *arguments = words.split()
-    done = run(script, *(logs.get(word, word if word.startswith("-") else tmp_path / word) for word in arguments))
+    task, *arguments = words.split()
+    done = run(task, *(logs.get(word, word if word.startswith("-") else tmp_path / word) for word in arguments))
     assert done.returncode == 1 and not done.stdout and message in done.stderr
-    assert done.stderr.startswith(f"{script}: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
+    assert done.stderr.startswith(f"./train_llama {task}: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
 
 
 # ---- TensorBoard and others -----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ WRONG = [
     *((f"{call} --data long.safetensors", "document 2", "65 tokens") for call in (SFT, EVAL)),
     *((f"{call} --data asked.safetensors", "holds prompts") for call in (SFT, EVAL)),
     *((f"{call} --model spoiled", "model.norm.weight", "NaN") for call in (SFT, EVAL)),
+    ("show eval --model M --data D", "show is for data that is trained on, and not for eval", "pretrain, sft"), ("show sft --model M", "sft needs --data"),
+    ("show dpo --preset tiny --data pairs.safetensors", "dpo needs --model"), (f"show {SFT} --max_samples 0", "--max_samples 0"),
     # preferences
     (f"{DPO} --beta 0", "--beta is 0", "above 0"),
     (f"{DPO} --loss_type dpo", 'no --loss_type "dpo"', "fix: use one of sigmoid, sigmoid_norm, robust", "orpo", "sft"),
