@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the first samples of a prepared file, with their trained tokens highlighted: show.py FILE.safetensors TOKENIZER_DIR NUMBER"""
+"""Prints the first samples of a prepared file (0: all), with their trained tokens highlighted: show.py FILE.safetensors TOKENIZER_DIR NUMBER"""
 
 import os
 import sys
@@ -63,7 +63,8 @@ def main(path, directory, count):
     with safe_open(path, "numpy") as file:
         are_pairs = file.metadata()["kind"] == "pref"
         tokens, mask = file.get_slice("tokens"), file.get_slice("loss_mask")
-        offsets = file.get_tensor("doc_offsets")[:int(count) * (2 if are_pairs else 1) + 1].tolist()
+        offsets = file.get_tensor("doc_offsets").tolist()
+        offsets = offsets[:int(count) * (2 if are_pairs else 1) + 1] if int(count) else offsets  # 0: all
         print(LEGEND[color])
         for i, (begin, end) in enumerate(zip(offsets, offsets[1:])):
             name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if are_pairs else f"document {i + 1}"

@@ -306,6 +306,7 @@ TEST(Options, FlagsWithoutEffectAreRefused) {
 }
 
 TEST(Options, OneMessageHasAllProblems) {
+    expect_error("show", "2 problems:\nsft needs --model DIR");  // and --data, but no --output_dir
     expect_error("sft", "3 problems:\nsft needs --model DIR");
     const std::string said = message(words(sft + "--learning_rate x --max_norm -1 --lora_dropout 2"));
     EXPECT_TRUE(said.starts_with("3 problems:\n--learning_rate \"x\" is not a number\n")) << said;

@@ -40,8 +40,8 @@ WRONG = [
     *((f"{call} --data long.safetensors", "document 2", "65 tokens") for call in (SFT, EVAL)),
     *((f"{call} --data asked.safetensors", "holds prompts") for call in (SFT, EVAL)),
     *((f"{call} --model spoiled", "model.norm.weight", "NaN") for call in (SFT, EVAL)),
-    ("show eval --model M --data D", "show is for data that is trained on, and not for eval", "pretrain, sft"), ("show sft --model M", "sft needs --data"),
-    ("show dpo --preset tiny --data pairs.safetensors", "dpo needs --model"), (f"show {SFT} --max_samples 0", "--max_samples 0"),
+    (f"show {EVAL}", "show is for data that is trained on, and not for eval", "pretrain, sft"), ("show sft --model golden/qwen3", "sft needs --data"),
+    (f"show {SFT} --model golden/llama3 --data long.safetensors", "has tokens, whose texts only a tokenizer knows", "tokenizer.json"),
     # preferences
     (f"{DPO} --beta 0", "--beta is 0", "above 0"),
     (f"{DPO} --loss_type dpo", 'no --loss_type "dpo"', "fix: use one of sigmoid, sigmoid_norm, robust", "orpo", "sft"),
@@ -155,14 +155,15 @@ def place(tmp_path_factory, data, prompts):
 
 def words_of(text, output):
     """The words of a call. The last value of a flag counts, and the value "none" removes the flag."""
-    task, *words = shlex.split(text)
+    shows, (task, *words) = text.startswith("show "), shlex.split(text.removeprefix("show "))
     flags = {} if task in ("eval", "generate") else {"output_dir": output}
     for word in words:
         if word.startswith("--"):
             flags[name := word[2:]] = "true"
         else:
             flags[name] = None if word == "none" else word
-    return command(task, **flags)
+    program, *arguments = command(task, **flags)
+    return [program, *["show"] * shows, *arguments]
 
 
 @pytest.mark.parametrize("text, parts", [(text, parts) for text, *parts in WRONG], ids=[text for text, *_ in WRONG])
