@@ -64,10 +64,10 @@ std::string help(const std::string &program, Task task, bool all) {
 #include "../train/options.def"
     out +=
         "\n" + entry("config FILE",
-                     "flags in JSON or YAML, also in the names of TRL, accelerate, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; "
-                     "the command line takes precedence");
+                     "flags in JSON or YAML, or a file of TRL, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line takes precedence");
     if (!all) return out + entry("help all", format("all %zu flags", defaults.size()));
     out += entry("convert", "print the command in this program's own names, with notes on differences, and exit");
+    out += entry("from NAME", "read the command in the names, and with the defaults, of trl, openrlhf, axolotl, llamafactory, swift or megatron");
     return out + entry("as NAME", "print the command in the names of trl, openrlhf or axolotl, and exit");
 }
 

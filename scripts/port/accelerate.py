@@ -53,7 +53,10 @@ ROWS = [
     Note("there is no tensor parallelism", "tp_size, parallelism_config_tp_size", "1"),
     Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "tp_size, parallelism_config_tp_size"),
     Together("ds_accumulated", "see per_device_train_batch_size", "deepspeed_config.gradient_accumulation_steps"),
-    Note("a setting of accelerate's launcher", "offload_optimizer_device, offload_param_device, multi_gpu, use_fsdp, use_deepspeed, log_dir, tee, standalone"),
+    Note("ranks are threads of this program, or started by mpirun: Ray is not used", "ray"),
+    Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
+      "fsdp_offload_params, offload_optimizer_device, offload_param_device"),
+    Note("a setting of accelerate's launcher", "multi_gpu, use_fsdp, use_deepspeed, log_dir, tee, standalone"),
 ]
 
 ACCELERATE = Peer("accelerate", "1.15", ROWS)

@@ -26,14 +26,13 @@ def name_of(peer, task, flag, value):
         return "warmup_steps", value
     if flag == "lr_warmup" and float(value) >= 1:
         return None
-    for rows in (peer.rows, *(base.rows for base in peer.bases)):
-        for row in rows:
-            if row.kind == "same" and flag in row.text.split(","):
-                dotted = [name for name in row.names if "." in name] if peer is OPENRLHF else []
-                name = (dotted or row.names)[0]
-                return name, VALUES.get((flag, value), VALUES.get((name, value), value))
-            if row.kind == "sets" and row.text == f"{flag} {value}":
-                return row.names[0], (row.values or ("true",))[0]
+    for row in peer.every_row():
+        if row.kind == "same" and flag in row.text.split(","):
+            dotted = [name for name in row.names if "." in name] if peer is OPENRLHF else []
+            name = (dotted or row.names)[0]
+            return name, VALUES.get((flag, value), VALUES.get((name, value), value))
+        if row.kind == "sets" and row.text == f"{flag} {value}":
+            return row.names[0], (row.values or ("true",))[0]
     return (SAID[flag], value) if flag in SAID and peer is not OPENRLHF else None
 
 
@@ -52,7 +51,7 @@ def command_as(run):
     if peer is AXOLOTL and task in RL:
         raise PortError(f"--as axolotl does not write files of {task}\n  fix: --as trl or openrlhf")
     theirs, missing, flags = [], [], dict(run["settings"])
-    all_rows = [row for rows in (peer.rows, *(base.rows for base in peer.bases)) for row in rows]
+    all_rows = peer.every_row()
     if peer is TRL and task == "grpo":  # its divergence is always in the loss, its average does not depend on the ratio
         if float(flags.get("kl_coef", 0)) > 0 and flags.pop("kl_use_loss", "false") != "true":
             missing.append("# has no equivalent there: --kl_coef without --kl_use_loss")

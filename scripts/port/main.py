@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from port import back, peers, reading, translate  # noqa: E402
+from port import back, door, reading  # noqa: E402
 
 
 def main(text):
@@ -22,7 +22,7 @@ def main(text):
         if "as" in own:
             print(json.dumps(back.command_as(own)))
         else:
-            print(json.dumps(translate.answer(own, own["words"], peers.PEERS, peers.launched, peers.HELPERS)))
+            print(json.dumps(door.answer(own, own["words"])))
     except reading.PortError as error:
         print(error, file=sys.stderr)
         return 1

@@ -162,8 +162,6 @@ ROWS = [
       "disable_trace_cache, liger_rope, liger_rms_norm, liger_glu_activation, liger_layer_norm, liger_fused_linear_cross_entropy, "
       "cut_cross_entropy"),
     Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits", "adam_offload"),
-    Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
-      "fsdp_offload_params, offload_optimizer_device, offload_param_device"),
     Note("runs are always deterministic", "full_determinism_enable"),
     Refused("this program trains only text models", "image_key, max_images_per_prompt, freeze_visual_encoder"),
     # ranks
@@ -193,7 +191,7 @@ ROWS = [
     Same("entropy_coef", "entropy_loss_coef"),
     Note("this program samples answers itself, from the weights in training",
       "vllm.enable_prefix_caching, enable_prefix_caching, vllm.enforce_eager, enforce_eager, vllm.gpu_memory_utilization, vllm_gpu_memory_utilization, "
-      "vllm.tensor_parallel_size, vllm_tensor_parallel_size, vllm.num_engines"),
+      "vllm.tensor_parallel_size, vllm_tensor_parallel_size, vllm.num_engines, vllm.sync_backend"),
     Note("a setting of PyTorch without a counterpart here", "torch_compile, use_liger_kernel, actor_init_on_gpu, perf"),
     Note("data/prepare.py tokenises samples once and caches them", "dataloader_num_workers"),
     Note("runs are always deterministic", "full_determinism"),

@@ -1,49 +1,62 @@
-"""All peers, and the command words that start their programs."""
+"""All peers, and the words, files and names by which a command belongs to one of them."""
 
 import re
 
 from .accelerate import ACCELERATE
 from .axolotl import AXOLOTL
 from .deepspeed import DEEPSPEED
-from .instead import instead, no_task
+from .instead import no_task
 from .llama_factory import LLAMA_FACTORY
 from .megatron import MEGATRON
 from .openrlhf import OPENRLHF
 from .reading import PortError, Setting
 from .swift import SWIFT
+from .table import Peer
 from .trainer import TRAINER
 from .trl import TRL
 
-PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT, MEGATRON)  # the first one wins a tie
+NAMES = {"trl": TRL, "openrlhf": OPENRLHF, "axolotl": AXOLOTL, "llamafactory": LLAMA_FACTORY, "swift": SWIFT, "megatron": MEGATRON}  # of --from
+PEERS = tuple(NAMES.values())
 HELPERS = (TRAINER, ACCELERATE)
 TABLES = (*PEERS, *HELPERS, DEEPSPEED)
+VERL = Peer("verl", "0.9", [])  # recognised, but not translated
 
-# The tasks of OpenRLHF's and TRL's scripts, with the settings that a script implies.
+# The command words of a trainer. The group is the name of a task or of another program.
+PROGRAMS = (
+    (OPENRLHF, r"openrlhf[./]cli[./](?:train_)?(\w+?)(?:_ray)?(?:\.py)?"),
+    (TRL, r"trl[./]scripts[./](\w+?)(?:\.py)?"), (TRL, r"examples/scripts/(?:ppo/)?((?:\w+/)?\w+)\.py"), (TRL, r"trl ([a-z][\w-]*)"),
+    (SWIFT, r"(?:swift |swift[./]cli[./])(\w+?)(?:\.py)?"), (MEGATRON, r"(?:megatron |swift[./]cli[./]_megatron[./])(\w+?)(?:\.py)?"),
+    (AXOLOTL, r"axolotl(?:\.cli\.| )(\w+)"), (LLAMA_FACTORY, r"(?:llamafactory-cli|lmf) (\w+)"), (LLAMA_FACTORY, r"src/(train)(?:_bash)?\.py"),
+    (VERL, r"verl[./]trainer[./](\w+)(?:\.py)?"))
+
+# Keys of files that no other trainer has.
+KEYS = ((AXOLOTL, {"base_model"}), (LLAMA_FACTORY, {"stage", "finetuning_type"}), (SWIFT, {"tuner_type", "train_type", "rlhf_type"}),
+        (TRL, {"use_peft", "dataset_train_split", "dataset_test_split", "dataset_config", "assistant_only_loss", "completion_only_loss"}),
+        (OPENRLHF, {"actor.model_name_or_path", "ckpt.output_dir", "ds.zero_stage"}), (VERL, {"actor_rollout_ref"}))
+
+# Tasks of the trainers' programs, with a setting that a program implies. The settings of train and rlhf name the task.
 TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",), "ppo_tldr": ("ppo",),
-         "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "pt": ("pretrain",)}
+         "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "pt": ("pretrain",), "train": (None,), "rlhf": (None,)}
 
 
-def launched(words):
-    """Returns the peer, the task and the settings implied by the words before the flags: deepspeed --module openrlhf.cli.train_sft, trl sft, axolotl train."""
-    line = " ".join(words)
-    for pattern, peer in ((r"\bopenrlhf[./]cli[./](?:train_)?(\w+)", OPENRLHF), (r"\btrain_(\w+)(?:\.py)?$", OPENRLHF), (r"\btrl (\w+)", TRL),
-                          (r"\btrl\.scripts\.(\w+)", TRL), (r"\btrl/scripts/(\w+)\.py", TRL), (r"\bexamples/scripts/((?:\w+/)?\w+)\.py", TRL), (r"\bswift (sft|pt|rlhf)\b", SWIFT),
-                          (r"\bmegatron (sft|pt|rlhf)\b", MEGATRON),
-                          (r"\baxolotl(?:\.cli)?[. ](train)\b", AXOLOTL), (r"\bllamafactory-cli (train)\b", LLAMA_FACTORY)):
-        found = re.search(pattern, line)
-        if not found:
-            continue
-        name = found[1].removesuffix("_ray") if peer is OPENRLHF else found[1].removeprefix("ppo/")
-        if name in ("train", "rlhf"):
-            return peer, None, []
-        return (peer, *task_called(name, line))
-    if len(words) == 1 and (words[0] in TASKS or instead(words[0])):
-        return (TRL if words[0] != "pt" else SWIFT, *task_called(words[0], line))
-    raise PortError(f'there is no task "{words[0]}"\n  fix: use pretrain, sft, dpo, rm, grpo, ppo, eval, generate or merge; or a command of {", ".join(p.name for p in PEERS)}')
+def program(words):
+    """Returns the peer whose program the words begin with, the name of the task or program, and the number of its words; None if there is none."""
+    for peer, pattern in PROGRAMS:
+        if found := re.match(rf"(?:\S*/)?{pattern}(?=\s|$)", " ".join(words[:2])):
+            return peer, found[1], 1 + found[0].count(" ")
+    return None
 
 
-def task_called(name, line):
-    if name in TASKS:
-        task, *setting = TASKS[name]
-        return task, [Setting(setting[0], [setting[1]], line)] if setting else []
-    raise PortError(no_task(name))
+def task_called(name, where):
+    """Returns the task of a program's name, or None if its settings name the task, and the settings that the name implies."""
+    if name not in TASKS:
+        raise PortError(no_task(name))
+    task, *setting = TASKS[name]
+    return task, [Setting(setting[0], [setting[1]], where)] if setting else []
+
+
+def writer(settings):
+    """Returns the only peer that can have written a file with these settings, and the key that says so; None if there is not exactly one."""
+    names = {name for s in settings for name in (s.name, s.name.partition(".")[0])}
+    found = [(peer, min(keys & names)) for peer, keys in KEYS if keys & names]
+    return found[0] if len(found) == 1 else (None, "")

@@ -5,9 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-SCRIPTS = re.compile(r"(.*/)?(trl/scripts|examples/scripts|openrlhf/cli)/.*\.py|(openrlhf\.cli|trl\.scripts)\.\w+")
 WHOLE = ("chat_template_kwargs", "deepspeed")  # objects that are one value
-LAUNCHERS = ("accelerate", "python", "python3", "torchrun", "deepspeed", "ray")
 
 
 class PortError(Exception):
@@ -33,45 +31,25 @@ def to_text(value):
 def without_empty(value):
     """Removes keys with a null or empty value; they mean the default."""
     if isinstance(value, dict):
-        return {str(key): inner for key, inner in ((key, without_empty(inner)) for key, inner in value.items()) if inner not in (None, {}, [])}
+        return {str(key): inner for key, inner in ((key, without_empty(inner)) for key, inner in value.items()) if inner not in (None, "None", {}, [])}
     return [without_empty(inner) for inner in value] if isinstance(value, list) else value
 
 
-def read_words(words):
-    """Returns the words that start a program, and the settings of the other words and of the named files."""
-    if "--" in words:  # ray job submit ... -- python3 -m ...
-        words = words[words.index("--") + 1:]
-    launch, given, files = [], [], []
-    launched = bool(words) and words[0] in LAUNCHERS
-
-    def takes(word):
-        return not word.startswith("--") and not (launched and (SCRIPTS.fullmatch(word) or word == "-m"))
-
-    words = list(words)
+def read_flags(words):
+    """Returns the words before the flags, and the flags as settings."""
+    first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    bare, words, settings = words[:first], words[first:], []
     while words:
-        word = words.pop(0)
-        if not word.startswith("--") or word == "--module":
-            if re.search(r"\.ya?ml$", word):
-                files.append(word)
-            elif given and not launched:
-                raise PortError(f'unexpected argument "{word}"\n  fix: flags are --name value; put quotes around a value with spaces')
-            elif word not in ("-m", "-i", "--module"):
-                launch.append(word)
-            continue
-        name, equals, value = word.partition("=")
+        word, equals, value = words.pop(0).partition("=")
         values = [value] if equals else []
-        while not equals and words and takes(words[0]):
+        while not equals and words and not words[0].startswith("--"):
             values.append(words.pop(0))
-        name = name[2:].replace("-", "_")
-        if name in ("config", "config_file"):
-            if len(values) != 1:
-                raise PortError(f"--{name} needs one file\n  fix: --{name} FILE.yaml")
-            files.append(values[0])
-        elif len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name not in WHOLE and is_object(values[0]):
-            given += read_object(json.loads(values[0]), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
+        name = word[2:].replace("-", "_")
+        if len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name not in WHOLE and is_object(values[0]):
+            settings += read_object(json.loads(values[0]), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
         else:
-            given.append(Setting(name, values, word.partition("=")[0]))
-    return launch, [setting for file in files for setting in read_file(file)] + given
+            settings.append(Setting(name, values, word))
+    return bare, settings
 
 
 def is_object(text):

@@ -7,13 +7,13 @@
     Note       has no effect here; the text gives the reason
     Refused    has no equivalent here, and ignoring it would change the run; the text gives an alternative
 
-Sets, Together and Refused ignore the values false, none and null, unless the row lists them. Note and Refused match a name with any prefix
+Sets, Together and Refused do nothing for the value false, unless the row lists it. Note and Refused match a name with any prefix
 ("ds.packing_samples"); the other rows match only prefixes in NESTED ("trl.beta", but not "critic.model_name_or_path")."""
 
 from typing import NamedTuple
 
 NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "lr_scheduler_kwargs", "eval", "generation_kwargs"}
-OFF = {"false", "none", "null"}
+OFF = {"false"}
 
 
 class Row(NamedTuple):
@@ -40,8 +40,9 @@ class Peer(NamedTuple):
     directory: str = ""  # the default output directory
     bases: tuple = ()  # tables that also apply to the peer
 
-    def knows(self, name):
-        return any(name in row.names for row in self.rows)
+    def every_row(self):
+        """Returns the rows of the peer and of its bases; the peer's own come first."""
+        return [*self.rows, *(row for base in self.bases for row in base.every_row())]
 
 
 def split(names):

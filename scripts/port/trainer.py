@@ -1,6 +1,7 @@
 """Names of transformers 5.24's Trainer. TRL, Axolotl, LLaMA-Factory and ms-swift pass them on to it."""
 
 from . import deepspeed
+from .accelerate import ACCELERATE
 from .deepspeed import SPEED
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
 
@@ -126,4 +127,4 @@ def complete(t, keeps_strings=True):
     t.policy(keeps_strings)
 
 
-TRAINER = Peer("transformers", "5.24", ROWS)
+TRAINER = Peer("transformers", "5.24", ROWS, bases=(ACCELERATE,))

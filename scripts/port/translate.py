@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
-from .reading import PortError, Setting, read_words
+from .accelerate import ACCELERATE
+from .reading import PortError, Setting
 from .table import NESTED, OFF, find
 
 TRAINING = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
@@ -16,23 +18,25 @@ LINEAR = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for
 
 
 class Translation:
-    """The translation so far. `own` describes this program: its name, and for each flag its tasks and type."""
+    """The translation so far of a peer's settings, `launcher` those of the program that starts it. `own` describes this program: its name, and for each flag
+    its tasks and type. With `whole` the command is the peer's, and has its defaults; else it is a command of this program with some of the peer's names."""
 
-    def __init__(self, own, peer, task, settings, others):
-        self.own, self.peer, self.task, self.others = own, peer, task, others
-        self.flags, self.together, self.notes, self.problems = {}, {}, {}, []  # flags: name -> Setting
+    def __init__(self, own, peer, task, settings, launcher=(), whole=True):
+        self.own, self.peer, self.task, self.settings, self.launcher, self.whole = own, peer, task, settings, launcher, whole
+        self.rows = peer.every_row()
+        self.flags, self.together, self.notes, self.problems, self.strangers = {}, {}, {}, [], []  # flags: name -> Setting
         # Flags set only by defaults; flags given by the user; flags given on the command line with this program's names.
         self.by_default, self.given, self.said = set(), set(), set()
-        self.settings = settings
-        self.foreign = peer is not None  # the command uses names of another trainer
+        self.read = set()  # keys of `together` that the peer's module asked for
 
     # ---- for the modules of the peers
 
     def has(self, key):
+        self.read.add(key)
         return key in self.together
 
     def get(self, key, otherwise=None):
-        return self.together[key].value if key in self.together else otherwise
+        return self.together[key].value if self.has(key) else otherwise
 
     def flag(self, name, otherwise=None):
         return self.flags[name].value if name in self.flags else otherwise
@@ -84,11 +88,10 @@ class Translation:
     # ---- one setting
 
     def find(self, name, value):
-        """Returns the row of the peer for a name, or of another peer if the name is not a flag of this program. The longest match wins."""
-        own = [row for peer in (self.peer, *self.peer.bases) for row in peer.rows] if self.peer else []
+        """Returns the row of the peer for a name; None if there is none, or if the name is a flag of this program without a row for the value."""
         if name in self.own["flags"] or name.split(".")[0] in NESTED and name.rpartition(".")[2] in self.own["flags"]:
-            return next((row for one in (name, name.rpartition(".")[2]) for row in own if one in row.names and row.holds_for(value)), None)
-        return find(own + [row for peer in self.others for row in peer.rows], name, value)
+            return next((row for one in (name, name.rpartition(".")[2]) for row in self.rows if one in row.names and row.holds_for(value)), None)
+        return find(self.rows, name, value)
 
     def take(self, setting, by_default=False):
         name, value = setting.name, setting.value
@@ -100,18 +103,17 @@ class Translation:
             return self.take_own(setting._replace(name=flag), by_default)
         if row is None and name.startswith("no_") and value == "true":
             return self.take(Setting(name[3:], ["false"], setting.where), by_default)
-        off = value.lower() in OFF and not (row and value.lower() in (v.lower() for v in row.values))
-        if row is None:
-            if self.find(name, "true"):
-                if not off:
-                    self.refuse(f'{setting.where} "{value}" is not a value of this flag\n  fix: true or false, or leave it out')
-                return None
-            return self.refuse(f"unknown flag {setting.where}\n  fix: {self.hint(name)}")
-        return self.answer(row, setting, off, by_default)
+        off = value.lower() in OFF and not (row and row.values)
+        if row:
+            return self.answer(row, setting, off, by_default)
+        if not self.find(name, "true"):
+            return self.strangers.append(setting)
+        if off:
+            return self.note(setting.where, "false, as here")
+        return self.refuse(f'{setting.where} "{value}" is not a value of this flag\n  fix: true or false, or leave it out')
 
     def answer(self, row, setting, off, by_default):
         value = setting.value
-        self.foreign = True
         if row.kind == "same":
             flags = row.text.split(",")
             flag = next((flag for flag in flags if self.task in self.own["flags"][flag]["tasks"]), flags[0])
@@ -122,18 +124,19 @@ class Translation:
             self.take_own(Setting(flag, setting.values, setting.where), by_default)
         elif row.kind == "part":
             flag, part = row.text.split()
-            values = self.flags[flag].values if flag in self.flags else map(str, self.own["defaults"][self.task][flag])
+            values = self.flags[flag].values if flag in self.flags else map(str, self.own["defaults"][self.task].get(flag) or [0, 0])
             values = [number for text in values for number in text.split(",")]
             values[int(part):int(part) + 1] = [value]
             self.set(flag, values, setting.where, by_default)
-        elif row.kind == "together":
-            if not off and not (by_default and row.key in self.together):
-                self.together[row.key] = setting
         elif row.kind == "note":
             if not by_default:
                 self.note(setting.where, row.text)
         elif off:
-            return
+            if not by_default:
+                self.note(setting.where, "false, as here")
+        elif row.kind == "together":
+            if not (by_default and row.key in self.together):
+                self.together[row.key] = setting
         elif row.kind == "sets":
             flag, ours = row.text.split(" ", 1)
             if not by_default:
@@ -152,7 +155,7 @@ class Translation:
         if len(values) == 1 and (flag, values[0].lower()) in self.VALUES:
             ours = self.VALUES[flag, values[0].lower()]
             if ours is None:
-                return
+                return self.note(f"{setting.where} {values[0]}", "the default")
             self.note(f"{setting.where} {values[0]}", f"--{flag} {ours}")
             values = [ours]
         about = self.own["flags"][flag]
@@ -162,36 +165,61 @@ class Translation:
             values[0] = values[0][:-2]  # num_train_epochs 3.0
         if flag in ("data", "eval_data") and len(values) > 1:
             values = [",".join(values)]
-        if len(values) == 1 and values[0] in ("None", "none", "null") and not about["boolean"] and about["wanted"] != "text":
-            return  # stands for the default
         self.set(flag, values or ["true"] * about["boolean"], setting.where, by_default)
-
-    def hint(self, name):
-        """Returns the flag that was probably meant: two of its two or three words are in the name, perhaps misspelled. The distance
-        between whole names would match eos_token with row_tokens, and ds_type with dtype."""
-        last = name.rpartition(".")[2]
-        names = [flag for flag, about in self.own["flags"].items() if self.task in about["tasks"]]
-        alike, best = max(((likeness(last, flag), flag) for flag in names), key=lambda pair: pair[0], default=(0, ""))
-        return f"did you mean --{best}?" if alike > 0.79 else f"./{self.own['program']} {self.task} --help lists the flags of {self.task}"
 
     # ---- all of them
 
     def run(self):
-        if self.peer and self.peer.defaults and self.task in TRAINING:
-            defaults = [Setting(name, value.split(), f"{name} ({self.peer.name}'s default)") for name, value in self.peer.defaults(self.task).items()]
+        name = self.peer.name
+        if self.whole and self.peer.defaults and self.task in TRAINING:
+            defaults = [Setting(flag, value.split(), f"{flag} ({name}'s default)") for flag, value in self.peer.defaults(self.task).items()]
             self.guarded(*(lambda d=d: self.take(d, by_default=True) for d in defaults))
+        self.rows = ACCELERATE.every_row()
+        self.guarded(*(lambda s=s: self.take(s) for s in self.launcher))
+        self.rows = self.peer.every_row()
         self.guarded(*(lambda s=s: self.take(s) for s in self.settings))
-        if self.peer and self.peer.complete:
+        if self.peer.complete:
             self.guarded(lambda: self.peer.complete(self))
         self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens, self.tokens)
-        if self.peer and self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
+        if not self.whole:
+            return
+        if self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
             self.set("output_dir", self.peer.directory, "--output_dir")
-            self.note("", f"output_dir is {self.peer.directory}, the default of {self.peer.name}")
-        if self.foreign and self.own["converts"] and self.flag("model") and not fetched(self.flag("model")):
+            self.note("", f"output_dir is {self.peer.directory}, the default of {name}")
+        if self.own["converts"] and self.flag("model") and not fetched(self.flag("model")):
             self.note("", f"{self.flag('model')} is not on this machine; a run checks at its start whether this program supports its architecture")
+        for setting in [*self.launcher, *self.settings]:
+            if setting not in self.strangers and not self.mentions(setting):
+                row = self.find(setting.name, setting.value)
+                if not (row and row.key in self.read):
+                    self.note(setting.where, row.text if row and row.kind == "together" else "another setting takes precedence")
         taken = [f"{flag} {self.flag(flag)}" for flag in self.flags if flag in self.by_default]
         if taken:
-            self.note("", f"{self.peer.name}'s defaults, which differ from those of this program: {', '.join(taken)}")
+            self.note("", f"{name}'s defaults, which differ from those of this program: {', '.join(taken)}")
+
+    def mentions(self, setting):
+        """True if a flag, a note or a problem names the setting."""
+        texts = [flag.where for flag in self.flags.values()] + [name for names in self.notes.values() for name in names] + self.problems
+        return any(names(text, setting) for text in texts)
+
+    def meaning(self, setting):
+        """Returns the meaning of a setting in the names of this program, as text, and its flags."""
+        flags = [flag for flag in self.flags.values() if flag.name in self.given and (names(flag.where, setting) or flag.where.endswith(f" in {setting.value}"))]
+        wrong = [flag for flag in flags if self.task not in self.own["flags"][flag.name]["tasks"]]
+        row = self.find(setting.name, setting.value) or self.find(setting.name, "true")
+        product = next((short(flag.where) for flag in flags if " x " in flag.where), short(setting.where) + (f" {' '.join(setting.values)}" if setting.values else ""))
+        problem = next((problem for problem in self.problems if names(problem, setting)), None)
+        if wrong:
+            text = f"--{wrong[0].name}, which belongs to {', '.join(self.own['flags'][wrong[0].name]['tasks'])}, not to {self.task}"
+        elif flags:
+            text = " ".join(f"--{flag.name} {shlex.quote(','.join(flag.values))}" for flag in flags)
+        elif problem:
+            text = problem.replace("\n  fix: ", "; ").replace(setting.where, "", 1).strip()
+        elif row and row.kind == "together":
+            text = row.text
+        else:
+            text = "; ".join(note for note, wheres in self.notes.items() if setting.where in wheres)
+        return product, text, [] if wrong else flags
 
     def guarded(self, *calls):
         for call in calls:
@@ -207,7 +235,7 @@ class Translation:
         for key, flag, form in (("revision", "model", "@%s"), ("subset", "data", ":%s"), ("split", "data", "[%s]"), ("eval_split", "eval_data", "[%s]")):
             if self.has(key) and self.flag(flag):
                 names = [name + form % self.get(key) for name in self.flag(flag).split(",")]
-                self.set(flag, ",".join(names), self.flags[flag].where)
+                self.set(flag, ",".join(names), f"{self.flags[flag].where}, {self.together[key].where}")
         if self.has("processes"):
             if self.own["ranks"] == 1 and "ranks" not in self.flags:
                 self.set("ranks", self.get("processes"), self.together["processes"].where)
@@ -241,28 +269,34 @@ class Translation:
 
     def step(self, samples, accumulated, packs):
         """Sets the samples per step: samples per device * accumulation steps * ranks."""
+        if not self.whole:
+            accumulated = self.count("accumulated", 1)
         ranks = self.ranks()
-        self.whole_step(samples * accumulated * ranks, packs, f"{samples} samples per device * {accumulated} accumulation steps * {ranks} ranks")
+        self.whole_step(samples * accumulated * ranks, packs, f"{samples} samples per device * {accumulated} accumulation steps * {ranks} ranks",
+                        ("device_batch", "accumulated"))
 
-    def whole_step(self, batch, packs, text):
-        if {"train_batch_size", "train_batch_tokens"} & self.given:
+    def whole_step(self, batch, packs, text, keys=("batch",)):
+        """Sets the samples per step, which follow from the names with these keys; without the first one only a whole command has a default."""
+        if {"train_batch_size", "train_batch_tokens"} & self.given or not (self.whole or self.has(keys[0])):
             return
         length = self.number("max_len", 2048)
         packs = packs and self.task not in RL + PAIRS
         flag, value = ("train_batch_tokens", batch * length) if packs else ("train_batch_size", batch)
-        self.set(flag, str(value), "samples per step")
+        factors = [f"{self.together[key].where} {self.get(key)}" for key in keys if self.has(key)]
+        self.set(flag, str(value), " x ".join(factors + [f"{self.ranks()} ranks"] * (self.ranks() > 1)) or "samples per step")
         self.note("", f"a step: {text}{f' * {length} tokens, packed,' if packs else ''} = --{flag} {value}")
 
     def answers(self, samples, accumulated):
         """Sets the number of prompts per batch of answers; TRL counts answers instead."""
-        if self.task != "grpo" or "rollout_batch_size" in self.given:
+        keys = [key for key in ("generation_batch_size", "steps_per_generation") if self.has(key)]
+        if self.task != "grpo" or "rollout_batch_size" in self.given or not (self.whole or keys):
             return
         n, ranks = max(1, self.number("n", 8)), self.ranks()
         answers = self.count("generation_batch_size", samples * ranks * self.count("steps_per_generation", accumulated))
         if answers % n:
             return self.refuse(f"a batch of {answers} answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is not a "
                                f"multiple of num_generations, {n}\n  fix: --rollout_batch_size N, prompts, and --n N, answers to each")
-        self.set("rollout_batch_size", str(answers // n), "generation_batch_size")
+        self.set("rollout_batch_size", str(answers // n), ", ".join(self.together[key].where for key in keys) or "generation_batch_size")
         self.note("", f"a batch of answers: {answers} answers / {n} per prompt = --rollout_batch_size {answers // n}")
 
     def policy(self, keeps_strings):
@@ -306,7 +340,7 @@ class Translation:
     def scheduler(self):
         """Converts an absolute minimum learning rate to a share of the peak."""
         if self.has("min_lr"):
-            rate = float(self.flag("learning_rate", self.own["defaults"][self.task]["learning_rate"]))
+            rate = float(self.flag("learning_rate", self.own["defaults"][self.task].get("learning_rate", "nan")))
             self.set("min_lr_ratio", f"{float(self.get('min_lr')) / rate:g}", self.together["min_lr"].where)
 
 
@@ -382,39 +416,13 @@ def special_token(folder, name):
     return token if isinstance(token, str) else ""
 
 
-# ---- the trainer and the task ---------------------------------------------------------------------------------------------------------
+# ---- names of other trainers ------------------------------------------------------------------------------------------------------------
 
 
-def peer_of(settings, peers):
-    """Returns the peer that knows most of the names; the first one wins a tie. None if no peer knows any."""
-    best = max(peers, key=lambda peer: sum(peer.knows(s.name) for s in settings))
-    return best if any(best.knows(s.name) for s in settings) else None
+def names(text, setting):
+    return bool(re.search(rf"(?<![\w.-]){re.escape(setting.where)}(?![\w-])", text))
 
 
-def answer(own, words, peers, launches, helpers):
-    """Returns the output as a dictionary. `launches` interprets the words before the flags; `helpers` are tables without defaults."""
-    launch, settings = read_words(words)
-    peer, task, launched, prefix = None, None, None, []
-    if launch and launch[0] in own["tasks"]:
-        task, launch = launch[0], launch[1:]
-    if launch:
-        peer, launched, prefix = launches(launch)
-        if task and launched and task != launched:
-            raise PortError(f"{' '.join(launch)} is the task {launched}, not {task}\n  fix: leave {task} out")
-    meta = [s for s in settings if s.name in ("convert", "as")]
-    settings = prefix + [s for s in settings if s.name not in ("convert", "as")]
-    peer = peer or peer_of(settings, peers)
-    wish = peer.task_of({s.name: s for s in settings}, task or launched) if peer and peer.task_of else None
-    problems = []
-    if wish and task in TRAINING and wish[0] != task:
-        problems.append(f"{wish[1]} asks for the task {wish[0]}, not {task}\n  fix: start with {wish[0]}, or leave {wish[1]} out")
-    task = task or (wish and wish[0]) or launched
-    if not task:
-        raise PortError(f"the command has no task\n  fix: write one of {', '.join(own['tasks'])} before the flags")
-    translation = Translation(own, peer, task, settings, [p for p in (*peers, *helpers) if p is not peer])
-    translation.problems = problems
-    translation.run()
-    notes = [": ".join([*([", ".join(dict.fromkeys(re.sub(r" in [^ ]+( \(\d+\))?$", "", name) for name in names))] if names else []), text])
-             for text, names in translation.notes.items()]
-    return {"task": task, "settings": [s._asdict() for s in [*translation.flags.values(), *meta]], "notes": notes, "problems": translation.problems,
-            "foreign": translation.foreign}
+def short(where):
+    """Returns names without the file that they are in."""
+    return re.sub(r"\b(in|of) [^ ]+( \(\d+\))?( |$)", "", where).rstrip()

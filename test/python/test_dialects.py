@@ -11,8 +11,8 @@ import pytest
 from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT  # adds scripts/ to sys.path
 from port import page, peers, table
 
-TRL = "--model_name_or_path M --dataset_name D --output_dir O"
-OPENRLHF = "--model.model_name_or_path M --data.dataset D --ckpt.output_dir O"
+TRL = "--from trl --model_name_or_path M --dataset_name D --output_dir O"
+OPENRLHF = "--from openrlhf --model.model_name_or_path M --data.dataset D --ckpt.output_dir O"
 AXOLOTL = {"base_model": "M", "datasets": [{"path": "a/b", "type": "alpaca"}], "output_dir": "O", "learning_rate": 2e-5}
 FACTORY = {"model_name_or_path": "Qwen/Qwen3-4B", "stage": "sft", "template": "qwen3", "dataset": "d.jsonl", "output_dir": "O"}
 
@@ -410,7 +410,7 @@ def test_bad_values_end_in_a_message(tmp_path, more):
 
 def test_all_problems_are_in_one_message(tmp_path):
     """The message also has the command in the names of this program."""
-    said = call("sft --base_model M --dataset_name 'D;x' --output_dir O --warmup_steps 2.5 --use_dora --learning_rate x --max_grad_norm -1 --frobnicate", tmp_path).stderr
+    said = call("sft --from axolotl --base_model M --datasets 'D;x' --output_dir O --warmup_steps 2.5 --use_dora --learning_rate x --max_grad_norm -1 --frobnicate", tmp_path).stderr
     assert said.startswith("train_llama: 5 problems:\n"), said
     for part in ("--use_dora is not supported\n", '--learning_rate "x" is not a number\n', "unknown flag --frobnicate\n", "--max_norm is -1.0 but must be 0",
                  "--lr_warmup is 2.5 but must be 0"):
@@ -434,7 +434,7 @@ def test_notes_on_differences(tmp_path):
 
 
 def test_special_tokens_must_be_the_tokenizer_s(tmp_path):
-    line = f"sft --model '{DEMO}' --dataset_name D --output_dir O --eos_token"
+    line = f"sft --from trl --model '{DEMO}' --dataset_name D --output_dir O --eos_token"
     assert "<|end|> is the tokenizer's own" in converted(f"{line} '<|end|>'", tmp_path)[2]
     assert f'--eos_token is "</s>", but the tokenizer in {DEMO} has "<|end|>"' in refused(f"{line} </s>", tmp_path)
     assert '"E" can only be compared with the tokenizer once M is on this machine' in call(f"sft {TRL} --eos_token E", tmp_path).stderr
