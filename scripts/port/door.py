@@ -21,7 +21,7 @@ def answer(own, words):
     bare, given = read_flags(words)
     overrides = [Setting(found[1], [found[2]], found[1]) for found in map(OVERRIDE.fullmatch, bare) if found]
     if peer is VERL or any("." in s.name for s in overrides):
-        refuse_verl(overrides + given)
+        refuse_verl(overrides + [s for s in given if s.name != "convert"])
     if origins := [s for s in given if s.name == "from"]:
         peer, source = named_by_flag(origins, peer, source)
     if name and not (peer or task):
@@ -36,7 +36,7 @@ def answer(own, words):
         writes, key = writer(read)
         if writes is VERL:
             refuse_verl(read)
-        if peer and writes and writes not in (peer, *peer.bases):
+        if peer and writes and writes.name not in (peer.name, *(base.name for base in peer.bases)):
             raise PortError(f"{file} is a file of {writes.name}, the only trainer with the key {key}, but {source} names {peer.name}\n  fix: leave one of them out")
         if writes and not peer:
             peer, source = writes, file
@@ -102,7 +102,7 @@ def named_file(setting):
 
 
 def refuse_verl(settings):
-    raise PortError(f"{len(settings)} names of verl, which are not translated: {', '.join(s.where for s in settings)}\n"
+    raise PortError(f"the names of verl are not translated: {', '.join(s.where for s in settings)}\n"
                     "  fix: write the command in the names of this program; train_llama grpo --help lists them")
 
 

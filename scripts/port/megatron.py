@@ -69,6 +69,11 @@ ROWS = [
       "wandb_save_dir, log_throughput, log_params_norm"),
 ]
 
+# The names of transformers' Trainer that these commands also have.
+SHARED = ("bf16, fp16, seed, weight_decay, num_train_epochs, output_dir, local_rank, dataloader_num_workers, dataloader_multiprocessing_context, dataloader_persistent_workers, "
+          "dataloader_pin_memory, dataloader_prefetch_factor, group_by_length, ddp_backend, ddp_timeout, eval_steps, logging_steps, save_steps, save_strategy, save_total_limit, "
+          "metric_for_best_model, greater_is_better, hub_token, report_to")
+
 
 def defaults(task):
     return {"lr_decay_style": "cosine", "lr_warmup_fraction": "0", "weight_decay": "0.1"} | (swift.ANSWERS if task == "grpo" else {})
@@ -96,4 +101,4 @@ def complete(t):
     t.answers(max(1, batch // t.ranks()), 1)
 
 
-MEGATRON = Peer("Megatron-SWIFT", "4.5", ROWS, defaults, swift.task_of, complete, "megatron_output", (swift.SWIFT, TRAINER))
+MEGATRON = Peer("Megatron-SWIFT", "4.5", ROWS, defaults, swift.task_of, complete, "megatron_output", (swift.SWIFT._replace(bases=()), TRAINER.only(SHARED)))

@@ -12,7 +12,7 @@ Sets, Together and Refused do nothing for the value false, unless the row lists 
 
 from typing import NamedTuple
 
-NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "lr_scheduler_kwargs", "eval", "generation_kwargs"}
+NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "eval", "generation_kwargs"}
 OFF = {"false"}
 
 
@@ -39,6 +39,11 @@ class Peer(NamedTuple):
     complete: object = None  # (translation): computes flags from several names
     directory: str = ""  # the default output directory
     bases: tuple = ()  # tables that also apply to the peer
+
+    def only(self, names):
+        """Returns the peer with these of its names, and without its bases."""
+        rows = [row._replace(names=tuple(name for name in row.names if name in split(names))) for row in self.rows]
+        return self._replace(rows=[row for row in rows if row.names], bases=())
 
     def every_row(self):
         """Returns the rows of the peer and of its bases; the peer's own come first."""

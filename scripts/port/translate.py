@@ -214,7 +214,7 @@ class Translation:
         elif flags:
             text = " ".join(f"--{flag.name} {shlex.quote(','.join(flag.values))}" for flag in flags)
         elif problem:
-            text = problem.replace("\n  fix: ", "; ").replace(setting.where, "", 1).strip()
+            text = problem.replace("\n  fix: ", "; ").replace(setting.where, "", 1).strip(" :")
         elif row and row.kind == "together":
             text = row.text
         else:

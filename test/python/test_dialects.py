@@ -244,6 +244,59 @@ def test_a_file_of_llama_factory(tmp_path):
     assert "LLaMA-Factory trains adapters unless finetuning_type is full" in notes
 
 
+# ---- the names of this program, and the trainer of a command ----------------------------------------------------------------------------
+
+OWN = "sft --model M --data D --output_dir O"
+STRANGERS = [  # words, a file, and a part of the message
+    (f"{OWN} --per_device_train_batch_size 2 --gradient_accumulation_steps 4", None, "--per_device_train_batch_size 2 x --gradient_accumulation_steps 4: --train_batch_size 8\n"),
+    (OWN, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, "per_device_train_batch_size 2 x gradient_accumulation_steps 4: --train_batch_size 8\n"),
+    (f"{OWN} --ranks 2 --per_device_train_batch_size 2", None, "--per_device_train_batch_size 2 x 2 ranks: --train_batch_size 4\n"),
+    (f"{OWN} --gradient_accumulation_steps 4", None, "--gradient_accumulation_steps 4: see per_device_train_batch_size"),
+    (f"{OWN} --warmup_steps 5", None, "--warmup_steps 5: --lr_warmup 5\n"), (f"{OWN} --dtype f32 --tf32 true", None, "--tf32 true: --dtype tf32\n"),
+    (f"{OWN} --deepspeed no.json", None, "--deepspeed no.json: cannot read no.json"),
+    (f"{OWN} --lr_scheduler_kwargs '{{\"min_lr\": 3e-5}}'", None, "lr_scheduler_kwargs.min_lr 3e-05: --min_lr_ratio 0.1\n"),
+    (f"{OWN} --data_seed 6", None, "--data_seed 6: "), (f"{OWN} --lr 1e-4 --bf16", None, "--lr 1e-4: --learning_rate 1e-4\n  --bf16: --dtype bf16\n"),
+    (f"{OWN} --lr_warmup_ratio 0 --row_tokens 64", None, "--lr_warmup_ratio 0: --lr_warmup 0\n"),
+    (f"{OWN} --micro_batch_size 2", None, "--micro_batch_size 2 has several meanings: --row_tokens 4096 (OpenRLHF), --train_batch_size 2 (Axolotl), "),
+    (f"{OWN} --num_generations 4", None, "--num_generations 4: --n, which belongs to grpo, ppo, generate, not to sft\n"),
+    (f"{OWN} --use_dora", None, "--use_dora: is not supported; adapters are LoRA"), ("--dataset_name D", None, "--dataset_name D: --data D\n"),
+    (f"{OWN} --frobnicate --num_epochs 2", None, "1 name is other trainers', and no trainer is named:\n  --num_epochs 2: --max_epochs 2\n"),
+    (f"{OWN} --frobnicate --num_epochs 2", None, "unknown flag --frobnicate\n"), ("reward --data D", None, 'there is no task "reward"'),
+    ("sft --from nemo", None, '--from "nemo" is unknown\n  fix: trl, openrlhf, axolotl, llamafactory, swift, megatron'), ("sft --from trl --from swift", None, "--from is given twice"),
+    ("swift sft --from trl", None, "swift sft names ms-swift, and --from trl names TRL\n  fix: leave one of them out"),
+    ("trl sft", AXOLOTL, "c.yml is a file of Axolotl, the only trainer with the key base_model, but trl sft names TRL"),
+    ("sft --from llamafactory", AXOLOTL, "but --from llamafactory names LLaMA-Factory"),
+    (f"trl sft {TRL} --cutoff_length 8 --base_model M", None, "1 name is not of TRL:\n  --base_model M: --model M\n"),
+    ("axolotl train", AXOLOTL | {"train_on_eos": "none"}, 'train_on_eos in c.yml "none" is not supported'),
+    ("python3 -m verl.trainer.main_ppo data.train_files=F actor_rollout_ref.actor.optim.lr=1e-6", None, "the names of verl are not translated: data.train_files, actor_"),
+    ("grpo", {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6}}}}, "the names of verl are not translated: actor_rollout_ref.actor.optim.lr in c.yml"),
+    ("srun swift sft --model M", None, 'unexpected argument "srun"'), ("accelerate launch mine.py", None, "accelerate starts no program of TRL, "),
+    ("swift sft stray --model M", None, 'unexpected argument "stray"'),
+]
+
+
+@pytest.mark.parametrize("words, config, message", STRANGERS)
+def test_names_of_no_named_trainer_are_refused(tmp_path, words, config, message):
+    assert message in refused(words, tmp_path, config)
+
+
+def test_the_words_of_a_launcher(tmp_path):
+    (tmp_path / "a.yaml").write_text("compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\nnum_processes: 4\n")
+    for line in ("accelerate launch --config_file a.yaml trl", "accelerate launch --config_file=a.yaml -m trl.scripts.", "trl"):
+        words = f"{line}{'' if line.endswith('.') else ' '}sft {TRL}" + (" --accelerate_config a.yaml" if line == "trl" else "")
+        found = converted(words, tmp_path)[1]
+        assert (found["ranks"], found["dtype"], found["train_batch_size"]) == ("4", "bf16", "32"), words
+    found = converted(f"llamafactory-cli train learning_rate=3e-4 --template qwen3", tmp_path, FACTORY)[1]
+    assert found["learning_rate"] == "3e-4"
+    assert "c.yml is a file of LLaMA-Factory, the only trainer with the key stage" in converted("", tmp_path, FACTORY)[2]
+
+
+def test_keys_name_one_trainer():
+    for peer, keys in peers.KEYS[:-1]:
+        for key in keys:
+            assert [other.name for other in peers.PEERS if any(key in row.names for row in other.rows)] in ([peer.name], [peer.name] * 2), key
+
+
 def test_functions_of_trl_are_called(tmp_path, monkeypatch):
     """With a stand-in for TRL, whose function gives no reward without a solution."""
     (tmp_path / "trl").mkdir()
