@@ -46,7 +46,7 @@ class Translation:
         values = [value] if isinstance(value, str) else value
         if flag in self.said and not where.startswith("--"):
             return
-        if by_default and (flag in self.given or same_values(values, self.own["defaults"][self.task].get(flag))):
+        if by_default and (not self.whole or flag in self.given or same_values(values, self.own["defaults"][self.task].get(flag))):
             return
         self.flags.pop(flag, None)  # keeps the order of the last settings
         self.flags[flag] = Setting(flag, values, where)
