@@ -1,14 +1,15 @@
-"""Axolotl 0.18."""
+"""Axolotl 0.21."""
 
 import json
 import re
 
 from .instead import no_task
+from .reading import Setting
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import name_template
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
-from .trl import TRL, note_orpo, set_rewards
+from .trl import TRL, add_sft, note_orpo, set_rewards
 
 ROWS = [
     # model and data
@@ -16,7 +17,7 @@ ROWS = [
     Note("the main revision is read", "revision_of_model", "main"),
     Together("revision", "the revision, after an @: --model OWNER/NAME@REVISION", "revision_of_model"),
     Same("data", "datasets, pretraining_dataset"),
-    Same("tokenizer_chat_template", "chat_template_jinja"),
+    Same("tokenizer_chat_template", "chat_template_jinja, datasets.chat_template_jinja"),
     Note("the main revision is read", "datasets.revision", "main"),
     Refused("hf download --repo-type dataset OWNER/NAME --revision REVISION --local-dir DIR, and --data DIR", "datasets.revision"),
     Note("a file's name determines its format", "datasets.ds_type, datasets.trust_remote_code"),
@@ -27,11 +28,16 @@ ROWS = [
     Note("both names are read", "datasets.message_field_content, datasets.message_property_mappings.content", "content, value"),
     Note("these names are read", "datasets.message_field_training", "train, training, weight"),
     Note("the end of each trained turn is also a target", "train_on_eos, train_on_eot", "turn"),
+    Refused("the end of each trained turn is a target, and no other; leave it out", "train_on_eos, train_on_eot", "all, last, none"),
     Same("max_len", "sequence_len, max_packed_sequence_len"),
     Refused("--max_len bounds all samples; leave it out", "eval_sequence_len, min_sample_len, max_prompt_len"),
     Same("truncation", "excess_length_strategy"),
-    Note("each epoch has its own random order, whatever the order after merging", "shuffle_merged_datasets"),
-    Sets("shuffle false", "curriculum_sampling", "true"),
+    Note("each epoch has its own random order, whatever the order after merging", "shuffle_merged_datasets", "true, false"),
+    Together("curriculum", "with one data set, or shuffle_merged_datasets false: --shuffle false", "curriculum_sampling"),
+    Note("the whole data set is read", "datasets.weight", "1, 1.0"),
+    Refused("a slice takes the first part: --data 'NAME[train[:50%]]'", "datasets.weight"),
+    Refused("data sets of random tokens are not supported: write the records", "datasets.length, datasets.sequence_length, datasets.min_input_id, datasets.max_input_id, "
+      "datasets.min_turns, datasets.max_turns, datasets.min_turn_length, datasets.input_fraction"),
     Refused("samples are shuffled over all data (--shuffle); leave it out", "sample_packing_sequentially, shuffle_before_merging_datasets"),
     Note("data/prepare.py tokenises samples once and caches them",
       "dataset_num_proc, dataset_processes, dataset_prepared_path, dataset_keep_in_memory, skip_prepare_dataset, streaming, "
@@ -57,10 +63,12 @@ ROWS = [
       "micro_batch_size"),
     Together("packs", "samples are always packed and never attend to each other; with this flag a step counts rows of max_len tokens: --train_batch_tokens",
       "sample_packing"),
+    Together("concatenates", "as sample_packing, with pretraining_dataset", "pretraining_sample_concatenation"),
+    Refused("rows are packed by their lengths alone; leave it out", "balance_labels, label_balance_window_optim_steps"),
     Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other",
       "dpo_padding_free, eval_sample_packing, batch_flattening, sample_packing_group_size, sample_packing_bin_size, sample_packing_eff_est, "
       "sample_packing_mp_start_method, multipack_real_batches, pretrain_multipack_attn, pretrain_multipack_buffer_size, "
-      "pretraining_sample_concatenation, pad_to_multiple_of, pad_to_sequence_len, total_num_tokens, total_supervised_tokens"),
+      "fa_varlen_kwargs_in_collator, pad_to_multiple_of, pad_to_sequence_len, total_num_tokens, total_supervised_tokens"),
     Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step", "eval_batch_size, include_tkps"),
     Same("num_episodes,max_epochs", "num_epochs"),
     # optimizer
@@ -76,11 +84,13 @@ ROWS = [
       "adam_beta3, adam_epsilon2, dion_lr, dion_momentum, dion_rank_fraction, dion_rank_multiple_of, qgalore_rank, qgalore_update_proj_gap, "
       "qgalore_scale, qgalore_proj_type, qgalore_proj_quant, qgalore_proj_bits, qgalore_proj_group_size, qgalore_cos_threshold, "
       "qgalore_gamma_proj, qgalore_queue_size, flash_optimum, lisa_n_layers, lisa_step_interval, lisa_layers_attribute, "
-      "unfrozen_parameters, trainer_cls"),
+      "unfrozen_parameters, trainer_cls, grokfast_alpha, grokfast_lamb, spectrum_top_fraction, spectrum_model_name, dense_mixer"),
     Same("neftune_noise_alpha", "noisy_embedding_alpha"),
     Note("the loss has no such term", "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias", "0, 0.0"),
     Refused("sft has only the plain cross-entropy of the targets; leave it out",
-      "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias"),
+      "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias, use_dft, liger_use_token_scaling"),
+    Refused("sft on the teacher's answers, which generate --model TEACHER writes", "kd_trainer, kd_ce_alpha, kd_alpha, kd_temperature, kd_beta, kd_normalize_topk, "
+      "kd_online_server_base_url, kd_online_topk, kd_online_server, kd_online_timeout, kd_temperature_min, datasets.temperature"),
     Note("experts have one implementation, and --load_in quantises them with the other matrices", "experts_implementation, llama4_linearized_experts, quantize_moe_experts"),
     # preferences and reward models
     Same("beta", "rl_beta, dpo_beta, orpo_alpha"),
@@ -90,11 +100,11 @@ ROWS = [
     Same("label_smoothing", "dpo_label_smoothing"),
     Same("simpo_gamma", "simpo_gamma"),
     Refused("--loss_type sigmoid,sft --loss_weights 1,ALPHA", "rpo_alpha, dpo_norm_loss"),
-    Refused("--loss_type simpo,sft --loss_weights 1,ALPHA", "cpo_alpha"),
+    Together("cpo_alpha", "with rl: simpo --loss_type simpo,sft --loss_weights 1,CPO_ALPHA; the default there is 1", "cpo_alpha"),
     Sets("ref_mode precompute", "precompute_ref_log_probs", "true"),
     Note("the reference is computed once, before training, on packed rows", "dpo_use_logits_to_keep, dpo_use_liger_kernel, dpo_generate_during_eval"),
     Refused("there is no such variant of DPO here; leave it out",
-      "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, dpo_use_weighting, kto_desirable_weight, kto_undesirable_weight"),
+      "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, dpo_use_weighting, dpo_ld_alpha, kto_desirable_weight, kto_undesirable_weight"),
     Note("a reward model gives one number", "num_labels", "1"),
     # reinforcement learning
     Same("n", "num_generations"),
@@ -131,11 +141,13 @@ ROWS = [
     Same("use_rslora", "peft_use_rslora"),
     Together("lora_whole", "with adapter: --lora_modules_to_save; score, the head of a reward model, is always trained", "lora_modules_to_save"),
     Note("adapters have one implementation, and are stored as floats",
-      "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel, lora_embedding_kernel, lora_fan_in_fan_out, peft_autocast_adapter_dtype, "
+      "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel, lora_embedding_kernel, lora_on_cpu, lora_fan_in_fan_out, peft_autocast_adapter_dtype, "
       "peft_ensure_weight_tying"),
     Note("adapters are initialised as in PEFT", "peft_init_lora_weights", "true"),
     Refused("adapters are LoRA or rsLoRA of whole linear layers (docs/lora.md); leave it out",
-      "lora_target_parameters, lora_rank_pattern, lora_alpha_pattern, lora_on_cpu, peft, peft_use_dora, "
+      "lora_target_parameters, lora_rank_pattern, lora_alpha_pattern, peft, peft_use_dora, "
+      "mixlora_num_experts, mixlora_top_k, mixlora_router_aux_loss_coef, mixlora_router_init_range, mixlora_jitter_noise, mixlora_expert_lora_r, mixlora_expert_lora_alpha, "
+      "mixlora_expert_lora_dropout, mora, use_mora, mora_type, "
       "peft_layer_replication, peft_layers_to_transform, peft_layers_pattern, peft_init_lora_weights, peft_trainable_token_indices, "
       "loftq_bits, loftq_config, qlora_sharded_model_loading, merge_lora, merge_method"),
     Sets("load_in 4bit", "load_in_4bit"),
@@ -143,6 +155,10 @@ ROWS = [
     Refused("weights are stored in f32 or bf16 (--dtype), and frozen weights also in 4 or 8 bits (--load_in); leave it out",
       "bnb_config_kwargs, gptq, qat, quantization, model_quantization_config, model_quantization_config_kwargs, use_onebitllms"),
     Note("ranks exchange arrays in --dtype", "fp8_enable_fsdp_float8_all_gather"),
+    Note("each operand of a product is scaled by its largest magnitude, as in torchao", "fp8_config.recipe", "tensorwise"),
+    Refused("--fp8 scales each operand by its largest magnitude, as torchao's tensorwise does", "fp8_config.recipe"),
+    Note("4-bit weights are NF4, with quantised scales", "nf4_backend"),
+    Note("gradients are stored in float, or with --grad_dtype bf16 in bf16", "lora_fp32_gradients"),
     # how it is computed
     Note("--recompute selects the recomputed activations", "selective_checkpointing"),
     Sets("dtype bf16", "bfloat16", "true, full"),
@@ -157,7 +173,7 @@ ROWS = [
     Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
       "activation_offloading, layer_offloading, offload_params, cpu_offload_pin_memory"),
     Same("device", "device"),
-    Refused("--profile measures the time of each op", "profiler_steps, profiler_steps_start"),
+    Refused("--profile measures the time of each op", "profiler_steps, profiler_steps_start, sync_profiler_steps, sync_profiler_start_step"),
     Refused("this program trains only text models", "freeze_mm_modules, processor_type, processor_kwargs"),
     Refused("this program trains only text models", "image_size, image_resize_algorithm, role_boundaries"),
     # ranks
@@ -167,7 +183,12 @@ ROWS = [
       "fsdp_version, auto_wrap_policy, state_dict_type, fsdp_final_state_dict_type, final_state_dict_type, transformer_layer_cls_to_wrap, "
       "use_orig_params, min_num_params, mixed_precision_policy"),
     Same("expert_parallel", "expert_parallel_size"),
-    Same("ring_attn_size", "context_parallel_size, sequence_parallel_degree"),
+    Same("ring_attn_size", "context_parallel_size, sequence_parallel_degree, context_parallel.size"),
+    Sets("sp_mode ulysses", "context_parallel.backend", "ulysses"),
+    Sets("sp_mode ring", "context_parallel.backend", "ring"),
+    Note("it selects an implementation and changes no result", "context_parallel.backend", "auto"),
+    Note("it selects an implementation and changes no result", "context_parallel.rotate_method, context_parallel.load_balance, context_parallel.ring_impl, context_parallel.shard_in_collator"),
+    Refused("--sp_mode ring, gather or ulysses; the program chooses the layout of each row", "context_parallel.backend, context_parallel.ulysses_size, context_parallel.ring_size"),
     Same("ring_attn_head_stride", "heads_k_stride"),
     Sets("sp_mode gather", "ring_attn_func", "varlen_llama3"),
     Sets("sp_mode ring", "ring_attn_func", "batch_ring, batch_zigzag, batch_stripe"),
@@ -182,7 +203,8 @@ ROWS = [
     Note("--sample_every prints samples of the model", "eval_table_size, eval_max_new_tokens"),
     Refused("--eval_data reports loss, perplexity and accuracy; --sample_every prints samples of the model",
       "do_causal_lm_eval, eval_causal_lm_metrics, do_bench_eval, bench_dataset, bench_split, generate_samples, num_generation_samples, "
-      "generation_max_new_tokens, generation_temperature, generation_top_p, generation_top_k, generation_prompt_ratio, generation_do_sample"),
+      "generation_max_new_tokens, generation_temperature, generation_top_p, generation_top_k, generation_prompt_ratio, generation_do_sample, lm_eval_tasks, lm_eval_batch_size, "
+      "lm_eval_post_train, lm_eval_model"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_tensorboard, use_wandb, wandb_project, wandb_name, wandb_run_id, wandb_mode, wandb_entity, wandb_watch, wandb_log_model, use_mlflow, "
       "mlflow_tracking_uri, mlflow_experiment_name, mlflow_run_name, hf_mlflow_log_artifacts, use_comet, comet_api_key, comet_workspace, "
@@ -190,9 +212,9 @@ ROWS = [
       "otel_metrics_port, use_trackio, trackio_project_name, trackio_run_name"),
     Note("hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model", "hf_use_auth_token"),
     Note("a setting of Axolotl's own programs",
-      "axolotl_config_path, strict, capabilities, env_capabilities, gradio_title, gradio_share, gradio_server_name, gradio_server_port, "
+      "world_size, axolotl_config_path, strict, capabilities, env_capabilities, gradio_title, gradio_share, gradio_server_name, gradio_server_port, "
       "gradio_max_new_tokens, gradio_temperature"),
-    Together("chat_template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "chat_template"),
+    Together("chat_template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "chat_template, datasets.chat_template"),
     Together("types", "the format of the records: --input_template, --prompt_key or the task", "datasets.type"),
     Together("messages", "--input_key with --multiturn, or for pairs --prompt_key; the names messages and conversations need no flag",
       "datasets.field_messages"),
@@ -225,7 +247,7 @@ ROWS = [
       "max_completion_length_of_step, train_on_last_step_only, default_system_message"),
     Note("the assistant's messages are trained", "roles_to_train", "assistant, gpt"),
     Note("the end-of-turn token that the template adds to a trained turn is also a target", "eot_tokens"),
-    Refused("the fields of a record determine the targets (docs/data.md); leave it out", "train_on_inputs, roles_to_train, train_on_eos, train_on_eot"),
+    Refused("the fields of a record determine the targets (docs/data.md); leave it out", "train_on_inputs, roles_to_train"),
     Together("held_out", "a share: --eval_fraction", "val_set_size"),
     Same("eval_data", "test_datasets"),
     Same("lr_scheduler", "lr_scheduler"),
@@ -249,7 +271,8 @@ ROWS = [
     Note("a setting of PyTorch without a counterpart here",
       "deepcompile, torch_compile_options, use_liger_loss, chunked_cross_entropy, chunked_cross_entropy_num_chunks, tiled_mlp, tiled_mlp_num_shards, "
       "tiled_mlp_use_original_mlp, use_kernels, gc_steps, gc_collect_steps, ddp, liger_rope, liger_rms_norm, liger_rms_norm_gated, liger_glu_activation, "
-      "liger_layer_norm, liger_fused_linear_cross_entropy, cut_cross_entropy, flash_attn_fuse_qkv"),
+      "liger_layer_norm, liger_fused_linear_cross_entropy, liger_swiglu, liger_cross_entropy, liger_kernel_impl, cut_cross_entropy, cut_cross_entropy_accum_c_fp32, "
+      "cut_cross_entropy_c_grad_chunk_size, flash_attn_fuse_qkv, torch_compile_regional"),
     Note("a high loss does not end a run", "loss_watchdog_threshold, loss_watchdog_patience"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_swanlab, swanlab_project, swanlab_experiment_name, swanlab_description, swanlab_mode, swanlab_workspace, swanlab_log_completions, "
@@ -265,11 +288,19 @@ ROWS = [
     Refused("a model with tokenizer.json: tekken.json of mistral-common is not supported", "tokenizer_use_mistral_common"),
     Refused("config.json contains the RoPE scaling; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
     Refused("experts have one implementation, and --expert_parallel drops no token; leave it out", "use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "
-      "expert_parallel_token_capacity"),
-    Refused("one of the tasks pretrain, sft, dpo, rm, grpo and ppo", "diffusion, llmcompressor"),
+      "expert_parallel_token_capacity, expert_parallel_num_rdma_bytes, expert_parallel_dispatch_chunks, expert_parallel_save_dispatch"),
+    Note("experts have one implementation", "expert_parallel_backend, expert_parallel_fallback_on_unsupported, expert_backend, moe_grouped_backend, moe_dequant_chunk_size, "
+      "moe_bnb_fast, autotune_cache_path, autotune_profiles, autotune_neighborhood"),
+    Refused("one of the tasks pretrain, sft, dpo, rm, grpo and ppo", "diffusion, diffusion_lm, diffusion_decision, llmcompressor, recipe, save_compressed"),
+    Refused("a model is saved as a Hugging Face directory, which llama.cpp converts to GGUF", "export"),
+    Refused("a reward function has no environment of several turns here: --reward FILE.py", "nemo_gym_enabled, nemo_gym_dir, nemo_gym_auto_clone, nemo_gym_config_paths, "
+      "nemo_gym_head_port, nemo_gym_server_timeout, nemo_gym_verify_timeout, nemo_gym_run_timeout, nemo_gym_datasets, nemo_gym_auto_start, nemo_gym_model_name, "
+      "nemo_gym_multi_turn, nemo_gym_max_turns"),
+    Refused("this program trains on this machine; leave it out", "hatchery, coreweave"),
     Note("Axolotl does not read it either", "eta_min, full_finetune, test_value, adam_eps, base_model_ignore_patterns, gptq_disable_exllama"),
     Refused("it is for other architectures, or for trained weights of four bits; leave it out", "nvfp4_merge_aware, dsv4_fp4_grouped_mode, use_dsv4_kernels, "
-      "use_glm_dsa_kernels"),
+      "use_glm_dsa_kernels, nonexpert_quantization, dsv4_fp8_nonexpert_mode, dsv4_fp8_lora_kernel, dsv4_shared_mlp_lora_kernel, dsv4_bf16_all, gemma4_fp8_nonexpert, "
+      "gemma4_nf4_nonexpert, nvfp4_merge_aware_start_step, ple_cpu_offload"),
 ]
 
 # Types of data sets, with their equivalents here: a template (ALPACA), or the prompt's field (PROMPTS; None if the type does not name it).
@@ -305,7 +336,8 @@ def task_of(given, task):
 
 
 def defaults(task):
-    return {"num_epochs": "1", "micro_batch_size": "1", "gradient_accumulation_steps": "1", "sequence_len": "512", "lr_scheduler": "cosine", "warmup_ratio": "0.03",
+    grpo = {"num_generations": "8", "loss_type": "dapo", "scale_rewards": "group"}  # TRL's
+    return (grpo if task == "grpo" else {}) | {"num_epochs": "1", "micro_batch_size": "1", "gradient_accumulation_steps": "1", "sequence_len": "512", "lr_scheduler": "cosine", "warmup_ratio": "0.03",
             "adam_beta2": "0.999", "excess_length_strategy": "split" if task == "pretrain" else "drop"}
 
 
@@ -322,6 +354,12 @@ def complete(t):
     if "lr_warmup" not in t.given:
         t.note("", "Axolotl's default warm-up is 3 % of the steps, but at most 100 steps: --lr_warmup N")
     complete_steps(t)
+    if t.has("curriculum"):
+        merged = "," in t.flag("data", "") and not any(s.name == "shuffle_merged_datasets" and s.value == "false" for s in t.settings)
+        if merged:
+            t.refuse(f"{t.together['curriculum'].where} repeats one random order of several data sets in every epoch\n  fix: shuffle_merged_datasets: false, or leave it out")
+        else:
+            t.set("shuffle", "false", t.together["curriculum"].where)
     seen = next((s for s in t.settings if s.name == "model_type" and re.fullmatch(r"(?!Gemma3)\w+ForConditionalGeneration", s.value)), None)
     if seen:
         t.refuse(f"{seen.where} {seen.value} reads images\n  fix: use a text model")
@@ -334,7 +372,11 @@ def complete(t):
         t.set("train_batch_size", t.get("batch_size"), t.together["batch_size"].where)
         return
     samples, accumulated = t.count("device_batch", 1), t.count("accumulated", 1)
-    t.step(samples, accumulated, t.has("packs"))
+    streams = any(s.name == "pretraining_dataset" for s in t.settings)
+    packs = t.has("packs") or streams and t.has("concatenates")
+    if streams and not t.has("packs"):
+        t.set("truncation", "keep", "truncation (Axolotl's, of pretraining_dataset)", by_default=True)
+    t.step(samples, accumulated, packs)
     t.answers(samples, accumulated)
 
 
@@ -359,7 +401,7 @@ def complete_steps(t):
 def complete_data(t):
     types, pairs = types_of(t.settings), t.task in ("dpo", "rm")
     for name in ("datasets.field_instruction", "datasets.field_output", "datasets.field_prompt", "datasets.field_chosen", "datasets.field_rejected",
-                 "datasets.field_messages", "datasets.field"):
+                 "datasets.field_messages", "datasets.field", "datasets.chat_template", "datasets.chat_template_jinja"):
         values = {s.value for s in t.settings if s.name == name} - {"messages", "conversations"}
         if len(values) > 1:
             t.refuse(f"{name[9:]} differs between data sets: {', '.join(sorted(values))}\n  fix: prepare each with data/prepare.py and its keys, and give both files")
@@ -430,6 +472,8 @@ def complete_task(t):
         elif t.task == "dpo" and PREFERENCES.get(rl):
             t.set("loss_type", PREFERENCES[rl], where)
             note_orpo(t)
+        if rl == "simpo":
+            add_sft(t, t.together.get("cpo_alpha", Setting("cpo_alpha", ["1"], "cpo_alpha (Axolotl's default)")))
     if t.has("reward_funcs"):
         set_rewards(t)
 
@@ -461,4 +505,4 @@ def complete_adapter(t):
     t.lora(None, None, "0", "q_proj,v_proj")
 
 
-AXOLOTL = Peer("Axolotl", "0.18", ROWS, defaults, task_of, complete, "./model-out", (TRL, TRAINER))
+AXOLOTL = Peer("Axolotl", "0.21", ROWS, defaults, task_of, complete, "./model-out", (TRL, TRAINER))

@@ -27,7 +27,9 @@ def name_template(t, name, where):
     """Sets the template that has this name in a peer."""
     name = SAME.get(name, name)
     model = t.flag("model", "").lower()
-    if name in ("tokenizer_default", "default"):
+    if name == "jinja" and "tokenizer_chat_template" in t.flags or name.startswith("tokenizer_default_fallback_"):
+        t.note(where, "the template is given as text" if name == "jinja" else "the tokenizer's own template is used, and a tokenizer without one is refused")
+    elif name in ("tokenizer_default", "default"):
         t.note(where, "the tokenizer's own template is used")
     elif name in OURS:
         t.set("tokenizer_chat_template", name, where)
