@@ -37,7 +37,7 @@ ROWS = [
     Note("the whole data set is read", "datasets.weight", "1, 1.0"),
     Refused("a slice takes the first part: --data 'NAME[train[:50%]]'", "datasets.weight"),
     Refused("data sets of random tokens are not supported: write the records", "datasets.length, datasets.sequence_length, datasets.min_input_id, datasets.max_input_id, "
-      "datasets.min_turns, datasets.max_turns, datasets.min_turn_length, datasets.input_fraction"),
+      "datasets.min_turns, datasets.max_turns, datasets.min_turn_length, datasets.input_fraction, datasets.max_completion_length"),
     Refused("samples are shuffled over all data (--shuffle); leave it out", "sample_packing_sequentially, shuffle_before_merging_datasets"),
     Note("data/prepare.py tokenises samples once and caches them",
       "dataset_num_proc, dataset_processes, dataset_prepared_path, dataset_keep_in_memory, skip_prepare_dataset, streaming, "
@@ -220,7 +220,7 @@ ROWS = [
       "datasets.field_messages"),
     Together("text", "--input_key, with the task pretrain", "datasets.field, datasets.text_column, text_column"),
     Same("input_key,prompt_key", "datasets.field_instruction, datasets.type.field_instruction"),
-    Same("output_key", "datasets.field_output, datasets.type.field_output, datasets.field_completion"),
+    Same("output_key", "datasets.field_output, datasets.type.field_output, datasets.field_completion, datasets.type.field_completion"),
     Same("prompt_key", "datasets.field_prompt, datasets.type.field_prompt"),
     Same("chosen_key", "datasets.type.field_chosen"),
     Same("rejected_key", "datasets.type.field_rejected"),

@@ -1,9 +1,10 @@
-"""ms-swift 4.5's commands for Megatron: megatron sft, pt and rlhf."""
+"""ms-swift 4.6's commands for Megatron: megatron sft, pt and rlhf."""
 
 from . import swift
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
+from .trl import TRL
 
 ROWS = [
     # experts
@@ -27,17 +28,37 @@ ROWS = [
       "pipeline_model_parallel_layout, sequence_parallel"),
     Sets("zero_stage 0", "use_distributed_optimizer", "false"),
     Note("--zero_stage 1 shards the optimizer over the ranks", "use_distributed_optimizer"),
+    Sets("recompute none", "recompute_granularity", "none"),
     Sets("recompute layer", "recompute_granularity", "full"),
     Sets("recompute cheap", "recompute_granularity", "selective"),
     Note("--recompute selects the recomputed activations", "recompute_method, recompute_num_layers, recompute_modules"),
     Sets("offload optimizer", "optimizer_cpu_offload", "true"),
     Note("the whole optimizer is offloaded", "optimizer_offload_fraction", "1, 1.0"),
-    Note("--moments and --grad_dtype are the types of the optimizer's state and of gradients", "use_precision_aware_optimizer, main_params_dtype"),
+    Note("--moments and --grad_dtype are the types of the optimizer's state and of gradients", "use_precision_aware_optimizer"),
+    Note("the optimizer's state and gradients are in float", "main_params_dtype, main_grads_dtype, exp_avg_dtype, exp_avg_sq_dtype", "fp32"),
+    Sets("grad_dtype bf16", "main_grads_dtype", "bf16"),
+    Sets("moments bf16", "exp_avg_dtype, exp_avg_sq_dtype", "bf16"),
+    Refused("--moments f32, bf16 or 8bit, --grad_dtype f32 or bf16", "main_params_dtype, main_grads_dtype, exp_avg_dtype, exp_avg_sq_dtype"),
+    Note("--zero_stage selects the sharded arrays", "use_megatron_fsdp, data_parallel_sharding_strategy"),
+    Note("sums over ranks are in float", "accumulate_allreduce_grads_in_fp32"),
     Note("this program has its own attention: exact, blocked, on packed rows", "attention_backend"),
     Note("it selects an implementation and changes no result", "cross_entropy_loss_fusion, cross_entropy_fusion_impl, calculate_per_token_loss, gradient_accumulation_fusion, bias_dropout_fusion, "
       "bias_swiglu_fusion, rope_fusion, masked_softmax_fusion, overlap_grad_reduce, overlap_param_gather, tp_comm_overlap, attention_softmax_in_fp32, "
-      "manual_gc, manual_gc_interval, deterministic_mode, distributed_backend, use_cpu_initialization"),
-    Refused("--fp8 scales each operand by its largest magnitude, and excludes experts", "fp8_format, fp8_recipe, fp8_param_gather"),
+      "manual_gc, manual_gc_interval, deterministic_mode, distributed_backend, use_cpu_initialization, bias_activation_fusion, apply_rope_fusion, optimizer_cuda_graph, "
+      "manual_gc_steps, manual_gc_eval, te_rng_tracker, mlp_padding_free, account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split, overlap_p2p_comm, "
+      "batch_p2p_comm, align_param_gather, cp_comm_type, cp_partition_mode, sequence_packing_scheduler, overlap_param_gather_with_optimizer_step, align_grad_reduce, "
+      "nccl_comm_warmup, microbatch_group_size_per_vp_stage, apply_query_key_layer_scaling, bridge_backend, offload_bridge, skip_megatron_init"),
+    Note("ranks draw their rows from one random order", "data_sharding"),
+    Refused("--fp8 scales each operand by its largest magnitude, and excludes experts", "fp8_format, fp8_recipe, fp8_param_gather, fp8_amax_history_len, fp8_amax_compute_algo, "
+      "fp4_format, fp4_recipe, fp4_param_gather"),
+    Refused("it is for other architectures, or for heads that predict several tokens; leave it out", "mtp_num_layers, mtp_loss_scaling_factor, mtp_decoder_input_detach, mtp_shared_weights, "
+      "engram_tokenizer_map, dsa_indexer_loss_coeff, dsa_indexer_use_sparse_loss, apply_dsa_kernel_fusion, csa_dense_mode, use_fused_mhc, mhc_recompute_layer_num, "
+      "linear_decoupled_in_proj"),
+    Refused("this program trains only text models", "vit_gradient_checkpointing_kwargs, vit_attn_impl, language_model_only"),
+    Refused("give the flags themselves", "megatron_extra_kwargs"),
+    Note("sampling and training choose the same experts", "router_replay_mode", "disabled"),
+    Refused("sampling and training choose experts by the same computation; leave it out", "router_replay_mode"),
+    *TRL.only("reference_free, f_divergence_type").rows,
     # a step and its rate
     Together("batch", "--train_batch_size, or with packing --train_batch_tokens", "global_batch_size"),
     Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step", "micro_batch_size"),
@@ -48,6 +69,12 @@ ROWS = [
     Same("lr_scheduler", "lr_decay_style"),
     Same("lr_warmup", "lr_warmup_fraction, lr_warmup_iters"),
     Together("min_lr", "divided by the learning rate: --min_lr_ratio, with cosine --lr_scheduler cosine_with_min_lr", "min_lr"),
+    Note("the warm-up begins at 0", "lr_warmup_init", "0, 0.0"),
+    Refused("--lr_scheduler warmup_stable_decay with --lr_decay_ratio; the schedule ends with the run", "lr_warmup_init, lr_decay_iters, lr_wsd_decay_style, lr_wsd_decay_iters"),
+    Note("weight decay is constant", "weight_decay_incr_style", "constant"),
+    Refused("weight decay is constant, of matrices alone: --weight_decay", "weight_decay_incr_style, start_weight_decay, end_weight_decay, apply_wd_to_qk_layernorm"),
+    Refused("--optimizer adamw or muon, over all weights; leave it out", "sgd_momentum, muon_momentum, muon_split_qkv, muon_use_nesterov, muon_scale_mode, muon_fp32_matmul_prec, "
+      "muon_coefficient_type, muon_num_ns_steps, muon_tp_mode, muon_extra_scale_factor, muon_scalar_optimizer, muon_lr, muon_min_lr"),
     Same("max_norm", "clip_grad"),
     Part("adam_betas 0", "adam_beta1"),
     Part("adam_betas 1", "adam_beta2"),
@@ -60,13 +87,15 @@ ROWS = [
     Note("evaluation reads all samples", "eval_iters"),
     Same("logging_steps", "log_interval"),
     Note("models are Hugging Face directories, without conversion", "load_safetensors, save_safetensors, merge_lora, finetune, no_save_rng, no_load_optim, no_load_rng, "
-      "ckpt_format, auto_detect_ckpt_format, exit_on_missing_checkpoint, no_initialization, use_hf"),
+      "ckpt_format, auto_detect_ckpt_format, exit_on_missing_checkpoint, no_initialization, use_hf, async_save, use_persistent_ckpt_worker, dist_ckpt_save_pre_mcore_014, "
+      "dist_ckpt_optim_fully_reshardable, distrib_optim_fully_reshardable_mem_efficient, strict_fsdp_dtensor_load, save_missing_weights, data_parallel_random_init"),
+    Refused("--preset initialises a model with random weights (pretrain)", "perform_initialization"),
     Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "no_save_optim"),
     Refused("--model, --adapter and --ref_model take a Hugging Face directory or name, --resume a checkpoint of this program",
-      "load, adapter_load, ref_load, ref_adapter_load"),
+      "load, adapter_load, ref_load, ref_adapter_load, mcore_model, mcore_adapter, mcore_ref_model, mcore_ref_adapter"),
     Note("data/prepare.py tokenises samples once and caches them", "num_workers, dataloader_type"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training", "tensorboard_dir, wandb_project, wandb_exp_name, "
-      "wandb_save_dir, log_throughput, log_params_norm"),
+      "wandb_save_dir, log_throughput, log_params_norm, tensorboard_queue_size, calculate_KL"),
 ]
 
 # The names of transformers' Trainer that these commands also have.
@@ -101,4 +130,4 @@ def complete(t):
     t.answers(max(1, batch // t.ranks()), 1)
 
 
-MEGATRON = Peer("Megatron-SWIFT", "4.5", ROWS, defaults, swift.task_of, complete, "megatron_output", (swift.SWIFT._replace(bases=()), TRAINER.only(SHARED)))
+MEGATRON = Peer("Megatron-SWIFT", "4.6", ROWS, defaults, swift.task_of, complete, "megatron_output", (swift.SWIFT._replace(bases=()), TRAINER.only(SHARED)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 WHOLE = ("chat_template_kwargs", "deepspeed")  # objects that are one value
+EMPTY = ("roles_to_train", "enable_thinking")  # keys whose empty value is not their default
 
 
 class PortError(Exception):
@@ -29,9 +30,10 @@ def to_text(value):
 
 
 def without_empty(value):
-    """Removes keys with a null or empty value; they mean the default."""
+    """Removes keys with a null or empty value, if these mean the default."""
     if isinstance(value, dict):
-        return {str(key): inner for key, inner in ((key, without_empty(inner)) for key, inner in value.items()) if inner not in (None, "None", {}, [])}
+        kept = ((key, without_empty(inner)) for key, inner in value.items())
+        return {str(key): inner for key, inner in kept if inner not in (None, "None", {}, []) or key in EMPTY}
     return [without_empty(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -112,7 +114,7 @@ def read_object(value, prefix, where):
     settings = []
     for key, inner in value.items():
         name, place = (prefix + key).replace("-", "_"), f"{prefix}{key} {'of' if where.startswith('--') else 'in'} {where}"
-        if isinstance(inner, dict) and name not in WHOLE:
+        if isinstance(inner, dict) and name.rpartition(".")[2] not in WHOLE:
             settings += read_object(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
         elif isinstance(inner, list) and any(isinstance(entry, dict) for entry in inner):
             is_data = all(isinstance(entry, dict) and ("path" in entry or "dataset" in name) for entry in inner)

@@ -5,7 +5,7 @@ import re
 
 from .instead import no_task
 from .reading import PortError, Setting
-from .table import Note, Peer, Refused, Same, Sets, Together, chosen
+from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import THINKING, name_template, set_variables
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
@@ -103,7 +103,7 @@ ROWS = [
     Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other", "padding_free"),
     Together("rpo_alpha", "--loss_type sigmoid,sft --loss_weights 1,RPO_ALPHA", "rpo_alpha"),
     Together("cpo_alpha", "with rlhf_type simpo: --loss_type simpo,sft --loss_weights 1,CPO_ALPHA; the default there is 1", "cpo_alpha"),
-    *chosen(TRL.rows, "simpo_gamma, label_smoothing, ld_alpha, discopop_tau"),
+    *TRL.only("simpo_gamma, label_smoothing, ld_alpha, discopop_tau").rows,
     Refused("pairs of a better and a worse answer have equal weights; leave it out", "desirable_weight, undesirable_weight"),
     Refused("sft on the teacher's answers, which generate --model TEACHER writes", "teacher_model, teacher_adapters, teacher_model_type, teacher_model_revision, teacher_deepspeed, "
       "teacher_model_server, offload_teacher_model, teacher_tag_key, teacher_kl_coef, sft_alpha, lmbda, seq_kd, gkd_logits_topk"),
@@ -113,8 +113,8 @@ ROWS = [
     Note("this program has its own attention: exact, blocked, on packed rows", "attn_impl"),
     # reinforcement learning
     Refused("--policy_loss_type ppo, gspo or cispo", "loss_type", "real, fipo"),
-    *chosen(TRL.rows, "num_generations, max_completion_length, temperature, num_iterations, generation_batch_size, steps_per_generation, epsilon, epsilon_high, delta, "
-            "importance_sampling_level, top_entropy_quantile, top_k, top_p, min_p, repetition_penalty, loss_type"),
+    *TRL.only("num_generations, max_completion_length, temperature, num_iterations, generation_batch_size, steps_per_generation, epsilon, epsilon_high, delta, "
+            "importance_sampling_level, top_entropy_quantile, top_k, top_p, min_p, repetition_penalty, loss_type").rows,
     Together("estimator", "grpo is group_norm, rloo is rloo: --advantage_estimator, with scale_rewards", "advantage_estimator"),
     Together("scale", "none with grpo: --advantage_estimator dr_grpo", "scale_rewards", "group, batch, none, gdpo"),
     Together("kl_in_reward", "false: --kl_use_loss; the default is true with rloo", "kl_in_reward", "true, false"),

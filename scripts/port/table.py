@@ -78,12 +78,6 @@ def Refused(text, names, values=""):
     return Row("refused", split(names), split(values), text)
 
 
-def chosen(rows, names):
-    """Returns the rows of a table for some of its names, which mean the same to another peer."""
-    names = split(names)
-    return [row._replace(names=kept) for row in rows if (kept := tuple(name for name in row.names if name in names))]
-
-
 def find(rows, name, value):
     """Returns the row for a name without dashes, with any prefix, and a value; None if there is none."""
     parts = name.split(".")

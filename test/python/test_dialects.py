@@ -44,6 +44,8 @@ def refused(words, tmp_path, config=None):
 
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
 DPO = {"rl": "dpo", "datasets": [{"path": "a/b"}]}
+CHATS = [{"path": "a/b", "type": "chat_template"}]
+TWO = [{"path": path, "type": "alpaca"} for path in ("a/b", "c/d")]
 STARTS = [  # the beginning of a command, and the task
     (f"reward {TRL}", "rm"), (f"trl sft {TRL}", "sft"), (f"trl reward {TRL}", "rm"), (f"python -m trl.scripts.dpo {TRL}", "dpo"),
     (f"accelerate launch --num_processes 1 trl/scripts/grpo.py {TRL}", "grpo"), (f"python examples/scripts/reward_modeling.py {TRL}", "rm"),
@@ -134,6 +136,17 @@ SAME = [  # words, and the flags of this program
 FILES = [  # fields of a file of Axolotl in addition to AXOLOTL, and the flags of this program
     ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
     ({"shuffle_merged_datasets": False}, {"shuffle": None}), ({"curriculum_sampling": True}, {"shuffle": "false"}),
+    ({"curriculum_sampling": True, "shuffle_merged_datasets": False, "datasets": TWO}, {"shuffle": "false", "data": "a/b,c/d"}),
+    ({"rl": "simpo", "datasets": CHATS}, {"loss_type": "simpo,sft", "loss_weights": "1,1"}),
+    ({"rl": "simpo", "cpo_alpha": 0.0, "datasets": CHATS}, {"loss_type": "simpo", "loss_weights": None}),
+    ({"chat_template": "jinja", "chat_template_jinja": "x.jinja", "chat_template_kwargs": {"a": 1}, "datasets": CHATS}, {"tokenizer_chat_template": "x.jinja", "chat_template_kwargs": '{"a": 1}'}),
+    ({"datasets": [CHATS[0] | {"chat_template": "chatml", "train_on_eos": "turn"}]}, {"tokenizer_chat_template": "chatml"}),
+    ({"rl": "grpo", "datasets": CHATS, "micro_batch_size": 8, "trl": {"scale_rewards": False, "chat_template_kwargs": {"a": 1}}},
+     {"advantage_estimator": "dr_grpo", "chat_template_kwargs": '{"a": 1}', "loss_aggregation": "token_mean"}),
+    ({"datasets": None, "pretraining_dataset": [{"path": "a/b"}]}, {"truncation": "keep", "train_batch_size": "1"}),
+    ({"datasets": None, "pretraining_dataset": [{"path": "a/b"}], "pretraining_sample_concatenation": True}, {"truncation": "keep", "train_batch_tokens": "512"}),
+    ({"datasets": None, "pretraining_dataset": [{"path": "a/b"}], "sample_packing": True}, {"truncation": None, "train_batch_tokens": "512"}),
+    ({"context_parallel": {"size": 2, "backend": "ulysses"}, "wandb_project": "p"}, {"ring_attn_size": "2", "sp_mode": "ulysses"}),
     ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
     (LORA | {"lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
     ({"adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
@@ -197,7 +210,7 @@ FACTORY_VALUES = [  # fields of a file of LLaMA-Factory, and the flags of this p
     (MIXED | {"mix_strategy": "interleave_over", "interleave_probs": "0.5,0.5"}, {STRATEGY: "all_exhausted", "dataset_probs": "0.5,0.5"}),
     (MIXED | {"mix_strategy": "interleave_once"}, {STRATEGY: "all_exhausted_without_replacement"}),
     ({"enable_thinking": False, "preserve_thinking": True}, {"chat_template_kwargs": '{"enable_thinking": false, "preserve_thinking": true}'}),
-    ({"stage": "pt", "enable_thinking": False}, {"chat_template_kwargs": None}),
+    ({"stage": "pt", "enable_thinking": False}, {"chat_template_kwargs": None}), ({"enable_thinking": None}, {"chat_template_kwargs": '{"enable_thinking": false}'}),
     ({"stage": "pt", "cutoff_len": 128}, {"train_batch_tokens": "1024", "truncation": None}),
     ({"stage": "pt", "packing": False}, {"train_batch_size": "8", "truncation": "keep"}),
     ({"packing": False, "neat_packing": True, "cutoff_len": 128}, {"train_batch_tokens": "1024"}),
@@ -350,6 +363,13 @@ LINES = [
     ({"datasets": [{"path": ["a/b"]}]}, 'the path of datasets in c.yml is ["a/b"], not a name'),
     ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is not a supported format of records'),
     ({"chat_template": "gemma3"}, '"gemma3" is an unknown template'),
+    *(({"datasets": [CHATS[0] | {name: value}]}, f'{name} of datasets in c.yml "{value}" is not supported\n  fix: the end of each trained turn is a target, and no other')
+      for name, value in (("train_on_eos", "none"), ("train_on_eos", "all"), ("train_on_eot", "last"))),
+    ({"datasets": [CHATS[0] | {"roles_to_train": []}]}, "roles_to_train of datasets in c.yml is not supported\n  fix: the fields of a record determine the targets"),
+    ({"datasets": [CHATS[0] | {"weight": 0.5}]}, "fix: a slice takes the first part: --data 'NAME[train[:50%]]'"),
+    ({"curriculum_sampling": True, "datasets": TWO}, "repeats one random order of several data sets in every epoch\n  fix: shuffle_merged_datasets: false"),
+    ({"datasets": [CHATS[0] | {"chat_template": name} for name in ("chatml", "llama3")]}, "chat_template differs between data sets: chatml, llama3"),
+    ({"liger_use_token_scaling": True}, "sft has only the plain cross-entropy"), ({"fp8_config": {"recipe": "rowwise"}}, "torchao's tensorwise"),
     ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
     ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: use one of'),
     (LORA | {"lora_target_modules": r"model.layers.[13].mlp.up_proj"}, "is a regular expression that does not match the same"),
@@ -583,13 +603,19 @@ def test_rows_are_sound():
                 seen |= keys
 
 
-def test_every_name_of_trl_and_axolotl_is_known():
-    schemas = json.loads((GOLDEN / "foreign_names.json").read_text())
+SCHEMAS = json.loads((GOLDEN / "foreign_names.json").read_text())
+# Objects with a row for each field, the parts of a value of --data, and descriptions of the machine.
+HOLDERS = r"(trl|special_tokens|fp8_config|context_parallel|capabilities|env_capabilities)|.*\.(path|name|split|seed)|(env_)?capabilities\..*|n_gpu|n_node|compute_capability|torch_version"
+
+
+@pytest.mark.parametrize("whose", [whose for whose in SCHEMAS if whose != "versions"])
+def test_every_name_is_known(whose):
+    """Each name of a trainer has a row in its own tables, or is a flag of this program."""
+    peer = next(peer for peer in peers.PEERS if peer.name == whose)
+    rows = peer.every_row()
+    values = {"x", *(value for row in rows for value in row.values)}
     flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
-    # Objects with a row for each field, and descriptions of the machine.
-    holders = {"trl", "special_tokens", "n_gpu", "n_node", "compute_capability", "torch_version"}
-    every = [row for peer in (*peers.PEERS, *peers.HELPERS) for row in peer.rows]
-    for whose in ("TRL", "Axolotl"):
-        assert {name for name in schemas[whose] if not any(table.find(every, name, value) for value in ("x", "true", "token"))} - flags - holders == set()
-    for peer, version in (("TRL", "1.16"), ("Axolotl", "0.18")):
-        assert next(p.version for p in peers.PEERS if p.name == peer) == version == ".".join(schemas["versions"][peer].split(".")[:2])
+    names = {re.sub(r"^(pretraining_dataset|test_datasets)\.", "datasets.", name) for name in SCHEMAS[whose]}
+    unknown = [name for name in names if name.removeprefix("trl.") not in flags and not re.fullmatch(HOLDERS, name) and not any(table.find(rows, name, value) for value in values)]
+    assert unknown == []
+    assert SCHEMAS["versions"][whose].startswith(peer.version)
