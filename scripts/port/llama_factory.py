@@ -172,7 +172,7 @@ def complete(t):
     elif kind not in ("lora", "full"):
         t.refuse(f'{t.together["finetuning_type"].where} "{kind}" is not supported\n  fix: lora or full')
     if t.has("evaluates") and t.get("trains", "false").lower() != "true":
-        t.refuse(f"{t.together['evaluates'].where} without do_train only evaluates\n  fix: ./{t.own['program']} eval --model DIR --data FILE; or do_train: true")
+        t.refuse(f"{t.together['evaluates'].where} without do_train only evaluates\n  fix: {t.own['program']} eval --model DIR --data FILE; or do_train: true")
     for key, flag in (("dataset", "data"), ("eval_dataset", "eval_data")):
         if t.has(key):
             find_data(t, key, flag)

@@ -269,8 +269,8 @@ def note_orpo(t):
 
 def targets_of(t):
     t.note("", "PEFT's default targets depend on the architecture; q_proj,v_proj is the default for Llama, Mistral and Qwen"
-           ) if not t.has("lora_targets") and t.own["program"] != "train_gpt2" else None
-    return "c_attn" if t.own["program"] == "train_gpt2" else "q_proj,v_proj"
+           ) if not t.has("lora_targets") and not t.own["program"].endswith("train_gpt2") else None
+    return "c_attn" if t.own["program"].endswith("train_gpt2") else "q_proj,v_proj"
 
 
 def set_rewards(t):
