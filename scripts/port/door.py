@@ -180,4 +180,4 @@ def hint(own, task, name):
     last = name.rpartition(".")[2]
     flags = [flag for flag, about in own["flags"].items() if task in about["tasks"]]
     alike, best = max(((likeness(last, flag), flag) for flag in flags), key=lambda pair: pair[0], default=(0, ""))
-    return f"did you mean --{best}?" if alike > 0.79 else f"./{own['program']} {task} --help lists the flags of {task}"
+    return f"did you mean --{best}?" if alike > 0.79 else f"{own['program']} {task} --help lists the flags of {task}"
