@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from errors import DataError
-from limits import BeyondLimit, Limits, checked_length
+from limits import Limits, checked_length
 from messages import LOSS_FLAGS, REASONING, TRAIN_FLAGS
 
 SENTINEL = "Sentinel7f3a9c51"  # rendered in place of a content; no template cuts or changes a plain word
@@ -120,8 +120,8 @@ class ChatTemplate:
             with self.limits:
                 texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
             return checked_length(texts[0]), marks[0] if marks else []
-        except BeyondLimit as limit:
-            raise DataError(f"the chat template {limit}", "correct it, or use another template with --tokenizer_chat_template FILE") from None
+        except DataError:  # beyond a limit
+            raise
         except Exception as error:  # a template is a program and can fail with anything
             raise Unrenderable(f"{error}") from None
 

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sys
@@ -28,6 +29,7 @@ from cache_key import cache_key
 from chat import SENTINEL, ChatTemplate, ending, mark_targets
 from documents import DRAFTS, margin_of
 from errors import DataError
+from limits import Place, refuse_late
 from options import build_parser, snake_case, trainers_names
 from program import run
 from records import Record, check_inputs, read_records, total_size
@@ -51,6 +53,7 @@ class Lot(NamedTuple):
     lengths: np.ndarray
     margins: np.ndarray  # one for each pair, NaN if the pair has none
     ends: set  # the special tokens that ended trained turns
+    usual_ends: list  # if there is none: the special token that the chat template puts after an answer
     counts: Counter
     size: int  # bytes of the records in their source
 
@@ -74,7 +77,7 @@ class Recipe:
 
     def lot(self, records):
         self.template.limits.renew()
-        samples = [self._in_record(record, lambda: self._drafted(record)) for record in records]
+        samples = [self._in_record(record, lambda: self._drafted(record)) for record in self._marked(records)]
         all_drafts = [draft for drafts, *_ in samples for draft in drafts]
         texts = [draft.text for draft in all_drafts if draft.ids is None]
         encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in all_drafts)))
@@ -95,7 +98,25 @@ class Recipe:
         counts["no margin"] = int(np.isnan(margins).sum())
         ids, masks = zip(*documents) if documents else ((), ())
         return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
-                   np.array([len(i) for i in ids], np.int64), margins, ends, counts, sum(record.size for record in records))
+                   np.array([len(i) for i in ids], np.int64), margins, ends, self.usual_ends() if counts["chats"] and not ends else [],
+                   counts, sum(record.size for record in records))
+
+    def _marked(self, records):
+        """Yields the records, each as the one that is rendered."""
+        for record in records:
+            self.template.limits.place.where = record.where().encode(errors="replace")[:999]
+            yield record
+
+    def usual_ends(self):
+        """Returns a list with the special token that the chat template puts after an answer. Data without answers does not contain it."""
+        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SENTINEL}]
+        try:
+            text, *_ = self.template.conversation(chat, [], {"tools": None, **self.options.chat_template_kwargs})
+        except DataError:
+            return []
+        after = self.tokenizer.encode([text.rpartition(SENTINEL)[2]], with_offsets=False)[0].ids
+        runs = itertools.groupby(after, lambda i: self.tokenizer.special[i])
+        return next((list(run)[-1:] for is_special, run in runs if is_special), [])
 
     @staticmethod
     def _in_record(record, work):
@@ -104,7 +125,7 @@ class Recipe:
         except DataError as error:
             raise DataError(f"{record.where()}: {error.what}", error.fix) from None
         except RecursionError:
-            raise DataError(f"{record.where()}: its JSON is nested too deeply", "leave out its unused parts") from None
+            raise too_deep(record) from None
 
     def _drafted(self, record):
         """Returns the drafts of a record (two for a pair), the margin of the pair, and the names of the unused fields."""
@@ -231,18 +252,6 @@ def trained_ends(ids, mask, tokenizer):
     return {ending(ids, first, stop, tokenizer) for first, stop in borders.reshape(-1, 2)} - {None}
 
 
-def usual_end(recipe):
-    """Returns a list with the special token that the chat template puts after an answer. Data without answers does not contain it."""
-    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SENTINEL}]
-    try:
-        text, *_ = recipe.template.conversation(chat, [], {"tools": None, **recipe.options.chat_template_kwargs})
-    except DataError:
-        return []
-    after = recipe.tokenizer.encode([text.rpartition(SENTINEL)[2]], with_offsets=False)[0].ids
-    runs = itertools.groupby(after, lambda i: recipe.tokenizer.special[i])
-    return next((list(run)[-1:] for is_special, run in runs if is_special), [])
-
-
 def are_equal(document, other):
     return np.array_equal(document[0], other[0])
 
@@ -275,9 +284,12 @@ def lots_of_records(records, count=1000, size=1 << 20):
 worker_recipe = None  # in a worker process, set once when it starts
 
 
-def start_worker(recipe):
+def start_worker(recipe, places, started):
     global worker_recipe
     worker_recipe = recipe
+    with started.get_lock():
+        recipe.template.limits.place = places[started.value]
+        started.value += 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -290,30 +302,43 @@ def prepared_lots(recipe, records, processes):
     """Yields the lots in the order of their records, whatever the number of processes."""
     waiting = lots_of_records(records)
     first = list(itertools.islice(waiting, processes))
-    if len(first) < 2:  # too little work for several processes
-        yield from map(recipe.lot, itertools.chain(first, waiting))
+    if not first:
         return
-    pool = ProcessPoolExecutor(len(first), multiprocessing.get_context("fork"), start_worker, (recipe,))
+    fork = multiprocessing.get_context("fork")
+    places = fork.RawArray(Place, len(first))
+    pool = ProcessPoolExecutor(len(first), fork, start_worker, (recipe, places, fork.Value("i")))
     pending = deque()
     try:
         for lot in itertools.chain(first, waiting):
             pending.append((pool.submit(work, lot), lot))
             if len(pending) > 2 * len(first):
-                yield result_of(*pending.popleft(), recipe)
+                yield result_of(*pending.popleft())
         while pending:
-            yield result_of(*pending.popleft(), recipe)
+            yield result_of(*pending.popleft())
     except BrokenProcessPool:
+        refuse_late(places)
         raise DataError("a worker process was killed, probably for lack of memory",
                         "free memory, or use fewer cores: taskset -c 0-3") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def result_of(future, lot, recipe):
+def result_of(future, lot):
     try:
         return future.result()
-    except RecursionError:  # a record is nested too deeply to be sent to a worker
-        return recipe.lot(lot)
+    except RecursionError:  # a record cannot be sent to a worker
+        raise too_deep(next(record for record in lot if not is_sendable(record))) from None
+
+
+def is_sendable(record):
+    try:
+        return pickle.dumps(record)
+    except RecursionError:
+        return False
+
+
+def too_deep(record):
+    return DataError(f"{record.where()}: its JSON is nested too deeply", "leave out its unused parts")
 
 
 class Progress:
@@ -357,13 +382,14 @@ def prepare(task, options, processes):
     records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.stopping_strategy, options.seed,
                                                   options.max_samples))
     progress = Progress(None if options.dataset_probs or options.stopping_strategy or options.max_samples else total_size(names))
-    counts, ends, targets = Counter(), set(), 0
+    counts, ends, usual_ends, targets = Counter(), set(), set(), 0
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
             file.append(lot.tokens, lot.mask, lot.lengths, lot.margins)
             counts += lot.counts
             ends |= lot.ends
+            usual_ends.update(lot.usual_ends)
             targets += int(lot.mask.sum())
             progress.add(lot)
         progress.end()
@@ -373,8 +399,7 @@ def prepare(task, options, processes):
             raise DataError(f"no record is left:\n{summary}", "raise --max_len, or give records with something to learn")
         if options.to_bin:
             summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
-        if counts["chats"] and not ends:
-            ends.update(usual_end(recipe))
+        ends = ends or usual_ends
         if options.key and options.key != cache_key(given):
             raise DataError("the data or the tokenizer was changed while it was read", "start again when no other program writes to them")
         file.write(metadata(task, options, tokenizer, ends, counts["chats"]))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from errors import DataError
+from json_yaml import once
 from shards import read_shard
 from sources import COMPRESSED, check, hub_records, slices_of, source_of, splits_of
 from tables import Undecoded, once, records_of, saved_records

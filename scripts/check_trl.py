@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import check_dialects
 from compare import ROOT
-from port.reading import PortError, read_words
+from port.reading import read_words  # adds data/ to sys.path
+from errors import DataError
 
 STEPS, PACKED = 3, 256
 AGREE = 1e-4
@@ -182,7 +183,7 @@ def lines_of(checkout, folder):
     for name, words in of_trl:
         try:
             line = trl_line(name, words)
-        except PortError:  # a missing file
+        except DataError:  # a missing file
             continue
         key = json.dumps(line and line[1:])
         if line and key not in seen:

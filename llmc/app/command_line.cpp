@@ -523,7 +523,7 @@ template <class... F> static void collect(const Parser &parser, bool ours, Probl
     };
     (call(functions), ...);
     if (problems.empty()) return;
-    if (problems.size() == 1 && ours) die("%s", problems[0].c_str());
+    if (problems.size() == 1 && ours) throw Error(problems[0]);
     std::string all = problems.size() == 1 ? "" : format("%zu problems:\n", problems.size());
     for (const std::string &problem : problems) all += problem + "\n";
     die("%sWhat was understood, in the names of this program:\n  %s", all.c_str(), parser.command().c_str());

@@ -120,12 +120,12 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
         try {
             parse_arguments();
         } catch (const std::exception &error) {
-            wrong = error.what();
+            wrong = message_of(error);
         }
         const Options &o = parsed.options;
         return run_mpi({.timeout = o.comm_timeout}, [&](Comm &comm) {
             agree(comm, [&] {
-                if (!wrong.empty()) die("%s", wrong.c_str());
+                if (!wrong.empty()) throw Error(wrong);
                 if (o.ranks > 1 && !o.plan)
                     die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: leave out --ranks or mpirun",
                         o.ranks, comm.size);
@@ -168,7 +168,7 @@ int run_program(const Program &program, const std::vector<std::string> &argument
         return code;
     } catch (const std::exception &error) {
         fflush(stdout);
-        fprintf(stderr, "%s: %s\n", program.name, error.what());
+        fprintf(stderr, "%s: %s\n", program.name, message_of(error).c_str());
         return 1;
     }
 }

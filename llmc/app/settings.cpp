@@ -1,8 +1,6 @@
 #include "settings.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
@@ -21,10 +19,7 @@ static void read_config(std::vector<Setting> &out, const std::string &file, std:
         stranger = file + " is YAML";
         return;
     }
-    std::ifstream in(file);
-    if (!in)
-        die("cannot open %s\n  fix: --config takes a JSON or YAML file with flags, such as {\"max_len\": 4096}", file.c_str());
-    const ordered_json json = parse_json(std::string(std::istreambuf_iterator(in), {}), file);
+    const ordered_json json = read_json(file);
     if (!json.is_object()) die("%s is not a JSON object\n  fix: write the flags as {\"max_len\": 4096, ...}", file.c_str());
     for (const auto &[key, value] : json.items()) {
         Setting s{with_underscores(key), {}, key + " in " + file};

@@ -4,14 +4,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <string>
+
+// Returns a message for a terminal: at most 4 KB, without the middle of long lines and of many lines, so that its begin and its last line, the fix,
+// remain. Control characters and bytes that are not UTF-8, which can come from a file, are written as \x1b.
+std::string presentable(const std::string &text);
 
 // An error that a user can cause or fix. It is thrown, and not printed where it occurs: main() prints it once and exits with code 1, and ranks that
 // are threads survive it. The text gives the cause, and often has a second line "  fix: ...".
 struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
+    explicit Error(const std::string &text) : std::runtime_error(presentable(text)) {}
 };
+
+// Returns the message of any exception. One that is not an Error is from the standard library, and gets a cause and a fix.
+std::string message_of(const std::exception &error);
 
 inline std::string vformat(const char *text, va_list args) {
     va_list again;

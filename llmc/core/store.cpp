@@ -123,7 +123,7 @@ struct DiskFile {
                 try {
                     next();
                 } catch (const std::exception &e) {
-                    failed = e.what();
+                    failed = message_of(e);
                 }
                 guard.lock();
                 error = failed;
@@ -184,7 +184,7 @@ class DiskStore final : public Store {
                     f.dir.c_str(), patience_);
             }
         }
-        if (!f.error.empty()) die("%s", f.error.c_str());
+        if (!f.error.empty()) throw Error(f.error);
     }
 
     // A hanging thread is abandoned until the process ends. Arrays may be freed afterwards, so all other copies end first.

@@ -104,5 +104,5 @@ std::string run_python(const std::string &purpose, const std::string &script, co
     if (message.empty())
         die("%s ended with status %d and no message\n  fix: start it by hand to see why; no free memory is a usual reason",
             script.c_str(), status);
-    die("%s", message.c_str());
+    throw Error(message);
 }

@@ -288,7 +288,7 @@ void agree(Comm &comm, const std::function<void()> &f, Where at) {
     try {
         f();
     } catch (const std::exception &error) {
-        own = error.what();
+        own = message_of(error);
         good = false;
     }
     if (comm.all(good, at)) return;

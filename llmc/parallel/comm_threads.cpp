@@ -181,7 +181,7 @@ static void run_rank(World &world, int rank, const CommOptions &options, const s
     } catch (const AgreedError &error) {
         failure = error.what(), agreed = error.ranks == int(world.wake.size());
     } catch (const std::exception &error) {
-        failure = format("rank %d: %s", rank, error.what());
+        failure = format("rank %d: %s", rank, message_of(error).c_str());
     }
     std::lock_guard lock(world.mutex);
     if (failed) world.fail(failure, agreed);

@@ -23,7 +23,7 @@ int run_process(Comm &comm, const std::function<int(Comm &)> &f, const std::func
         }
         comm.barrier();  // an early rank sleeps here
     } catch (const std::exception &error) {
-        end_everywhere(format("rank %d: %s", comm.rank, error.what()));
+        end_everywhere(format("rank %d: %s", comm.rank, message_of(error).c_str()));
     }
     if (comm.rank == 0 && agreed) throw *agreed;
     // Rank 0 prints the message first: the end of a failed process ends the others, and Open MPI 5 drops their last lines.

@@ -1,10 +1,10 @@
 """DeepSpeed 0.19's file of settings, which transformers' Trainer and accelerate read: JSON with sections. Values "auto" are the trainer's arguments."""
 
 import difflib
-import json
-from pathlib import Path
 
-from .reading import PortError, Setting, read_json, to_text
+from json_yaml import parse_json, read_object
+
+from .reading import Setting, to_text
 from .table import OFF, Note, Peer, Refused, Same, Sets, Together
 from .translate import same_values
 
@@ -126,16 +126,9 @@ def read(setting):
     """Returns the settings of a file, or of an object in the place of its name."""
     path = setting.value
     if path.lstrip().startswith("{"):
-        text, path = path, setting.where
+        value, path = parse_json(path, setting.where), setting.where
     else:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise PortError(f"{setting.where}: cannot read {path}: {why}\n  fix: the path of a JSON file of DeepSpeed; or --zero_stage 0, 1, 2 or 3 in its place") from None
-    value = read_json(text, path)
-    if not isinstance(value, dict):
-        raise PortError(f"{path} does not contain keys with values\n  fix: {{\"zero_optimization\": {{\"stage\": 2}}, ...}}")
+        value = read_object(path)
     return path, [Setting(name, [to_text(v) for v in inner] if isinstance(inner, list) else [to_text(inner)], f"{name} in {path}") for name, inner in leaves(value)]
 
 

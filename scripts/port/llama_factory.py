@@ -1,8 +1,9 @@
 """LLaMA-Factory 0.9.5."""
 
-import json
 import re
 from pathlib import Path
+
+from json_yaml import read_object
 
 from .instead import instead, no_task
 from .table import Note, Peer, Refused, Same, Sets, Together
@@ -194,10 +195,7 @@ def complete(t):
 def find_data(t, key, flag):
     """Looks up the names of data sets in dataset_info.json, and sets --data to their files and the flags of their fields."""
     where, folder = t.together[key].where, Path(t.get("dataset_dir", "data"))
-    try:
-        known = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
+    known = read_object(folder / "dataset_info.json") if (folder / "dataset_info.json").exists() else {}
     found = []
     for name in t.get(key).split(","):
         name = name.strip()

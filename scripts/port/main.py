@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from port import back, door, reading  # noqa: E402
+from port import back, door  # noqa: E402  (adds data/ to sys.path)
+from errors import DataError  # noqa: E402
 
 
 def main(text):
@@ -23,7 +24,7 @@ def main(text):
             print(json.dumps(back.command_as(own)))
         else:
             print(json.dumps(door.answer(own, own["words"])))
-    except reading.PortError as error:
+    except DataError as error:
         print(error, file=sys.stderr)
         return 1
     return 0

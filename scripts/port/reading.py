@@ -5,12 +5,18 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from errors import DataError
+from json_yaml import parse_json, read_object
+
 WHOLE = ("chat_template_kwargs", "deepspeed")  # objects that are one value
 EMPTY = ("roles_to_train", "enable_thinking")  # keys whose empty value is not their default
 
 
-class PortError(Exception):
+class PortError(DataError):
     """An error that ends the translation; its text is the message with the fix."""
+
+    def __init__(self, text):
+        super().__init__(*text.rsplit("\n  fix: ", 1))
 
 
 class Setting(NamedTuple):
@@ -48,7 +54,7 @@ def read_flags(words):
             values.append(words.pop(0))
         name = word[2:].replace("-", "_")
         if len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name not in WHOLE and is_object(values[0]):
-            settings += read_object(json.loads(values[0]), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
+            settings += read_settings(parse_json(values[0], word), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
         else:
             settings.append(Setting(name, values, word))
     return bare, settings
@@ -57,65 +63,20 @@ def read_flags(words):
 def is_object(text):
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def read_file(path):
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise PortError(f"cannot read {path}: {why}\n  fix: --config takes a JSON or YAML file of flags, such as {{\"max_len\": 4096}}") from None
-    value = read_yaml(text, path) if re.search(r"\.ya?ml$", path) else read_json(text, path)
-    if not isinstance(value, dict):
-        raise PortError(f"{path} does not contain keys with values\n  fix: write the flags as {{\"max_len\": 4096, ...}}, or in YAML as max_len: 4096")
-    return read_object(without_empty(value), "", path)
+    return read_settings(without_empty(read_object(path)), "", path)
 
 
-def once(pairs, path):
-    """Returns the dictionary of the pairs of an object. A name given twice is refused: it has two values."""
-    names = [name for name, _ in pairs]
-    if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
-        raise PortError(f"{path} has {twice} twice\n  fix: leave one of them out")
-    return dict(pairs)
-
-
-def read_json(text, path):
-    try:
-        return json.loads(text, object_pairs_hook=lambda pairs: once(pairs, path))
-    except ValueError as error:
-        raise PortError(f"{path} is not valid JSON: {error}\n  fix: correct the file there, or write it as YAML") from None
-
-
-def read_yaml(text, path):
-    try:
-        import yaml
-    except ImportError:
-        raise PortError(f"{path} is YAML, but the Python package yaml is not installed\n  fix: make deps (or: pip install pyyaml), or write it as JSON") from None
-
-
-    class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor):
-            node = super().compose_mapping_node(anchor)
-            once([(str(key.value), None) for key, _ in node.value], path)
-            return node
-
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
-        raise PortError(f"{where}{path}: broken YAML: {getattr(error, 'problem', None) or error}\n"
-                        "  fix: indent keys of one level by the same number of spaces, and write a space after each colon") from None
-
-
-def read_object(value, prefix, where):
+def read_settings(value, prefix, where):
     settings = []
     for key, inner in value.items():
         name, place = (prefix + key).replace("-", "_"), f"{prefix}{key} {'of' if where.startswith('--') else 'in'} {where}"
         if isinstance(inner, dict) and name.rpartition(".")[2] not in WHOLE:
-            settings += read_object(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
+            settings += read_settings(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
         elif isinstance(inner, list) and any(isinstance(entry, dict) for entry in inner):
             is_data = all(isinstance(entry, dict) and ("path" in entry or "dataset" in name) for entry in inner)
             settings += read_datasets(inner, name, place) if is_data else [Setting(name, [json.dumps(inner)], place)]

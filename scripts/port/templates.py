@@ -2,6 +2,8 @@
 
 import json
 
+from json_yaml import expect_object, parse_json
+
 OURS = ("chatml", "llama3", "phi_3")  # the files of data/templates
 OWN = {  # name -> parts of the names of the models whose tokenizer has this template
     "qwen": ("qwen",), "qwen_25": ("qwen2", "qwen-2"), "qwen25": ("qwen2",), "qwen2_5": ("qwen2",), "qwen3": ("qwen3",), "qwen3_nothink": ("qwen3",),
@@ -15,7 +17,8 @@ def set_variables(t, *names):
     """Adds settings of a peer that have the name of a variable of the chat template to the variables."""
     given = [t.together[name] for name in names if t.has(name)]
     if given and t.task != "pretrain":
-        variables = json.loads(t.flag("chat_template_kwargs", "{}")) | {setting.name: setting.value.lower() == "true" for setting in given}
+        said = expect_object(parse_json(t.flag("chat_template_kwargs", "{}"), "chat_template_kwargs"), "chat_template_kwargs")
+        variables = said | {setting.name: setting.value.lower() == "true" for setting in given}
         t.set("chat_template_kwargs", json.dumps(variables), given[0].where)
     elif given:
         t.note(given[0].where, "plain text has no chat template")

@@ -6,6 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
+from errors import DataError
+from json_yaml import read_object
+
 from .accelerate import ACCELERATE
 from .reading import PortError, Setting
 from .table import NESTED, OFF, find
@@ -225,7 +228,7 @@ class Translation:
         for call in calls:
             try:
                 call()
-            except PortError as error:
+            except DataError as error:
                 self.refuse(str(error))
             except ValueError as error:  # from float() or int()
                 self.refuse(f"{error}\n  fix: give a number in its place")
@@ -409,8 +412,8 @@ def fetched(model):
 
 def special_token(folder, name):
     try:
-        token = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(name)
-    except (OSError, ValueError, AttributeError):
+        token = read_object(folder / "tokenizer_config.json").get(name)
+    except DataError:
         return ""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else ""

@@ -1,8 +1,9 @@
 """TRL 1.16."""
 
-import json
 import re
 from pathlib import Path
+
+from json_yaml import read_object
 
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .trainer import TRAINER
@@ -252,10 +253,7 @@ def order(t):
 def balance(t):
     """Sets the weight of the auxiliary loss of a mixture of experts, which TRL always adds, and this program only if config.json has output_router_logits."""
     folder = fetched(t.flag("model"))
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
-    except (OSError, ValueError):
-        config = {}
+    config = read_object(folder / "config.json") if folder else {}
     if not folder and MOE.search(t.flag("model", "")):
         t.note("", "TRL adds the auxiliary loss of experts with the config.json's router_aux_loss_coef, this program only if output_router_logits is true there: --router_aux_loss_coef")
     elif any(config.get(name) for name in ("num_experts", "num_local_experts")):

@@ -454,7 +454,7 @@ def test_files_of_deepspeed(tmp_path, more, words, wanted):
 
 def test_deepspeed_s_settings_have_a_file(tmp_path):
     """A file that is not there, or no JSON; two of them; an object in the place of a file; accelerate's file; the file of another trainer."""
-    assert "--deepspeed: cannot read ds.json: No such file or directory\n  fix: the path of a JSON file of DeepSpeed" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
+    assert "cannot read ds.json: No such file or directory\n  fix: give the path of a file" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
     (tmp_path / "ds.json").write_text("{")
     assert "ds.json is not valid JSON" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
     (tmp_path / "ds.json").write_text(json.dumps(ZERO | {"scheduler": {"type": "WarmupLR", "params": AUTO}}))
@@ -582,7 +582,7 @@ def test_broken_files(tmp_path):
     said = call("sft --config wrong.yaml", tmp_path).stderr
     assert said.startswith("train_llama: line 3, column 13 of wrong.yaml: broken YAML: mapping values are not allowed here\n  fix: ")
     (tmp_path / "twice.yaml").write_text("a: &a {b: 1}\nc: {<<: *a, b: 2}\nlearning_rate: 1e-5\nlearning_rate: 2e-5\n")
-    assert call("sft --config twice.yaml", tmp_path).stderr == "train_llama: twice.yaml has learning_rate twice\n  fix: leave one of them out\n"
+    assert call("sft --config twice.yaml", tmp_path).stderr == "train_llama: twice.yaml has 'learning_rate' twice\n  fix: leave one of them out\n"
 
 
 def test_the_pages_have_the_tables():

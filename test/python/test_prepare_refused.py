@@ -357,4 +357,4 @@ def test_a_template_beyond_the_limits(bench, monkeypatch, template, expected):
     usual = resource.getrlimit(resource.RLIMIT_AS)
     error = bench.refused("sft", bench.tokenizer(template), [{"messages": CHAT}])
     assert f"record 1 (line 1) of in.jsonl: {expected}" in error
-    assert resource.getrlimit(resource.RLIMIT_AS) == usual and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert resource.getrlimit(resource.RLIMIT_AS) == usual and signal.getitimer(signal.ITIMER_PROF)[0] == 0
