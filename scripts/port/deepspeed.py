@@ -2,6 +2,7 @@
 
 import difflib
 
+from errors import DataError
 from json_yaml import parse_json, read_object
 
 from .reading import Setting, to_text
@@ -125,10 +126,10 @@ def leaves(value, name=""):
 def read(setting):
     """Returns the settings of a file, or of an object in the place of its name."""
     path = setting.value
-    if path.lstrip().startswith("{"):
-        value, path = parse_json(path, setting.where), setting.where
-    else:
-        value = read_object(path)
+    try:
+        value, path = (parse_json(path, setting.where), setting.where) if path.lstrip().startswith("{") else (read_object(path), path)
+    except DataError as error:
+        raise DataError(f"{setting.where}: {error.what}", f"{error.fix}; or --zero_stage 0, 1, 2 or 3 in its place") from None
     return path, [Setting(name, [to_text(v) for v in inner] if isinstance(inner, list) else [to_text(inner)], f"{name} in {path}") for name, inner in leaves(value)]
 
 

@@ -454,7 +454,7 @@ def test_files_of_deepspeed(tmp_path, more, words, wanted):
 
 def test_deepspeed_s_settings_have_a_file(tmp_path):
     """A file that is not there, or no JSON; two of them; an object in the place of a file; accelerate's file; the file of another trainer."""
-    assert "cannot read ds.json: No such file or directory\n  fix: give the path of a file" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
+    assert "--deepspeed: cannot read ds.json: No such file or directory\n  fix: give the path of a file" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
     (tmp_path / "ds.json").write_text("{")
     assert "ds.json is not valid JSON" in refused(f"trl sft {TRL} --deepspeed ds.json", tmp_path)
     (tmp_path / "ds.json").write_text(json.dumps(ZERO | {"scheduler": {"type": "WarmupLR", "params": AUTO}}))
