@@ -1,6 +1,13 @@
 """Files of accelerate 1.15, and flags of its launcher and of torchrun."""
 
+from .deepspeed import SPEED
 from .table import Note, Peer, Refused, Same, Sets, Together
+
+MEGATRON_LM = (
+    "attention_backend", "attention_dropout", "attention_softmax_in_fp32", "calculate_per_token_loss", "context_parallel_size", "decoder_last_pipeline_num_layers", "eod_mask_loss",
+    "expert_model_parallel_size", "expert_tensor_parallel_size", "gradient_clipping", "hidden_dropout", "no_load_optim", "no_save_optim", "num_micro_batches",
+    "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d", "pp_degree", "recompute_activations", "recompute_granularity", "recompute_method", "recompute_num_layers",
+    "sequence_parallelism", "tp_degree", "use_custom_fsdp", "use_distributed_optimizer", "use_precision_aware_optimizer", "use_rotary_position_embeddings")
 
 ROWS = [
     # optimizer
@@ -12,17 +19,25 @@ ROWS = [
     Sets("fp8 true", "mixed_precision", "fp8"),
     Refused("--dtype bf16 or f32: there is no fp16", "mixed_precision, fp16_full_eval"),
     Note("sums, norms and losses are in float, weights in --dtype", "bf16_full_eval, downcast_bf16, float32_matmul_precision"),
-    Sets("device cpu", "use_cpu, no_cuda", "true"),
+    Sets("device cpu", "use_cpu, no_cuda, cpu", "true"),
+    Same("threads", "num_cpu_threads_per_process"),
+    Refused("--fp8 scales each operand by its largest magnitude, and excludes the head, norms and attention", "fp8_config, fp8_backend, fp8_format, fp8_amax_compute_algo, fp8_amax_history_len, "
+            "fp8_interval, fp8_margin, fp8_opt_level, fp8_override_linear_precision"),
+    Note(SPEED, "fp8_pad_inner_dim, fp8_use_autocast_during_eval, fp8_enable_fsdp_float8_all_gather, dynamo_config, dynamo_mode, dynamo_use_dynamic, "
+         "dynamo_use_fullgraph, dynamo_use_regional_compilation, fsdp_activation_checkpointing_offload, fsdp_offload_params, offload_optimizer_nvme_path, offload_param_nvme_path"),
     Refused("--debug finds the first value that is not finite, and ranks whose calls differ", "debug"),
     # ranks
     Together("processes", "--ranks N, or mpirun -np N before the program", "num_processes, nproc_per_node, world_size"),
     Note("all ranks are on this machine", "num_machines, nnodes", "1"),
     Note("this is the first machine", "machine_rank, node_rank", "0"),
     Refused("--rank R/N --rendezvous HOST:PORT, or mpirun",
-      "num_machines, machine_rank, main_process_ip, main_process_port, nnodes, node_rank, master_addr, master_port"),
+      "num_machines, machine_rank, main_process_ip, main_process_port, nnodes, node_rank, master_addr, master_port, deepspeed_hostfile, deepspeed_inclusion_filter, "
+      "deepspeed_exclusion_filter, mpirun_hostfile, mpirun_config"),
     Note("the flags of ranks and --zero_stage determine the division of the work", "distributed_type", "no, multi_gpu, multi_cpu, fsdp, deepspeed"),
     Note("a setting of accelerate's launcher",
-      "compute_environment, main_training_function, rdzv_backend, same_network, tpu_env, tpu_use_cluster, tpu_use_sudo, "
+      "compute_environment, use_parallelism_config, max_restarts, monitor_interval, rdzv_conf, no_python, quiet, tpu_cluster, no_tpu_cluster, tpu_vm, aws_access_key_id, "
+      "aws_secret_access_key, base_job_name, ec2_instance_type, iam_role_name, image_uri, region, py_version, pytorch_version, transformers_version, "
+      "sagemaker_inputs_file, sagemaker_metrics_file, main_training_function, rdzv_backend, same_network, tpu_env, tpu_use_cluster, tpu_use_sudo, "
       "enable_cpu_affinity, deepspeed_moe_layer_cls_names, deepspeed_multinode_launcher, zero3_init_flag, zero3_save_16bit_model, "
       "dynamo_backend, gpu_ids, commands, command_file, tpu_name, tpu_zone, seq_parallel_communication_data_type, "
       "parallelism_config_sp_seq_length_is_variable, parallelism_config_sp_seq_length, parallelism_config_sp_attn_implementation"),
@@ -48,6 +63,8 @@ ROWS = [
     Refused("--sp_mode ring, gather or ulysses; the program chooses the layout of each row",
       "cp_rotate_method, cp_comm_strategy, sp_backend, cp_backend, parallelism_config_cp_comm_strategy, parallelism_config_sp_backend, "
       "parallelism_config_cp_backend"),
+    Refused("this program has no model of Megatron-LM; --zero_stage, --ring_attn_size and --expert_parallel divide a run", "use_megatron_lm, megatron_lm_config, " + ", ".join(
+      f"megatron_lm_{name}" for name in MEGATRON_LM)),
     Note("ranks that do not share a sequence (--ring_attn_size) divide the rows of a step; --zero_group N limits the sharding of --zero_stage to N ranks (default: all)",
       "parallelism_config_dp_shard_size, parallelism_config_dp_replicate_size"),
     Note("there is no tensor parallelism", "tp_size, parallelism_config_tp_size", "1"),

@@ -1,6 +1,12 @@
-"""OpenRLHF 0.11, and names of 0.6 and 0.9."""
+"""OpenRLHF 0.11.2, and names of 0.6 and 0.9."""
 
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
+from .translate import same_values
+from .trl import PART
+
+CORRECTIONS = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
+CRITIC = {"critic.adam.betas": "adam_betas", "critic.adam.eps": "adam_eps", "critic.adam.weight_decay": "weight_decay", "critic.lr_scheduler": "lr_scheduler",
+          "critic.lr_warmup_ratio": "lr_warmup", "critic.min_lr_ratio": "min_lr_ratio", "critic.max_norm": "max_norm", "critic.optim": "optimizer"}
 
 ROWS = [
     # names of the same thing
@@ -39,7 +45,7 @@ ROWS = [
     Same("beta", "model.beta"),
     Same("label_smoothing", "model.label_smoothing"),
     Same("nll_loss_coef", "model.nll_loss_coef"),
-    Same("router_aux_loss_coef", "model.aux_loss_coef, aux_loss_coef"),
+    Same("router_aux_loss_coef", "model.aux_loss_coef, actor.aux_loss_coef, aux_loss_coef"),
     Same("ref_model", "ref.model_name_or_path, ref_pretrain"),
     Same("margin_loss_enable", "model.margin_loss_enable, margin_loss"),
     Same("reward", "reward.remote_url, reward.model_name_or_path, remote_rm_url, reward_pretrain"),
@@ -53,6 +59,8 @@ ROWS = [
     Same("rollout_batch_size", "rollout.batch_size"),
     Same("num_episodes", "train.num_episodes"),
     Note("the task ppo has a critic", "algo.advantage.estimator, advantage_estimator", "gae"),
+    Refused("reinforce with --no_std_norm subtracts the mean over the tokens of the batch, or dr_grpo the mean of the answers to each prompt",
+      "algo.advantage.estimator, advantage_estimator", "flash_reinforce"),
     Same("advantage_estimator", "algo.advantage.estimator"),
     Same("gamma", "algo.advantage.gamma"),
     Same("no_std_norm", "algo.advantage.no_std_norm, no_advantage_std_norm"),
@@ -62,7 +70,12 @@ ROWS = [
     Part("kl_target 0", "algo.kl.target"),
     Part("kl_target 1", "algo.kl.horizon, kl_horizon"),
     Same("kl_estimator", "algo.kl.estimator"),
+    Note("the divergence in the loss is differentiated as it stands", "algo.kl.unbiased_gradient", "false"),
+    Refused("the divergence in the loss is differentiated as it stands, with --kl_estimator k2 or k3; leave it out", "algo.kl.unbiased_gradient"),
     Same("policy_loss_type", "actor.policy_loss_type"),
+    Sets("loss_aggregation token_mean", "actor.loss_agg_mode", "token-mean"),
+    Sets("loss_aggregation sequence_mean", "actor.loss_agg_mode", "seq-mean-token-mean"),
+    Refused("token-mean or seq-mean-token-mean: --loss_aggregation token_mean, sequence_mean or constant", "actor.loss_agg_mode"),
     Same("eps_clip", "actor.eps_clip, actor.eps_clip_low_high, eps_clip_low_high"),
     Same("dual_clip", "actor.dual_clip"),
     Same("entropy_coef", "actor.entropy_coef"),
@@ -84,7 +97,7 @@ ROWS = [
     Same("temperature", "rollout.temperature"),
     # model and data
     Note("data sets are read from their train split", "dataset_split, train_split, data.prompt_split, prompt_split", "train"),
-    Together("split", "the split, in brackets: --data OWNER/NAME[SPLIT]", "dataset_split, train_split, data.prompt_split, prompt_split"),
+    Together("split", "the split, in brackets: --data OWNER/NAME[SPLIT]", "data.dataset_split, dataset_split, train_split, data.prompt_split, prompt_split"),
     Note("data sets are read from their train split", "eval.split, eval_split", "train"),
     Together("eval_split", "the split, in brackets: --eval_data OWNER/NAME[SPLIT]", "eval.split, eval_split"),
     Note("data/prepare.py tokenises samples once and caches them", "disable_fast_tokenizer"),
@@ -94,11 +107,12 @@ ROWS = [
       "micro_batch_size, train.micro_batch_size, micro_train_batch_size"),
     Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other", "packing_samples, use_dynamic_batch, dynamic_batch_enable"),
     # optimizer
-    Sets("optimizer adamw", "optim", "adam"),
+    Sets("optimizer adamw", "optim, actor.optim", "adam"),
+    Same("optimizer", "optim, actor.optim"),
     Note("Muon's momentum has this value", "muon.momentum", "0.95, .95"),
     Note("Muon has this number of iterations", "muon.ns_steps", "5"),
     Note("Muon uses Nesterov momentum", "muon.nesterov", "true"),
-    Note("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
+    Refused("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
     Refused("Muon has a Nesterov momentum of 0.95 and 5 iterations; leave it out",
       "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
     Note("experts have one implementation", "experts_implementation"),
@@ -121,29 +135,33 @@ ROWS = [
       "rollout.micro_batch_size, micro_rollout_batch_size, rollout.max_tokens_per_gpu, train.max_tokens_per_gpu, train_max_tokens_per_gpu, "
       "rollout_max_tokens_per_gpu, max_tokens_per_gpu, rollout.vllm_generate_batch_size, vllm_generate_batch_size"),
     Note("evaluation answers each prompt once, greedily", "eval.temperature, eval_temperature, eval.n_samples_per_prompt, eval_n_samples_per_prompt"),
+    Note("answers are corrected only if a level is given", "algo.advantage.is_correction_level", "off"),
+    Together("correction_level", "with is_correction_mode: token and clip are --is_correction tis, token and mask icepop, seq and mask seq-mask-tis", "algo.advantage.is_correction_level"),
+    Together("correction_mode", "see is_correction_level", "algo.advantage.is_correction_mode"),
+    Note("the weight is the ratio of probabilities", "algo.advantage.is_correction_gating", "ratio"),
+    Refused("ratio: the weight is the ratio of probabilities", "algo.advantage.is_correction_gating"),
     Together("corrects", "with is_correction_type, which is tis by default: --is_correction TYPE",
       "algo.advantage.is_correction_enable, enable_vllm_is_correction, vllm_enable_is_correction"),
     Together("correction", "where is_correction_enable is given: --is_correction TYPE", "algo.advantage.is_correction_type, vllm_is_correction_type"),
-    Together("correction_range", "where is_correction_enable is given: --is_correction TYPE,LOW,HIGH",
+    Together("correction_range", "where is_correction_enable or is_correction_level is given: --is_correction TYPE,LOW,HIGH",
       "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
     Note("every rank has a part of all models, and --ranks or mpirun sets the number of ranks",
-      "num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
+      "vllm.sync_backend, vllm.sync_with_ray, num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
       "reward_num_gpus_per_node, critic_num_nodes, critic_num_gpus_per_node, colocate_all, colocate_all_models, colocate_actor_ref, "
       "colocate_critic_reward, enable_sleep, ds.enable_sleep, deepspeed_enable_sleep, vllm_enable_sleep, vllm_num_engines, "
       "vllm_sync_backend, vllm_sync_with_ray"),
     Sets("async_steps 1", "train.async_enable, async_enable, async_train", "true"),
-    Note("with --async_steps 1 the program samples one batch of answers while it trains on another", "train.async_queue_size, async_queue_size"),
-    Note("all tokens of a batch of answers are sampled from the same weights",
+    Note("with --async_steps 1 the program samples one batch of answers while it trains on another", "train.async_queue_size, async_queue_size", "1"),
+    Refused("with --async_steps 1 the program samples one batch of answers while it trains on another", "train.async_queue_size, async_queue_size"),
+    Refused("all tokens of a batch of answers are sampled from the same weights; leave it out",
       "train.partial_rollout_enable, partial_rollout_enable, partial_rollout"),
     Note("a reward model stays in memory; --plan includes it", "reward.offload, ref_reward_offload"),
     Refused("there is no moving average of the weights; leave it out", "train.enable_ema, enable_ema"),
-    Note("there is no moving average of the weights", "train.ema_beta, ema_beta"),
+    Note(PART, "train.ema_beta, ema_beta, ptx_coef"),
     Note("output_dir/best contains the model with the best evaluation, for a policy the one with the highest reward",
       "ckpt.best_metric_key, best_metric_key"),
     Refused("an answer is one turn: --reward FILE.py judges it", "train.agent_func_path, agent_func_path"),
-    Note("the critic uses the policy's value, except for --critic_learning_rate",
-      "critic.adam.betas, critic.adam.eps, critic.adam.weight_decay, critic.lr_scheduler, critic.lr_warmup_ratio, critic.min_lr_ratio, "
-      "critic.max_norm, critic.optim"),
+    *(Together(name, "it must have the value of the same setting of the actor: only --critic_learning_rate is the critic's own", name) for name in CRITIC),
     Note("the critic is saved with every model, in the directory critic", "critic.save_value_network, save_value_network"),
     Note("--recompute applies to both models", "critic.gradient_checkpointing_enable"),
     # LoRA and quantisation
@@ -196,7 +214,6 @@ ROWS = [
     Note("data/prepare.py tokenises samples once and caches them", "dataloader_num_workers"),
     Note("runs are always deterministic", "full_determinism"),
     Note("MPI tells each rank its number", "local_rank"),
-    Note("no pretraining loss is added to the loss of rewards", "ptx_coef"),
     Refused("no pretraining loss is added to the loss of rewards; leave it out", "pretrain_data, pretrain_data_probs, pretrain_split"),
     Sets("recompute layer", "gradient_checkpointing", "true"),
     Sets("dtype bf16", "bf16", "true"),
@@ -205,10 +222,10 @@ ROWS = [
 
 def defaults(task):
     if task in ("sft", "pretrain"):
-        return {"train.max_epochs": "2", "adam.lr": "5e-6"}
+        return {"train.max_epochs": "2", "adam.lr": "5e-6", "model.aux_loss_coef": "0"}
     if task in ("dpo", "rm"):
-        return {"adam.lr": "1e-5" if task == "dpo" else "9e-6"}
-    return {"adam.lr": "1e-6", "rollout.n_samples_per_prompt": "1", "algo.kl.init_coef": "0.01", "algo.kl.estimator": "k1", "reward.clip_range": "-10,10"}
+        return {"adam.lr": "1e-5" if task == "dpo" else "9e-6", "model.aux_loss_coef": "0"}
+    return {"adam.lr": "1e-6", "rollout.n_samples_per_prompt": "1", "algo.kl.init_coef": "0.01", "algo.kl.estimator": "k1", "reward.clip_range": "-10,10", "actor.aux_loss_coef": "0"}
 
 
 def task_of(given, task):
@@ -222,6 +239,7 @@ def task_of(given, task):
 
 def complete(t):
     pairs, length = 2 if t.task in ("dpo", "rm") else 1, t.number("max_len", 512 if t.task in ("dpo", "rm") else 2048)
+    critic(t)
     if t.task in ("grpo", "ppo"):
         complete_rewards(t, length)
     elif t.has("micro_batch_size") and "row_tokens" not in t.given:
@@ -239,9 +257,9 @@ def complete(t):
         t.set("input_template", "{}", t.flags["input_template"].where)
     if t.has("filters"):
         t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
-    if t.has("corrects"):
-        limits = t.together["correction_range"].values if t.has("correction_range") else []
-        t.set("is_correction", ",".join([t.get("correction", "tis"), *limits]), t.together["corrects"].where)
+    correct(t)
+    if t.flag("optimizer") == "muon":
+        t.note(t.flags["optimizer"].where, "OpenRLHF's Muon has a rate of its own, muon.lr, and updates of another size; here --learning_rate is for both optimizers (docs/muon.md)")
     if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):
         t.set("eval_data", ",".join(f"{name}[test]" for name in t.flag("eval_data").split(",")), t.flags["eval_data"].where)
         t.note("", "eval.dataset is read from its test split, as in OpenRLHF")
@@ -249,6 +267,40 @@ def complete(t):
         t.note("", "samples longer than max_len are dropped and counted; OpenRLHF cuts them and makes the last token EOS (--truncation keep cuts them here)")
     if t.task == "rm" and "eval_data" not in t.flags and "eval_fraction" not in t.flags:
         t.note("", "without eval.dataset OpenRLHF evaluates on 1 % of the training pairs; --eval_fraction 0.01 evaluates on 1 % and does not train on them")
+
+
+def critic(t):
+    """Compares the critic's settings with the actor's, which both models have here."""
+    for name, flag in CRITIC.items():
+        default = t.own["defaults"]["ppo"][flag]
+        actor = t.flags[flag].value.split(",") if flag in t.flags else default
+        value = {"adam": "adamw"}.get(t.get(name), t.get(name))
+        if t.task != "ppo":
+            if value:
+                t.note(t.together[name].where, "only the estimator gae has a critic")
+        elif value is None:
+            if flag in t.given and not same_values(actor, default):
+                t.note(t.flags[flag].where, f"the critic has it as well; without {name} OpenRLHF's critic has the default")
+        elif same_values(value.split(","), actor):
+            t.note(t.together[name].where, "the critic has the actor's value")
+        else:
+            t.refuse(f"{t.together[name].where} is {t.get(name)}, which the critic alone cannot have\n  fix: give the actor the same value, or leave it out")
+
+
+def correct(t):
+    """Sets --is_correction from the names of 0.11.2, or from is_correction_enable and is_correction_type of older versions."""
+    limits = t.together["correction_range"].values if t.has("correction_range") else []
+    if t.has("corrects"):
+        return t.set("is_correction", ",".join([t.get("correction", "tis"), *limits]), t.together["corrects"].where)
+    if t.has("correction_level"):
+        level, mode, setting = t.get("correction_level"), t.get("correction_mode", "mask"), t.together["correction_level"]
+        if (level, mode) not in CORRECTIONS:
+            return t.refuse(f'{setting.where} "{level}" with is_correction_mode "{mode}" is not supported\n  fix: token and clip, token and mask, or seq and mask')
+        limits = limits if len(limits) != 1 else ["0", *limits]  # one number is the upper limit
+        return t.set("is_correction", ",".join([CORRECTIONS[level, mode], *limits]), setting.where)
+    for key in ("correction", "correction_mode", "correction_range"):
+        if t.has(key):
+            t.note(t.together[key].where, "without is_correction_level or is_correction_enable it has no effect, as in OpenRLHF")
 
 
 def complete_rewards(t, length):
@@ -270,4 +322,4 @@ def complete_rewards(t, length):
         t.set("row_tokens", str(length + t.number("max_new_tokens", length)), "data.max_len")
 
 
-OPENRLHF = Peer("OpenRLHF", "0.11", ROWS, defaults, task_of, complete, "./ckpt")
+OPENRLHF = Peer("OpenRLHF", "0.11.2", ROWS, defaults, task_of, complete, "./ckpt")

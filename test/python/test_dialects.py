@@ -76,7 +76,7 @@ SAME = [  # words, and the flags of this program
     (f"sft {TRL} --learning_rate 1e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-5}}'", {"min_lr_ratio": "0.1"}),
     *((f"swift sft --model M --dataset a/b --output_dir O --tuner_type {kind} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-6}}'", {"min_lr_ratio": ratio})
       for kind, ratio in (("full", "0.1"), ("lora", "0.01"))),  # of its default rate
-    (f"sft {TRL} --optim adamw_bnb_8bit --bf16 True --gradient_checkpointing", {"moments": "8bit", "dtype": "bf16", "recompute": "layer"}),
+    (f"trl sft {TRL} --optim adamw_bnb_8bit --bf16 True --gradient_checkpointing", {"moments": "8bit", "dtype": "bf16", "recompute": "layer"}),
     (f"sft {TRL} --accelerate_config zero2 --num_processes 4", {"zero_stage": "2", "ranks": "4", "train_batch_size": "32"}),
     (f"sft {TRL} --dataset_config c --dataset_train_split d --model_revision v2", {"data": "D:c[d]", "model": "M@v2"}),
     (f"sft {TRL} --eval_strategy steps --eval_steps 50", {"eval_data": "D[test]", "eval_steps": "50"}),
@@ -106,6 +106,15 @@ SAME = [  # words, and the flags of this program
      "--advantage_estimator reinforce --n_samples_per_prompt 8 --enforce_eager --dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9",
      {"max_len": "512", "max_new_tokens": "256", "row_tokens": "768", "learning_rate": "5e-7", "n": "8", "dynamic_filtering": "0.1,0.9"}),
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator rloo --critic.adam.lr 9e-6", {"critic_learning_rate": None, "learning_rate": None}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --actor.loss_agg_mode seq-mean-token-mean --algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip "
+     "--algo.advantage.is_correction_threshold 5", {"loss_aggregation": "sequence_mean", "is_correction": "tis,0,5"}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.is_correction_level seq --algo.advantage.is_correction_threshold 0.4 4", {"is_correction": "seq-mask-tis,0.4,4"}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.is_correction_level off --eval.temperature 0.6", {"is_correction": None, "temperature": None}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --actor.adam.betas 0.8 0.95 --critic.adam.betas 0.8 0.95 --critic.optim adam --critic.lr_scheduler cosine_with_min_lr",
+     {"adam_betas": "0.8,0.95", "optimizer": None}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF}", {"router_aux_loss_coef": "0"}), (f"openrlhf.cli.train_sft {OPENRLHF} --optim muon", {"optimizer": "muon"}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --actor.aux_loss_coef 0.01", {"router_aux_loss_coef": "0.01"}),
+    (f"accelerate launch --cpu --num_cpu_threads_per_process 4 trl/scripts/sft.py {TRL}", {"device": "cpu", "threads": "4"}),
     ("swift sft --model M --dataset 'a/b#500' --output_dir O --tuner_type full", {"data": "a/b[train[:500]]", "learning_rate": "1e-5", "weight_decay": "0.1",
                                                                                   "train_batch_size": "16", "lora_rank": None}),
     ("swift sft --model M --dataset a/b --output_dir O --enable_thinking false", {"chat_template_kwargs": '{"enable_thinking": false}'}),
@@ -349,6 +358,14 @@ WORDS = [
         ("pt --use_chat_template true", "--use_chat_template is not supported in pretrain"), ("sft --template gemma", '--template "gemma" is an unknown template'),
         ("sft --bnb_4bit_use_double_quant false", "always have quantised scales"), ("sft --acc_strategy seq", "the mean over the targets of a step"),
         ("rlhf --rlhf_type grpo --advantage_estimator reinforce_plus_plus", "reinforce_plus_plus with scale_rewards group is not supported\n  fix: grpo with group or none"))),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator flash_reinforce", '--algo.advantage.estimator "flash_reinforce" is not supported\n  fix: reinforce with'),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.kl.unbiased_gradient", "--algo.kl.unbiased_gradient is not supported"),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.is_correction_level token --algo.advantage.is_correction_gating tv", '--algo.advantage.is_correction_gating "tv" is not'),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip", 'is_correction_mode "clip" is not supported'),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --critic.adam.weight_decay 0.1", "--critic.adam.weight_decay is 0.1, which the critic alone cannot have"),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --train.partial_rollout_enable", "--train.partial_rollout_enable is not supported"),
+    (f"openrlhf.cli.train_sft {OPENRLHF} --optim muon --muon.lr 0.02", '--muon.lr "0.02" is not supported'),
+    (f"accelerate launch --use_megatron_lm --megatron_lm_tp_degree 2 trl/scripts/sft.py {TRL}", "--use_megatron_lm is not supported"),
     ("megatron sft --model M --dataset a/b --save O --lr_decay_style linear --min_lr 1e-6", "--min_lr is not 0, but --lr_scheduler linear has no minimum"),
     (f"sft {OPENRLHF} --pretrain_mode", "--pretrain_mode asks for the task pretrain, not sft\n  fix: start with pretrain, or leave --pretrain_mode out"),
     (f"sft {OPENRLHF} --critic.model_name_or_path C", "belongs to ppo, not to sft"),  # is not the model
@@ -556,7 +573,7 @@ def test_own_flags_need_no_python(tmp_path):
      "lr_scheduler cosine, warmup_ratio 0.03, adam_beta2 0.999\n"),
     ("rm --model M --data D --output_dir O --max_len 64 --as openrlhf",
      "deepspeed --module openrlhf.cli.train_rm --actor.model_name_or_path M --data.dataset D --ckpt.output_dir O --data.max_len 64\n"
-     "# OpenRLHF's defaults where nothing is set: adam.lr 9e-6\n"),
+     "# OpenRLHF's defaults where nothing is set: adam.lr 9e-6, model.aux_loss_coef 0\n"),
     ("grpo --model M --data D --output_dir O --kl_coef 0.1 --policy_loss_type gspo --as trl",
      "trl grpo --loss_type grpo --model_name_or_path M --dataset_name D --output_dir O --beta 0.1 --importance_sampling_level sequence\n"
      "# has no equivalent there: --kl_coef without --kl_use_loss\n# TRL's defaults where nothing is set: learning_rate 1e-6, num_train_epochs 3, "

@@ -43,7 +43,7 @@ REASONS = {
     "random numbers, which differ between programs": {"--seed determines the order of the samples"},
     "a part of a method that is refused by its own name": {"it is part of a method that is refused by its own name"},
 }
-CHECKED = ("DeepSpeed", "transformers", "TRL", "accelerate")  # the tables whose rows without values were compared with the source of the trainer
+CHECKED = ("DeepSpeed", "transformers", "TRL", "accelerate", "OpenRLHF")  # the tables whose rows without values were compared with the source of the trainer
 LINES = {"TRL": f"trl sft {TRL}", "OpenRLHF": f"openrlhf.cli.train_ppo_ray {OPENRLHF}", "Axolotl": "axolotl train --rl dpo --base_model M --datasets a/b --datasets.type.field_chosen c --output_dir O",
          "LLaMA-Factory": "llamafactory-cli train --model_name_or_path M --stage sft --dataset d.jsonl --output_dir O",
          "ms-swift": "swift sft --model M --dataset a/b --output_dir O", "Megatron-SWIFT": "megatron sft --model M --dataset a/b --save O",
