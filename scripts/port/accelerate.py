@@ -1,7 +1,6 @@
 """Files of accelerate 1.15, and flags of its launcher and of torchrun."""
 
-from .deepspeed import SPEED
-from .table import Note, Peer, Refused, Same, Sets, Together
+from .table import SPEED, Note, Peer, Refused, Same, Sets, Together
 
 MEGATRON_LM = (
     "attention_backend", "attention_dropout", "attention_softmax_in_fp32", "calculate_per_token_loss", "context_parallel_size", "decoder_last_pipeline_num_layers", "eod_mask_loss",

@@ -6,10 +6,9 @@ from errors import DataError
 from json_yaml import parse_json, read_object
 
 from .reading import Setting, to_text
-from .table import OFF, Note, Peer, Refused, Same, Sets, Together
+from .table import OFF, SPEED, Note, Peer, Refused, Same, Sets, Together
 from .translate import same_values
 
-SPEED = "it concerns memory and speed, and changes no result"
 LOG = "metrics go to --log, one JSON object per line; --profile measures times"
 
 ROWS = [

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "eval", "generation_kwargs"}
 OFF = {"false"}
+SPEED = "it concerns memory and speed, and changes no result"
 
 
 class Row(NamedTuple):

@@ -2,8 +2,7 @@
 
 from . import deepspeed
 from .accelerate import ACCELERATE
-from .deepspeed import SPEED
-from .table import Note, Part, Peer, Refused, Same, Sets, Together
+from .table import SPEED, Note, Part, Peer, Refused, Same, Sets, Together
 
 ROWS = [
     # model and data
