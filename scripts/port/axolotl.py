@@ -32,7 +32,7 @@ ROWS = [
     Same("max_len", "sequence_len, max_packed_sequence_len"),
     Refused("--max_len bounds all samples; leave it out", "eval_sequence_len, min_sample_len, max_prompt_len"),
     Same("truncation", "excess_length_strategy"),
-    Note("each epoch has its own random order, whatever the order after merging", "shuffle_merged_datasets", "true, false"),
+    Note("each epoch has its own random order", "shuffle_merged_datasets", "true, false"),
     Together("curriculum", "with one data set, or shuffle_merged_datasets false: --shuffle false", "curriculum_sampling"),
     Note("the whole data set is read", "datasets.weight", "1, 1.0"),
     Refused("a slice takes the first part: --data 'NAME[train[:50%]]'", "datasets.weight"),
@@ -42,7 +42,7 @@ ROWS = [
     Note("data/prepare.py tokenises samples once and caches them",
       "dataset_num_proc, dataset_processes, dataset_prepared_path, dataset_keep_in_memory, skip_prepare_dataset, streaming, "
       "streaming_multipack_buffer_size, num_dataset_shards_to_save, preprocess_iterable, is_preprocess, push_dataset_to_hub, "
-      "tokenizer_use_fast, tokenizer_type, tokenizer_legacy, tokenizer_save_jinja_files"),
+      "tokenizer_use_fast, tokenizer_type, tokenizer_save_jinja_files"),
     Refused("each epoch uses all records once; leave it out", "dataset_shard_num, dataset_shard_idx, dataset_exact_deduplication"),
     Note("rows have no padding", "pad_token"),
     Together("bos_token", "it must equal the token of the tokenizer in --model", "bos_token"),
@@ -65,9 +65,11 @@ ROWS = [
       "sample_packing"),
     Together("concatenates", "as sample_packing, with pretraining_dataset", "pretraining_sample_concatenation"),
     Refused("rows are packed by their lengths alone; leave it out", "balance_labels, label_balance_window_optim_steps"),
+    Note("samples never attend to each other", "pretrain_multipack_attn", "true"),
+    Refused("samples never attend to each other; leave it out", "pretrain_multipack_attn", "false"),
     Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other",
       "dpo_padding_free, eval_sample_packing, batch_flattening, sample_packing_group_size, sample_packing_bin_size, sample_packing_eff_est, "
-      "sample_packing_mp_start_method, multipack_real_batches, pretrain_multipack_attn, pretrain_multipack_buffer_size, "
+      "sample_packing_mp_start_method, multipack_real_batches, pretrain_multipack_buffer_size, "
       "fa_varlen_kwargs_in_collator, pad_to_multiple_of, pad_to_sequence_len, total_num_tokens, total_supervised_tokens"),
     Note("rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step", "eval_batch_size, include_tkps"),
     Same("num_episodes,max_epochs", "num_epochs"),
@@ -127,7 +129,7 @@ ROWS = [
     Refused("answers are sampled from the trained distribution, all tokens at --temperature; this flag is for generate and --sample_every",
       "top_k, top_p, min_p, repetition_penalty"),
     Note("this program samples answers itself, from the weights in training",
-      "use_vllm, vllm_mode, vllm_enable_sleep_mode, vllm_server_host, vllm_server_port, vllm_server_timeout, vllm_sync_interval, "
+      "use_vllm, vllm_mode, vllm_enable_sleep_mode, vllm_server_host, vllm_server_port, vllm_server_timeout, "
       "vllm_lora_sync, vllm, num_completions_to_print, log_completions, reward_num_workers"),
     Note("sampling and training compute the same probabilities; for stale answers use --is_correction: token_truncate is tis, token_mask is icepop",
       "vllm_importance_sampling_correction, vllm_importance_sampling_mode, vllm_importance_sampling_cap"),
@@ -136,7 +138,8 @@ ROWS = [
       "rollout_func, use_data_producer, streaming_partial_batch, streaming_min_groups, replay_buffer_size, replay_recompute_logps, "
       "reroll_start_fraction, reroll_max_groups, skip_zero_advantage_batches, ebft"),
     Sets("async_steps 1", "async_prefetch", "true"),
-    Note("with --async_steps 1 the program samples one batch of answers while it trains on another", "prefetch_depth"),
+    Note("with --async_steps 1 the program samples one batch of answers while it trains on another", "prefetch_depth, vllm_sync_interval", "1"),
+    Refused("with --async_steps 1 the program samples one batch of answers, with weights one step old, while it trains on another", "prefetch_depth, vllm_sync_interval"),
     # LoRA and quantisation
     Same("use_rslora", "peft_use_rslora"),
     Together("lora_whole", "with adapter: --lora_modules_to_save; score, the head of a reward model, is always trained", "lora_modules_to_save"),
@@ -158,7 +161,7 @@ ROWS = [
     Note("each operand of a product is scaled by its largest magnitude, as in torchao", "fp8_config.recipe", "tensorwise"),
     Refused("--fp8 scales each operand by its largest magnitude, as torchao's tensorwise does", "fp8_config.recipe"),
     Note("4-bit weights are NF4, with quantised scales", "nf4_backend"),
-    Note("gradients are stored in float, or with --grad_dtype bf16 in bf16", "lora_fp32_gradients"),
+    Note("gradients of parameters are stored in float, or with --grad_dtype bf16 in bf16", "lora_fp32_gradients"),
     # how it is computed
     Note("--recompute selects the recomputed activations", "selective_checkpointing"),
     Sets("dtype bf16", "bfloat16", "true, full"),
@@ -168,8 +171,9 @@ ROWS = [
     Note("sums, norms and losses are in float, weights in --dtype", "fp32_norms, fp32_norm_classes"),
     Note("this program has its own attention: exact, blocked, on packed rows",
       "attn_implementation, flash_attention, sdp_attention, xformers_attention, flex_attention, flex_attn_compile_kwargs, sage_attention, "
-      "eager_attention, s2_attention, flash_attn_cross_entropy, flash_attn_fuse_mlp, flash_attn_rms_norm, flash_attn_d512, sdpa_varlen, "
+      "eager_attention, flash_attn_cross_entropy, flash_attn_fuse_mlp, flash_attn_rms_norm, flash_attn_d512, sdpa_varlen, "
       "fused_attn_kernel, gemma4_hybrid_attn_impl, large_head_attention"),
+    Refused("attention is exact; leave it out", "s2_attention"),
     Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
       "activation_offloading, layer_offloading, offload_params, cpu_offload_pin_memory"),
     Same("device", "device"),
@@ -284,7 +288,7 @@ ROWS = [
     Note("new rows start as the mean of the others, and each token has one row", "resize_token_embeddings_to_32x, mean_resizing_embeddings, "
       "embeddings_skip_upcast"),
     Refused("the tokenizer is read from --model: change its files",
-      "added_tokens_overrides, shrink_embeddings, fix_untrained_tokens, tokenizer_config"),
+      "added_tokens_overrides, tokenizer_legacy, shrink_embeddings, fix_untrained_tokens, tokenizer_config"),
     Refused("a model with tokenizer.json: tekken.json of mistral-common is not supported", "tokenizer_use_mistral_common"),
     Refused("config.json contains the RoPE scaling; leave it out", "use_pose, pose_split_on_token_ids, pose_max_context_len, pose_num_chunks"),
     Refused("experts have one implementation, and --expert_parallel drops no token; leave it out", "use_scattermoe, use_sonicmoe, expert_parallel_num_nvl_bytes, "

@@ -110,7 +110,7 @@ ROWS = [
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
       "use_swanlab, swanlab_project, swanlab_workspace, swanlab_run_name, swanlab_mode, swanlab_api_key, swanlab_logdir, swanlab_lark_webhook_url, "
       "swanlab_lark_secret"),
-    Note("hf auth login logs in to the hub", "hf_hub_token, ms_hub_token, om_hub_token"),
+    Note("hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model", "hf_hub_token, ms_hub_token, om_hub_token"),
     Together("enable_thinking", THINKING + "; null is false, except that thoughts in the records stay", "enable_thinking", "true, false, null"),
     Together("preserve_thinking", THINKING, "preserve_thinking", "true, false"),
     Together("trains", "without it LLaMA-Factory only evaluates, as the task eval does", "do_train", "true, false"),

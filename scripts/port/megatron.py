@@ -19,7 +19,7 @@ ROWS = [
     Note("the router computes in float", "moe_router_dtype", "none, fp32, fp64"),
     Note("experts have one implementation", "moe_grouped_gemm, moe_permute_fusion, moe_router_fusion, moe_shared_expert_overlap, moe_token_dispatcher_type, moe_enable_deepep, "
       "moe_flex_dispatcher_backend, overlap_moe_expert_parallel_comm, delay_wgrad_compute, moe_layer_recompute, moe_use_legacy_grouped_gemm"),
-    Note("config.json describes the model", "num_experts, moe_layer_freq, moe_ffn_hidden_size, moe_shared_expert_intermediate_size, moe_router_topk, moe_router_pre_softmax, "
+    Refused("change config.json in the directory of --model", "num_experts, moe_layer_freq, moe_ffn_hidden_size, moe_shared_expert_intermediate_size, moe_router_topk, moe_router_pre_softmax, "
       "moe_router_score_function, moe_router_topk_scaling_factor"),
     # how it is divided and computed
     Same("ring_attn_size", "context_parallel_size"),
@@ -42,13 +42,15 @@ ROWS = [
     Note("--zero_stage selects the sharded arrays", "use_megatron_fsdp, data_parallel_sharding_strategy"),
     Note("sums over ranks are in float", "accumulate_allreduce_grads_in_fp32"),
     Note("this program has its own attention: exact, blocked, on packed rows", "attention_backend"),
-    Note("it selects an implementation and changes no result", "cross_entropy_loss_fusion, cross_entropy_fusion_impl, calculate_per_token_loss, gradient_accumulation_fusion, bias_dropout_fusion, "
+    Note("it selects an implementation and changes no result", "cross_entropy_loss_fusion, cross_entropy_fusion_impl, gradient_accumulation_fusion, bias_dropout_fusion, "
       "bias_swiglu_fusion, rope_fusion, masked_softmax_fusion, overlap_grad_reduce, overlap_param_gather, tp_comm_overlap, attention_softmax_in_fp32, "
       "manual_gc, manual_gc_interval, deterministic_mode, distributed_backend, use_cpu_initialization, bias_activation_fusion, apply_rope_fusion, optimizer_cuda_graph, "
       "manual_gc_steps, manual_gc_eval, te_rng_tracker, mlp_padding_free, account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split, overlap_p2p_comm, "
       "batch_p2p_comm, align_param_gather, cp_comm_type, cp_partition_mode, sequence_packing_scheduler, overlap_param_gather_with_optimizer_step, align_grad_reduce, "
       "nccl_comm_warmup, microbatch_group_size_per_vp_stage, apply_query_key_layer_scaling, bridge_backend, offload_bridge, skip_megatron_init"),
     Note("ranks draw their rows from one random order", "data_sharding"),
+    Note("the loss is the mean over the targets of a step", "calculate_per_token_loss", "true"),
+    Refused("the loss is the mean over the targets of a step; leave it out", "calculate_per_token_loss", "false"),
     Refused("--fp8 scales each operand by its largest magnitude, and excludes experts", "fp8_format, fp8_recipe, fp8_param_gather, fp8_amax_history_len, fp8_amax_compute_algo, "
       "fp4_format, fp4_recipe, fp4_param_gather"),
     Refused("it is for other architectures, or for heads that predict several tokens; leave it out", "mtp_num_layers, mtp_loss_scaling_factor, mtp_decoder_input_detach, mtp_shared_weights, "
@@ -93,7 +95,9 @@ ROWS = [
     Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "no_save_optim"),
     Refused("--model, --adapter and --ref_model take a Hugging Face directory or name, --resume a checkpoint of this program",
       "load, adapter_load, ref_load, ref_adapter_load, mcore_model, mcore_adapter, mcore_ref_model, mcore_ref_adapter"),
-    Note("data/prepare.py tokenises samples once and caches them", "num_workers, dataloader_type"),
+    Sets("shuffle false", "dataloader_type", "single"),
+    Note("each epoch has its own random order", "dataloader_type", "cyclic, external"),
+    Note("data/prepare.py tokenises samples once and caches them", "num_workers"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training", "tensorboard_dir, wandb_project, wandb_exp_name, "
       "wandb_save_dir, log_throughput, log_params_norm, tensorboard_queue_size, calculate_KL"),
 ]

@@ -28,7 +28,7 @@ ROWS = [
     Together("template", "the tokenizer's own template, or one of --tokenizer_chat_template by its name", "template"),
     Together("use_chat_template", "chats have the template of the tokenizer, and texts of pt none", "use_chat_template", "true, false"),
     Note("data sets are read from the Hugging Face hub", "use_hf"),
-    Note("no records with these names are generated: write records about the model's name into the data", "model_name, model_author"),
+    Note("these names are for the data set swift/self-cognition", "model_name, model_author"),
     Note("data/prepare.py tokenises samples once and caches them", "load_from_cache_file, dataset_num_proc, data_seed, lazy_tokenize, streaming, shuffle_buffer_size, "
       "download_mode, packing_num_proc"),
     Note("a record that cannot be read ends the run, and no other is dropped without a count", "strict"),
@@ -240,6 +240,8 @@ def complete_data(t):
         if t.has(key):
             names = [re.sub(r"#(\d+)$", r"[train[:\1]]", name) for name in t.together[key].values]
             t.set(flag, ",".join(names), t.together[key].where)
+            if any("self-cognition" in name for name in names):
+                t.refuse(f"{t.together[key].where} has records with {{{{NAME}}}} and {{{{AUTHOR}}}} in place of names\n  fix: write the names into a copy of the data set, and give that")
             if any("/" in name for name in names):
                 t.note(t.together[key].where, "names are read from the Hugging Face hub; without use_hf ms-swift reads them from ModelScope")
             if names != t.together[key].values and t.get("shuffles_once") != "false":
