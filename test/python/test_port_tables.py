@@ -30,7 +30,8 @@ REASONS = {
         "the model is saved at the end, and an interrupted run writes a checkpoint; --save_steps N also writes one every N optimizer steps",
         "hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model", "no model is uploaded; after the run: hf upload OWNER/NAME OUTPUT_DIR"},
     "the launcher, processes and machines": {
-        "MPI tells each rank its number", "a setting of Axolotl's own programs", "--zero_stage 1 shards the optimizer over the ranks", "--zero_stage selects the sharded arrays",
+        "MPI tells each rank its number", "a setting of Axolotl's own programs", "ranks are threads of this program, or started by mpirun: Ray is not used",
+        "--zero_stage 1 shards the optimizer over the ranks", "--zero_stage selects the sharded arrays",
         "it saves memory and changes no result; here --zero_stage shards weights, gradients and the optimizer, and --ring_attn_size splits sequences",
         "a setting of accelerate's launcher", "every rank has a part of all models, and --ranks or mpirun sets the number of ranks",
         "the task trains, and evaluates if --eval_data or --eval_fraction is given",
