@@ -1,6 +1,7 @@
 """Turns the fields of a record into one document, or two for a pair, ready to be tokenised. This file knows the record formats and the
 trained parts of each."""
 
+import json
 import os
 import re
 from typing import Any, NamedTuple, Optional
@@ -499,6 +500,17 @@ def margin_of(fields):
     if not abs(number) <= float(np.finfo(np.float32).max):
         raise DataError(f"'margin' is {value!r}, not a finite number", "write 'margin' as a number, or leave it out, which means 0")
     return number
+
+
+def columns_of(fields):
+    """Returns a record's columns for reward functions, as a JSON object: all fields but chats and the prompt. If the prompt is a chat, `prompt` has its
+    messages, as functions of TRL read them."""
+    columns = {name: value for name, value in fields.items() if name not in ("prompt", "completion") and not is_chat(value)}
+    name = next((name for name, value in fields.items() if name != "completion" and is_chat(value)), None)
+    if name:
+        messages = as_messages(fields.get(name), "user", name)
+        columns["prompt"] = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return json.dumps(columns, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
 
 
 def missing(fields, accepted):

@@ -27,7 +27,7 @@ import numpy as np
 
 from cache_key import cache_key
 from chat import SENTINEL, ChatTemplate, ending, mark_targets
-from documents import DRAFTS, margin_of
+from documents import DRAFTS, columns_of, margin_of
 from errors import DataError
 from limits import Place, refuse_late
 from options import build_parser, snake_case, trainers_names
@@ -52,6 +52,7 @@ class Lot(NamedTuple):
     mask: np.ndarray
     lengths: np.ndarray
     margins: np.ndarray  # one for each pair, NaN if the pair has none
+    columns: list  # of rl: for each document a JSON object for reward functions
     ends: set  # the special tokens that ended trained turns
     usual_ends: list  # if there is none: the special token that the chat template puts after an answer
     counts: Counter
@@ -65,6 +66,7 @@ class Recipe:
         self.draft = DRAFTS[task]
         self.has_targets = task not in ("prompts", "rl")
         self.is_pref = task == "pref"
+        self.has_columns = task == "rl"
         self.options = options
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer.hf)
@@ -82,8 +84,8 @@ class Recipe:
         texts = [draft.text for draft in all_drafts if draft.ids is None]
         encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in all_drafts)))
         counts = Counter(read=len(records))
-        documents, margins, ends = [], [], set()
-        for record, (drafts, margin, unused) in zip(records, samples):
+        documents, margins, columns, ends = [], [], [], set()
+        for record, (drafts, margin, others, unused) in zip(records, samples):
             parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
             ends.update(*(trained_ends(ids, mask, self.tokenizer) for ids, mask in parts))
             needs_target = self.has_targets or bool(drafts[0].spans)
@@ -94,12 +96,13 @@ class Recipe:
             counts["unanswered"] += not needs_target
             documents += fitted
             margins += [margin] if self.is_pref and fitted else []
+            columns += [others] * len(fitted) if self.has_columns else []
         margins = np.array(margins, np.float32)
         counts["no margin"] = int(np.isnan(margins).sum())
         ids, masks = zip(*documents) if documents else ((), ())
         return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
-                   np.array([len(i) for i in ids], np.int64), margins, ends, self.usual_ends() if counts["chats"] and not ends else [],
-                   counts, sum(record.size for record in records))
+                   np.array([len(i) for i in ids], np.int64), margins, columns, ends,
+                   self.usual_ends() if counts["chats"] and not ends else [], counts, sum(record.size for record in records))
 
     def _marked(self, records):
         """Yields the records, each as the one that is rendered."""
@@ -128,7 +131,7 @@ class Recipe:
             raise too_deep(record) from None
 
     def _drafted(self, record):
-        """Returns the drafts of a record (two for a pair), the margin of the pair, and the names of the unused fields."""
+        """Returns the drafts of a record (two for a pair), the margin of the pair, the JSON of its columns, and the names of the unused fields."""
         fields = record.fields()
         drafts = self.draft(fields, self.options, self.template)
         drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts] if self.is_pref else [drafts]
@@ -139,7 +142,8 @@ class Recipe:
                 half = draft.text[error.start]
                 raise DataError(f"its text has half of a surrogate pair: {half!r}", "write the whole character") from None
         margin = margin_of(fields) if self.is_pref else None
-        return drafts, margin, fields.unused()
+        columns = columns_of(fields) if self.has_columns else None
+        return drafts, margin, columns, fields.unused()
 
     def _ended(self, text):
         """Removes white space after a special token that ends the text, because a reward is read at the last token of a document."""
@@ -342,30 +346,30 @@ def too_deep(record):
 
 
 class Progress:
-    """Shows one line if the output is a terminal."""
+    """Shows one line that changes if the output is a terminal, and otherwise a line every ten seconds."""
 
     def __init__(self, total):
         self.total = total
         self.done = self.records = self.tokens = 0
         self.begin = self.shown = time.monotonic()
         self.is_terminal = sys.stdout.isatty()
+        self.start, self.stop, self.every = ("\r\033[K", "", 0.2) if self.is_terminal else ("", "\n", 10)
 
     def add(self, lot):
         self.done += lot.size
         self.records += lot.counts["read"]
         self.tokens += len(lot.tokens)
         now = time.monotonic()
-        if self.is_terminal and now - self.shown > 0.2:
+        if now - self.shown > self.every:
             self.shown = now
             seconds = now - self.begin
             share = min(1.0, self.done / self.total) if self.total else 0
             left = f"{100 * share:3.0f} %  {seconds * (1 - share) / share:,.0f} s left  " if share else ""
-            print(f"\r\033[K  {left}{self.records:,} records  {self.tokens:,} tokens  {self.tokens / seconds:,.0f} tokens/s",
-                  end="", flush=True)
+            print(f"{self.start}  {left}{self.records:,} records  {self.tokens:,} tokens  {self.tokens / seconds:,.0f} tokens/s",
+                  end=self.stop, flush=True)
 
     def end(self):
-        if self.is_terminal:
-            print("\r\033[K", end="", flush=True)
+        print(self.start, end="", flush=True)
 
 
 def prepare(task, options, processes):
@@ -386,7 +390,7 @@ def prepare(task, options, processes):
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
-            file.append(lot.tokens, lot.mask, lot.lengths, lot.margins)
+            file.append(lot.tokens, lot.mask, lot.lengths, lot.margins, lot.columns)
             counts += lot.counts
             ends |= lot.ends
             usual_ends.update(lot.usual_ends)
@@ -458,7 +462,7 @@ def table(task, options, counts, lengths, targets):
     if counts["left out", "content"]:
         rows += [("changed contents", f"{counts['left out', 'content']:,}", "messages of whose content the template renders only a part, or another text")]
     rows += named_row("keys of messages not read", "left out", counts, "by the template")
-    rows += named_row("fields not used", "unused", counts)
+    rows += named_row("columns for rewards alone" if task == "rl" else "fields not used", "unused", counts)
     if counts["plain"]:
         rows += [("without the chat template", f"{counts['plain']:,}", "strings stay as they are; --apply_chat_template makes chats of prompts and answers")]
     if counts["unknown"]:

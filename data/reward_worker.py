@@ -1,25 +1,62 @@
 #!/usr/bin/env python3
 """Judges answers for train_llama grpo: reward_worker.py FILE.py, or http://ADDRESS. One request a line on standard input, one answer a line on standard output:
 
-    {"prompts": [text, ...], "answers": [...], "labels": [...], "raw_prompts": [...], "raw_answers": [...]}     ->     {"rewards": [number or null, ...]} or {"error": text}
+    {"prompts": [text, ...], "answers": [...], "labels": [...], "completion_ids": [[id, ...], ...], "columns": [text, ...], "raw_prompts": [...], "raw_answers": [...]}
+        ->     {"rewards": [number or null, ...]} or {"error": text}
 
-The raw texts have their special tokens. FILE.py defines reward(prompts, answers, labels), which returns a number for each, or None for one that it cannot judge; or OpenRLHF's
-reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
+The raw texts have their special tokens; a text of columns is a JSON object, the record's other fields. FILE.py defines reward(prompts, answers, labels), which returns a
+number for each, or None for one that it cannot judge; or TRL's reward(prompts, completions, **columns); or OpenRLHF's reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
 POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py prints goes to standard error."""
 
+import asyncio
 import importlib.util
+import inspect
 import json
 import math
 import sys
 import traceback
 
 TRIES = 5
+TRL_ALONE = ("trainer_state", "log_extra", "log_metric", "environments")  # further arguments of TRL, which do not exist here
 
 
 def of_openrlhf(reward_func):
-    def reward(prompts, answers, labels, raw_prompts, raw_answers):
+    def reward(labels, raw_prompts, raw_answers, **_):
         rewards = reward_func([p + a for p, a in zip(raw_prompts, raw_answers)], raw_prompts, labels)["rewards"]
         return rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards  # for a tensor
+    return reward
+
+
+def of_function(function):
+    """Returns the user's function of texts, with the arguments that its parameters name: TRL's if there is one called completions, else the program's own."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    is_trl = "completions" in names
+    if foreign := [name for name in needed if name in TRL_ALONE]:
+        raise TypeError(f"{function.__name__}() takes {', '.join(foreign)}, which only TRL's trainer has")
+
+    def reward(prompts, answers, labels, completion_ids, columns, **raw):
+        records = [json.loads(text) for text in columns]
+        chats = [record.pop("prompt", None) for record in records]
+        values = {name: [record.get(name) for record in records] for name in dict.fromkeys(name for record in records for name in record)}
+        first = (prompts, answers, labels)
+        if is_trl:  # of a chat, prompt and completion are messages
+            given = {"prompts": [chat or text for chat, text in zip(chats, prompts)],
+                     "completions": [[{"role": "assistant", "content": text}] if chat else text for chat, text in zip(chats, answers)],
+                     "completion_ids": completion_ids}
+            first = ()
+        else:
+            given = dict.fromkeys(names[:3])
+        values = {name: value for name, value in values.items() if name not in given and (takes_all or name in names)}
+        if missing := [name for name in needed if name not in given and name not in values]:
+            raise TypeError(f"{function.__name__}() takes {', '.join(missing)}, and the records have the columns {', '.join(sorted(records[0])) or 'none'}")
+        if is_trl:
+            values |= {name: value for name, value in given.items() if takes_all or name in names}
+        result = function(*first, **values)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
     return reward
 
 
@@ -28,10 +65,10 @@ def of_file(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if hasattr(module, "reward"):
-        return lambda prompts, answers, labels, **raw: module.reward(prompts, answers, labels)
+        return of_function(module.reward)
     if hasattr(module, "reward_func"):
         return of_openrlhf(module.reward_func)
-    raise AttributeError("it defines neither reward(prompts, answers, labels) nor OpenRLHF's reward_func(queries, prompts, labels)")
+    raise AttributeError("it defines neither reward(prompts, answers, labels) or reward(prompts, completions, **columns) nor OpenRLHF's reward_func(queries, prompts, labels)")
 
 
 def of_server(address):
@@ -82,7 +119,7 @@ def what_is_wrong(error, source):
     if source.endswith(".py"):
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
         place = f" (line {own[-1].lineno} of {source})" if own else ""  # none if the call itself fails
-        return f"{type(error).__name__}: {error}{place}\n  fix: def reward(prompts, answers, labels), as docs/rl.md describes it"
+        return f"{type(error).__name__}: {error}{place}\n  fix: def reward(prompts, answers, labels), or TRL's reward(prompts, completions, **columns), as docs/rl.md describes them"
     cause = f"it cannot be reached, {TRIES} times: {error.reason}" if hasattr(error, "reason") else str(error)
     return f"{cause}\n  fix: start a server of OpenRLHF's protocol (docs/rl.md) at that address; the run resumes from its last checkpoint"
 

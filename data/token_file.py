@@ -6,6 +6,9 @@
     margin      F32 (pairs)           only of kind pref, and if any record has one; 0 where a record has none. Documents 2i and
                                       2i+1 are the chosen and the rejected one of pair i
 
+    column_offsets I64, columns U8      only of kind rl, and if any record has other fields: bytes column_offsets[i] .. column_offsets[i+1]-1 of columns
+                                      are a JSON object with those of record i, for reward functions
+
 The metadata, all strings, are the arguments of TokenFile.write() and the checksums (llmc/data/tokens.h)."""
 
 import json
@@ -40,13 +43,15 @@ class TokenFile:
             raise DataError(f"{path}: cannot be written: {error.strerror}", "give --out a place that can be written to") from None
         self.lengths = []
         self.margins = []
+        self.columns = []
 
-    def append(self, tokens, mask, lengths, margins=()):
-        """Appends documents. margins: one for each pair, NaN without one."""
+    def append(self, tokens, mask, lengths, margins=(), columns=()):
+        """Appends documents. margins: one for each pair, NaN without one. columns: one JSON object for each document, or none."""
         self.tokens.write(tokens.astype(DTYPES[self.dtype]).tobytes())
         self.mask.write(mask.astype(np.uint8).tobytes())
         self.lengths.append(lengths)
         self.margins.append(np.array(margins, DTYPES["F32"]))
+        self.columns += [text.encode() for text in columns]
 
     def all_tokens(self):
         self.tokens.flush()
@@ -61,6 +66,10 @@ class TokenFile:
         arrays = [("doc_offsets", "I64", offsets)]
         if not np.isnan(margins).all():
             arrays.append(("margin", "F32", np.nan_to_num(margins)))
+        if any(text != b"{}" for text in self.columns):
+            arrays.append(("column_offsets", "I64", np.concatenate([[0], np.cumsum([len(text) for text in self.columns])]).astype(DTYPES["I64"])))
+            text = b"".join(self.columns)
+            arrays.append(("columns", "U8", np.frombuffer(text + b" " * (-len(text) % 8), np.uint8)))  # keeps the tokens aligned
         tensors = [(name, dtype, len(array)) for name, dtype, array in arrays]
         tensors += [("tokens", self.dtype, count), ("loss_mask", "U8", count)]
         with whole_file(self.path) as file:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
@@ -92,9 +93,16 @@ def layers(steps, scale, keys):
     return edges, stack
 
 
+def describing(lines):
+    """Returns the first line of a log, which describes the run."""
+    return next((entry for entry in entries_of(lines[:1]) if "step" not in entry), {})
+
+
 def name_of(path):
+    """Returns --run_name, or the name of the directory."""
+    name = describing(read_lines(path)).get("options", {}).get("run_name")
     path = Path(path)
-    return path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem
+    return name or (path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem)
 
 
 def pyplot():
@@ -123,40 +131,46 @@ def draw_panel(axis, log, key, scale, color, name):
         axis.plot(*series(evaluated, "eval_" + key), color=color, linestyle="--", marker="o", markersize=4, label=name + ", evaluation")
 
 
-def figure_of(logs, panels):
-    """Draws all panels, two in a row, and then the panels of ranks. logs: {path: result of read_log}; panels: (key, title, divisor)."""
-    on_ranks = [path for path, (steps, _) in logs.items() if "comm_s" in steps[0]]
-    rows = (len(panels) + 1) // 2 + len(on_ranks)
-    figure, axes = pyplot().subplots(rows, 2, figsize=(11, 3.5 * rows), sharex=True, layout="constrained")
+def draw_panels(axis, logs, key, title, scale):
     for i, (path, log) in enumerate(logs.items()):
-        for axis, (key, _, scale) in zip(axes.flat, panels):
-            draw_panel(axis, log, key, scale, f"C{i % 10}", name_of(path))
-    for axis, (key, title, _) in zip(axes.flat, panels):
-        axis.set_title(title, fontsize=10, loc="left")
-        if key in ("tok_s", "peak_mem"):
-            axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
-    if len(panels) % 2:
-        axes.flat[len(panels)].set_axis_off()
-    for row, path in zip(axes[rows - len(on_ranks):], on_ranks):
-        for axis, (title, scale, keys) in zip(row, RANK_PANELS):
-            edges, stack = layers(logs[path][0], scale, keys)
-            for label, (below, above) in zip(keys.values(), stack):
-                axis.stairs(above, edges, baseline=below, fill=True, label=label)
-            axis.set_title(f"{title}: {name_of(path)}", fontsize=10, loc="left")
-            axis.legend(fontsize=8)
-    for axis in axes.flat:
+        draw_panel(axis, log, key, scale, f"C{i % 10}", name_of(path))
+    axis.set_title(title, fontsize=10, loc="left")
+    if key in ("tok_s", "peak_mem"):
+        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+
+
+def draw_stack(axis, path, steps, title, scale, keys):
+    edges, stack = layers(steps, scale, keys)
+    for label, (below, above) in zip(keys.values(), stack):
+        axis.stairs(above, edges, baseline=below, fill=True, label=label)
+    axis.set_title(f"{title}: {name_of(path)}", fontsize=10, loc="left")
+
+
+def drawings(logs, panels):
+    """Returns a function for each panel that draws it on an axis, the panels of ranks last. logs: {path: result of read_log}; panels: (key, title, divisor)."""
+    stacks = [partial(draw_stack, path=path, steps=steps, title=title, scale=scale, keys=keys)
+              for path, (steps, _) in logs.items() if "comm_s" in steps[0] for title, scale, keys in RANK_PANELS]
+    return [partial(draw_panels, logs=logs, key=key, title=title, scale=scale) for key, title, scale in panels] + stacks
+
+
+def figure_of(drawings, columns):
+    rows = -(-len(drawings) // columns)
+    figure, axes = pyplot().subplots(rows, columns, figsize=(5.5 * columns, 3.5 * rows), squeeze=False, layout="constrained")
+    for axis, drawing in zip(axes.flat, drawings):
+        drawing(axis)
         axis.grid(alpha=0.3)
-        axis.tick_params(labelbottom=True)
-    for axis in axes[-1]:
         axis.set_xlabel("step")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[0, 0].legend(fontsize=8)
+        if len(axis.get_legend_handles_labels()[1]) > 1:
+            axis.legend(fontsize=8)
+    for axis in axes.flat[len(drawings):]:
+        axis.set_axis_off()
     return figure
 
 
 def draw(logs, out):
     policies = all("reward" in steps[0] for steps, _ in logs.values())
-    figure = figure_of(logs, POLICY_PANELS if policies else PANELS)
+    figure = figure_of(drawings(logs, POLICY_PANELS if policies else PANELS), 2)
     try:
         refuse_other_file("--out", out, b"Matplotlib")
         with whole_file(out) as file:

@@ -18,6 +18,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import sys
@@ -39,6 +40,7 @@ GENERATOR = '<meta name="generator" content="report.py of train_llama">'
 WITHOUT_PANEL = {"step", "epoch", "samples", "tokens", "target_tokens", "step_s", "skipped", "peak_mem_min",
                  *(key for _, _, keys in plot.RANK_PANELS for key in keys)}
 POLL_SECONDS = 5
+ANSWERS = 8  # that a page shows
 SPIKE_WINDOW, SPIKE_SETTLED, SPIKE_DEVIATIONS = 100, 20, 6
 INK = "#123456"  # becomes the page's text colour, which follows the browser's light or dark
 
@@ -51,13 +53,9 @@ class Run(NamedTuple):
     written: datetime
 
 
-def describing(lines):
-    return next((entry for entry in plot.entries_of(lines[:1]) if "step" not in entry), {})
-
-
 def read_run(path):
     steps, evaluations = plot.read_log(path)
-    return Run(path, describing(plot.read_lines(path)), steps, evaluations, datetime.fromtimestamp(os.path.getmtime(path)).astimezone())
+    return Run(path, plot.describing(plot.read_lines(path)), steps, evaluations, datetime.fromtimestamp(os.path.getmtime(path)).astimezone())
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------------------------
@@ -114,8 +112,11 @@ def summary(run):
     speeds = [speed for _, speed in figures(run.steps, "tok_s")]
     losses, evaluations = figures(run.steps, "loss"), figures(run.evaluations, "eval_loss")
     best = min(evaluations, key=lambda pair: pair[1], default=None)
-    high = spikes(run.steps)
-    return {
+    rewards, high = figures(run.steps, "reward"), spikes(run.steps)
+    best_reward = max(figures(run.evaluations, "eval_reward"), key=lambda pair: pair[1], default=None)
+    of_policy = {"reward, first and last": f"{rewards[0][1]:.4g}, {rewards[-1][1]:.4g}"} if rewards else {}
+    of_policy |= {"best evaluation of the reward": f"{best_reward[1]:.4g} at step {count(best_reward[0])}"} if best_reward else {}
+    return of_policy | {
         "steps": f"{count(last['step'])} of {count(about.get('steps'))}",
         "samples": count(last.get("samples")),
         "tokens": count(last.get("tokens")),
@@ -137,8 +138,10 @@ def heading(run):
     when = f"log last written {run.written:%Y-%m-%d %H:%M %Z}"
     if not about:
         return f"the log does not begin with a description of the run; {when}"
-    return (f"task {about.get('task')}; {model.get('family')} with {count(model.get('parameters'))} parameters"
-            f"{', ' + model['dir'] if model.get('dir') else ''}; data {about.get('data', {}).get('path')}; on {about.get('device')}, "
+    data = about.get("data", {})
+    trained = f", of which {count(model['trained'])} are trained" if model.get("trained", model.get("parameters")) != model.get("parameters") else ""
+    return (f"task {about.get('task')}; {model.get('family')} with {count(model.get('parameters'))} parameters{trained}"
+            f"{', ' + model['dir'] if model.get('dir') else ''}; data {data.get('name') or data.get('path')}; on {about.get('device')}, "
             f"{about.get('threads')} threads per rank; world {about.get('world')}, dp {about.get('dp')}, sp {about.get('sp')}; {when}")
 
 
@@ -161,8 +164,9 @@ def options_of(runs):
 
 
 def panels_of(runs):
-    """Returns the panels of plot.py, memory, and a panel for each other number that the steps of this task have."""
-    panels = [*plot.PANELS, ("peak_mem", "peak memory (GiB)", 2**30)]
+    """Returns the panels of the picture, memory, and a panel for each other number that the steps of this task have."""
+    policies = plot.POLICY_PANELS if any("reward" in entry for run in runs for entry in run.steps) else []
+    panels = [*policies, *plot.PANELS, ("peak_mem", "peak memory (GiB)", 2**30)]
     known = WITHOUT_PANEL | {key for key, _, _ in panels}
     rest = dict.fromkeys(key for run in runs for entry in run.steps for key in entry if isinstance(entry[key], (int, float)))
     return panels + [(key, key, 1) for key in rest if key not in known]
@@ -171,12 +175,24 @@ def panels_of(runs):
 def curves(runs):
     style = dict.fromkeys(["text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"], INK)
     style |= {"legend.facecolor": "none", "svg.fonttype": "none", "text.parse_math": False}
-    drawing = io.StringIO()
+    panels = []
     with plot.pyplot().rc_context(style):
-        figure = plot.figure_of({run.path: (run.steps, run.evaluations) for run in runs}, panels_of(runs))
-        figure.savefig(drawing, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
-    svg = drawing.getvalue()
-    return svg[svg.index("<svg"):].replace(INK, "currentColor")  # leaves out the XML header, which refers to a web site
+        for drawing in plot.drawings({run.path: (run.steps, run.evaluations) for run in runs}, panels_of(runs)):
+            text = io.StringIO()
+            figure = plot.figure_of([drawing], 1)
+            figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
+            plot.pyplot().close(figure)
+            svg = text.getvalue()
+            panels.append(svg[svg.index("<svg"):].replace(INK, "currentColor"))  # leaves out the XML header, which refers to a web site
+    return "\n".join(panels)
+
+
+def answers(run):
+    """Returns sampled answers of a policy, from the first to the last batch."""
+    sampled = [entry for entry in run.steps if "answer" in entry]
+    shown = [sampled[i * (len(sampled) - 1) // (ANSWERS - 1)] for i in range(ANSWERS)] if len(sampled) > ANSWERS else sampled
+    rows = {f"step {count(entry['step'])}": [f"reward {entry['answer']['reward']}\n{entry['answer']['prompt']}\n→ {entry['answer']['text']}"] for entry in shown}
+    return f'<h2>Answers of {html.escape(plot.name_of(run.path))}</h2>\n<div class="answers">{table([""], rows)}</div>\n' if rows else ""
 
 
 def page(runs):
@@ -193,9 +209,11 @@ def page(runs):
 :root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
 table {{ border-collapse: collapse; }}
-th, td {{ text-align: left; vertical-align: top; padding: 0.1rem 1.5rem 0.1rem 0; border-bottom: 1px solid #8886; overflow-wrap: anywhere; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.1rem 1rem 0.1rem 0; border-bottom: 1px solid #8886; }}
 th {{ font-weight: 600; }}
-td {{ font-variant-numeric: tabular-nums; }}
+td {{ font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }}
+.answers td {{ white-space: pre-wrap; }}
+.curves {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); }}
 svg {{ width: 100%; height: auto; }}
 </style>
 </head>
@@ -203,8 +221,10 @@ svg {{ width: 100%; height: auto; }}
 <h1>{html.escape(", ".join(names))}</h1>
 {"".join(f"<p><b>{html.escape(name)}</b>: {html.escape(heading(run))}</p>" for name, run in zip(names, runs))}
 {table(names, {row: [one[row] for one in sums] for row in sums[0]})}
-<h2>Curves</h2>
+{"".join(answers(run) for run in runs)}<h2>Curves</h2>
+<div class="curves">
 {curves(runs)}
+</div>
 <h2>Options</h2>
 {table(names, options_of(runs))}
 </body>
@@ -305,10 +325,11 @@ def report(args):
             plot.read_log(path)  # refuses a log without steps
         entries = entries_as_they_come(path, args.follow)
         if args.tensorboard:
-            write_tensorboard(Path(args.tensorboard) / name, entries)
-            print(Path(args.tensorboard) / name)
+            folder = Path(args.tensorboard) / re.sub(r"^\.+|/", "_", name)  # a name of --run_name may have slashes
+            write_tensorboard(folder, entries)
+            print(folder)
         else:
-            write_tracker("wandb" if args.wandb else "trackio", elsewhere, name, describing(plot.read_lines(path)), entries)
+            write_tracker("wandb" if args.wandb else "trackio", elsewhere, name, plot.describing(plot.read_lines(path)), entries)
 
 
 def main():

@@ -164,6 +164,48 @@ static void print_fastest(const Run &run, ModelLimits limits, size_t memory) {
            best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
 }
 
+static void print_longest(const Run &run, ModelLimits limits, size_t memory) {
+    const Options &o = run.options;
+    const std::string ring = run.model.ranks.sp > 1 ? format(", a row of %zu ranks", run.model.ranks.sp) : "";
+    if (const size_t longest = longest_sample(run, run.model, o.recompute, limits, memory, run.model.config.max_positions)) {
+        printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
+               longest == run.model.config.max_positions ? format(" (%s)", run.model.config.positions_name()).c_str() : "");
+        return;
+    }
+    limits.row_tokens = limits.positions = row_multiple;
+    const auto least = plan_model(run, run.model, o.recompute, limits, memory);
+    printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
+           run.model.co_residents.empty() ? "" : ", with the models beside,",
+           human_bytes(rank_bytes(run, run.model, *least, limits)).c_str());
+}
+
+// Prints the arrays of a rank, and further bytes of the process.
+static void print_arrays(const Run &run, Model &model, const ModelLimits &limits, const Room &room, size_t ranks, size_t of_rank) {
+    const Options &o = run.options;
+    if (run.model.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.model.ranks).c_str());
+    if (run.model.config.lora.rank)
+        printf("adapters of rank %zu: %zu parameters are trained\n", run.model.config.lora.rank,
+               trained_parameters(run.model.config));
+    if (const ExpertConfig &e = run.model.config.experts; e.number)
+        printf("a token goes to %zu of %zu experts: %zu parameters are active\n", e.chosen, e.number,
+               active_parameter_count(run.model.config));
+    if (run.model.config.experts.aux_loss_coef > 0 && run.task & TRAINING)
+        printf("the auxiliary loss of experts adds a forward pass to steps of several rows for a rank\n");
+    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.model.config),
+           o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model.plan().table().c_str());
+    const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
+    const char *const place = o.offload_dir.empty() ? "in the host's memory" : "on disk";
+    printf("%s", model.plan().store_table(place).c_str());
+    for (const CoResidentModel &other : run.model.co_residents) {
+        const auto resident = co_resident_model(run, other, limits);
+        line(other.what, resident->plan().bytes());
+        if (const size_t stored = resident->plan().store_bytes()) line(format("%s, %s", other.what, place), stored);
+    }
+    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
+    if (room.process) line("the process itself, with what its libraries generate", room.process);
+    if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);
+}
+
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {
     const Options &o = run.options;
     ModelLimits limits = flag_limits(o);
@@ -176,28 +218,6 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     const size_t ranks = room.here ? run.model.ranks.world : 1, memory = room.usable / ranks;
     const auto model = plan_model(run, run.model, o.recompute, limits, memory);
     const size_t of_rank = rank_bytes(run, run.model, *model, limits), bytes = room.process + ranks * of_rank;
-    if (run.model.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.model.ranks).c_str());
-    if (run.model.config.lora.rank)
-        printf("adapters of rank %zu: %zu parameters are trained\n", run.model.config.lora.rank,
-               trained_parameters(run.model.config));
-    if (const ExpertConfig &e = run.model.config.experts; e.number)
-        printf("a token goes to %zu of %zu experts: %zu parameters are active\n", e.chosen, e.number,
-               active_parameter_count(run.model.config));
-    if (run.model.config.experts.aux_loss_coef > 0 && run.task & TRAINING)
-        printf("the auxiliary loss of experts adds a forward pass to steps of several rows for a rank\n");
-    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.model.config),
-           o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
-    const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
-    const char *const place = o.offload_dir.empty() ? "in the host's memory" : "on disk";
-    printf("%s", model->plan().store_table(place).c_str());
-    for (const CoResidentModel &other : run.model.co_residents) {
-        const auto resident = co_resident_model(run, other, limits);
-        line(other.what, resident->plan().bytes());
-        if (const size_t stored = resident->plan().store_bytes()) line(format("%s, %s", other.what, place), stored);
-    }
-    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
-    if (room.process) line("the process itself, with what its libraries generate", room.process);
-    if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);
     const std::string where = room.here ? "here"
                               : run.model.ranks.world > 1
                                   ? format("on each of %zu GPUs (%s)", run.model.ranks.world, o.gpu.c_str())
@@ -207,17 +227,9 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     if (run.task & TRAINING) print_seconds(run, *model, limits), print_fastest(run, limits, memory);
     if (!o.timeline.empty()) write_timeline(run, *model, limits);
 
-    const std::string ring = run.model.ranks.sp > 1 ? format(", a row of %zu ranks", run.model.ranks.sp) : "";
-    if (const size_t longest = longest_sample(run, run.model, o.recompute, limits, memory, run.model.config.max_positions)) {
-        printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
-               longest == run.model.config.max_positions ? format(" (%s)", run.model.config.positions_name()).c_str() : "");
-        return 0;
-    }
-    limits.row_tokens = limits.positions = row_multiple;
-    const auto least = plan_model(run, run.model, o.recompute, limits, memory);
-    printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
-           run.model.co_residents.empty() ? "" : ", with the models beside,",
-           human_bytes(rank_bytes(run, run.model, *least, limits)).c_str());
+    print_longest(run, limits, memory);
+    printf("\n");
+    print_arrays(run, *model, limits, room, ranks, of_rank);
     return 0;
 }
 
@@ -236,28 +248,33 @@ static std::string cell(const Run &run, const char *recompute, ModelLimits limit
     return gpu_rates(run.options.gpu) ? tokens + format("%9s", time.c_str()) : tokens;
 }
 
-// For --plan --fit: shows the longest sample for more ranks, if a row holds one sample and all ranks share it.
+// For --plan --fit: shows the longest sample for more ranks, if a row holds one sample and all ranks share it. Flags that were given stay as they are.
 int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);
     const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.model.config.max_positions;
     printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.model.config), o.dtype.c_str(),
            o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
-    const bool timed = gpu_rates(o.gpu).has_value();
-    printf("longest sample in tokens%s, on ranks that share it (%s), by --recompute:\n%6s",
-           timed ? ", and the predicted seconds of a step of it" : "", o.sp_mode.c_str(), "ranks");
-    for (auto [name, level] : recompute_levels) printf("%12s %*s", name, timed ? 9 : 0, "");
+    const bool timed = gpu_rates(o.gpu).has_value(), varies = o.recompute == "auto";
+    std::vector<const char *> levels;
+    for (auto [name, level] : recompute_levels)
+        if (varies || o.recompute == name) levels.push_back(name);
+    const std::string sharing = o.ring_attn_size > 1 ? format("rings of --ring_attn_size %zu", o.ring_attn_size) : "ranks";
+    printf("longest sample in tokens%s, on %s that share it (%s), by number of ranks%s as given\n%6s",
+           timed ? ", and the predicted seconds of a step of it" : "", sharing.c_str(), o.sp_mode.c_str(),
+           varies ? " and --recompute; all other flags" : format("; --recompute %s and all other flags", levels[0]).c_str(), "ranks");
+    for (const char *name : levels) printf("%12s %*s", name, timed ? 9 : 0, "");
     bool beyond = false;
     for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {
         printf("\n%6zu", n);
         ModelLimits limits = flag_limits(o);
         try {
-            limits.ranks = ranks_of(run, run.model.config, n, n);
-        } catch (const Error &) {
-            printf("  --sp_mode %s does not suit so many ranks", o.sp_mode.c_str());
+            limits.ranks = ranks_of(run, run.model.config, n, o.ring_attn_size > 1 ? o.ring_attn_size : n);
+        } catch (const Error &e) {
+            printf("  %s", std::string(e.what()).substr(0, std::string(e.what()).find('\n')).c_str());
             continue;
         }
-        for (auto [name, level] : recompute_levels) {
+        for (const char *name : levels) {
             const std::string text = cell(run, name, limits, memory);
             printf("%s", text.c_str());
             beyond |= text.find('*') != text.npos;

@@ -142,7 +142,7 @@ static int show(const Run &run) {
     const Options &o = run.options;
     const std::string data = prepared_file(run, run.task, "data", o.data, prepare_flags(o, run.task));
     open_data(run, data);  // checks it
-    if (run.model.tokenizer_dir.empty())
+    if (run.model.tokenizer_hash.empty())
         die("%s has tokens, whose texts only a tokenizer knows\n  fix: --model DIR with a tokenizer.json", o.data.c_str());
     if (!run.is_main_rank()) return 0;
     return call_python(std::string(run.program) + " show", "data/show.py",

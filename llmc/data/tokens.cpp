@@ -50,12 +50,20 @@ Document PreparedData::document(size_t i) const {
 
 uint64_t PreparedData::checksum_of_arrays() const {
     const uint64_t offsets = hash_number(offsets_.data(), offsets_.size() * sizeof(int64_t));
-    return margins_.empty() ? offsets : hash_number(margins_.data(), margins_.size() * sizeof(float), offsets);
+    if (!margins_.empty()) return hash_number(margins_.data(), margins_.size() * sizeof(float), offsets);
+    if (column_offsets_.empty()) return offsets;
+    return hash_number(columns_.data(), columns_.size(),
+                       hash_number(column_offsets_.data(), column_offsets_.size() * sizeof(int64_t), offsets));
 }
 
 std::string PreparedData::fingerprint() const {
     const uint64_t all = hash_number(checksums_.data(), checksums_.size() * sizeof(uint64_t), checksum_of_arrays());
     return format("%zu-%016llx", size_t(offsets_.back()), (unsigned long long)(all));
+}
+
+std::string PreparedData::columns(size_t s) const {
+    if (column_offsets_.empty()) return "{}";
+    return {columns_.begin() + column_offsets_[s], columns_.begin() + column_offsets_[s + 1]};
 }
 
 std::string PreparedData::name() const {
@@ -99,6 +107,8 @@ void PreparedData::read_arrays() {
             die("%s: this is no prepared data: there is no array \"%s\"\n  fix: %s", path().c_str(), name, prepare_again);
     offsets_ = file_.array<int64_t>("doc_offsets");
     if (tensors.contains("margin")) margins_ = file_.array<float>("margin");
+    if (tensors.contains("columns"))
+        columns_ = file_.array<uint8_t>("columns"), column_offsets_ = file_.array<int64_t>("column_offsets");
     const size_t tokens = size_of(file_, "tokens"), mask = size_of(file_, "loss_mask");
     if (mask != tokens) die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask, prepare_again);
 }
@@ -117,6 +127,11 @@ void PreparedData::check_offsets() const {
     for (size_t i = 0; i < margins_.size(); i++)
         if (!std::isfinite(margins_[i]))
             die("%s: the margin of pair %zu is not finite\n  fix: %s", path().c_str(), i, prepare_again);
+    const auto &columns = column_offsets_;
+    if (!columns.empty() && (pairs() || columns.size() != offsets_.size() || columns[0] != 0 ||
+                             !std::ranges::is_sorted(columns) || size_t(columns.back()) > columns_.size()))
+        die("%s: its column_offsets do not divide the array columns into one text for each of %zu documents\n  fix: %s",
+            path().c_str(), documents(), prepare_again);
     for (size_t i = 0; i + 1 < offsets_.size(); i++)
         if (offsets_[i + 1] <= offsets_[i])
             die("%s: document %zu begins at token %lld and ends at %lld; each must hold at least one token\n  fix: %s",

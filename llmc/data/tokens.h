@@ -15,11 +15,12 @@
 // The optional entry `checksums` detects damage and edits: numbers separated by spaces, the first decimal, the others with 16 hex digits. A checksum
 // is XXH3 with 64 bits (../core/hash.h), with the previous checksum as seed where several arrays are combined:
 //   LEAST     a block is the shortest run of documents with at least this many tokens; the last block has the rest
-//   ARRAYS    checksum of doc_offsets, and then of margin, if there is one
+//   ARRAYS    checksum of doc_offsets, and then of margin, or of column_offsets and columns, if there are any
 //   BLOCK...  checksum of each block: of its tokens, as I32, and then of its loss_mask
 //
 // In data of kind pref, documents form pairs: document 2i is the prompt of pair i with the chosen answer, and 2i+1 the prompt with the rejected
 // answer; targets are the tokens of the answers. The optional array margin (pairs) F32 is the amount by which the chosen answer is better.
+// In data of kind rl, bytes column_offsets[i] .. column_offsets[i+1]-1 of the optional array columns U8 are the record's other fields, a JSON object.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,7 @@ class PreparedData final : public Samples {
     bool pairs() const override { return pairs_; }
     bool has_margins() const override { return !margins_.empty(); }
     float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
+    std::string columns(size_t s) const override;
     std::string name() const override;  // includes its source
     const std::string &kind() const { return metadata().at("kind"); }
     const Metadata &metadata() const { return file_.metadata(); }
@@ -69,6 +71,8 @@ class PreparedData final : public Samples {
     ChatFormat chat_format_;
     std::vector<int64_t> offsets_;     // (documents + 1)
     std::vector<float> margins_;       // (pairs) or empty
+    std::vector<int64_t> column_offsets_;  // (documents + 1) or empty
+    std::vector<uint8_t> columns_;
     std::vector<size_t> targets_;      // (documents)
     std::vector<uint64_t> checksums_;  // (documents)
     size_t block_tokens_ = size_t(1) << 19;

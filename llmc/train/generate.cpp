@@ -66,15 +66,9 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
     const auto model = open_model(run, spec, limits());
 
     const auto began = std::chrono::steady_clock::now();
-    auto told = began;
-    const auto progress = [&](size_t finished, size_t tokens) {
-        const auto now = std::chrono::steady_clock::now();
-        if (now - told < std::chrono::seconds(10)) return;
-        told = now;
-        if (run.is_main_rank())
-            fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
-                    double(tokens) / std::chrono::duration<double>(now - began).count());
-    };
+    const auto progress = told_progress(own.size() * settings.samples, [&](const std::string &line) {
+        if (run.is_main_rank()) fprintf(stderr, "%s\n", line.c_str());  // standard output has the completions
+    });
     const auto completions = share_completions(run.comm, generate(model->generator(), generation, own, settings, progress),
                                                prompts.size(), settings.samples);
     size_t tokens = 0;

@@ -1,6 +1,7 @@
 #include "generation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -277,6 +278,17 @@ void GenerationLimits::use(ModelLimits &limits) const {
 
 std::string text_of(const Completion &completion, const Tokenizer &tokenizer, const StopStrings &stop) {
     return stop.before(tokenizer.decode(completion.answer()));
+}
+
+std::function<void(size_t, size_t)> told_progress(size_t total, std::function<void(const std::string &)> tell) {
+    const auto began = std::chrono::steady_clock::now();
+    return [=, told = began](size_t finished, size_t tokens) mutable {
+        const auto now = std::chrono::steady_clock::now();
+        if (now - told < std::chrono::seconds(10)) return;
+        told = now;
+        tell(format("  %zu of %zu completions, %zu tokens, %.0f tokens/s", finished, total, tokens,
+                    double(tokens) / std::chrono::duration<double>(now - began).count()));
+    };
 }
 
 std::vector<Completion> generate(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,

@@ -58,8 +58,11 @@ struct GenerationLimits {
     void use(ModelLimits &limits) const;
 };
 
-// Continues the prompts. Returns `samples` completions of prompt 0, of prompt 1, .... `progress` is called for each finished completion, with the
-// number of tokens generated so far. The generator belongs to a model with these limits.
+// Returns a function that calls `tell` every ten seconds with a line on the progress of `total` completions.
+std::function<void(size_t finished, size_t tokens)> told_progress(size_t total, std::function<void(const std::string &)> tell);
+
+// Continues the prompts. Returns `samples` completions of prompt 0, of prompt 1, .... `progress` is called after each token, with the
+// numbers of finished completions and of tokens so far. The generator belongs to a model with these limits.
 std::vector<Completion> generate(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);

@@ -68,6 +68,8 @@ class OfTexts final : public Reward {
                 request["prompts"].push_back(tokenizer_.decode(prompt));
                 request["answers"].push_back(text_of(answers[i], tokenizer_, stop_));
                 request["labels"].push_back(tokenizer_.decode(asked.responses[i / n]));
+                request["completion_ids"].push_back(answers[i].tokens);
+                request["columns"].push_back(asked.columns[i / n]);
                 request["raw_prompts"].push_back(tokenizer_.decode(prompt, false));
                 request["raw_answers"].push_back(tokenizer_.decode(answers[i].tokens, false));
             }

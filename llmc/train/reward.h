@@ -12,9 +12,10 @@
 #include "generation.h"
 #include "run.h"
 
-// The prompts of samples, and the responses in their records.
+// The prompts of samples, and the responses and other fields (Samples::columns) of their records.
 struct Questions {
     std::vector<std::vector<int32_t>> prompts, responses;
+    std::vector<std::string> columns;
 };
 
 // All ranks make all calls together.

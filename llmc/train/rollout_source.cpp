@@ -52,6 +52,7 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
         while (last > first && is_end(ids[size_t(last) - 1])) last--;
         out.prompts.emplace_back(ids.begin(), ids.begin() + first);
         out.responses.emplace_back(ids.begin() + first, ids.begin() + last);
+        out.columns.push_back(prompts.columns(s));
     }
     return out;
 }
@@ -98,7 +99,8 @@ std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &as
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
-    const auto completions = generate(policy.generator(), generation_limits_, own, settings);
+    const auto progress = told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
+    const auto completions = generate(policy.generator(), generation_limits_, own, settings, progress);
     policy.generator().finish();
     return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
 }
@@ -189,6 +191,18 @@ Measured RolloutSource::evaluate(Model &policy, const Samples &prompts, std::spa
 
 // ---- batches ------------------------------------------------------------------------------------------------------------------------
 
+// Returns JSON of a text that may end within a character.
+static ordered_json text_json(const std::string &text) {
+    return ordered_json::parse(ordered_json(text).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+}
+
+// Returns an answer for the log.
+ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer, double reward) const {
+    return {{"prompt", text_json(tokenizer_->decode(prompt))},
+            {"text", text_json(text_of(answer, *tokenizer_, generation_.stop))},
+            {"reward", has_reward(reward) ? ordered_json(reward) : nullptr}};
+}
+
 // Draws prompts, has them answered and judges the answers, until there are enough: with dynamic filtering several draws may be needed. The policy is
 // null if the writer answers, which may have begun with the `first`.
 Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<PendingBatch> first) const {
@@ -196,6 +210,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
     std::vector<Rollout> rollouts;
     size_t asked_prompts = 0;
     double tokens = 0, seconds = 0;
+    ordered_json first_answer;
     std::vector<std::vector<double>> parts;  // each of --reward, of all answers
     constexpr size_t most = 10;
     for (size_t times = 0; times == 0 || (!o_.dynamic_filtering.empty() && rollouts.size() < o_.rollout_batch_size * o_.n);
@@ -208,6 +223,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
         PendingBatch asked = first ? *std::exchange(first, std::nullopt) : ask(prompts.next());
         const auto answers = await(policy, asked);
         const Rewards judged = judge(asked.questions, answers);
+        if (times == 0 && tokenizer_) first_answer = shown(asked.questions.prompts[0], answers[0], judged.rewards[0]);
         keep(asked, answers, judged.rewards, rollouts);
         parts.resize(judged.parts.size());
         for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), judged.parts[r].begin(), judged.parts[r].end());
@@ -216,6 +232,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
         asked_prompts += asked.questions.prompts.size(), batch.begin = asked.begin;
     }
     batch.log = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
+    if (tokenizer_) batch.log["answer"] = first_answer;
     batch.log.update(means_of_parts("reward/", parts));
     if (!o_.dynamic_filtering.empty()) batch.log["filtered"] = 1 - double(rollouts.size() / o_.n) / double(asked_prompts);
     if (o_.save_rollouts)

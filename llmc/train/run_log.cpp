@@ -69,6 +69,7 @@ void RunLog::describe_run() {
              {"dir", run_.model.dir}}},
            {"data",
             {{"path", training_.data->path()},
+             {"name", o_.rollouts.empty() ? o_.data : o_.rollouts},
              {"samples", samples},
              {"tokens", training_.data->total_tokens()},
              {"target_tokens", training_.data->total_targets()}}},

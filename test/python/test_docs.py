@@ -2,7 +2,10 @@
 durations."""
 
 import re
+import textwrap
 from pathlib import Path
+
+from runs import DEMO, chat, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in ("data", "dev", "docs", "llmc", "scripts",
@@ -49,6 +52,18 @@ def test_every_page_is_reachable_from_the_readme():
 def test_files_named_in_pages_exist():
     names = [(page, name) for page in PAGES for name in re.findall(r"`((?:llmc|data|scripts|test|dev|docs)/[\w./-]+)`", page.read_text())]
     assert [(page, name) for page, name in names if not MADE.fullmatch(name) and "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_the_cells_of_the_page_on_notebooks(tmp_path, monkeypatch):
+    """They run in order; the last one needs PyTorch."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_llama").symlink_to(ROOT / "train_llama")
+    write_lines(tmp_path / "chats.jsonl", [{"messages": chat("reverse tamilo", "olimat!")}])
+    cells = re.findall(r"(?:^    .*\n|\n(?=    ))+", (ROOT / "docs/notebooks.md").read_text(), re.M)
+    names = {}
+    for cell in cells[:-1]:
+        exec(textwrap.dedent(cell).replace("MODEL", str(DEMO)), names)
+    assert len(cells) == 4 and names["steps"][0]["loss"] > 0 and names["weights"]["model.norm.weight"].size
 
 
 def test_every_flag_is_in_the_manual():

@@ -17,7 +17,13 @@ def size(text, line):
 
 
 def plan(*flags, task="sft", **options):
-    return succeeds(command(task, "--plan", *flags, **{**QWEN, **options}))
+    """The output, after an empty line."""
+    return "\n" + succeeds(command(task, "--plan", *flags, **{**QWEN, **options}))
+
+
+def test_the_answer_comes_first():
+    text = plan(gpu="h100", max_len=2048)
+    assert re.match(r"\nfits: .*\npredicted, .*\n  products .*\nfastest .*\nlongest sample .*\n\n\d+ parameters; ", text) and size(text, "placed:") > 0
 
 
 def test_the_plan_of_a_rank():
@@ -72,10 +78,10 @@ def tokens(cell):
     return 0 if cell == "none" else int(cell)
 
 
-def fit(*flags, **options):
+def fit(*flags, levels=3, **options):
     """{ranks: [tokens with recompute none, cheap, layer]}, the set of marked numbers, and the output."""
     text = plan("--fit", *flags, **options)
-    lines = re.findall(r"^ +(\d+)" + 3 * r" +(\d+|none)([* ])" + "$", text, re.M)
+    lines = re.findall(r"^ +(\d+)" + levels * r" +(\d+|none)([* ])" + "$", text, re.M)
     table = {int(ranks): [tokens(n) for n in cells[0::2]] for ranks, *cells in lines}
     return table, {n for _, *cells in lines for n, mark in zip(map(tokens, cells[0::2]), cells[1::2]) if mark == "*"}, text
 
@@ -89,6 +95,16 @@ def test_the_table_of_what_fits():
     for recompute, n in zip(("none", "cheap", "layer"), table[6]):  # a longer sample does not fit
         options = {"gpu": 24, "dtype": "bf16", "ranks": 6, "ring_attn_size": 6, "zero_stage": 2, "recompute": recompute}
         assert "\nfits: " in plan(max_len=n, **options) and "\ndoes not fit: " in plan(max_len=n + 64 * 6, **options), recompute
+
+
+def test_given_flags_stay_as_they_are():
+    options = {"gpu": 24, "dtype": "bf16", "ranks": 4, "zero_stage": 2}
+    all_levels, one_level = fit(**options)[0], fit(recompute="layer", levels=1, **options)
+    assert "by number of ranks; --recompute layer and all other flags as given\n" in one_level[2]
+    assert one_level[0] == {ranks: row[2:] for ranks, row in all_levels.items()}
+    rings, _, text = fit(recompute="layer", ring_attn_size=2, levels=1, **options)
+    assert list(rings) == [2, 4] and rings[2] == one_level[0][2] and rings[4] < one_level[0][4]
+    assert "on rings of --ring_attn_size 2 that share it" in text and "\n     1  --ring_attn_size 2 does not divide 1 rank\n" in text
 
 
 PREDICTED = r"^predicted, not measured: ([\d.e+]+) s \([\d.e+]+ to [\d.e+]+\) for a step of (\d+) rows? of (\d+) tokens, documents of (\d+); (\d+) tokens/s$"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -224,6 +225,18 @@ def test_the_program(bench):
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "") and "\\u27e6Bye<|im_end|>\\u27e7" in result.stdout
     assert Documents(bench.out, tokenizer).trained() == BOTH_TURNS
+
+
+def test_progress_without_a_terminal(capsys, monkeypatch):
+    """A line every ten seconds."""
+    now = iter([0, 9, 11, 12, 20, 22])
+    monkeypatch.setattr(prepare.time, "monotonic", lambda: next(now))
+    progress = prepare.Progress(400)
+    for _ in range(5):
+        progress.add(SimpleNamespace(size=100, counts={"read": 2}, tokens=[1] * 22))
+    progress.end()
+    assert capsys.readouterr().out == ("   50 %  11 s left  4 records  44 tokens  4 tokens/s\n"
+                                       "  100 %  0 s left  10 records  110 tokens  5 tokens/s\n")
 
 
 @pytest.mark.parametrize("content", ["mine", '{"messages": []}\n', '\x40\0\0\0\0\0\0\0{"__metadata__": {"format": "pt"}}'])

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,8 @@ from runs import ENVIRONMENT, PROGRAM, call, command, log_lines  # adds scripts/
 import report
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
-         "device": "cpu", "threads": 2, "world": 4, "dp": 2, "sp": 2, "model": {"family": "llama", "parameters": 1673664, "dir": "a/model"},
-         "data": {"path": "chats.safetensors"}, "steps": 4, "planned_peak_mem": 3 * 2**29}
+         "device": "cpu", "threads": 2, "world": 4, "dp": 2, "sp": 2, "model": {"family": "llama", "parameters": 1673664, "trained": 4096, "dir": "a/model"},
+         "data": {"path": "cache/0123.safetensors", "name": "chats.jsonl"}, "steps": 4, "planned_peak_mem": 3 * 2**29}
 CUT = '{"step": 4, "lo'  # the last line of a run that was killed
 
 
@@ -56,13 +57,24 @@ def test_numbers_of_the_page(tmp_path):
         "tokens per second, mean": "100",  # (100 * 4000 + 200 * 2 + 400 * 2) / 4004 = 100.2
         "tokens per second, median": "200", "peak memory": "3.0 MiB", "planned": "1.50 GiB", "loss, first and last": "4, 1.333",
         "best evaluation": "loss 1.25 at step 2", "loss spikes": "none", "seed": "42", "eval_data": "more.jsonl"}.items()
-    for text in ("<h1>run</h1>", "task sft; llama with 1\u202f673\u202f664 parameters, a/model; data chats.safetensors; ",
+    for text in ("<h1>run</h1>", "task sft; llama with 1\u202f673\u202f664 parameters, of which 4\u202f096 are trained, a/model; data chats.jsonl; ",
                  "on cpu, 2 threads per rank; world 4, dp 2, sp 2; log last written 20"):
         assert text in page
 
 
+def test_the_page_of_a_policy(tmp_path):
+    """The reward comes first, and some answers are shown. Panels are separate pictures, which a narrow window puts below each other."""
+    about = {**ABOUT, "options": {**ABOUT["options"], "run_name": "of words"}}
+    steps = [step(n, reward=n / 64, answer={"prompt": f"copy <{n}>", "text": "a\nb", "reward": None if n == 2 else 0.5}) for n in range(1, 65)]
+    page = report.page([report.read_run(write_log(tmp_path / "run", [about, *steps]))])
+    assert "<h1>of words</h1>" in page
+    assert re.findall("<tr><th>(.*?)</th><td>(.*?)</td>", page)[0] == ("reward, first and last", "0.01562, 1")
+    assert page.index(">reward</text>") < page.index(">loss</text>") and page.count("<svg") == page.count(">step</text>") > 4
+    assert page.count("\n→ a\nb</td>") == report.ANSWERS and "copy &lt;1&gt;" in page and "copy &lt;64&gt;" in page
+
+
 def test_the_page_needs_no_other_file_and_no_network(tmp_path):
-    page = report.page([report.read_run(write_log(tmp_path / "a<b>&_$c$", [ABOUT, step(1), step(2)]))])
+    page = report.page([report.read_run(write_log(tmp_path / "a<b>&_$c$", [ABOUT, step(1), evaluation(1, 2.0), step(2)]))])
     assert set(re.findall(r"https?://[^\"<> ]*", page)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}  # names of name spaces
     assert not re.search("<script|<link|<img|<!DOCTYPE svg|@import|src=", page)
     assert "<h1>a&lt;b&gt;&amp;_$c$</h1>" in page and ">a&lt;b&gt;&amp;_$c$</text>" in page
@@ -119,6 +131,15 @@ def test_a_tracker_gets_every_number(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
     report.write_tracker("wandb", "project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
     assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
+
+
+def test_names_of_runs_in_tensorboard(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(report, "write_tensorboard", lambda folder, entries: written.append(folder))
+    for name, folder in {"": "run", "a/b": "a_b", "../up": "__up"}.items():
+        log = write_log(tmp_path / "run", [{**ABOUT, "options": {"run_name": name}}, step(1)])
+        report.report(SimpleNamespace(log=[log], tensorboard="tb", wandb=None, trackio=None, follow=False))
+        assert written.pop() == Path("tb") / folder
 
 
 def reporting_run(data, output, to, **more):

@@ -20,8 +20,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 from runs import (
-    DEMO, ROOT, call, change_json, command, first_step, log_lines, read_lines, read_tensors, refused, start, succeeds, train, wait_for, weights,
-    write_data, write_tensors)
+    DEMO, ROOT, call, change_json, chat, command, first_step, log_lines, read_lines, read_tensors, refused, start, succeeds, train, wait_for, weights,
+    write_data, write_lines, write_tensors)
+import reward_worker
 from test_grpo import reward_file, sample, saved_answers, words
 
 PROMPTS = DEMO.parent / "train.safetensors"
@@ -87,6 +88,37 @@ def reward(prompts, answers, labels):
 """
 
 
+TRLS = """
+async def reward(prompts, completions, solution, level=7, **columns):
+    assert prompts[0] == [{"role": "user", "content": "reverse tamilo"}] and completions[0][0]["role"] == "assistant"
+    assert len(prompts) == len(completions) == len(columns["completion_ids"]) == 4 and isinstance(columns["completion_ids"][0][0], int)
+    assert solution == ["olimat!", "olimat!", None, None] and level == [None, None, [1], [1]] and columns["extra"] == [0.5, 0.5, None, None]
+    return [len(c[0]["content"]) for c in completions]
+"""
+
+
+def test_rewards_by_a_function_of_trl(tmp_path):
+    """It gets the columns of the records, and messages of chats."""
+    data = write_lines(tmp_path / "asked.jsonl", [{"prompt": chat("reverse tamilo"), "solution": "olimat!", "extra": 0.5},
+                                                  {"messages": chat("copy tamilo", "tamilo!"), "level": [1]}])
+    for name, code in {"theirs": TRLS, "ours": OF_LENGTHS}.items():
+        options = {**ITERATION, "data": data, "rollout_batch_size": 2, "shuffle": "false", "reward": reward_file(tmp_path, code)}
+        succeeds(words(tmp_path / name, None, **options), quiet=False)
+    assert first_step(tmp_path / "theirs")["reward"] == first_step(tmp_path / "ours")["reward"]
+
+
+REQUEST = {"prompts": ["P"], "answers": ["A"], "labels": ["L"], "completion_ids": [[7]], "columns": ['{"hard": true, "answers": 5}']}
+
+
+@pytest.mark.parametrize("function, result", [
+    (lambda p, a, l: (p, a, l), (["P"], ["A"], ["L"])), (lambda p, a, l, hard: hard, [True]),
+    (lambda prompts, answers, labels, **columns: columns, {"hard": [True]}),
+    (lambda completions, **rest: (completions, rest), (["A"], {"prompts": ["P"], "completion_ids": [[7]], "hard": [True], "answers": [5]})),
+    (lambda completions, hard, log_extra=None: (completions, hard, log_extra), (["A"], [True], None))])
+def test_a_function_gets_the_arguments_that_it_names(function, result):
+    assert reward_worker.of_function(function)(**REQUEST, raw_prompts=["P"], raw_answers=["A"]) == result
+
+
 @pytest.mark.parametrize("victim", ["reward", "run"])
 def test_killed_while_it_judges(victim, tmp_path):
     """A killed reward process is started again and judges the same answers; a killed run resumes. Both give the bits of a run without a kill."""
@@ -117,8 +149,9 @@ JUDGES = "def reward(prompts, answers, labels):\n    "
     (JUDGES + "return [1 / 0]", ["reward.py", "ZeroDivisionError", "line 2"]), (JUDGES + "return [1]", ["1 rewards for 6 answers"]),
     (JUDGES + "return [float('nan')] * len(answers)", ["nan", "answer 0"]),
     ("def reword(prompts, answers, labels):\n    return []", ["reward.py", "defines neither"]), ("import nothing_of_that_name", ["nothing_of_that_name"]),
-    ("def reward(completions, **kwargs):\n    return [0] * len(completions)",
-     ["reward.py: TypeError: reward() takes 1 positional argument but 3 were given\n  fix: def reward(prompts, answers, labels)"]),
+    ("def reward(completions):\n    return completions[99]", ["IndexError", "(line 2 of "]),
+    ("def reward(completions, solution):\n    return [0]", ["TypeError: reward() takes solution, and the records have the columns none\n  fix: def reward(prompts, answers, labels), or TRL's"]),
+    ("def reward(completions, trainer_state, log_extra):\n    return [0]", ["TypeError: reward() takes trainer_state, log_extra, which only TRL's trainer has"]),
     (JUDGES + "import os; os._exit(1)", ["ended without an answer, twice"]),
     (JUDGES + "import time; time.sleep(60)", ["longer than 2 s", "--comm_timeout"]), (None, ["none.py", "no such file"])])
 def test_bad_reward_functions_are_named(text, parts, tmp_path):
