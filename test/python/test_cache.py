@@ -76,7 +76,7 @@ def test_the_libraries_and_the_code_change_the_key(keys, monkeypatch):
     seen = {keys.key()}
     for library in cache_key.LIBRARIES:
         with monkeypatch.context() as patch:
-            patch.setattr(cache_key, "version", lambda name: "9" if name == library else "1")
+            patch.setattr(cache_key, "version_of", lambda name: "9" if name == library else "1")
             seen.add(keys.key())
     monkeypatch.setattr(cache_key, "hash_of", lambda path: path[-6:] if path.endswith("chat.py") else cache_key.xxh3_128(Path(path).read_bytes()).hexdigest())
     seen.add(keys.key())
