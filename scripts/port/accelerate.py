@@ -23,7 +23,7 @@ ROWS = [
     Refused("--fp8 scales each operand by its largest magnitude, and excludes the head, norms and attention", "fp8_config, fp8_backend, fp8_format, fp8_amax_compute_algo, fp8_amax_history_len, "
             "fp8_interval, fp8_margin, fp8_opt_level, fp8_override_linear_precision"),
     Note(SPEED, "fp8_pad_inner_dim, fp8_use_autocast_during_eval, fp8_enable_fsdp_float8_all_gather, dynamo_config, dynamo_mode, dynamo_use_dynamic, "
-         "dynamo_use_fullgraph, dynamo_use_regional_compilation, fsdp_activation_checkpointing_offload, fsdp_offload_params, offload_optimizer_nvme_path, offload_param_nvme_path"),
+         "dynamo_use_fullgraph, dynamo_use_regional_compilation, fsdp_activation_checkpointing_offload, offload_optimizer_nvme_path, offload_param_nvme_path"),
     Refused("--debug finds the first value that is not finite, and ranks whose calls differ", "debug"),
     # ranks
     Together("processes", "--ranks N, or mpirun -np N before the program", "num_processes, nproc_per_node, world_size"),

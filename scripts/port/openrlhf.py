@@ -146,7 +146,7 @@ ROWS = [
     Together("correction_range", "where is_correction_enable or is_correction_level is given: --is_correction TYPE,LOW,HIGH",
       "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
     Note("every rank has a part of all models, and --ranks or mpirun sets the number of ranks",
-      "vllm.sync_backend, vllm.sync_with_ray, num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
+      "num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
       "reward_num_gpus_per_node, critic_num_nodes, critic_num_gpus_per_node, colocate_all, colocate_all_models, colocate_actor_ref, "
       "colocate_critic_reward, enable_sleep, ds.enable_sleep, deepspeed_enable_sleep, vllm_enable_sleep, vllm_num_engines, "
       "vllm_sync_backend, vllm_sync_with_ray"),
@@ -209,7 +209,7 @@ ROWS = [
     Same("entropy_coef", "entropy_loss_coef"),
     Note("this program samples answers itself, from the weights in training",
       "vllm.enable_prefix_caching, enable_prefix_caching, vllm.enforce_eager, enforce_eager, vllm.gpu_memory_utilization, vllm_gpu_memory_utilization, "
-      "vllm.tensor_parallel_size, vllm_tensor_parallel_size, vllm.num_engines, vllm.sync_backend"),
+      "vllm.tensor_parallel_size, vllm_tensor_parallel_size, vllm.num_engines, vllm.sync_backend, vllm.sync_with_ray"),
     Note("a setting of PyTorch without a counterpart here", "torch_compile, use_liger_kernel, actor_init_on_gpu, perf"),
     Note("data/prepare.py tokenises samples once and caches them", "dataloader_num_workers"),
     Note("runs are always deterministic", "full_determinism"),
