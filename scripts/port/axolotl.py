@@ -319,7 +319,7 @@ HARMLESS = ("cut_cross_entropy", "liger", "swanlab", "KernelsPlugin")
 
 
 def types_of(settings):
-    return [s.value for s in settings if s.name == "datasets.type"]
+    return [s.value for s in settings if s.name == "datasets.type" and s.value != "false"]
 
 
 def task_of(given, task):

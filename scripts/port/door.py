@@ -3,6 +3,7 @@ command is in the names of this program, and any other name is a problem."""
 
 import re
 
+from .accelerate import ACCELERATE
 from .instead import no_task
 from .llama_factory import LLAMA_FACTORY
 from .peers import NAMES, PEERS, VERL, program, task_called, writer
@@ -43,7 +44,9 @@ def answer(own, words):
             notes.append(f"{file} is a file of {peer.name}, the only trainer with the key {key}")
         settings += read
     settings += [s for s in given if not is_file(s) and s.name not in ("convert", "as", "from")]
-    out = translated(own, peer, task, task_called(name, source) if name and not task else (None, []), settings, launcher) if peer else in_own_names(own, task, settings)
+    if launcher:
+        peer, settings = peer._replace(bases=(*peer.bases, ACCELERATE)), launcher + settings
+    out = translated(own, peer, task, task_called(name, source) if name and not task else (None, []), settings) if peer else in_own_names(own, task, settings)
     out["settings"] = [s._asdict() for s in out["settings"] + [s for s in given if s.name in ("convert", "as")]]
     return out | {"notes": notes + out["notes"]}
 
@@ -109,18 +112,18 @@ def refuse_verl(settings):
 # ---- the names of a peer ----------------------------------------------------------------------------------------------------------------
 
 
-def translated(own, peer, task, program, settings, launcher):
+def translated(own, peer, task, program, settings):
     """Returns the answer for a peer's settings. `task` is a word of this program, `program` the task of the peer's program and the settings that it implies."""
     launched, implied = program
     wish = peer.task_of({s.name: s for s in settings}, task or launched) if peer.task_of else None
     if not (task or wish or launched):
         raise PortError(f"the command has no task\n  fix: write one of {', '.join(own['tasks'])} before the flags")
-    t = Translation(own, peer, task or (wish and wish[0]) or launched, implied + settings, launcher)
+    t = Translation(own, peer, task or (wish and wish[0]) or launched, implied + settings)
     if wish and task in TRAINING and wish[0] != task:
         t.refuse(f"{wish[1]} asks for the task {wish[0]}, not {task}\n  fix: start with {wish[0]}, or leave {wish[1]} out")
     t.run()
     if t.strangers:
-        lines, _, _, unknown = explain(own, t.task, t.strangers, [], [other for other in PEERS if other is not peer])
+        lines, _, _, unknown = explain(own, t.task, t.strangers, [], [other for other in PEERS if other.name != peer.name])
         t.problems += ([f"{counted(t.strangers, unknown)} not of {peer.name}:\n" + "\n".join(lines) + "\n  fix: write them in the names of this program"] if lines else []) + unknown
     notes = [": ".join([*([", ".join(dict.fromkeys(re.sub(r" in [^ ]+( \(\d+\))?$", "", name) for name in names))] if names else []), text])
              for text, names in t.notes.items()]
@@ -155,7 +158,7 @@ def explain(own, task, strangers, given, peers):
         trial = Translation(own, peer, task, strangers, whole=False)
         for setting in given:
             trial.set(setting.name, setting.values, setting.where)
-        trial.run()
+        trial.convert()
         complete += [] if trial.strangers else [peer]
         for setting, found in zip(strangers, meanings, strict=True):
             if setting not in trial.strangers:

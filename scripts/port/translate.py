@@ -9,7 +9,6 @@ from pathlib import Path
 from errors import DataError
 from json_yaml import read_object
 
-from .accelerate import ACCELERATE
 from .reading import PortError, Setting
 from .table import NESTED, OFF, find
 
@@ -21,21 +20,19 @@ LINEAR = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for
 
 
 class Translation:
-    """The translation so far of a peer's settings, `launcher` those of the program that starts it. `own` describes this program: its name, and for each flag
+    """The translation so far of a peer's settings. `own` describes this program: its name, and for each flag
     its tasks and type. With `whole` the command is the peer's, and has its defaults; else it is a command of this program with some of the peer's names."""
 
-    def __init__(self, own, peer, task, settings, launcher=(), whole=True):
-        self.own, self.peer, self.task, self.settings, self.launcher, self.whole = own, peer, task, settings, launcher, whole
+    def __init__(self, own, peer, task, settings, whole=True):
+        self.own, self.peer, self.task, self.settings, self.whole = own, peer, task, settings, whole
         self.rows = peer.every_row()
         self.flags, self.together, self.notes, self.problems, self.strangers = {}, {}, {}, [], []  # flags: name -> Setting
         # Flags set only by defaults; flags given by the user; flags given on the command line with this program's names.
         self.by_default, self.given, self.said = set(), set(), set()
-        self.read = set()  # keys of `together` that the peer's module asked for
 
     # ---- for the modules of the peers
 
     def has(self, key):
-        self.read.add(key)
         return key in self.together
 
     def get(self, key, otherwise=None):
@@ -173,32 +170,38 @@ class Translation:
     # ---- all of them
 
     def run(self):
+        self.convert()
         name = self.peer.name
-        if self.whole and self.peer.defaults and self.task in TRAINING:
-            defaults = [Setting(flag, value.split(), f"{flag} ({name}'s default)") for flag, value in self.peer.defaults(self.task).items()]
-            self.guarded(*(lambda d=d: self.take(d, by_default=True) for d in defaults))
-        self.rows = ACCELERATE.every_row()
-        self.guarded(*(lambda s=s: self.take(s) for s in self.launcher))
-        self.rows = self.peer.every_row()
-        self.guarded(*(lambda s=s: self.take(s) for s in self.settings))
-        if self.peer.complete:
-            self.guarded(lambda: self.peer.complete(self))
-        self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens, self.tokens)
-        if not self.whole:
-            return
+        for setting in self.settings:
+            if setting not in self.strangers and not self.mentions(setting) and self.without(setting) == self.values():
+                row = self.find(setting.name, setting.value)
+                self.note(setting.where, row.text if row and row.kind == "together" else "another setting takes precedence")
         if self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
             self.set("output_dir", self.peer.directory, "--output_dir")
             self.note("", f"output_dir is {self.peer.directory}, the default of {name}")
         if self.own["converts"] and self.flag("model") and not fetched(self.flag("model")):
             self.note("", f"{self.flag('model')} is not on this machine; a run checks at its start whether this program supports its architecture")
-        for setting in [*self.launcher, *self.settings]:
-            if setting not in self.strangers and not self.mentions(setting):
-                row = self.find(setting.name, setting.value)
-                if not (row and row.key in self.read):
-                    self.note(setting.where, row.text if row and row.kind == "together" else "another setting takes precedence")
         taken = [f"{flag} {self.flag(flag)}" for flag in self.flags if flag in self.by_default]
         if taken:
             self.note("", f"{name}'s defaults, which differ from those of this program: {', '.join(taken)}")
+
+    def convert(self):
+        if self.whole and self.peer.defaults and self.task in TRAINING:
+            defaults = [Setting(flag, value.split(), f"{flag} ({self.peer.name}'s default)") for flag, value in self.peer.defaults(self.task).items()]
+            self.guarded(*(lambda d=d: self.take(d, by_default=True) for d in defaults))
+        self.guarded(*(lambda s=s: self.take(s) for s in self.settings))
+        if self.peer.complete:
+            self.guarded(lambda: self.peer.complete(self))
+        self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens, self.tokens)
+
+    def values(self):
+        return {flag.name: flag.values for flag in self.flags.values()}
+
+    def without(self, setting):
+        """Returns the flags and values of the same command without a setting."""
+        other = Translation(self.own, self.peer, self.task, [s for s in self.settings if s is not setting])
+        other.convert()
+        return other.values()
 
     def mentions(self, setting):
         """True if a flag, a note or a problem names the setting."""

@@ -5,11 +5,12 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 
 import pytest
 from runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT  # adds scripts/ to sys.path
-from port import page, peers, table
+from port import door, page, peers, reading, table
 
 TRL = "--from trl --model_name_or_path M --dataset_name D --output_dir O"
 OPENRLHF = "--from openrlhf --model.model_name_or_path M --data.dataset D --ckpt.output_dir O"
@@ -313,6 +314,52 @@ def test_the_words_of_a_launcher(tmp_path):
     found = converted(f"llamafactory-cli train learning_rate=3e-4 --template qwen3", tmp_path, FACTORY)[1]
     assert found["learning_rate"] == "3e-4"
     assert "c.yml is a file of LLaMA-Factory, the only trainer with the key stage" in converted("", tmp_path, FACTORY)[2]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The program's description of itself, which it passes to scripts/port: a copy of it, whose scripts/port prints the argument."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "scripts/port").mkdir(parents=True)
+    (folder / "scripts/port/main.py").write_text("import sys; sys.exit(sys.argv[1])")
+    shutil.copy(ROOT / "train_llama", folder)
+    return json.loads(call("sft --from trl --convert", folder, program=folder / "train_llama").stderr.removeprefix("train_llama: "))
+
+
+def answer(own, words):
+    """The settings of an answer, and a text that has the names in it."""
+    try:
+        out = door.answer(own, words)
+    except reading.PortError as error:
+        return [], str(error)
+    return out["settings"], "\n".join([s["where"] for s in out["settings"]] + out["notes"] + out["problems"])
+
+
+def absent(name, text):
+    return not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text)
+
+
+@pytest.mark.parametrize("key", peers.NAMES)
+def test_no_name_vanishes(own, key):
+    """Every name of a peer, with each value of its rows and with others, sets flags, or is in a note or a problem: in a command of the peer, and in one of
+    this program."""
+    rows, vanished, pairs = peers.NAMES[key].every_row(), [], set()
+    for row in rows:
+        tasks = ("sft", "dpo", "grpo") if row.kind == "together" else ("sft",)
+        plain = {task: answer(own, [task, "--from", key]) for task in tasks}
+        for name, value in {(name, value) for name in row.names for value in (*row.values, "3", "true", "none")} - pairs:
+            pairs.add((name, value))
+            for task in tasks:
+                settings, text = answer(own, [task, "--from", key, f"--{name}", value])
+                if absent(f"--{name}", text) and settings == plain[task][0]:
+                    vanished.append((task, name, value))
+    pairs = sorted(pairs)
+    for first in range(0, len(pairs), 50):  # of a command of this program, whose message has many names
+        words = ["sft", *(word for name, value in pairs[first:first + 50] for word in (f"--{name}", value))]
+        text = answer(own, words)[1]
+        vanished += [("own", name, value) for name, value in pairs[first:first + 50] if absent(f"--{name}", text)]
+    print(f"{key}: {len({name for name, _ in pairs})} names, {len(pairs)} with values")
+    assert vanished == []
 
 
 def test_keys_name_one_trainer():
