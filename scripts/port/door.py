@@ -153,7 +153,7 @@ def counted(strangers, unknown):
 def explain(own, task, strangers, given, peers):
     """Looks names up that a command cannot have. Returns a line with the meaning of each, the settings that do not depend on the peer, the peers that have
     all of the names, and the problems of names that no peer has. `given` are the flags of the command."""
-    meanings, complete = [{} for _ in strangers], []  # of each name: (its left side, its meaning) -> its flags, peers
+    meanings, complete = [{} for _ in strangers], []  # of each name: (its left side, the kind of its meaning) -> its meaning, its flags, peers
     for peer in peers:
         trial = Translation(own, peer, task, strangers, whole=False)
         for setting in given:
@@ -162,16 +162,16 @@ def explain(own, task, strangers, given, peers):
         complete += [] if trial.strangers else [peer]
         for setting, found in zip(strangers, meanings, strict=True):
             if setting not in trial.strangers:
-                left, text, flags = trial.meaning(setting)
-                found.setdefault((left, text), (flags, []))[1].append(peer.name)
+                left, text, kind, flags = trial.meaning(setting)
+                found.setdefault((left, kind), (text, flags, []))[2].append(peer.name)
     lines, settings, problems = [], {}, []
     for setting, found in zip(strangers, meanings, strict=True):
         if len(found) == 1:
-            ((left, text), (flags, _)), = found.items()
+            ((left, _), (text, flags, _)), = found.items()
             lines.append(f"  {left}: {text}")
             settings |= {flag.name: flag for flag in flags}
         elif found:
-            lines.append(f"  {next(iter(found))[0]} has several meanings: " + ", ".join(f"{text} ({', '.join(whose)})" for (_, text), (_, whose) in found.items()))
+            lines.append(f"  {next(iter(found))[0]} has several meanings: " + "; ".join(f"{text} ({', '.join(whose)})" for text, _, whose in found.values()))
         else:
             problems.append(f"unknown flag {setting.where}\n  fix: {hint(own, task, setting.name)}")
     return list(dict.fromkeys(lines)), list(settings.values()), complete, problems

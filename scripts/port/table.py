@@ -12,7 +12,7 @@ Sets, Together and Refused do nothing for the value false, unless the row lists 
 
 from typing import NamedTuple
 
-NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "eval", "generation_kwargs"}
+NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "generation_kwargs"}
 OFF = {"false"}
 SPEED = "it concerns memory and speed, and changes no result"
 

@@ -101,7 +101,7 @@ class Translation:
             if setting.where.startswith("--"):
                 self.said.add(flag)
             return self.take_own(setting._replace(name=flag), by_default)
-        if row is None and name.startswith("no_") and value == "true":
+        if row is None and name.startswith("no_") and value == "true" and (name[3:] in self.own["flags"] or self.find(name[3:], "false")):
             return self.take(Setting(name[3:], ["false"], setting.where), by_default)
         off = value.lower() in OFF and not (row and row.values)
         if row:
@@ -110,7 +110,8 @@ class Translation:
             return self.strangers.append(setting)
         if off:
             return self.note(setting.where, "false, as here")
-        return self.refuse(f'{setting.where} "{value}" is not a value of this flag\n  fix: true or false, or leave it out')
+        allowed = dict.fromkeys(value for row in self.rows if name in row.names for value in row.values)
+        return self.refuse(f'{setting.where} "{value}" is not a value of this flag\n  fix: {", ".join([*allowed, "false"])}, or leave it out')
 
     def answer(self, row, setting, off, by_default):
         value = setting.value
@@ -209,7 +210,8 @@ class Translation:
         return any(names(text, setting) for text in texts)
 
     def meaning(self, setting):
-        """Returns the meaning of a setting in the names of this program, as text, and its flags."""
+        """Returns the meaning of a setting in the names of this program: the setting as text, or several that have one meaning; the meaning; its kind, which
+        is the same for all settings without effect, and for all that are refused; and the flags."""
         flags = [flag for flag in self.flags.values() if flag.name in self.given and (names(flag.where, setting) or flag.where.endswith(f" in {setting.value}"))]
         wrong = [flag for flag in flags if self.task not in self.own["flags"][flag.name]["tasks"]]
         row = self.find(setting.name, setting.value) or self.find(setting.name, "true")
@@ -217,15 +219,15 @@ class Translation:
         problem = next((problem for problem in self.problems if names(problem, setting)), None)
         if wrong:
             text = f"--{wrong[0].name}, which belongs to {', '.join(self.own['flags'][wrong[0].name]['tasks'])}, not to {self.task}"
-        elif flags:
+            return product, text, text, []
+        if flags:
             text = " ".join(f"--{flag.name} {shlex.quote(','.join(flag.values))}" for flag in flags)
-        elif problem:
-            text = problem.replace("\n  fix: ", "; ").replace(setting.where, "", 1).strip(" :")
-        elif row and row.kind == "together":
-            text = row.text
-        else:
-            text = "; ".join(note for note, wheres in self.notes.items() if setting.where in wheres)
-        return product, text, [] if wrong else flags
+            return product, text, text, flags
+        if problem:
+            return product, problem.replace("\n  fix: ", "; ").replace(setting.where, "", 1).strip(" :"), "refused", []
+        if row and row.kind == "together":
+            return product, row.text, row.key, []
+        return product, "no effect: " + "; ".join(note for note, wheres in self.notes.items() if any(names(where, setting) for where in wheres)), "no effect", []
 
     def guarded(self, *calls):
         for call in calls:

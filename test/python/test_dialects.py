@@ -282,7 +282,7 @@ STRANGERS = [  # words, a file, and a part of the message
     (f"{OWN} --lr_scheduler_kwargs '{{\"min_lr\": 1e-6}}'", None, "lr_scheduler_kwargs.min_lr 1e-06: --min_lr_ratio 0.2\n"),
     (f"{OWN} --data_seed 6", None, "--data_seed 6"), (f"{OWN} --lr 1e-4 --bf16", None, "--lr 1e-4: --learning_rate 1e-4\n  --bf16: --dtype bf16\n"),
     (f"{OWN} --lr_warmup_ratio 0 --row_tokens 64", None, "--lr_warmup_ratio 0: --lr_warmup 0\n"),
-    (f"{OWN} --micro_batch_size 2", None, "--micro_batch_size 2 has several meanings: --row_tokens 4096 (OpenRLHF), --train_batch_size 2 (Axolotl), "),
+    (f"{OWN} --micro_batch_size 2", None, "--micro_batch_size 2 has several meanings: --row_tokens 4096 (OpenRLHF); --train_batch_size 2 (Axolotl); "),
     (f"{OWN} --num_generations 4", None, "--num_generations 4: --n, which belongs to grpo, ppo, generate, not to sft\n"),
     (f"{OWN} --use_dora", None, "--use_dora: is not supported; adapters are LoRA"), ("--dataset_name D", None, "--dataset_name D: --data D\n"),
     (f"{OWN} --frobnicate --num_epochs 2", None, "1 name is other trainers', and no trainer is named:\n  --num_epochs 2: --max_epochs 2\n"),
@@ -388,7 +388,7 @@ NOT_HERE = [  # words, the task, its definition, and the fix
     ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
     ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo")]
 WORDS = [
-    (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true or false'),
+    (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true, full, auto, false, or leave it out'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
     (f"trl sft {TRL} --completion_only_loss false", '--completion_only_loss "false" is not supported\n  fix: the assistant\'s messages, or the completion, are trained; the task'),
     (f"trl sft {TRL} --packing --packing_strategy wrapped", '--packing_strategy "wrapped" with packing is not supported\n  fix: bfd'),
