@@ -4,8 +4,8 @@
 //     train_llama | train_gpt2 show [pretrain|sft|dpo|rm|grpo|ppo] [--flag value]...                                    no task: sft
 //
 // `-` and `_` in a flag's name are equivalent. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, also holds flags;
-// the command line wins. A command line of OpenRLHF, TRL, accelerate, Axolotl, LLaMA-Factory or ms-swift is translated by scripts/port. A flag that
-// the task does not have, a misspelled one and a value out of range end the run with a message.
+// the command line wins. A command of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift is translated by scripts/port; its first words, a file or
+// --from name the trainer. A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
 #pragma once
 #include <string>
 #include <vector>

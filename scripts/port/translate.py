@@ -20,8 +20,8 @@ LINEAR = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for
 
 
 class Translation:
-    """The translation so far of a peer's settings. `own` describes this program: its name, and for each flag
-    its tasks and type. With `whole` the command is the peer's, and has its defaults; else it is a command of this program with some of the peer's names."""
+    """The translation so far of a peer's settings. `own` describes this program: its name, and for each flag its tasks and type. With
+    `whole` the command is the peer's, and has its defaults; else it is a command of this program with some of the peer's names."""
 
     def __init__(self, own, peer, task, settings, whole=True):
         self.own, self.peer, self.task, self.settings, self.whole = own, peer, task, settings, whole
@@ -193,6 +193,8 @@ class Translation:
         self.guarded(*(lambda s=s: self.take(s) for s in self.settings))
         if self.peer.complete:
             self.guarded(lambda: self.peer.complete(self))
+        if not self.whole:
+            self.guarded(lambda: self.lora(None, steady=()))  # without the name that asks for adapters
         self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens, self.tokens)
 
     def values(self):
