@@ -115,7 +115,7 @@ def summary(run):
     rewards, high = figures(run.steps, "reward"), spikes(run.steps)
     best_reward = max(figures(run.evaluations, "eval_reward"), key=lambda pair: pair[1], default=None)
     of_policy = {"reward, first and last": f"{rewards[0][1]:.4g}, {rewards[-1][1]:.4g}"} if rewards else {}
-    of_policy |= {"best evaluation of the reward": f"{best_reward[1]:.4g} at step {count(best_reward[0])}"} if best_reward else {}
+    of_policy |= {"best evaluation": f"reward {best_reward[1]:.4g} at step {count(best_reward[0])}"} if best_reward else {}
     return of_policy | {
         "steps": f"{count(last['step'])} of {count(about.get('steps'))}",
         "samples": count(last.get("samples")),
@@ -127,7 +127,7 @@ def summary(run):
         "peak memory": size(max((value for _, value in figures(run.steps, "peak_mem")), default=None)),
         "planned": size(about.get("planned_peak_mem")),
         "loss, first and last": f"{losses[0][1]:.4g}, {losses[-1][1]:.4g}" if losses else "–",
-        "best evaluation": f"loss {best[1]:.4g} at step {count(best[0])}" if best else "none",
+        **({"best evaluation": f"loss {best[1]:.4g} at step {count(best[0])}" if best else "none"} if not rewards else {}),
         "skipped steps": count(last.get("skipped")),
         "loss spikes": f"{len(high)}, first to {high[0][1]:.4g} at step {count(high[0][0])}" if high else "none",
     }
@@ -138,10 +138,10 @@ def heading(run):
     when = f"log last written {run.written:%Y-%m-%d %H:%M %Z}"
     if not about:
         return f"the log does not begin with a description of the run; {when}"
-    data = about.get("data", {})
+    data, name = about.get("data", {}), about.get("options", {}).get("model") or model.get("dir")
     trained = f", of which {count(model['trained'])} are trained" if model.get("trained", model.get("parameters")) != model.get("parameters") else ""
     return (f"task {about.get('task')}; {model.get('family')} with {count(model.get('parameters'))} parameters{trained}"
-            f"{', ' + model['dir'] if model.get('dir') else ''}; data {data.get('name') or data.get('path')}; on {about.get('device')}, "
+            f"{', ' + name if name else ''}; data {data.get('name') or data.get('path')}; on {about.get('device')}, "
             f"{about.get('threads')} threads per rank; world {about.get('world')}, dp {about.get('dp')}, sp {about.get('sp')}; {when}")
 
 
@@ -207,11 +207,12 @@ def page(runs):
 <title>{html.escape(", ".join(names))}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; }}
-th, td {{ text-align: left; vertical-align: top; padding: 0.1rem 1rem 0.1rem 0; border-bottom: 1px solid #8886; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.1rem 1rem 0.1rem 0; border-bottom: 1px solid #8886; overflow-wrap: normal; }}
 th {{ font-weight: 600; }}
 td {{ font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }}
+.answers th {{ white-space: nowrap; }}
 .answers td {{ white-space: pre-wrap; }}
 .curves {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); }}
 svg {{ width: 100%; height: auto; }}
@@ -220,12 +221,12 @@ svg {{ width: 100%; height: auto; }}
 <body>
 <h1>{html.escape(", ".join(names))}</h1>
 {"".join(f"<p><b>{html.escape(name)}</b>: {html.escape(heading(run))}</p>" for name, run in zip(names, runs))}
-{table(names, {row: [one[row] for one in sums] for row in sums[0]})}
-{"".join(answers(run) for run in runs)}<h2>Curves</h2>
+{table(names, {row: [one.get(row, "–") for one in sums] for row in dict.fromkeys(row for one in sums for row in one)})}
+<h2>Curves</h2>
 <div class="curves">
 {curves(runs)}
 </div>
-<h2>Options</h2>
+{"".join(answers(run) for run in runs)}<h2>Options</h2>
 {table(names, options_of(runs))}
 </body>
 </html>

@@ -66,9 +66,11 @@ def test_the_page_of_a_policy(tmp_path):
     """The reward comes first, and some answers are shown. Panels are separate pictures, which a narrow window puts below each other."""
     about = {**ABOUT, "options": {**ABOUT["options"], "run_name": "of words"}}
     steps = [step(n, reward=n / 64, answer={"prompt": f"copy <{n}>", "text": "a\nb", "reward": None if n == 2 else 0.5}) for n in range(1, 65)]
-    page = report.page([report.read_run(write_log(tmp_path / "run", [about, *steps]))])
-    assert "<h1>of words</h1>" in page
-    assert re.findall("<tr><th>(.*?)</th><td>(.*?)</td>", page)[0] == ("reward, first and last", "0.01562, 1")
+    logs = [write_log(tmp_path / "run", [about, *steps, {**evaluation(2, -0.5), "eval_reward": 0.5}]), write_log(tmp_path / "sft", [ABOUT, step(1)])]
+    page = report.page([report.read_run(log) for log in logs])
+    assert "<h1>of words, sft</h1>" in page
+    assert re.findall("<tr><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>", page)[:2] == [("reward, first and last", "0.01562, 1", "–"),
+                                                                                   ("best evaluation", "reward 0.5 at step 2", "none")]
     assert page.index(">reward</text>") < page.index(">loss</text>") and page.count("<svg") == page.count(">step</text>") > 4
     assert page.count("\n→ a\nb</td>") == report.ANSWERS and "copy &lt;1&gt;" in page and "copy &lt;64&gt;" in page
 
