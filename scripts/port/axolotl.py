@@ -209,8 +209,9 @@ ROWS = [
       "do_causal_lm_eval, eval_causal_lm_metrics, do_bench_eval, bench_dataset, bench_split, generate_samples, num_generation_samples, "
       "generation_max_new_tokens, generation_temperature, generation_top_p, generation_top_k, generation_prompt_ratio, generation_do_sample, lm_eval_tasks, lm_eval_batch_size, "
       "lm_eval_post_train, lm_eval_model"),
+    Same("run_name", "wandb_name"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
-      "use_tensorboard, use_wandb, wandb_project, wandb_name, wandb_run_id, wandb_mode, wandb_entity, wandb_watch, wandb_log_model, use_mlflow, "
+      "use_tensorboard, use_wandb, wandb_project, wandb_run_id, wandb_mode, wandb_entity, wandb_watch, wandb_log_model, use_mlflow, "
       "mlflow_tracking_uri, mlflow_experiment_name, mlflow_run_name, hf_mlflow_log_artifacts, use_comet, comet_api_key, comet_workspace, "
       "comet_project_name, comet_experiment_key, comet_mode, comet_online, comet_experiment_config, use_otel_metrics, otel_metrics_host, "
       "otel_metrics_port, use_trackio, trackio_project_name, trackio_run_name"),

@@ -189,9 +189,10 @@ ROWS = [
     # checkpoints, evaluation, log
     Sets("resume auto", "ckpt.load_enable, load_enable, load_checkpoint", "true"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
-      "tensorboard_dir, use_tensorboard, use_wandb, wandb_org, wandb_group, wandb_run_name"),
+      "tensorboard_dir, use_tensorboard, use_wandb, wandb_org, wandb_group"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
-      "wandb.key, wandb.org, wandb.group, wandb.run_name"),
+      "wandb.key, wandb.org, wandb.group"),
+    Same("run_name", "logger.wandb.run_name, wandb.run_name, wandb_run_name"),
     Note("--report_to wandb:PROJECT reports metrics to that project during training", "logger.wandb.project, wandb.project, wandb_project"),
     Note("checkpoints are written to output_dir/step_N", "ckpt.path, ckpt_path"),
     Note("--max_num limits the checkpoints kept", "max_mem, max_ckpt_mem"),

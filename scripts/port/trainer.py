@@ -93,9 +93,10 @@ ROWS = [
     Note("output_dir/best contains the model with the lowest eval_loss, output_dir the last one", "load_best_model_at_end"),
     Refused("the best evaluation has the lowest eval_loss; leave it out", "metric_for_best_model, greater_is_better"),
     Same("logging_steps", "logging_steps"),
+    Same("run_name", "run_name"),
     Note("metrics go to --log, one JSON object per line",
       "logging_first_step, logging_strategy, logging_nan_inf_filter, log_level, log_level_replica, log_on_each_node, disable_tqdm, project, "
-      "run_name, trackio_space_id, trackio_bucket_id, trackio_static_space_id, save_on_each_node"),
+      "trackio_space_id, trackio_bucket_id, trackio_static_space_id, save_on_each_node"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training", "logging_dir"),
     Note("every checkpoint contains the model as a Hugging Face directory", "save_safetensors"),
     Note("every checkpoint also contains the optimizer; --save_steps -1 writes none", "save_only_model, restore_callback_states_from_checkpoint"),
