@@ -112,11 +112,11 @@ def row_of(name, value):
 
 
 def leaves(value, name=""):
-    """Yields the dotted names and the values of an object. A section that is not enabled has no other settings."""
+    """Yields the dotted names and the values of an object. A section that is not enabled has no other settings; the trainer's fp16 decides on fp16 "auto"."""
     if not isinstance(value, dict):
         yield name, value
-    elif value.get("enabled") is False and name:
-        yield f"{name}.enabled", False
+    elif name and (value.get("enabled") is False or name == "fp16" and value.get("enabled") == "auto"):
+        yield f"{name}.enabled", value["enabled"]
     else:
         for key, inner in value.items():
             yield from leaves(inner, f"{name}.{key}" if name else key)

@@ -37,7 +37,7 @@ ROWS = [
       "preprocessing_num_workers, preprocessing_batch_size, overwrite_cache, streaming, buffer_size, use_fast_tokenizer, cache_dir, media_dir, "
       "data_shared_file_system"),
     Refused("the tokenizer's template determines the form of tools and calls; leave it out", "tool_format"),
-    Refused("leave it out, or use its data set in place of dataset: --data 'DIR[train]'", "tokenized_path"),
+    Together("tokenized", "where it exists it holds the data in place of dataset, which is refused: --data 'DIR[train]'; else LLaMA-Factory writes it", "tokenized_path"),
     Note("code in a model's directory is never run", "trust_remote_code"),
     Note("all memory is planned before the start (--plan)", "low_cpu_mem_usage, print_param_status, offload_folder, quantization_device_map"),
     Refused("write it into the records: a field system, or a system message", "default_system"),
@@ -46,8 +46,9 @@ ROWS = [
     Together("resizes", "new rows start as the mean of the others; with lora the embedding and the head are then trained as well", "resize_vocab"),
     Note("new rows start as the mean of the others", "init_special_tokens", "noise_init"),
     Refused("the tokenizer is read from --model: change its files", "new_special_tokens_config, init_special_tokens, split_special_tokens"),
+    Note("a text model has no such part", "freeze_vision_tower, freeze_multi_modal_projector", "true"),
     Refused("this program trains only text models", "image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, video_fps, video_maxlen, use_audio_in_video, "
-      "freeze_vision_tower, freeze_multi_modal_projector, freeze_language_model, audio_sampling_rate, image_do_pan_and_scan, crop_to_patches"),
+      "freeze_language_model, audio_sampling_rate, image_do_pan_and_scan, crop_to_patches"),
     Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' takes it as JSON, with a factor", "rope_scaling"),
     Refused("change config.json in the directory of --model", "shift_attn, mixture_of_depths, train_from_scratch"),
     # the method
@@ -111,7 +112,7 @@ ROWS = [
       "use_swanlab, swanlab_project, swanlab_workspace, swanlab_run_name, swanlab_mode, swanlab_api_key, swanlab_logdir, swanlab_lark_webhook_url, "
       "swanlab_lark_secret"),
     Note("hf auth login logs in to the hub, and hf upload OWNER/NAME OUTPUT_DIR uploads a model", "hf_hub_token, ms_hub_token, om_hub_token"),
-    Together("enable_thinking", THINKING + "; null is false, except that thoughts in the records stay", "enable_thinking", "true, false, null"),
+    Together("enable_thinking", THINKING + "; null is false", "enable_thinking", "true, false, null"),
     Together("preserve_thinking", THINKING, "preserve_thinking", "true, false"),
     Together("trains", "without it LLaMA-Factory only evaluates, as the task eval does", "do_train", "true, false"),
     Together("evaluates", "evaluation during training needs --eval_data or --eval_fraction", "do_eval"),
@@ -174,6 +175,10 @@ def complete(t):
         t.refuse(f'{t.together["finetuning_type"].where} "{kind}" is not supported\n  fix: lora or full')
     if t.has("evaluates") and t.get("trains", "false").lower() != "true":
         t.refuse(f"{t.together['evaluates'].where} without do_train only evaluates\n  fix: {t.own['program']} eval --model DIR --data FILE; or do_train: true")
+    if t.has("tokenized") and Path(t.get("tokenized")).exists():
+        t.refuse(f"{t.together['tokenized'].where} holds the data in place of dataset\n  fix: leave it out; or leave dataset out: --data '{t.get('tokenized')}[train]'")
+    elif t.has("tokenized"):
+        t.note(t.together["tokenized"].where, "data/prepare.py tokenises samples once and caches them")
     for key, flag in (("dataset", "data"), ("eval_dataset", "eval_data")):
         if t.has(key):
             find_data(t, key, flag)
@@ -242,9 +247,11 @@ def name_fields(t, name, entry, where):
     for tag, value in entry.get("tags", {}).items():
         if value not in TAGS.get(tag, "").split(", "):
             t.refuse(f'{where} "{name}" has the {tag} {value!r}\n  fix: write the records in one of the forms of docs/data.md')
+    if unread := set(columns) - set(COLUMNS) - {"images", "videos", "audios", "kto_tag"}:
+        t.note(f'{where} "{name}"', f"LLaMA-Factory has no column {', '.join(sorted(unread))} either")
     for column, (names, ours) in COLUMNS.items():
         value = columns.get(column)
-        if value is None or value in names.split(", "):
+        if not value or value in names.split(", "):
             continue
         flag = "prompt_key" if ours == "input_key" and t.task in ("dpo", "rm") else ours
         if flag is None or flag in t.given and t.flag(flag) != value:

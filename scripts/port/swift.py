@@ -65,7 +65,8 @@ ROWS = [
     Refused("write it into the records: a field system, or a system message", "system"),
     Refused("write the records in one of the forms of docs/data.md", "columns, remove_unused_columns, disable_auto_column_mapping, custom_dataset_info, custom_register_path, "
       "decision_drop_instructions, decision_subsample_options, decision_state_as_text, decision_shuffle_fields"),
-    Refused("this program trains only text models", "freeze_vit, freeze_aligner, freeze_llm, max_pixels, norm_bbox, vit_gradient_checkpointing, vit_lr, aligner_lr, mrl_dims"),
+    Note("a text model has no such part", "freeze_vit, freeze_aligner", "true"),
+    Refused("this program trains only text models", "freeze_llm, max_pixels, norm_bbox, vit_gradient_checkpointing, vit_lr, aligner_lr, mrl_dims"),
     Together("tokens", "--add_tokens", "new_special_tokens"),
     # the method
     Together("rlhf_type", "the task: dpo, rm, grpo, and for orpo and simpo --loss_type", "rlhf_type"),
@@ -257,8 +258,13 @@ def complete_data(t):
     if t.has("template") and t.task != "pretrain":
         name_template(t, t.get("template"), t.together["template"].where)
     usual = {"sft": ("default",), "pretrain": ("all",), "dpo": ("last_round", "default") if t.flag("loss_type") == "orpo" else ("last_round",)}.get(t.task, ("last_round",))
-    if t.has("loss_scale") and t.get("loss_scale").removesuffix("+ignore_empty_think") not in usual:
+    scales = t.get("loss_scale", usual[0]).split("+")
+    if "ignore_empty_think" in scales and t.get("enable_thinking") != "false":
+        t.refuse(f'{t.together["loss_scale"].where} "{t.get("loss_scale")}" excludes empty thoughts from the targets\n  fix: --enable_thinking false, which makes them a part of the prompt')
+    elif "+".join(scale for scale in scales if scale != "ignore_empty_think") not in ("", *usual):
         t.refuse(f'{t.together["loss_scale"].where} "{t.get("loss_scale")}" is not supported\n  fix: {usual[0]}; the fields of a record determine its targets (docs/data.md)')
+    if "qwen3" in t.flag("model", "").lower() and t.task != "pretrain" and not t.has("enable_thinking"):
+        t.note("", "ms-swift excludes the empty thoughts of answers from the targets, where the template adds them: --enable_thinking false makes them a part of the prompt")
     if t.get("use_chat_template", str(t.task != "pretrain").lower()) == str(t.task == "pretrain").lower():
         t.refuse(f"{t.together['use_chat_template'].where} is not supported in {t.task}\n  fix: the tasks sft and dpo for chats, pretrain for texts")
 

@@ -23,7 +23,7 @@ def set_variables(t, *names):
     elif given:
         t.note(given[0].where, "plain text has no chat template")
     if t.get("enable_thinking") == "false":
-        t.note(t.together["enable_thinking"].where, "the template adds no thoughts; those in the records stay")
+        t.note(t.together["enable_thinking"].where, "empty thoughts are a part of the prompt; a record whose answer has thoughts is refused")
 
 
 def name_template(t, name, where):

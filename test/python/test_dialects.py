@@ -134,7 +134,7 @@ SAME = [  # words, and the flags of this program
         ("sft --stopping_strategy all_exhausted", {"stopping_strategy": None}), ("sft --dataset_shuffle false", {"shuffle": None}),
         ("sft --dataset_shuffle false --train_dataloader_shuffle false", {"shuffle": "false"}),
         ("sft --enable_thinking true --preserve_thinking false", {"chat_template_kwargs": '{"enable_thinking": true, "preserve_thinking": false}'}),
-        ("sft --template chatml --loss_scale default+ignore_empty_think --use_chat_template true", {"tokenizer_chat_template": "chatml"}),
+        ("sft --template chatml --loss_scale ignore_empty_think --enable_thinking false --use_chat_template true", {"tokenizer_chat_template": "chatml"}),
         ("pt --use_chat_template false --loss_scale all", {"truncation": "drop"}), ("pt --truncation_strategy split", {"truncation": "split"}),
         ("rlhf --rlhf_type simpo", {"loss_type": "simpo,sft", "loss_weights": "1,1", "beta": "2.0", "simpo_gamma": "1"}),
         ("rlhf --rlhf_type simpo --cpo_alpha 0 --beta 1 --simpo_gamma 2", {"loss_type": "simpo", "loss_weights": None, "beta": "1", "simpo_gamma": "2"}),
@@ -227,7 +227,7 @@ FACTORY_VALUES = [  # fields of a file of LLaMA-Factory, and the flags of this p
     ({"stage": "pt", "packing": False}, {"train_batch_size": "8", "truncation": "keep"}),
     ({"packing": False, "neat_packing": True, "cutoff_len": 128}, {"train_batch_tokens": "1024"}),
     ({"packing": True, "neat_packing": False, "cutoff_len": 128}, {"train_batch_tokens": "1024"}),
-    ({"do_train": True, "do_eval": True, "val_size": 0.1}, {"eval_fraction": "0.1"}),
+    ({"do_train": True, "do_eval": True, "val_size": 0.1}, {"eval_fraction": "0.1"}), ({"tokenized_path": "new"}, {"data": "d.jsonl"}),
     ({"temperature": 0.5, "max_new_tokens": 9}, {"temperature": None, "max_new_tokens": None})]  # of generation
 
 
@@ -245,6 +245,7 @@ ENTRIES = [  # an entry of dataset_info.json, other fields of the file, and the 
     ({"file_name": "c.json", "columns": {"prompt": "q", "response": "a"}}, {}, {"input_key": "q", "output_key": "a", "apply_chat_template": "true"}),
     ({"file_name": "c.json", "columns": {"prompt": "instruction", "history": "turns"}}, {}, "has its history in the field 'turns'"),
     ({"file_name": "c.json", "columns": {"images": "i"}}, {}, "contains images or audio"),
+    ({"file_name": "c.json", "columns": {"prompt": "instruction", "query": "", "feedback": "f"}}, {}, {"data": "data/c.json", "input_key": None}),
     ({"hf_hub_url": "a/b", "subset": "s", "folder": "f", "split": "test"}, {}, {"data": "a/b:s@f[test]"}),
     ({"hf_hub_url": "a/b", "split": "test[:7]"}, {"max_samples": 10}, {"data": "a/b[test[:7]]"}),
     ({"hf_hub_url": "a/b", "num_samples": 9}, {"max_samples": 10}, {"data": "a/b[train[:9]]"}),
@@ -404,6 +405,7 @@ WORDS = [
     *((f"swift {words} --model M --dataset a/b", message) for words, message in (
         ("sft --train_dataloader_shuffle false", "--train_dataloader_shuffle repeats one random order in every epoch\n  fix: with dataset_shuffle false"),
         ("sft --loss_scale all", '--loss_scale "all" is not supported\n  fix: default; '), ("rlhf --rlhf_type dpo --loss_scale default", "fix: last_round; "),
+        ("sft --loss_scale default+ignore_empty_think", "excludes empty thoughts from the targets\n  fix: --enable_thinking false"),
         ("pt --use_chat_template true", "--use_chat_template is not supported in pretrain"), ("sft --template gemma", '--template "gemma" is an unknown template'),
         ("sft --bnb_4bit_use_double_quant false", "always have quantised scales"), ("sft --acc_strategy seq", "the mean over the targets of a step"),
         ("sft --val_dataset swift/self-cognition", "--val_dataset has records with {{NAME}} and {{AUTHOR}} in place of names\n  fix: write the names into a copy"),
@@ -450,7 +452,7 @@ FACTORY_LINES = [
     ({"interleave_probs": "0.5,0.5"}, "interleave_probs in c.yml needs a mix_strategy that interleaves"),
     ({"do_eval": True}, "do_eval in c.yml without do_train only evaluates\n  fix: ./train_llama eval"),
     ({"enable_thinking": "no"}, 'enable_thinking in c.yml "no" is not a value'), ({"double_quantization": False}, "always have quantised scales"),
-    ({"ignore_pad_token_for_loss": False}, "rows have no padding"), ({"tokenized_path": "t"}, 'tokenized_path in c.yml "t" is not supported'),
+    ({"ignore_pad_token_for_loss": False}, "rows have no padding"), ({"tokenized_path": "c.yml"}, "tokenized_path in c.yml holds the data in place of dataset"),
     ({"max_samples": 0.5}, 'max_samples in c.yml "0.5" is not a whole number above 0'), ({"dataset": None, "max_samples": 5}, "max_samples in c.yml belongs to dataset\n"),
 ]
 REFUSED = [
@@ -498,6 +500,7 @@ FILES_OF_DEEPSPEED = [  # sections in addition to ZERO, words, and the flags of 
     ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "", "OneBitAdam"),
     ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "", "adam_w_mode"),
     ({"fp16": {"enabled": False, "loss_scale": 0}, "bf16": {"enabled": True}, "amp": {"enabled": False}}, "", {"dtype": "bf16"}),
+    ({"fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"}}, "", {"dtype": None}),
     ({"fp16": {"enabled": True, "loss_scale": 0}}, "", "fp16 in ds.json is not supported\n  fix: --dtype bf16 or f32: there is no fp16"),
     ({"bf16": {"enabled": False}}, "--bf16", 'bf16.enabled in ds.json is f32, but --bf16 is bf16'), ({"bf16": {"enabled": "auto"}}, "--bf16", {"dtype": "bf16"}),
     ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, "--num_processes 2", {"train_batch_size": "16"}),
