@@ -34,7 +34,7 @@ ROWS = [
       "deepspeed_exclusion_filter, mpirun_hostfile, mpirun_config"),
     Note("the flags of ranks and --zero_stage determine the division of the work", "distributed_type", "no, multi_gpu, multi_cpu, fsdp, deepspeed"),
     Note("a setting of accelerate's launcher",
-      "compute_environment, use_parallelism_config, max_restarts, monitor_interval, rdzv_conf, no_python, quiet, tpu_cluster, no_tpu_cluster, tpu_vm, aws_access_key_id, "
+      "compute_environment, use_parallelism_config, max_restarts, monitor_interval, rdzv_conf, no_python, quiet, module, role, env, tpu, vm, tpu_cluster, no_tpu_cluster, tpu_vm, aws_access_key_id, "
       "aws_secret_access_key, base_job_name, ec2_instance_type, iam_role_name, image_uri, region, py_version, pytorch_version, transformers_version, "
       "sagemaker_inputs_file, sagemaker_metrics_file, main_training_function, rdzv_backend, same_network, tpu_env, tpu_use_cluster, tpu_use_sudo, "
       "enable_cpu_affinity, deepspeed_moe_layer_cls_names, deepspeed_multinode_launcher, zero3_init_flag, zero3_save_16bit_model, "
@@ -68,7 +68,7 @@ ROWS = [
       "parallelism_config_dp_shard_size, parallelism_config_dp_replicate_size"),
     Note("there is no tensor parallelism", "tp_size, parallelism_config_tp_size", "1"),
     Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "tp_size, parallelism_config_tp_size"),
-    Together("ds_accumulated", "see per_device_train_batch_size", "deepspeed_config.gradient_accumulation_steps"),
+    Together("ds_accumulated", "see per_device_train_batch_size", "deepspeed_config.gradient_accumulation_steps, gradient_accumulation_steps"),
     Note("ranks are threads of this program, or started by mpirun: Ray is not used", "ray"),
     Note("only --offload enables offloading: of activations, optimizer, weights, or several of them; --plan shows whether a run fits",
       "fsdp_offload_params, offload_optimizer_device, offload_param_device"),

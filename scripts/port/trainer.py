@@ -68,7 +68,7 @@ ROWS = [
     # ranks
     Sets("zero_stage 2", "fsdp", "shard_grad_op, shard_grad_op auto_wrap"),
     Sets("zero_stage 3", "fsdp"),
-    Refused("--config FILE.yaml with accelerate's file; or --zero_stage and --ring_attn_size", "fsdp_config"),
+    Refused("--config FILE.yaml with accelerate's file; or --zero_stage and --ring_attn_size", "fsdp_config, parallelism_config"),
     Same("comm_timeout", "ddp_timeout"),
     Note("MPI tells each rank its number", "local_rank"),
     # checkpoints, evaluation, log

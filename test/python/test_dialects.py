@@ -197,6 +197,8 @@ CONVERTED = [
     *(("axolotl train c.yml", AXOLOTL | more, {"task": task}) for more, task in TASKS),
     *(("", AXOLOTL | more, flags) for more, flags in FILES),
     (f"sft {TRL}", {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 2}, {"zero_stage": "3", "ranks": "2"}),
+    ("trl sft --model_name_or_path M --output_dir O", {"datasets": [{"path": "a/b", "split": "s"}, {"path": "json", "data_files": ["c.jsonl"]}], "test_split_size": 0.1},
+     {"data": "a/b[s],c.jsonl", "eval_fraction": "0.1"}),
     # Flags of this program take precedence over a file.
     ("sft --eval_fraction 0 --input_template 'Q: {}'", AXOLOTL | {"val_set_size": 0.1}, {"eval_fraction": "0", "input_template": "Q: {}"}),
     *(("llamafactory-cli train", FACTORY | {"stage": stage}, {"task": task}) for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm"))),
@@ -678,13 +680,13 @@ def test_rows_are_sound():
 
 SCHEMAS = json.loads((GOLDEN / "foreign_names.json").read_text())
 # Objects with a row for each field, the parts of a value of --data, and descriptions of the machine.
-HOLDERS = r"(trl|special_tokens|fp8_config|context_parallel|capabilities|env_capabilities)|.*\.(path|name|split|seed)|(env_)?capabilities\..*|n_gpu|n_node|compute_capability|torch_version"
+HOLDERS = r"(trl|special_tokens|fp8_config|context_parallel|capabilities|env_capabilities)|.*\.(path|name|split|seed)|(env_)?capabilities\..*|config_file|help|n_gpu|n_node|compute_capability|torch_version"
 
 
 @pytest.mark.parametrize("whose", [whose for whose in SCHEMAS if whose != "versions"])
 def test_every_name_is_known(whose):
     """Each name of a trainer has a row in its own tables, or is a flag of this program."""
-    peer = next(peer for peer in peers.PEERS if peer.name == whose)
+    peer = next(peer for peer in peers.TABLES if peer.name == whose)
     rows = peer.every_row()
     values = {"x", *(value for row in rows for value in row.values)}
     flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
