@@ -5,11 +5,11 @@
 
 Texts get the begin-of-text token if the tokenizer adds one and the text does not start with it."""
 
-import json
 import sys
 
 from errors import DataError
 from tokenizer import Tokenizer
+from worker import serve
 
 
 def encode(tokenizer, texts):
@@ -21,13 +21,16 @@ def encode(tokenizer, texts):
 
 def main():
     tokenizer = None
-    for line in sys.stdin:
+
+    def answer(request):
+        nonlocal tokenizer
         try:
             tokenizer = tokenizer or Tokenizer(sys.argv[1])
-            answer = {"ids": encode(tokenizer, json.loads(line)["texts"])}
+            return {"ids": encode(tokenizer, request["texts"])}
         except DataError as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), flush=True)
+            return {"error": str(error)}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from sources import source_of
 from token_file import TokenFile
 from tokenizer import Ids, Tokenizer, fnv1a
 from whole_file import refuse_other_file
+from worker import end_with_parent
 
 FORMAT_VERSION = "1"
 
@@ -296,6 +297,7 @@ def start_worker(recipe, places, started):
         started.value += 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent()
 
 
 def work(records):
@@ -530,6 +532,7 @@ def check_ids(options):
 
 def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the `finally` blocks, so that no file is left behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell sets it to ignored for a job in the background
     try:
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
         check_utf8(options)

@@ -6,15 +6,16 @@
 
 The raw texts have their special tokens; a text of columns is a JSON object, the record's other fields. FILE.py defines reward(prompts, answers, labels), which returns a
 number for each, or None for one that it cannot judge; or TRL's reward(prompts, completions, **columns); or OpenRLHF's reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
-POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py prints goes to standard error."""
+POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py and its child processes print goes to standard error."""
 
 import asyncio
 import importlib.util
 import inspect
-import json
 import math
 import sys
 import traceback
+
+from worker import serve
 
 TRIES = 5
 TRL_ALONE = ("trainer_state", "log_extra", "log_metric", "environments")  # further arguments of TRL, which do not exist here
@@ -126,15 +127,17 @@ def what_is_wrong(error, source):
 
 def main():
     source = sys.argv[1]
-    out, sys.stdout = sys.stdout, sys.stderr
     reward = None
-    for line in sys.stdin:
+
+    def answer(request):
+        nonlocal reward
         try:
             reward = reward or (of_file if source.endswith(".py") else of_server)(source)
-            answer = {"rewards": numbers_of(reward(**json.loads(line)))}
+            return {"rewards": numbers_of(reward(**request))}
         except Exception as error:  # from the user's code
-            answer = {"error": what_is_wrong(error, source)}
-        print(json.dumps(answer), file=out, flush=True)
+            return {"error": what_is_wrong(error, source)}
+
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "../core/common.h"
+#include "../core/signals.h"
 #include "../data/python.h"
 #include "../parallel/comm_mpi.h"
 #include "../parallel/comm_sockets.h"
@@ -141,6 +142,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     const CommOptions options = {.timeout = o.comm_timeout};
     const bool alone = o.plan || parsed.show || !parsed.help.empty();
     if (!o.rendezvous.empty() && !alone) return run_by_hand(program, o, [&](Comm &comm) { return run(comm, false); });
+    if (!alone) expect_to_be_alone();
     if (o.ranks > 1 && !alone) return run_threads(int(o.ranks), options, [&](Comm &comm) { return run(comm, true); });
     SelfComm comm;
     return run(comm, true);
@@ -159,6 +161,7 @@ std::string called_name(const char *name, const char *argv0) { return (strchr(ar
 
 int run_program(const Program &program, const std::vector<std::string> &arguments) {
     expect_streams();
+    expect_interrupts();
     try {
         const int code = run_all_ranks(program, arguments);
         const bool lost = ferror(stdout);  // errno may be from a later call

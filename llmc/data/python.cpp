@@ -84,6 +84,7 @@ std::string run_python(const std::string &purpose, const std::string &script, co
     const pid_t child = output >= 0 && pipe2(errors, O_CLOEXEC) == 0 ? fork() : -1;
     if (child < 0) cannot_start(command.words[0]);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);  // its temporary files and its own child processes end even if this process is killed
         dup2(shows ? STDERR_FILENO : output, STDOUT_FILENO);  // a program may be reading our standard output
         dup2(errors[1], STDERR_FILENO);                       // read for the error message
         execvp(command.argv[0], command.argv.data());

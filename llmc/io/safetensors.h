@@ -32,6 +32,7 @@ struct TensorSpec {  // a tensor that will be written
 
 template <class T> constexpr const char *safetensors_dtype = nullptr;
 template <> inline constexpr const char *safetensors_dtype<float> = "F32";
+template <> inline constexpr const char *safetensors_dtype<double> = "F64";
 template <> inline constexpr const char *safetensors_dtype<bf16> = "BF16";
 template <> inline constexpr const char *safetensors_dtype<uint8_t> = "U8";
 template <> inline constexpr const char *safetensors_dtype<uint16_t> = "U16";

@@ -265,7 +265,7 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
     if (sizeof(X) == 2 && amx::available()) return own_products<X, Out>(dev, {&product, 1});
 #endif
 #if defined(LLMC_ONEDNN)
-    // oneDNN 3.7 ignores the strides of a transposed A with one row, and of C with one column (by comparison with 2.6 and 3.1).
+    // oneDNN ignores the strides of a transposed A with one row (3.7.1, 3.8.1; 3.9.1 in bf16), and of C with one column (3.7.1). 3.11.2 is right.
     if (M > 1 && N > 1 && (sizeof(X) == sizeof(float) || simd::bf16_dot_is_fast()))
         return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)

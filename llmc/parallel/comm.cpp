@@ -4,6 +4,8 @@
 #include <chrono>
 #include <exception>
 
+#include "../core/signals.h"
+
 size_t bytes_of(SliceType type) {
     switch (type) {
         case SliceType::f64:
@@ -285,13 +287,19 @@ std::vector<std::string> Comm::gather(const std::string &text, Where at) {
 void agree(Comm &comm, const std::function<void()> &f, Where at) {
     std::string own;
     bool good = true;
+    int signal = 0;
     try {
         f();
+    } catch (const Stopped &stopped) {
+        signal = stopped.signal;
+        good = false;
     } catch (const std::exception &error) {
         own = message_of(error);
         good = false;
     }
     if (comm.all(good, at)) return;
+    signal = int(comm.max(signal, at));
+    if (signal) throw Stopped(signal);
     const auto texts = comm.gather(good ? "" : own + "\n", at);  // the line end makes even an empty message count
     std::vector<size_t> first;                                   // the first rank with each distinct message
     bool everywhere = true;

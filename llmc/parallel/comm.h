@@ -201,7 +201,8 @@ struct Comm {
     template <class T> std::vector<T> gathered(const char *call, T value, const Where &at);
 };
 
-// Runs f on every rank; f must not call comm. If f throws on some ranks, all ranks throw an AgreedError with each distinct message once.
+// Runs f on every rank; f must not call comm. If f throws on some ranks, all ranks throw an AgreedError with each distinct message once; or Stopped, if
+// one of them has thrown it (../core/signals.h).
 void agree(Comm &comm, const std::function<void()> &f, Where at = Where::current());
 
 struct CommOptions {

@@ -1,6 +1,9 @@
 #include "comm_mpi.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
 bool started_by_mpirun() {
     for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"})  // Open MPI; MPICH; srun --mpi=pmix
@@ -8,11 +11,42 @@ bool started_by_mpirun() {
     return false;
 }
 
+#ifdef LLMC_MPI
+static constexpr const char *other_mpi =
+    "they do not find each other: this program uses another MPI\n  fix: start it with mpirun of that MPI, which ldd names, or build it with mpicxx of this one";
+#else
+static constexpr const char *other_mpi = "this program was built without MPI\n  fix: make deps && make, or start it alone";
+#endif
+static constexpr const char *not_mpi =
+    "they do not find each other without MPI\n  fix: start them with scripts/launch.sh or srun --mpi=pmix, use --ranks for threads of one process, or --rendezvous and --rank (docs/ranks.md)";
+
+// A launcher sets these variables in each process that it starts: the number of processes, and this one's. A scheduler's allocation alone, in which
+// one process may be started by hand, has other ones, such as SLURM_NTASKS.
+static constexpr struct {
+    const char *name, *size, *rank, *step, *why_alone;
+} launchers[] = {{"mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", other_mpi},
+                 {"mpirun of MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "PMI_RANK", other_mpi},
+                 {"mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", other_mpi},
+                 {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_ID", not_mpi},
+                 {"torchrun or a similar launcher", "WORLD_SIZE", "RANK", "LOCAL_RANK", not_mpi}};
+
+void expect_to_be_alone() {
+    for (const auto &by : launchers) {
+        const char *const size = getenv(by.size), *const rank = getenv(by.rank);
+        if (!size || !rank || !getenv(by.step) || atoi(size) < 2) continue;
+        if (strcmp(rank, "0") == 0) die("%s has started %s processes, but %s", by.name, size, by.why_alone);
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // a launcher may end all processes after the first
+        std::_Exit(1);
+    }
+}
+
 #ifndef LLMC_MPI
 std::string mpi_library() { return "no MPI"; }
 
-int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
-    die("started by mpirun, but built without MPI\n  fix: make deps && make, or start it alone");
+int run_mpi(const CommOptions &, const std::function<int(Comm &)> &f) {
+    expect_to_be_alone();
+    SelfComm comm;
+    return f(comm);
 }
 #else
 #define OMPI_SKIP_MPICXX 1  // only the C interface
@@ -20,12 +54,10 @@ int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
 #include <mpi.h>
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <thread>
 
 #include "point_to_point.h"
 #include "processes.h"
@@ -254,6 +286,7 @@ int run_mpi(const CommOptions &options, const std::function<int(Comm &)> &f) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (ranks == 1) expect_to_be_alone();
     std::mutex mpi;
     MpiLine line(mpi);
     if (provided < MPI_THREAD_SERIALIZED)

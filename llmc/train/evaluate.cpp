@@ -26,13 +26,14 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
 template <class F>
 static void for_rows_of(const Run &run, const ModelSpec &spec, const Samples &data, std::span<const size_t> samples, F f) {
     auto told = std::chrono::steady_clock::now();
-    for_own_rows(spec, data, pack_samples(data, samples, run.options.row_tokens), [&](const Row &row, size_t i, size_t count) {
-        if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
-            run.say("  %zu of %zu rows", i, count);
-            told = now;
-        }
-        f(row);
-    });
+    for_own_rows(run, spec, data, pack_samples(data, samples, run.options.row_tokens),
+                 [&](const Row &row, size_t i, size_t count) {
+                     if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
+                         run.say("  %zu of %zu rows", i, count);
+                         told = now;
+                     }
+                     f(row);
+                 });
 }
 
 std::vector<double> document_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,

@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "../core/signals.h"
 #include "run.h"
 
 // Returns the sum of each document's values, given one per predictor of the row.
@@ -21,11 +22,17 @@ std::vector<std::vector<double>> target_values(const Run &run, const ModelSpec &
                                                std::span<const size_t> samples, bool base = false);
 
 // Calls f(row, i, count) for each of this ring's `count` rows of a step. All rings have the same number of rows, some of them empty, because at stage
-// 3 of ZeRO a pass of the model needs all ranks.
+// 3 of ZeRO a pass of the model needs all ranks. After a signal the remaining rows are empty; all ranks then throw Stopped (../core/signals.h).
 template <class F>
-void for_own_rows(const ModelSpec &spec, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
-    const auto own = own_rows(spec.config, spec.ranks, data, rows);
-    for (size_t i = 0; i < own.size(); i++) f(make_row(data, own[i]), i, own.size());
+void for_own_rows(const Run &run, const ModelSpec &spec, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
+    const Activity activity("after this row of samples");
+    auto own = own_rows(spec.config, spec.ranks, data, rows);
+    for (size_t i = 0; i < own.size(); i++) {
+        const bool stops = run.mesh->sp > 1 ? run.mesh->ring->max(asked_to_stop()) > 0 : asked_to_stop();
+        if (stops) own[i].clear();
+        f(make_row(data, own[i]), i, own.size());
+    }
+    agree(run.comm, stop_if_asked);
 }
 
 void share(Comm &comm, std::vector<double> &values);  // replaces each element by its sum over ranks; the vector may be long

@@ -8,6 +8,7 @@
 
 #include "../core/common.h"
 #include "../core/rng.h"
+#include "../core/signals.h"
 #include "../ops/settings.h"
 
 namespace {
@@ -68,7 +69,8 @@ class Engine {
     }
 
     std::vector<Completion> run(const std::function<void(size_t, size_t)> &progress) {
-        while (!waiting_.empty() || !running_.empty()) {
+        const Activity activity("after this token");
+        while ((!waiting_.empty() || !running_.empty()) && !asked_to_stop()) {
             compute_prompts();
             begin_sequences();
             decode();

@@ -62,7 +62,8 @@ struct GenerationLimits {
 std::function<void(size_t finished, size_t tokens)> told_progress(size_t total, std::function<void(const std::string &)> tell);
 
 // Continues the prompts. Returns `samples` completions of prompt 0, of prompt 1, .... `progress` is called after each token, with the
-// numbers of finished completions and of tokens so far. The generator belongs to a model with these limits.
+// numbers of finished completions and of tokens so far. The generator belongs to a model with these limits. After a signal
+// (../core/signals.h) the result is incomplete.
 std::vector<Completion> generate(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);

@@ -1,5 +1,6 @@
 #include "logger.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,16 +27,34 @@ static void drop_lines_beyond(const std::string &path, size_t step) {
 
 Logger::Logger(const std::string &path, bool resume, size_t resumed_step) : path_(path), terminal_(isatty(STDOUT_FILENO)) {
     if (resume && resumed_step != other_run && std::filesystem::is_regular_file(path)) drop_lines_beyond(path, resumed_step);
-    file_ = fopen(path.c_str(), resume ? "a" : "w");
-    if (!file_) die("cannot write the log %s: %s\n  fix: --log FILE", path.c_str(), strerror(errno));
+    open(resume ? "a" : "w");
+}
+
+void Logger::open(const char *mode) {
+    file_ = fopen(path_.c_str(), mode);
+    if (!file_) die("cannot write the log %s: %s\n  fix: --log FILE", path_.c_str(), strerror(errno));
+}
+
+// Finds out whether somebody has deleted the log, which is then written again, or has replaced it.
+void Logger::find_file() {
+    struct stat own, named;
+    if (fstat(fileno(file_), &own) != 0 || !S_ISREG(own.st_mode)) return;
+    const bool exists = stat(path_.c_str(), &named) == 0;
+    if (exists && named.st_ino == own.st_ino && named.st_dev == own.st_dev) return;
+    if (!exists) copy_file(format("/proc/self/fd/%d", fileno(file_)), path_);
+    fclose(std::exchange(file_, nullptr));
+    open("a");
+    say("note: %s was %s", path_.c_str(),
+        exists ? "replaced: the next lines are appended to the new file" : "deleted: it is written again, with all its lines");
 }
 
 Logger::~Logger() {
     if (bar_) printf("\n");
-    fclose(file_);
+    if (file_) fclose(file_);
 }
 
 void Logger::write(const nlohmann::ordered_json &line) {
+    find_file();
     const auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a sample may end within a character
     const std::string text = line.dump(-1, ' ', false, replace) + "\n";
     if (fwrite(text.data(), 1, text.size(), file_) != text.size() || fflush(file_) != 0)

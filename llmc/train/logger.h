@@ -19,8 +19,11 @@ class Logger {
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...);  // prints a line that is not part of the log
 
   private:
+    void open(const char *mode);
+    void find_file();
+
     std::string path_;
-    FILE *file_;
+    FILE *file_ = nullptr;
     bool terminal_, bar_ = false;
     double seconds_ = 0;  // time of the shown steps, for the estimate of the remaining time
     size_t shown_ = 0;

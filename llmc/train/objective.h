@@ -38,6 +38,8 @@ class Objective {
     // Draws from the data and returns the resulting optimizer steps; an objective may first turn the drawn samples into others. `left`: remaining
     // steps of the run.
     virtual std::vector<Step> draw(Model &, DataLoader &loader, size_t /*left*/) { return {loader.next()}; }
+    // True if save_state() keeps what was drawn, because not all its steps are done. In the resumed run draw() returns the other steps.
+    virtual bool keeps_drawn() const { return false; }
     // Announces the first `samples` of the training data, and the evaluation data if that differs. It is called before the trained model allocates
     // its memory, and may compute something with a model whose rows are within `limits`.
     virtual void open(const ModelLimits &, const Samples & /*data*/, size_t /*samples*/, const Samples * /*eval_data*/) {}

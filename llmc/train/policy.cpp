@@ -53,12 +53,14 @@ void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const 
     }
     if (run_.task == PPO) critic_ = std::make_unique<Critic>(run_, limits, source_ ? source_->longest() : 0);
     if (source_) return;
-    batch_.rollouts = dynamic_cast<const Rollouts &>(data);
-    prepare(batch_, nullptr, reference_.get(), false);
-    if (eval_data) {
-        eval_batch_ = Batch{.rollouts = dynamic_cast<const Rollouts &>(*eval_data)};
-        prepare(*eval_batch_, nullptr, reference_.get(), false);
-    }
+    const auto prepared = [&](const Samples &rollouts) {
+        Batch batch{.rollouts = dynamic_cast<const Rollouts &>(rollouts)};
+        measure(batch, nullptr, reference_.get(), false);
+        estimate(batch);
+        return batch;
+    };
+    batch_ = prepared(data);
+    if (eval_data) eval_batch_ = prepared(*eval_data);
     reference_.reset();  // no longer needed
 }
 
@@ -67,17 +69,23 @@ void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const 
 std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
     if (!source_) return {loader.next()};
     const Options &o = run_.options;
-    batch_ = source_->next(model, loader, updates_, left);
-    (o.kl_use_loss ? options_.loss.kl_coef : options_.advantage.kl_coef) = next_kl_coef_;
+    if (steps_left_ == 0) {
+        batch_ = source_->next(model, loader, updates_, left);
+        steps_done_ = 0, steps_left_ = 1;  // or more
+    }
+    kl_coef() = next_kl_coef_;
     const bool base = o.kl_coef > 0 && reference_is_base(run_);
-    prepare(batch_, o.is_correction.empty() ? nullptr : &model, base ? &model : reference_.get(), base);
+    if (!batch_.is_measured) measure(batch_, o.is_correction.empty() ? nullptr : &model, base ? &model : reference_.get(), base);
+    estimate(batch_);
 
     LoaderOptions options;
     options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;
     options.seed = o.seed + batch_.begin;
     DataLoader rollout_loader(batch_.rollouts, options);
     std::vector<Step> out;
-    for (size_t i = rollout_loader.steps(o.max_epochs); i-- > 0;) out.push_back(rollout_loader.next());
+    for (size_t i = 0, all = rollout_loader.steps(o.max_epochs); i < all; i++)
+        if (Step step = rollout_loader.next(); i >= steps_done_) out.push_back(std::move(step));
+    steps_left_ = out.size();
     return out;
 }
 
@@ -91,7 +99,7 @@ static Batch::OfTokens logps(const Run &run, const ModelSpec &spec, Model &model
 
 // Computes the log-probabilities and values that the steps need. The reference is a model, or its base, or null. The policy is null if its
 // log-probabilities equal the rollouts'.
-void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
+void Policy::measure(Batch &batch, Model *policy, Model *reference, bool base) {
     const Rollouts &rollouts = batch.rollouts;
     if (policy) {
         batch.old_logps = logps(run_, run_.model, *policy, rollouts, false);
@@ -99,12 +107,18 @@ void Policy::prepare(Batch &batch, Model *policy, Model *reference, bool base) {
     }
     if (reference) batch.reference_logps = logps(run_, base ? run_.model : *reference_spec_, *reference, rollouts, base);
     if (critic_) batch.values = critic_->values(rollouts);
+    batch.is_measured = true;
+}
+
+// Computes rewards, advantages and returns of a measured batch, and the coefficient of the divergence for the next batch.
+void Policy::estimate(Batch &batch) {
+    const Rollouts &rollouts = batch.rollouts;
     std::vector<ScoredRollout> scored;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
         batch.rewards.push_back(shaped_reward(options_.shaping, r.reward, r.logp.size(), r.truncated));
         scored.push_back({r.group, batch.rewards.back(), batch.old_logp(i), {}});
-        if (reference) scored.back().reference_logp = batch.reference_logps[i];
+        if (!batch.reference_logps.empty()) scored.back().reference_logp = batch.reference_logps[i];
         if (critic_) scored.back().values = batch.values[i];
     }
     agree(run_.comm, [&] {
@@ -175,8 +189,13 @@ void Policy::begin_on(const Batch &batch, std::span<const size_t> samples) {
     if (critic_) critic_->begin(batch, tokens);
 }
 
+void Policy::count_step() {
+    if (steps_left_) steps_done_++, steps_left_--;
+}
+
 Measured Policy::skip(const Step &step) {
     begin_on(batch_, step.samples);
+    count_step();
     Measured out{NAN, answer_metrics("")};
     out.metrics.update(std::exchange(batch_.log, ordered_json::object()));
     return out;
@@ -184,7 +203,6 @@ Measured Policy::skip(const Step &step) {
 
 void Policy::begin(const Step &step, uint64_t key) {
     begin_on(batch_, step.samples);
-    updates_++;
     if (critic_) critic_->zero_gradients(key);
 }
 
@@ -247,7 +265,9 @@ Measured Policy::take_sums(Model &model, const Batch &batch, const std::string &
 Measured Policy::take(Model &model) {
     Measured step = take_sums(model, batch_, "");
     step.metrics.update(std::exchange(batch_.log, ordered_json::object()));
-    if (source_) step.metrics["staleness"] = updates_ - 1 - batch_.written_at;
+    if (source_) step.metrics["staleness"] = updates_ - batch_.written_at;
+    updates_++;
+    count_step();
     if (critic_) step.metrics["critic_grad_norm"] = step.norm_beside = critic_->gradient_norm();
     return step;
 }
@@ -259,10 +279,11 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
     if (targets_in(batch, samples) == 0)
         return {NAN, ordered_json::object(), "nothing to evaluate, every answer was cut off, and --mask_truncated leaves it out"};
     begin_on(batch, samples);
-    for_own_rows(run_.model, data, pack_samples(data, samples, run_.options.row_tokens), [&](const Row &row, size_t, size_t) {
-        add(batch, row, model.evaluate(row));
-        if (critic_) critic_->evaluate(row);
-    });
+    for_own_rows(run_, run_.model, data, pack_samples(data, samples, run_.options.row_tokens),
+                 [&](const Row &row, size_t, size_t) {
+                     add(batch, row, model.evaluate(row));
+                     if (critic_) critic_->evaluate(row);
+                 });
     return take_sums(model, batch, "eval_");
 }
 
@@ -279,7 +300,11 @@ void Policy::save_state(const std::string &dir) {
     if (source_) source_->finish_writing();
     agree(run_.comm, [&] {
         if (!run_.is_main_rank()) return;
-        nlohmann::json state = {{"next_kl_coef", next_kl_coef_}};
+        nlohmann::json state = {{"next_kl_coef", keeps_drawn() ? kl_coef() : next_kl_coef_}};
+        if (keeps_drawn()) {
+            state["answers"] = save_batch(batch_, dir, "answers", updates_);
+            state["answers"]["steps_done"] = steps_done_;
+        }
         if (source_) source_->save(dir, updates_, state);
         write_checked_json(state_file(dir), state);
     });
@@ -295,5 +320,8 @@ void Policy::load_state(const std::string &dir) {
         const nlohmann::json state = read_checked_json(state_file(dir), other_checkpoint(dir));
         next_kl_coef_ = Fields(state, state_file(dir)).number("next_kl_coef");
         if (source_) source_->load(dir, state);
+        if (!state.contains("answers")) return;
+        batch_ = load_batch(state["answers"], dir, "answers", run_.model.config.V);
+        steps_done_ = state["answers"]["steps_done"], steps_left_ = 1;
     });
 }

@@ -1,7 +1,8 @@
 // The tasks grpo and ppo: a policy learns from its own answers and their rewards; with ppo, together with a critic (critic.h). An iteration:
 //
 //   draw()       samples a batch of rollouts (rollout_source.h) and prepares it: the reference and the critic, if there are any, evaluate it, and
-//                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, and open() prepares it
+//                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, and open() prepares it. If a
+//                signal stops the run within a batch, the checkpoint has the batch, and draw() returns its other steps in the resumed run
 //   begin(), accumulate(), take()    run one or several optimizer steps: a forward pass gives the current log-probability of each token. From it the
 //                host computes the token's share of the loss and its derivative, where the backward pass starts (policy_loss.h). The critic does
 //                the same with its own loss, and update() updates it
@@ -20,6 +21,7 @@ class Policy final : public Objective {
     void reserve(const Samples &data, ModelLimits &limits) override;
     void open(const ModelLimits &limits, const Samples &data, size_t samples, const Samples *eval_data) override;
     std::vector<Step> draw(Model &model, DataLoader &loader, size_t left) override;
+    bool keeps_drawn() const override { return steps_left_ > 0; }
     size_t targets(const Step &step) const override { return targets_in(batch_, step.samples); }
     Measured skip(const Step &step) override;
     void begin(const Step &step, uint64_t key) override;
@@ -39,7 +41,10 @@ class Policy final : public Objective {
         double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0, unscored = 0, clipped = 0;
     };
 
-    void prepare(Batch &batch, Model *policy, Model *reference, bool base);
+    void measure(Batch &batch, Model *policy, Model *reference, bool base);
+    void estimate(Batch &batch);
+    double &kl_coef() { return run_.options.kl_use_loss ? options_.loss.kl_coef : options_.advantage.kl_coef; }  // of batch_
+    void count_step();
     double kl_of(const Batch &batch) const;
     void begin_on(const Batch &batch, std::span<const size_t> samples);
     std::vector<float> add(const Batch &batch, const Row &row, std::span<const double> nll);
@@ -57,6 +62,8 @@ class Policy final : public Objective {
     std::unique_ptr<Model> reference_;  // null if it is not or no longer needed
     std::unique_ptr<Critic> critic_;    // null unless ppo
     Batch batch_;                       // the batch being trained on
+    size_t steps_done_ = 0;             // on a drawn batch_
+    size_t steps_left_ = 0;             // 0 also without a drawn batch
     std::optional<Batch> eval_batch_;   // --rollouts with --eval_data
     int64_t updates_ = 0;               // in this run of the program
     PolicyStep size_{};                 // of the current step or evaluation, like the following members:

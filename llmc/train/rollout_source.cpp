@@ -7,7 +7,7 @@
 
 #include "../core/common.h"
 #include "../core/json.h"
-#include "checkpoint.h"
+#include "../core/signals.h"
 #include "open_model.h"
 
 using nlohmann::ordered_json;
@@ -102,6 +102,7 @@ std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &as
     const auto progress = told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
     const auto completions = generate(policy.generator(), generation_limits_, own, settings, progress);
     policy.generator().finish();
+    agree(run_.comm, stop_if_asked);
     return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
 }
 
@@ -109,6 +110,7 @@ RolloutSource::PendingBatch RolloutSource::ask(const Step &drawn) const {
     PendingBatch out{drawn.begin, read_questions(*drawn.data, drawn.samples)};
     if (!writer_) return out;
     const auto write = [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
+        const Activity activity("", Activity::is_finished);  // only the weights that began the answers can finish them
         writer_->memory().use_on_this_thread();
         return generate(writer_->generator(), generation_limits_, own, generation_);
     };
@@ -255,6 +257,7 @@ void RolloutSource::write_ahead(Model &policy, DataLoader &prompts, int64_t upda
 // Waits for the writer, if it is at work.
 void RolloutSource::finish_writing() {
     if (!under_way_) return;
+    const Activity activity("when the answers under way are finished", Activity::is_finished);
     next_ = collect(nullptr, *prompts_, std::exchange(under_way_, std::nullopt));
     next_->written_at = writer_at_;
 }
@@ -271,25 +274,10 @@ Batch RolloutSource::next(Model &policy, DataLoader &prompts, int64_t updates, s
 
 // ---- files --------------------------------------------------------------------------------------------------------------------------
 
-static std::string answers_file(const std::string &dir) { return dir + "/next_answers.jsonl"; }
-
 void RolloutSource::save(const std::string &dir, int64_t updates, nlohmann::json &state) const {
-    if (!next_) return;
-    write_rollouts(answers_file(dir), next_->rollouts.all());
-    state["next_answers"] = {{"file", fingerprint(InputFile(answers_file(dir)))},
-                             {"begin", next_->begin},
-                             {"age", updates - next_->written_at},
-                             {"news", next_->log}};
+    if (next_) state["next_answers"] = save_batch(*next_, dir, "next_answers", updates);
 }
 
 void RolloutSource::load(const std::string &dir, const nlohmann::json &state) {
-    if (!state.contains("next_answers")) return;
-    const nlohmann::json &next = state["next_answers"];
-    const std::string file = answers_file(dir);
-    if (!std::filesystem::exists(file) || next["file"] != fingerprint(InputFile(file)))
-        die("%s is damaged%s", file.c_str(), other_checkpoint(dir).c_str());
-    next_ = {.rollouts = Rollouts(file, run_.model.config.V),
-             .begin = next["begin"],
-             .written_at = -next["age"].get<int64_t>(),
-             .log = next["news"]};
+    if (state.contains("next_answers")) next_ = load_batch(state["next_answers"], dir, "next_answers", run_.model.config.V);
 }

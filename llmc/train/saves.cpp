@@ -6,6 +6,7 @@
 
 #include "../core/common.h"
 #include "../core/json.h"
+#include "../core/signals.h"
 #include "../io/hf.h"
 #include "checkpoint.h"
 
@@ -29,6 +30,7 @@ TrainerState Saves::resume(const TrainerState &state) {
     load_optimizer(run_.comm, from, training_.model->optimizer_state());
     training_.model->optimizer_state_loaded();
     training_.objective->load_state(from);
+    if (from == checkpoint_path(o_.output_dir, saved.step)) saved_ = saved.step;
     run_.say("resumed from %s at step %zu", from.c_str(), saved.step);
     return saved;
 }
@@ -99,6 +101,7 @@ void Saves::claim_names(size_t step) {
 }
 
 void Saves::save_checkpoint(TrainerState state, RunLog &log) {
+    const Activity activity("when its checkpoint is written", Activity::is_finished);
     write_directory(format("step_%zu", state.step), [&](const std::string &dir) {
         save_model(dir);
         save_states(dir);
@@ -114,6 +117,7 @@ void Saves::save_checkpoint(TrainerState state, RunLog &log) {
         output_->set_latest(state.step);
         output_->prune_checkpoints(o_.max_num);
     });
+    saved_ = state.step;
 }
 
 // ---- the best model -------------------------------------------------------------------------------------------------------------------
@@ -133,6 +137,7 @@ void Saves::find_best(size_t step) {
 bool Saves::keep_best(size_t step, double loss) {
     if (!std::isfinite(loss) || (best_.step && loss >= best_.loss)) return false;
     best_ = {step, loss};
+    const Activity activity("when this best model is written", Activity::is_finished);
     write_directory("best", [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
@@ -143,6 +148,7 @@ bool Saves::keep_best(size_t step, double loss) {
 }
 
 void Saves::finish() {
+    const Activity activity("when its model is written", Activity::is_finished);
     write_directory(model_name, [&](const std::string &dir) { save_model(dir); });
     agree(run_.comm, [&] { output_ ? output_->publish_model() : void(); });
 }

@@ -1,6 +1,7 @@
 // Saves of a training run in its output directory (output.h): a trial before its first step, checkpoints, the best model and the last model.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "run_log.h"
@@ -20,7 +21,8 @@ class Saves {
     bool keep_best(size_t step, double loss);  // saves the model unless an earlier model has an equal or smaller loss
     void finish();                             // writes the model into the output directory itself
 
-    size_t every() const { return every_; }  // steps between checkpoints; 0: no checkpoints
+    std::optional<size_t> saved() const { return saved_; }  // the step of the newest checkpoint in the output directory
+    size_t every() const { return every_; }                 // steps between checkpoints; 0: no checkpoints
     const Best &best() const { return best_; }
     std::string best_path() const;
 
@@ -37,6 +39,7 @@ class Saves {
     Training &training_;
     OutputDirectory *const output_;  // null except on the main rank
     const size_t every_;
+    std::optional<size_t> saved_;
     std::string export_dtype_;
     Best best_;
 };

@@ -7,6 +7,7 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../core/rng.h"
+#include "../core/signals.h"
 #include "checkpoint.h"
 #include "evaluate.h"
 #include "open_data.h"
@@ -15,19 +16,6 @@
 #include "schedule.h"
 
 using nlohmann::ordered_json;
-
-// The only global of the program: a signal handler has nowhere else to write.
-static volatile sig_atomic_t received_signal = 0;
-extern "C" void remember_signal(int signal) { received_signal = signal; }
-
-static void remember_signals() {
-    struct sigaction action = {};
-    action.sa_handler = remember_signal;
-    action.sa_flags = SA_RESTART;
-    for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
-    if (struct sigaction before; sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)  // as nohup sets it
-        sigaction(SIGHUP, &action, nullptr);
-}
 
 static constexpr size_t max_skips_in_a_row = 5;
 
@@ -47,9 +35,11 @@ class Trainer {
     void skip_step(const Step &step, bool finite);
     void explain_anomaly(const Step &step);
     void optimizer_step(const Step &step);
+    void iterate();
+    void take_steps();
     void evaluate();
     void show_sample();
-    void finish();
+    int leave(int signal);
 
     const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
     Run &run_;
@@ -61,6 +51,7 @@ class Trainer {
     Saves saves_;
     RunLog log_;
     TrainerState state_;
+    size_t first_ = 0;                     // the step with which this run of the program begins
     const size_t eval_every_, log_every_;  // steps; eval_every_ 0: after each epoch
     const size_t frozen_;                  // updates that leave the model as it is
 };
@@ -76,6 +67,9 @@ Trainer::Trainer(Run &run)
       log_(run, training_),
       state_{.step = 0,
              .cursor = 0,
+             .begun_step = 0,
+             .begun_cursor = 0,
+             .steps_done = false,
              .steps = training_.steps,
              .skips_in_a_row = 0,
              .worse_in_a_row = 0,
@@ -93,6 +87,7 @@ void Trainer::start_or_resume() {
     if (!training_.resume_from.empty()) {
         state_ = saves_.resume(state_);
         loader_.seek(state_.cursor);
+        first_ = state_.step;
         state_.totals.restarts++;
     }
     saves_.begin(state_.step);
@@ -117,10 +112,10 @@ Measured Trainer::compute_gradients(const Step &step) {
     objective_.begin(step, key);
     const ExpertConfig &experts = run_.model.config.experts;
     if (experts.aux_loss_coef > 0)
-        for_own_rows(run_.model, *step.data, step.rows, [&](const Row &row, size_t i, size_t count) {
+        for_own_rows(run_, run_.model, *step.data, step.rows, [&](const Row &row, size_t i, size_t count) {
             if (count > 1) model_.count_routing(row, i + 1 == count);
         });
-    for_own_rows(run_.model, *step.data, step.rows,
+    for_own_rows(run_, run_.model, *step.data, step.rows,
                  [&](const Row &row, size_t i, size_t count) { objective_.accumulate(model_, row, i + 1 == count); });
     model_.randomise({});
     Measured measured = objective_.take(model_);
@@ -229,44 +224,71 @@ void Trainer::evaluate() {
 
 // Prints a sample of the model's text. It does not affect the training.
 void Trainer::show_sample() {
+    const Activity activity("after this sample of text", Activity::is_finished);
     const std::string text = training_.continuation->text(model_, state_.step);
     log_.write({{"step", state_.step}, {"sample", text}});
     log_.say("step %zu, a sample:\n%s\n", state_.step, text.c_str());
 }
 
-int Trainer::train() {
-    signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
-    start_or_resume();
-    remember_signals();
-    if (o_.lr_scheduler != "constant" && o_.lr_warmup.of(state_.steps) >= state_.steps)
-        log_.say("note: the whole run belongs to the warm-up, whose first step has the rate 0%s: --lr_warmup 0 leaves it out",
-                 state_.steps == 1 ? " and changes no weight" : "");
-    size_t drawn = loader_.cursor();  // samples, when the last step was made
-    for (const size_t first = state_.step; state_.step < state_.steps;) {
-        const size_t before = state_.step;
+// Draws from the data, and makes the steps that result.
+void Trainer::take_steps() {
+    const size_t cursor = loader_.cursor();
+    try {
         std::vector<Step> steps = objective_.draw(model_, loader_, state_.steps - state_.step);
         for (size_t i = 0; i < steps.size() && state_.step < state_.steps; i++) {
             steps[i].target_tokens = objective_.targets(steps[i]);
-            if (state_.step == first) log_.say_split(steps[i]);
+            if (state_.step == first_) log_.say_split(steps[i]);
             optimizer_step(steps[i]);
         }
-        const auto passed = [&](size_t every) { return state_.step / every > before / every; };  // a multiple of it
-        const size_t epoch = loader_.train_samples().size(), earlier = std::exchange(drawn, loader_.cursor());
-        const bool epoch_ends = drawn / epoch > earlier / epoch, ends = state_.step == state_.steps;
+    } catch (const Stopped &) {
+        if (!objective_.keeps_drawn()) loader_.seek(cursor);  // a resumed run draws again
+        throw;
+    }
+    state_.steps_done = true;
+}
+
+void Trainer::iterate() {
+    while (state_.step < state_.steps || state_.steps_done) {
+        if (!state_.steps_done) take_steps();
+        const auto passed = [&](size_t every) { return state_.step / every > state_.begun_step / every; };  // a multiple of it
+        const size_t epoch = loader_.train_samples().size();
+        const bool epoch_ends = loader_.cursor() / epoch > state_.begun_cursor / epoch, ends = state_.step == state_.steps;
         if (ends || (eval_every_ ? passed(eval_every_) : epoch_ends)) evaluate();
         if (training_.continuation && (ends || passed(o_.sample_every))) show_sample();
-        const int stop = int(run_.comm.max(received_signal));
-        if (stop || (saves_.every() && passed(saves_.every()))) saves_.save_checkpoint(state_now(), log_);
-        if (stop) {
-            log_.say("stopped by signal %s after step %zu; saved %s\n  to continue: the same command with --resume auto",
-                     strsignal(stop), state_.step, checkpoint_path(o_.output_dir, state_.step).c_str());
-            return 128 + stop;
-        }
+        const bool saves = saves_.every() && passed(saves_.every());
+        state_.begun_step = state_.step, state_.begun_cursor = loader_.cursor(), state_.steps_done = false;
+        if (saves) saves_.save_checkpoint(state_now(), log_);
         if (o_.early_stopping_patience && state_.worse_in_a_row >= o_.early_stopping_patience && !ends) {
             log_.say("stopped after step %zu: %zu evaluations in a row were no better than that of step %zu", state_.step,
                      state_.worse_in_a_row, saves_.best().step);
-            break;
+            return;
         }
+        agree(run_.comm, stop_if_asked);
+    }
+}
+
+// Saves a checkpoint, unless the last one has all that is done. A resumed run makes the step that the signal has interrupted.
+int Trainer::leave(int signal) {
+    const bool is_new = state_.step > 0 && saves_.saved() != state_.step;
+    if (is_new || objective_.keeps_drawn() || state_.steps_done) saves_.save_checkpoint(state_now(), log_);
+    const std::string saved =
+        saves_.saved() ? "saved " + checkpoint_path(o_.output_dir, state_.step) : "there is nothing to save";
+    log_.say("stopped by signal %s after step %zu; %s\n  to continue: the same command with --resume auto", strsignal(signal),
+             state_.step, saved.c_str());
+    return 128 + signal;
+}
+
+int Trainer::train() {
+    signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
+    start_or_resume();
+    const CaughtSignals signals(run_.is_main_rank());
+    if (o_.lr_scheduler != "constant" && o_.lr_warmup.of(state_.steps) >= state_.steps)
+        log_.say("note: the whole run belongs to the warm-up, whose first step has the rate 0%s: --lr_warmup 0 leaves it out",
+                 state_.steps == 1 ? " and changes no weight" : "");
+    try {
+        iterate();
+    } catch (const Stopped &stopped) {
+        return leave(stopped.signal);
     }
     saves_.finish();
     log_.finish(state_now(), saves_.best(), saves_.best_path());

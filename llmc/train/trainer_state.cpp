@@ -22,6 +22,7 @@ static const char *const fixed_options[] = {
 static json to_json(const TrainerState &s) {
     return {{"step", s.step},
             {"cursor", s.cursor},
+            {"iteration", {{"step", s.begun_step}, {"cursor", s.begun_cursor}, {"steps_done", s.steps_done}}},
             {"samples", s.totals.samples},
             {"tokens", s.totals.tokens},
             {"target_tokens", s.totals.targets},
@@ -68,7 +69,10 @@ static void check_fields(const json &saved, json now, const std::string &where, 
 TrainerState read_trainer_state(const std::string &dir, const TrainerState &now_state,
                                 const std::function<void(const std::string &)> &note) {
     const std::string where = dir + file_name, fix = other_checkpoint(dir);
-    const json saved = read_checked_json(where, fix), now = to_json(now_state);
+    json saved = read_checked_json(where, fix);
+    const json now = to_json(now_state);
+    if (!saved.contains("iteration"))  // written by a version that saved only between iterations
+        saved["iteration"] = {{"step", saved["step"]}, {"cursor", saved["cursor"]}, {"steps_done", false}};
     check_fields(saved, now, where, fix);
     const auto refuse = [&](const std::string &what, const json &was, const json &is) {
         const auto text = [](const json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
@@ -88,6 +92,8 @@ TrainerState read_trainer_state(const std::string &dir, const TrainerState &now_
     const json &losses = saved["losses"];
     TrainerState state = now_state;
     state.step = saved["step"], state.cursor = saved["cursor"];
+    const json &iteration = saved["iteration"];
+    state.begun_step = iteration["step"], state.begun_cursor = iteration["cursor"], state.steps_done = iteration["steps_done"];
     state.skips_in_a_row = saved["skips_in_a_row"], state.worse_in_a_row = saved["worse_in_a_row"];
     state.totals = {saved["samples"],  saved["tokens"],       saved["target_tokens"], saved["skipped"],
                     saved["restarts"], saved["step_seconds"], saved["seconds"]};

@@ -1,17 +1,18 @@
 #include "worker.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/signals.h"
 #include "../data/python.h"
 
 using nlohmann::json;
@@ -32,6 +33,7 @@ void Worker::start() {
         die("cannot start %s: %s\n  fix: close other programs, which hold memory, processes or open files", argv[0],
             strerror(errno));
     if (process_ == 0) {
+        setpgid(0, 0);  // Ctrl-C only goes to the run
         dup2(ends[1], STDIN_FILENO), dup2(ends[1], STDOUT_FILENO);
         execvp(argv[0], argv.data());
         _exit(127);
@@ -42,8 +44,7 @@ void Worker::start() {
 
 void Worker::stop() {
     if (process_ < 0) return;
-    close(socket_);
-    kill(process_, SIGKILL);
+    close(socket_);  // the process then ends, with all its child processes (data/worker.py)
     while (waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {}
     process_ = -1;
 }
@@ -55,13 +56,15 @@ bool Worker::call(const std::string &line, std::string &reply) {
         if (n <= 0) return false;
         sent += size_t(n);
     }
+    const Activity activity("without this answer of a worker");
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_);
     char buffer[65536];
     while (!reply.ends_with('\n')) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
         pollfd wait{socket_, POLLIN, 0};
-        const int ready = left.count() > 0 ? poll(&wait, 1, int(left.count())) : 0;
-        if (ready < 0 && errno == EINTR) continue;
+        stop_if_asked();
+        const int ready = left.count() > 0 ? poll(&wait, 1, int(std::min<int64_t>(left.count(), 100))) : 0;
+        if (left.count() > 0 && ready <= 0) continue;
         if (ready <= 0)
             die("%s took longer than %g s for a batch of rewards\n  fix: raise --comm_timeout, or lower --rollout_batch_size",
                 name_.c_str(), timeout_);

@@ -1,5 +1,6 @@
-// A Python script of the project that answers requests: JSON objects, one per line, on its standard input and output. The process starts with the
-// first request and ends with this object.
+// A Python script of the project that answers requests: JSON objects, one per line, on its standard input and output, from where data/worker.py moves
+// them to descriptors of their own. The process starts with the first request. It and all its child processes end with this object, and with this
+// process.
 #pragma once
 #include <sys/types.h>
 

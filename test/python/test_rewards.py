@@ -73,6 +73,49 @@ def test_a_function_may_leave_answers_without_a_reward(tmp_path):
     assert (some["unscored"], some["reward"]) == (0.5, 2)
 
 
+def expect_end_of(*processes):
+    for process in processes:
+        for _ in range(600):
+            if not pathlib.Path(f"/proc/{process}").exists():
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(f"process {process} has not ended")
+
+
+# Its child processes read, print and outlive the call.
+STARTS_PROCESSES = """
+import os, pathlib, subprocess
+def reward(prompts, answers, labels):
+    print("noise of Python", flush=True)
+    subprocess.run("echo noise of a child; cat", shell=True, check=True)
+    here = pathlib.Path(__file__)
+    others = [subprocess.Popen(["sleep", "1000"], start_new_session=alone).pid for alone in (False, True)]
+    here.with_name("new").write_text(f"{others[0]} {others[1]}")
+    here.with_name("new").rename(here.with_name("processes"))
+    if here.with_name("waits").exists():
+        subprocess.run(["sleep", "1000"])
+    return map(len, answers)
+"""
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGKILL])
+def test_functions_may_start_processes(number, tmp_path):
+    """What they print or read does not reach the protocol, and they end with the run."""
+    reward, started = reward_file(tmp_path, STARTS_PROCESSES), tmp_path / "processes"
+    if number:
+        (tmp_path / "waits").touch()
+    run = start(words(tmp_path / "run", None, **ITERATION, reward=reward))
+    if number:
+        wait_for(started.exists, run)
+        run.send_signal(number)
+    said, error = run.communicate(timeout=60)
+    assert run.returncode == {0: 0, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGKILL: -signal.SIGKILL}[number], said + error
+    assert "noise of Python" in error and "noise of a child" in error
+    assert ("SIGTERM: the run stops without this answer" in error) == (number == signal.SIGTERM)
+    expect_end_of(*map(int, started.read_text().split()))
+
+
 # The second call writes its process id and waits; a repeated one does not.
 WAITS = """
 import os, pathlib, time
@@ -121,15 +164,18 @@ def test_a_function_gets_the_arguments_that_it_names(function, result):
 
 @pytest.mark.parametrize("victim", ["reward", "run"])
 def test_killed_while_it_judges(victim, tmp_path):
-    """A killed reward process is started again and judges the same answers; a killed run resumes. Both give the bits of a run without a kill."""
+    """A killed reward process is started again and judges the same answers; a killed run resumes, and its reward process ends. Both give the bits of a
+    run without a kill."""
     options = {**ITERATION, "max_steps": 3, "save_steps": 1, "reward": reward_file(tmp_path, WAITS)}
     mark = tmp_path / "waits"
     run = start(words(tmp_path / "killed", None, **options))
     wait_for(mark.exists, run)
+    process = int(mark.read_text())
     if victim == "run":
         run.kill()
-        run.wait()
-    os.kill(int(mark.read_text()), signal.SIGKILL)
+        expect_end_of(process)
+    else:
+        os.kill(process, signal.SIGKILL)
     _, error = run.communicate(timeout=100)
     assert run.returncode == (0 if victim == "reward" else -signal.SIGKILL), error
     if victim == "run":

@@ -60,7 +60,7 @@ def test_a_signal_lets_a_run_save_and_end(data, tmp_path):
         wait_for(lambda: steps_logged(run / "log.jsonl") >= done + 2, process)  # noqa: B023
         process.send_signal(number)
         said, error = process.communicate(timeout=60)
-        assert error == "" and process.returncode == 128 + number, said
+        assert error.count("\n") == 1 and error.startswith(f"{number.name}: the run stops ") and process.returncode == 128 + number, said + error
         last = log_lines(run)[-1]["step"]
         assert last < 400
         assert "stopped by signal" in said and f"after step {last}" in said and "--resume auto" in said
