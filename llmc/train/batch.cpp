@@ -53,7 +53,8 @@ json save_batch(const Batch &batch, const std::string &dir, const std::string &n
                   {"begin", batch.begin},
                   {"age", updates - batch.written_at},
                   {"news", batch.log}};
-    if (write_values(values_file(dir, name), batch)) state["values"] = fingerprint(InputFile(values_file(dir, name)));
+    if (batch.is_measured && write_values(values_file(dir, name), batch))
+        state["values"] = fingerprint(InputFile(values_file(dir, name)));
     return state;
 }
 

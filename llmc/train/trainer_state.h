@@ -21,7 +21,7 @@ struct TrainerState {
     size_t step, cursor;              // cursor: see DataLoader
     size_t begun_step, begun_cursor;  // at the beginning of the iteration, the steps between two evaluations or saves at most
     bool steps_done;                  // of the iteration; its evaluation is not
-    size_t steps;         // number of steps of the whole run
+    size_t steps;                     // number of steps of the whole run
     size_t skips_in_a_row;
     size_t worse_in_a_row;  // evaluations since the best one
     Totals totals;
