@@ -1,11 +1,12 @@
 #!/bin/bash
 # launch.sh -np RANKS [options of mpirun] PROGRAM ARGUMENTS...
-# Starts a program on several ranks with mpirun of Open MPI or MPICH, with the options that most machines need, and prints the command:
+# Starts a program on several ranks with mpirun of Open MPI, MPICH or Intel MPI, with the options that most machines need, and prints the command:
 #   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set;
 #   OMP_WAIT_POLICY is passive, unless it is set, if there are more threads than cores: a waiting thread must not block another one;
 #   PMIX_MCA_gds is hash, unless it is set: PMIx's default store in shared memory has a lock that a killed rank may hold forever,
 #   and mpirun would wait for this lock after all ranks have ended.
-# SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1; then train_llama saves a checkpoint and stops, without a time limit.
+# SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1; then train_llama saves a checkpoint and stops, without a time limit. So it does if
+# this script is killed.
 # (A SIGTERM to mpirun itself ends the ranks: Open MPI waits, sends them SIGTERM, waits again, and sends SIGKILL. Both waits, 1 second
 # by default, become 5 seconds; longer waits would delay the end of a run after the death of a rank.)
 set -euo pipefail
@@ -43,8 +44,12 @@ printf ' %q' mpirun "${options[@]}" "$@" >&2
 printf '\n' >&2
 mpirun "${options[@]}" "$@" <&0 &
 mpirun=$!
-trap 'kill -USR1 $mpirun' TERM USR1
+stop_ranks() {  # Intel's mpirun is a shell script, whose child forwards signals
+    kill -USR1 "$(pgrep -P "$mpirun" mpiexec || echo "$mpirun")"
+}
+trap stop_ranks TERM USR1
 trap : INT  # the terminal also sends SIGINT to mpirun
+exec 9> >(trap '' INT TERM USR1; cat > /dev/null; stop_ranks 2> /dev/null)  # reads until this script ends in any way
 code=0
 while wait $mpirun && code=0 || code=$?; kill -0 $mpirun 2> /dev/null; do :; done
 exit $code

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "../core/common.h"
 #include "../core/file.h"
@@ -51,6 +52,7 @@ class Trainer {
     Saves saves_;
     RunLog log_;
     TrainerState state_;
+    std::optional<CaughtSignals> signals_;
     size_t first_ = 0;                     // the step with which this run of the program begins
     const size_t eval_every_, log_every_;  // steps; eval_every_ 0: after each epoch
     const size_t frozen_;                  // updates that leave the model as it is
@@ -91,6 +93,7 @@ void Trainer::start_or_resume() {
         state_.totals.restarts++;
     }
     saves_.begin(state_.step);
+    signals_.emplace(run_.is_main_rank());
     agree(run_.comm, [&] { log_.open(state_.step); });
 }
 
@@ -281,7 +284,6 @@ int Trainer::leave(int signal) {
 int Trainer::train() {
     signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
     start_or_resume();
-    const CaughtSignals signals(run_.is_main_rank());
     if (o_.lr_scheduler != "constant" && o_.lr_warmup.of(state_.steps) >= state_.steps)
         log_.say("note: the whole run belongs to the warm-up, whose first step has the rate 0%s: --lr_warmup 0 leaves it out",
                  state_.steps == 1 ? " and changes no weight" : "");

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "data"), str(ROOT / "scripts")]
 
 from token_file import TokenFile  # noqa: E402
+from worker import parent_of  # noqa: E402
+from worker import processes as processes_here  # noqa: E402
 
 PROGRAM = ROOT / "train_llama"
 GOLDEN = ROOT / "test" / "golden"
@@ -101,6 +103,25 @@ def call(words, **more):
 
 def start(words, **more):
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=ENVIRONMENT, **more)
+
+
+def descendants(process):
+    """The ids of the child processes of a process, of their child processes, and so on."""
+    parents = {pid: parent_of(pid) for pid in processes_here()}
+    found = [process]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def expect_end_of(processes):
+    for process in processes:
+        for _ in range(600):
+            if not Path(f"/proc/{process}").exists():
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(f"process {process} has not ended")
 
 
 def wait_for(what, process):

@@ -387,12 +387,29 @@ def test_launch_adds_options_of_open_mpi_and_prints_the_command(open_mpi):
         assert printed in launch(one, open_mpi | changes).stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_launch_forwards_signals_and_waits_for_the_end(open_mpi, number):
+INTELS_MPIRUN = """
+if [ "$1" = --version ]; then echo 'Intel(R) MPI Library for Linux* OS, Version 2021.19'; exit; fi
+mpiexec.hydra "$@"
+exit $?
+"""
+INTELS_MPIEXEC = """
+while [ "$1" != bash ]; do shift; done
+"$@" &
+trap "kill -USR1 $!" USR1
+wait $! || wait $!
+"""
+
+
+@pytest.mark.parametrize("number, mpi", [(signal.SIGTERM, ""), (signal.SIGUSR1, ""), (signal.SIGKILL, ""), (signal.SIGTERM, "Intel's"), (signal.SIGKILL, "Intel's")])
+def test_launch_forwards_signals_and_waits_for_the_end(open_mpi, number, mpi, tmp_path):
+    """Intel's mpirun is a shell script, which does not forward signals. If launch.sh is killed, the ranks also end."""
+    if mpi:
+        stand_in(tmp_path / "mpirun", INTELS_MPIRUN)
+        stand_in(tmp_path / "mpiexec.hydra", INTELS_MPIEXEC)
     program = 'trap "echo saving; sleep 0.5; echo saved; exit 138" USR1; echo ready; while :; do sleep 0.05; done'
     process = subprocess.Popen(["bash", LAUNCH, "-np", "2", "bash", "-c", program], env=open_mpi, stdout=subprocess.PIPE, text=True)
     while "ready" != process.stdout.readline().strip():
         assert process.poll() is None
     process.send_signal(number)
     assert process.communicate(timeout=30)[0] == "saving\nsaved\n"
-    assert process.returncode == 138
+    assert process.returncode == (-number if number == signal.SIGKILL else 138)

@@ -7,11 +7,13 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import time
 
+import pytest
 from runs import (
     DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, log_lines, near, needs_mpi, processes, random_documents, read_lines,
-    same_run, start, steps_logged, trained, wait_for, write_data, write_lines)
+    same_run, start, steps_logged, succeeds, trained, wait_for, write_data, write_lines)
 
 
 def sft(data, output, *flags, **options):
@@ -179,3 +181,28 @@ def test_a_plan_is_for_the_ranks_that_mpirun_started():
     result = call(processes(2, command("dpo", "--plan", ring_attn_size=2, ref_mode="resident")))
     assert result.returncode == 0 and result.stdout.count("2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 1;") == 1
     assert result.stdout.count("the reference model, resident") == 1
+
+
+# ---- launchers whose processes do not find each other -----------------------------------------------------------------------------------
+
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+STEP = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize("variables, what", [
+    ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "mpirun of MPICH or Intel MPI has started 2 processes"), ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ""),
+    ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, "mpirun of MVAPICH has started 2 processes"), (STEP, "srun has started 2 processes"),
+    (TORCHRUN, "torchrun or a similar launcher has started 2 processes"), ({**TORCHRUN, "RANK": "1"}, "")])
+def test_processes_that_do_not_find_each_other_are_refused(variables, what, data, tmp_path):
+    """The first one says so."""
+    result = subprocess.run(command("sft", data=data, output_dir=tmp_path / "run", max_steps=1), env={**ENVIRONMENT, **variables}, capture_output=True,
+                            text=True, timeout=60)
+    assert result.returncode == 1 and not (tmp_path / "run").exists(), result.stdout + result.stderr
+    assert result.stderr.startswith(f"train_llama: {what}") and result.stderr.count("fix: ") == 1 if what else result.stderr == ""
+
+
+@pytest.mark.parametrize("variables", [SLURM, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "2"},
+                                       {**TORCHRUN, "WORLD_SIZE": "1"}])
+def test_a_process_alone_in_an_allocation_runs(variables, data, tmp_path):
+    succeeds(command("sft", data=data, output_dir=tmp_path / "run", max_steps=1), env={**ENVIRONMENT, **variables})

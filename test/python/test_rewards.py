@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 from runs import (
-    DEMO, ROOT, call, change_json, chat, command, first_step, log_lines, read_lines, read_tensors, refused, start, succeeds, train, wait_for, weights,
-    write_data, write_lines, write_tensors)
+    DEMO, ROOT, call, change_json, chat, command, expect_end_of, first_step, log_lines, read_lines, read_tensors, refused, start, succeeds, train,
+    wait_for, weights, write_data, write_lines, write_tensors)
 import reward_worker
 from test_grpo import reward_file, sample, saved_answers, words
 
@@ -73,16 +73,6 @@ def test_a_function_may_leave_answers_without_a_reward(tmp_path):
     assert (some["unscored"], some["reward"]) == (0.5, 2)
 
 
-def expect_end_of(*processes):
-    for process in processes:
-        for _ in range(600):
-            if not pathlib.Path(f"/proc/{process}").exists():
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(f"process {process} has not ended")
-
-
 # Its child processes read, print and outlive the call.
 STARTS_PROCESSES = """
 import os, pathlib, subprocess
@@ -113,7 +103,7 @@ def test_functions_may_start_processes(number, tmp_path):
     assert run.returncode == {0: 0, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGKILL: -signal.SIGKILL}[number], said + error
     assert "noise of Python" in error and "noise of a child" in error
     assert ("SIGTERM: the run stops without this answer" in error) == (number == signal.SIGTERM)
-    expect_end_of(*map(int, started.read_text().split()))
+    expect_end_of(map(int, started.read_text().split()))
 
 
 # The second call writes its process id and waits; a repeated one does not.
@@ -173,7 +163,7 @@ def test_killed_while_it_judges(victim, tmp_path):
     process = int(mark.read_text())
     if victim == "run":
         run.kill()
-        expect_end_of(process)
+        expect_end_of([process])
     else:
         os.kill(process, signal.SIGKILL)
     _, error = run.communicate(timeout=100)

@@ -10,9 +10,12 @@ import shutil
 import signal
 import time
 
+import pytest
 from runs import (
-    DEMO, GOLDEN, PROGRAM, ROOT, SMALL, checkpoints, command, evaluate, log_lines, model_with, near, overflowing, random_documents, read_lines,
-    refused, refused_training, same_run, start, steps_logged, succeeds, summary, train, wait_for, weights, write_data, write_lines)
+    DEMO, GOLDEN, PROGRAM, ROOT, SMALL, checkpoints, command, descendants, evaluate, expect_end_of, log_lines, model_with, near, overflowing,
+    random_documents, read_lines, refused, refused_training, same_run, start, steps_logged, succeeds, summary, train, wait_for, weights, write_data,
+    write_lines)
+from test_sampling import with_tokenizer
 
 
 def files_below(directory):
@@ -69,6 +72,47 @@ def test_a_signal_lets_a_run_save_and_end(data, tmp_path):
     same_run(run, straight)
 
 
+def test_a_signal_stops_sampling(tmp_path):
+    """The answers would take minutes. A signal that follows immediately is a repetition of the first."""
+    run, options = tmp_path / "run", {"model": DEMO, "data": DEMO.parent / "train.safetensors", "reward": "exact_match", "rollout_batch_size": 2000, "n": 8,
+                                      "max_new_tokens": 250}
+    process = start(command("grpo", output_dir=run, max_steps=1, **options))
+    wait_for((run / "log.jsonl").exists, process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and re.fullmatch("SIGTERM: the run stops (after this token|within this step); a second signal ends it at once\n", error)
+    assert "stopped by signal Terminated after step 0; there is nothing to save\n  to continue: the same command with --resume auto" in said
+
+
+def test_a_second_signal_ends_a_run_at_once(data, tmp_path):
+    run = tmp_path / "run"
+    process = start(command("sft", output_dir=run, data=data, **SMALL, max_steps=400), pipesize=4096)  # which blocks the run
+    wait_for(lambda: steps_logged(run / "log.jsonl") >= 30, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == -signal.SIGINT and not list(run.glob("step_*"))
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_preparation_with_its_processes(number, own_cache, tmp_path):
+    """Also SIGINT if a shell has started the run in the background, where SIGINT is ignored."""
+    text = "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. " * 20
+    raw = write_lines(tmp_path / "raw.jsonl", [{"text": f"{i} {text}"} for i in range(20000)])
+    words = command("sft", model=with_tokenizer(tmp_path), data=raw, output_dir=tmp_path / "run", max_len=20000)
+    process = start(["bash", "-c", 'trap "" INT; exec "$@"', "bash", *words])
+    wait_for(lambda: len(descendants(process.pid)) >= 3, process)  # prepare.py and two workers
+    others = descendants(process.pid)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number and len(others) >= 3
+    expect_end_of(others)
+    assert not list((tmp_path / "cache").rglob("*.tmp*"))
+
+
 # ---- the output directory and the log ---------------------------------------------------------------------------------------------
 
 def test_a_directory_in_use_is_refused(data, tmp_path):
@@ -96,6 +140,26 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     assert patient.returncode == 0 and f"resumed from {run}/step_2 at step 2" in said, said + error
     train(run, "--overwrite", data=data, max_steps=1, seed=7)
     assert checkpoints(run) == [] and not (run / "latest").exists() and log_lines(run)[1]["step"] == 1
+
+
+@pytest.mark.parametrize("what", ["deleted", "replaced"])
+def test_the_log_is_deleted_or_replaced(what, data, tmp_path):
+    """A deleted log is written again, with all lines; another file gets the next lines."""
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    options = {**SMALL, "data": data, "max_steps": 200}
+    train(straight, **options)
+    process = start(command("sft", output_dir=run, **options), pipesize=4096)
+    wait_for(lambda: steps_logged(run / "log.jsonl") >= 3, process)
+    if what == "deleted":
+        (run / "log.jsonl").unlink()
+    else:
+        write_lines(tmp_path / "new", []).rename(run / "log.jsonl")
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and said.count("note: ") == said.count(f"note: {run}/log.jsonl was {what}: ") == 1, said + error
+    if what == "deleted":
+        same_run(run, straight)
+    else:
+        assert 10 < len(log_lines(run)) < len(log_lines(straight)) and summary(run)["steps"] == 200
 
 
 def test_the_log(data, tmp_path):

@@ -1,9 +1,12 @@
 """A run has the same bits if it stops and resumes from a checkpoint, or offloads arrays to a disk, whatever it trains. Gradients in bf16 change it
 only by their rounding, and ranks only the order of sums."""
 
+import signal
+import time
+
 import pytest
 from runs import (
-    GOLDEN, OF_PAIRS, ROOT, SMALL, command, first_step, log_lines, near, stable, succeeds, weights, write_lines)
+    GOLDEN, OF_PAIRS, ROOT, SMALL, command, first_step, log_lines, near, stable, start, succeeds, weights, write_lines)
 from test_grpo import rollouts
 from test_sampling import with_tokenizer
 
@@ -51,9 +54,9 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
 
 
 @pytest.fixture
-def run_of(data, prompts, tmp_path):
-    """run(name, output, **more) trains one of RUNS."""
-    def run(name, output, **more):
+def words_of(data, prompts, tmp_path):
+    """words(name, output, **more) is the command of one of RUNS."""
+    def words(name, output, **more):
         options = {"task": "sft", "data": data, "max_steps": 9, "max_num": 9, **SMALL, **RUNS[name], **more}
         if options.pop("rollouts", None):
             options |= {"data": None, "rollouts": write_lines(tmp_path / "rollouts.jsonl", rollouts())}
@@ -63,9 +66,15 @@ def run_of(data, prompts, tmp_path):
             (tmp_path / "model").mkdir(exist_ok=True)
             options |= {"model": with_tokenizer(tmp_path / "model")}
         options.pop("at", None)
-        return succeeds(command(options.pop("task"), output_dir=output, **options))
+        return command(options.pop("task"), output_dir=output, **options)
 
-    return run
+    return words
+
+
+@pytest.fixture
+def run_of(words_of):
+    """run(name, output, **more) trains one of RUNS."""
+    return lambda name, output, **more: succeeds(words_of(name, output, **more))
 
 
 def lines_of(run):
@@ -92,6 +101,25 @@ def test_a_resumed_run_has_the_same_bits(name, run_of, tmp_path):
     same_run(stopped, straight)
     steps = [line for line in log_lines(straight) if "grad_norm" in line]
     assert any(line["grad_norm"] > 0 for line in steps) and all(("aux_loss" in line) == ("experts" in name) for line in steps)
+
+
+@pytest.mark.parametrize("name", ["steps of tokens", "adapters and a head", "dpo", "rm", "ppo", "answers of ppo", "answers of divided experts",
+                                  "answers ahead", "answers ahead of ppo"])
+def test_a_run_stopped_by_signals_has_the_same_bits(name, words_of, tmp_path):
+    """Signals arrive in all parts of a run, some of them before the first step, where they end it without a checkpoint."""
+    straight, stopped, began = tmp_path / "straight", tmp_path / "stopped", time.monotonic()
+    succeeds(words_of(name, straight))
+    took = time.monotonic() - began
+    for number, (kind, moment) in enumerate([(signal.SIGTERM, 0.9), (signal.SIGINT, 0.6), (signal.SIGKILL, 0.7), (signal.SIGUSR1, 0.8), (signal.SIGTERM, 0.5)]):
+        process = start(words_of(name, stopped, resume="auto"))
+        time.sleep(moment * took)
+        process.send_signal(kind)
+        said, error = process.communicate(timeout=100)
+        assert process.returncode in (0, -kind, 128 + kind), (number, said, error)
+        assert error == "" or error.startswith(f"{kind.name}: the run stops ") and error.count("\n") == 1
+        assert (process.returncode == 128 + kind) == ("stopped by signal" in said)
+    succeeds(words_of(name, stopped, resume="auto"))
+    same_run(stopped, straight)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and name not in ("grpo", "ppo", "answers ahead")])
