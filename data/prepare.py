@@ -530,9 +530,16 @@ def check_ids(options):
                         "give those of the model's config.json")
 
 
+def stop(number, _):
+    """Ends the program after a signal. The `finally` blocks run, so no file is left behind, and nobody waits for the worker processes."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    sys.exit(128 + number)
+
+
 def main(arguments):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the `finally` blocks, so that no file is left behind
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell sets it to ignored for a job in the background
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell sets SIGINT to ignored for a job in the background
+        signal.signal(number, stop)
     try:
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
         check_utf8(options)
@@ -547,8 +554,6 @@ def main(arguments):
     except DataError as error:
         print(trainers_names(str(error), arguments), file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
