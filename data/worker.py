@@ -34,7 +34,7 @@ def serve(answer):
 def guard(answers):
     """Goes on in a child process. This process waits until the child ends, or until nobody can read its answers any more, because the program has
     ended; then it ends the child and all processes that the child has started, even those with a session of their own."""
-    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)  # processes whose parent has ended become children of this one
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)  # a process whose parent has ended becomes a child of this one
     guardian, worker = os.getpid(), os.fork()
     if worker == 0:
         end_with_parent()
@@ -45,22 +45,26 @@ def guard(answers):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     readers = select.poll()
     readers.register(answers, 0)
-    status = 0
+    ended = {}
     try:
-        while not readers.poll(100):
-            ended, status = os.waitpid(worker, os.WNOHANG)
-            if ended:
-                break
+        while worker not in ended and not readers.poll(100):
+            ended.update(ended_children())
     finally:
         end_children()
-    os._exit(os.waitstatus_to_exitcode(status) & 0xff)
+    os._exit(os.waitstatus_to_exitcode(ended.get(worker, 0)) & 0xff)
+
+
+def ended_children():
+    """Yields (process, status) of the children that have ended, so that they do not stay as zombies."""
+    with contextlib.suppress(ChildProcessError):  # there are no children
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            yield child
 
 
 def end_children():
     while children := [process for process in processes() if parent_of(process) == os.getpid()]:
         for process in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)  # a zombie too may be sent a signal
             os.waitpid(process, 0)
 
 

@@ -89,6 +89,22 @@ def reward(prompts, answers, labels):
 """
 
 
+NO_ZOMBIES = """
+import os, pathlib, subprocess, time
+def reward(prompts, answers, labels):
+    for _ in range(5):
+        subprocess.run("sleep 0.1 &", shell=True, check=True)
+    time.sleep(1)
+    states = [path.read_text().rpartition(")")[2].split()[:2] for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
+    assert ["Z", str(os.getppid())] not in states
+    return map(len, answers)
+"""
+
+
+def test_processes_without_a_parent_do_not_stay_as_zombies(tmp_path):
+    judge(tmp_path / "run", reward_file(tmp_path, NO_ZOMBIES))
+
+
 @pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGKILL])
 def test_functions_may_start_processes(number, tmp_path):
     """What they print or read does not reach the protocol, and they end with the run."""
