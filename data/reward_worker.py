@@ -11,6 +11,7 @@ POST, as JSON with the queries under "query", and answers with what reward_func 
 import asyncio
 import importlib.util
 import inspect
+import json
 import math
 import sys
 import traceback
