@@ -112,9 +112,10 @@ def row_of(name, value):
 
 
 def leaves(value, name=""):
-    """Yields the dotted names and the values of an object. A section that is not enabled has no other settings; the trainer's fp16 decides on fp16 "auto"."""
+    """Yields the dotted names and the values of an object; null is the default. A section that is not enabled has no other settings; the trainer's fp16
+    decides on fp16 "auto"."""
     if not isinstance(value, dict):
-        yield name, value
+        yield from [(name, value)] if value is not None else []
     elif name and (value.get("enabled") is False or name == "fp16" and value.get("enabled") == "auto"):
         yield f"{name}.enabled", value["enabled"]
     else:
@@ -140,8 +141,10 @@ def complete(t):
     if files:
         path, settings = read(files[0])
         given = {setting.name: setting for setting in settings}
+        refused = tuple(name.replace(".type", ".params.") for name in ("optimizer.type", "scheduler.type") if name in given and row_of(name, given[name].value).kind == "refused")
         for setting in settings:
-            take(t, setting)
+            if not setting.name.startswith(refused):  # the parameters of an optimizer or schedule that is refused
+                take(t, setting)
         if any(name.startswith("optimizer.") for name in given):
             optimizer(t, given, path)
         if any(name.startswith("scheduler.") for name in given):

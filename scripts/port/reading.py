@@ -9,7 +9,7 @@ from errors import DataError
 from json_yaml import parse_json, read_object
 
 WHOLE = ("chat_template_kwargs", "deepspeed")  # objects that are one value
-EMPTY = ("roles_to_train", "enable_thinking")  # keys whose empty value is not their default
+EMPTY = ("roles_to_train", "enable_thinking", "max_length")  # keys whose empty value is not their default
 
 
 class PortError(DataError):

@@ -16,6 +16,7 @@ ROWS = [
     Together("dataset", "files and names on the Hugging Face hub: --data; #N is the slice [train[:N]]", "dataset"),
     Together("val_dataset", "as dataset: --eval_data", "val_dataset"),
     Same("eval_fraction", "split_dataset_ratio"),
+    Note("as without it", "max_length", "none, null"),
     Same("max_len", "max_length"),
     Same("tokenizer_chat_template", "chat_template"),
     Sets("truncation drop", "truncation_strategy", "delete"),

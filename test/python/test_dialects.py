@@ -197,6 +197,7 @@ CONVERTED = [
     *(("axolotl train c.yml", AXOLOTL | more, {"task": task}) for more, task in TASKS),
     *(("", AXOLOTL | more, flags) for more, flags in FILES),
     (f"sft {TRL}", {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 2}, {"zero_stage": "3", "ranks": "2"}),
+    ("swift sft --model M --dataset a/b --output_dir O", {"max_length": None}, {"max_len": None}),
     ("trl sft --model_name_or_path M --output_dir O", {"datasets": [{"path": "a/b", "split": "s"}, {"path": "json", "data_files": ["c.jsonl"]}], "test_split_size": 0.1},
      {"data": "a/b[s],c.jsonl", "eval_fraction": "0.1"}),
     # Flags of this program take precedence over a file.
@@ -458,6 +459,7 @@ FACTORY_LINES = [
     ({"max_samples": 0.5}, 'max_samples in c.yml "0.5" is not a whole number above 0'), ({"dataset": None, "max_samples": 5}, "max_samples in c.yml belongs to dataset\n"),
 ]
 REFUSED = [
+    (f"trl sft {TRL}", {"max_length": None}, 'max_length in c.yml "null" is not supported\n  fix: a number'),
     *((f"{words} --beta 1", None, f'train_llama: there is no task "{name}"{f", which {what}" if what else ""}\n  fix: use {fix}') for words, name, what, fix in NOT_HERE),
     *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
@@ -499,7 +501,9 @@ FILES_OF_DEEPSPEED = [  # sections in addition to ZERO, words, and the flags of 
     ({"optimizer": {"type": "Adam", "params": {"lr": "auto", "betas": "auto"}}}, "--adam_beta2 0.9", {"learning_rate": "2e-5", "adam_betas": "0.9,0.9"}),
     ({"optimizer": {"type": "AdamW"}}, "", {"learning_rate": "1e-3"}),  # its default
     ({"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}}, "--learning_rate 1e-5", "optimizer.params.lr in ds.json is 3e-05, but --learning_rate is 1e-5"),
-    ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "", "OneBitAdam"),
+    ({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 400}}}, "",
+     'train_llama: optimizer.type in ds.json "OneBitAdam" is not supported\n  fix: AdamW or Adam; or --optimizer muon without the section optimizer\nWhat'),
+    ({"data_types": {"grad_accum_dtype": None}, "compile": {"x": None}}, "", {"grad_dtype": None}),  # null
     ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "", "adam_w_mode"),
     ({"fp16": {"enabled": False, "loss_scale": 0}, "bf16": {"enabled": True}, "amp": {"enabled": False}}, "", {"dtype": "bf16"}),
     ({"fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"}}, "", {"dtype": None}),
