@@ -322,12 +322,13 @@ def test_the_words_of_a_launcher(tmp_path):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """The program's description of itself, which it passes to scripts/port: a copy of it, whose scripts/port prints the argument."""
+    """The program's description of itself, which it passes to scripts/port: a copy of it, whose scripts/port writes the argument to a file."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "scripts/port").mkdir(parents=True)
-    (folder / "scripts/port/main.py").write_text("import sys; sys.exit(sys.argv[1])")
+    (folder / "scripts/port/main.py").write_text("import sys; open('own.json', 'w').write(sys.argv[1])")
     shutil.copy(ROOT / "train_llama", folder)
-    return json.loads(call("sft --from trl --convert", folder, program=folder / "train_llama").stderr.removeprefix("train_llama: "))
+    call("sft --from trl --convert", folder, program=folder / "train_llama")
+    return json.loads((folder / "own.json").read_text())
 
 
 def answer(own, words):
