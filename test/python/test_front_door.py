@@ -2,13 +2,14 @@
 are in a made-up cache of the Hugging Face hub. test_dialects.py and test_recipes.py have all flags."""
 
 import json
+import re
 import shutil
 import subprocess
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from runs import DEMO, ENVIRONMENT, PROGRAM, ROOT, change_json, chat, read_lines, write_lines
+from runs import DEMO, ENVIRONMENT, PROGRAM, ROOT, change_json, chat, read_lines, succeeds, write_lines
 
 MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "NousResearch/Llama-3.2-1B")
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -143,3 +144,18 @@ def test_a_cached_model_without_weights_is_refused(home):
     assert result.returncode == 1 and "does not have all of that model" in result.stderr
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
     assert "does not have all of that model" in call(home, line).stderr
+
+
+# ---- the program's name and version
+
+
+def test_version():
+    said = succeeds([str(PROGRAM), "--version"])
+    assert re.fullmatch(r"train_llama, commit (unknown|[0-9a-f]{7,40}(-dirty)?)\ncompiled by \S+ \d.*\n[^;]+; [^;]+; .+\nPython 3\.[\d.]+; tokenizers \d.*\n", said), said
+
+
+@pytest.mark.parametrize("words, name", [(["train_llama"], "train_llama"), (["./train_llama"], "./train_llama")])
+def test_help_has_the_name_by_which_the_program_was_called(words, name):
+    environment = {**ENVIRONMENT, "PATH": f"{PROGRAM.parent}:{ENVIRONMENT['PATH']}"}
+    for task, usage in {"sft": f"usage: {name} sft [", "show": f"usage: {name} show [", "report": f"usage: {name} report ["}.items():
+        assert usage in succeeds([*words, task, "--help"], env=environment, cwd=PROGRAM.parent)
