@@ -182,7 +182,11 @@ def complete(t):
     for key, flag in (("dataset", "data"), ("eval_dataset", "eval_data")):
         if t.has(key):
             find_data(t, key, flag)
-    if t.has("max_samples") and not t.has("dataset"):
+    if float(t.flag("eval_fraction", "0")) >= 1:
+        t.refuse(f"{t.flags.pop('eval_fraction').where} is a number of samples\n  fix: val_size: 0.05, a share of the samples")
+    if "," in t.flag("adapter", ""):
+        t.refuse(f"{t.flags['adapter'].where} has several adapters\n  fix: add all but the last to the model with the task merge, and give that model and the last one")
+    if t.has("max_samples") and ("data" in t.said or not t.has("dataset")):
         t.refuse(f"{t.together['max_samples'].where} belongs to dataset\n  fix: --data 'NAME[train[:{t.get('max_samples')}]]'")
     if "dataset_probs" in t.given and "stopping_strategy" not in t.given:
         t.refuse(f"{t.flags['dataset_probs'].where} needs a mix_strategy that interleaves\n  fix: mix_strategy: interleave_under, interleave_over or interleave_once")

@@ -169,6 +169,8 @@ TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "rm": "rm", "grpo": "grpo"
 
 def task_of(given, task):
     kind = given.get("rlhf_type")
+    if kind and kind.value == "ppo":
+        raise PortError(f'{kind.where} "ppo" is not supported\n  fix: the task ppo with flags of this program (docs/rl.md)')
     if kind and kind.value not in TASKS:
         raise PortError(f"{kind.where}: {no_task(kind.value)}")
     return kind and (TASKS[kind.value], f'{kind.where} "{kind.value}"')
