@@ -458,7 +458,7 @@ FACTORY_LINES = [
     ({"enable_thinking": "no"}, 'enable_thinking in c.yml "no" is not a value'), ({"double_quantization": False}, "always have quantised scales"),
     ({"ignore_pad_token_for_loss": False}, "rows have no padding"), ({"tokenized_path": "c.yml"}, "tokenized_path in c.yml holds the data in place of dataset"),
     ({"max_samples": 0.5}, 'max_samples in c.yml "0.5" is not a whole number above 0'), ({"dataset": None, "max_samples": 5}, "max_samples in c.yml belongs to dataset\n"),
-    ({"max_samples": 5, "data": "x.jsonl"}, "fix: --data 'NAME[train[:5]]'"), ({"val_size": 500}, "val_size in c.yml is a number of samples"),
+    ({"val_size": 500}, "val_size in c.yml is a number of samples"),
     ({"adapter_name_or_path": "a,b"}, "adapter_name_or_path in c.yml has several adapters"),
 ]
 REFUSED = [
@@ -467,6 +467,7 @@ REFUSED = [
     *((words, None, message) for words, message in WORDS), *(("", AXOLOTL | more, message) for more, message in LINES),
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
     *(("llamafactory-cli train", FACTORY | more, message) for more, message in FACTORY_LINES),
+    ("llamafactory-cli train --data x.jsonl", FACTORY | {"max_samples": 5}, "max_samples in c.yml belongs to dataset\n  fix: --data 'NAME[train[:5]]'"),
     ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),
     ("swift rlhf --rlhf_type ppo --model M --dataset a/b", None, 'train_llama: --rlhf_type "ppo" is not supported\n  fix: the task ppo with flags of this program'),
     ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
