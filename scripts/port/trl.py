@@ -24,7 +24,7 @@ ROWS = [
     Refused("--input_key FIELD, with the task pretrain", "dataset_text_field"),
     Same("tokenizer_chat_template", "chat_template_path"),
     Note("the assistant's messages, or the completion, are trained", "assistant_only_loss, completion_only_loss", "true"),
-    Refused("the assistant's messages, or the completion, are trained; the task pretrain trains on all tokens of the field text", "assistant_only_loss, completion_only_loss", "false"),
+    Refused("leave it out to train on the assistant's messages, or the completion; the task pretrain trains on all tokens of the field text", "assistant_only_loss, completion_only_loss", "false"),
     Refused("a number: --max_len bounds every sample", "max_length", "none, null"),
     Same("max_len", "max_length"),
     Same("max_len", "max_seq_length, cutoff_len"),

@@ -395,7 +395,7 @@ NOT_HERE = [  # words, the task, its definition, and the fix
 WORDS = [
     (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true, full, auto, false, or leave it out'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
-    (f"trl sft {TRL} --completion_only_loss false", '--completion_only_loss "false" is not supported\n  fix: the assistant\'s messages, or the completion, are trained; the task'),
+    (f"trl sft {TRL} --completion_only_loss false", '--completion_only_loss "false" is not supported\n  fix: leave it out to train on the assistant\'s messages, or the completion; the task'),
     (f"trl sft {TRL} --packing --packing_strategy wrapped", '--packing_strategy "wrapped" with packing is not supported\n  fix: bfd'),
     (f"trl sft {TRL} --dataset_kwargs '{{\"skip_prepare_dataset\": true}}'", "skip_prepare_dataset of --dataset_kwargs is not supported"),
     (f"trl sft {TRL} --accelerator_config '{{\"split_batches\": true}}'", "split_batches of --accelerator_config is not supported\n  fix: per_device_train_batch_size counts"),
