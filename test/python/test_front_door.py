@@ -73,7 +73,7 @@ def first_step(home, words, ranks=1):
 
 def test_openrlhf_dpo_ring(home):
     """With the flags of earlier versions. The evaluation data is read from its test split."""
-    said = first_step(home, """dpo --save_path ./checkpoint/llama3-8b-dpo --save_steps -1 --logging_steps 1 --eval_steps -1 --train_batch_size 256
+    said = first_step(home, """dpo --from openrlhf --save_path ./checkpoint/llama3-8b-dpo --save_steps -1 --logging_steps 1 --eval_steps -1 --train_batch_size 256
     --micro_train_batch_size 1 --pretrain OpenRLHF/Llama-3-8b-sft-mixture --bf16 --max_epochs 1 --max_len 8192 --zero_stage 3
     --learning_rate 5e-7 --beta 0.1 --dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --apply_chat_template
     --chosen_key chosen --rejected_key rejected --flash_attn --load_checkpoint --gradient_checkpointing --packing_samples

@@ -117,7 +117,7 @@ REST_OF = {
 def test_a_command_line_of_openrlhf(task, model):
     text = f"{LONG_CONTEXT[task]} {REST} {REST_OF[task]}"
     words = [{"MODEL": str(model), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
-    plan = succeeds(command(task, *words, "--plan", model=None, ranks=8), quiet=False)
+    plan = succeeds(command(task, "--from", "openrlhf", *words, "--plan", model=None, ranks=8), quiet=False)
     assert re.search(r"8 ranks: 4 x data, 2 x sequence \(gather\), ZeRO stage [23];", plan)
     said = re.findall("^note: (.*)", plan, re.M)
     assert any("--recompute layer" in note for note in said) and any("in the names of this program: ./train_llama " in note for note in said)
