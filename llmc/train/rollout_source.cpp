@@ -99,7 +99,8 @@ std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &as
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
-    const auto progress = told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
+    const auto progress =
+        told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
     const auto completions = generate(policy.generator(), generation_limits_, own, settings, progress);
     policy.generator().finish();
     agree(run_.comm, stop_if_asked);

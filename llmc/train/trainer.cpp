@@ -266,7 +266,7 @@ void Trainer::iterate() {
                      state_.worse_in_a_row, saves_.best().step);
             return;
         }
-        agree(run_.comm, stop_if_asked);
+        if (!ends) agree(run_.comm, stop_if_asked);  // at the end a checkpoint would take as long as the model itself
     }
 }
 
