@@ -23,20 +23,16 @@ def expect_object(value, where):
     return value
 
 
-def read_text(path, most):
-    """Returns the text of a regular file; to open a pipe or a device could wait for ever."""
+def read_text(path, most, errors="strict"):
+    """Returns the text of a regular file; to open a pipe or a device could wait for ever. errors: as in bytes.decode()."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            size = os.fstat(file).st_size
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise DataError(f"{path} is not a regular file", "give the path of a file")
-            if size > most:
-                raise DataError(f"{path} has {size:,} bytes, more than the {most:,} that are read", "give a file of settings, or leave out its unused parts")
-            text = os.read(file, most)
-        finally:
-            os.close(file)
-        return text.decode("utf-8-sig")
+        info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):
+            raise DataError(f"{path} is not a regular file", "give the path of a file")
+        if info.st_size > most:
+            raise DataError(f"{path} has {info.st_size:,} bytes, more than the {most:,} that are read", "give another file, or leave out its unused parts")
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: it is not UTF-8 text (byte {error.start})", "write it in UTF-8") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

@@ -6,6 +6,7 @@ end-of-turn token, the completion, or the whole text. The first token of a docum
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import pickle
@@ -29,6 +30,7 @@ from cache_key import cache_key
 from chat import SENTINEL, ChatTemplate, ending, mark_targets
 from documents import DRAFTS, columns_of, margin_of
 from errors import DataError
+from json_yaml import read_object
 from limits import Place, refuse_late
 from options import build_parser, snake_case, trainers_names
 from program import run
@@ -55,6 +57,7 @@ class Lot(NamedTuple):
     margins: np.ndarray  # one for each pair, NaN if the pair has none
     columns: list  # of rl: for each document a JSON object for reward functions
     ends: set  # the special tokens that ended trained turns
+    longest: int  # tokens of a document that exceeds max_len
     usual_ends: list  # if there is none: the special token that the chat template puts after an answer
     counts: Counter
     size: int  # bytes of the records in their source
@@ -65,6 +68,7 @@ class Recipe:
 
     def __init__(self, task, options, tokenizer):
         self.draft = DRAFTS[task]
+        self.longest = 0
         self.has_targets = task not in ("prompts", "rl")
         self.is_pref = task == "pref"
         self.has_columns = task == "rl"
@@ -102,7 +106,7 @@ class Recipe:
         counts["no margin"] = int(np.isnan(margins).sum())
         ids, masks = zip(*documents) if documents else ((), ())
         return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
-                   np.array([len(i) for i in ids], np.int64), margins, columns, ends,
+                   np.array([len(i) for i in ids], np.int64), margins, columns, ends, self.longest,
                    self.usual_ends() if counts["chats"] and not ends else [], counts, sum(record.size for record in records))
 
     def _marked(self, records):
@@ -200,6 +204,7 @@ class Recipe:
         if len(ids) > limit:
             if self.options.truncation == "drop":
                 counts["too long"] += 1
+                self.longest = max(self.longest, len(ids))
                 return []
             if self.options.truncation == "split":
                 pieces = [(ids[t:t + limit], mask[t:t + limit]) for t in range(0, len(ids), limit)]
@@ -231,6 +236,7 @@ class Recipe:
         limit = self.options.max_len
         cut = [(ids[:limit], mask[:limit]) for ids, mask in documents]
         too_long = sum(len(ids) > limit for ids, _ in documents)
+        self.longest = max(self.longest, *(len(ids) for ids, _ in documents))
         if are_equal(*documents):
             reason = "equal answers"
         elif not all(mask.any() for _, mask in documents):
@@ -388,7 +394,7 @@ def prepare(task, options, processes):
     records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.stopping_strategy, options.seed,
                                                   options.max_samples))
     progress = Progress(None if options.dataset_probs or options.stopping_strategy or options.max_samples else total_size(names))
-    counts, ends, usual_ends, targets = Counter(), set(), set(), 0
+    counts, ends, usual_ends, targets, longest = Counter(), set(), set(), 0, 0
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
@@ -396,13 +402,14 @@ def prepare(task, options, processes):
             counts += lot.counts
             ends |= lot.ends
             usual_ends.update(lot.usual_ends)
+            longest = max(longest, lot.longest)
             targets += int(lot.mask.sum())
             progress.add(lot)
         progress.end()
         lengths = np.concatenate(file.lengths)
         summary = table(task, options, counts, lengths, targets)
         if not len(lengths):
-            raise DataError(f"no record is left:\n{summary}", "raise --max_len, or give records with something to learn")
+            raise DataError(f"no record is left:\n{summary}", longer(tokenizer.directory, longest) if counts["too long"] else "give records with something to learn")
         if options.to_bin:
             summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
         ends = ends or usual_ends
@@ -414,6 +421,18 @@ def prepare(task, options, processes):
         file.close()
     if task != "prompts":
         print(summary)
+
+
+def longer(directory, tokens):
+    """Returns the flags with which documents of so many tokens fit the model in the directory."""
+    path = os.path.join(directory or "", "config.json")
+    config = read_object(path) if os.path.isfile(path) else {}
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    if not isinstance(positions, int) or positions < 1 or tokens <= positions:
+        return f"--max_len {tokens}, or give shorter records"
+    if "n_positions" in config:
+        return f"give shorter records: the model has {positions} positions"
+    return f"""--max_len {tokens} --rope_scaling '{{"rope_type": "yarn", "factor": {math.ceil(tokens / positions)}}}', or give shorter records"""
 
 
 def metadata(task, options, tokenizer, ends, has_chats):

@@ -16,10 +16,12 @@ import math
 import sys
 import traceback
 
+from errors import presentable
 from worker import serve
 
 TRIES = 5
 TRL_ALONE = ("trainer_state", "log_extra", "log_metric", "environments")  # further arguments of TRL, which do not exist here
+MOST_BYTES = 1 << 26  # of a server's answer
 
 
 def of_openrlhf(reward_func):
@@ -81,13 +83,17 @@ def of_server(address):
     connections = urllib3.PoolManager(retries=retry, timeout=None)
 
     def ask(queries, prompts, labels):
-        response = connections.request("POST", address, json={"query": queries, "prompts": prompts, "labels": labels})
+        response = connections.request("POST", address, json={"query": queries, "prompts": prompts, "labels": labels}, preload_content=False)
+        with response:
+            body = response.read(MOST_BYTES + 1, decode_content=True)
+        if len(body) > MOST_BYTES:
+            raise ValueError(f"the server's answer has more than {MOST_BYTES:,} bytes")
         if response.status != 200:
-            raise ValueError(f"the server answered with status {response.status}: {response.data[:200].decode(errors='replace')}")
+            raise ValueError(f"the server answered with status {response.status}: {body[:200].decode(errors='replace')}")
         try:
-            answer = response.json()
-        except ValueError:
-            raise ValueError(f"the server's answer is not JSON: {response.data[:200].decode(errors='replace')}") from None
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            raise ValueError(f"the server's answer is not JSON: {body[:200].decode(errors='replace')}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("rewards"), list):
             raise ValueError(f'the server\'s answer has no list "rewards": {str(answer)[:200]}')
         return answer
@@ -136,7 +142,7 @@ def main():
             reward = reward or (of_file if source.endswith(".py") else of_server)(source)
             return {"rewards": numbers_of(reward(**request))}
         except Exception as error:  # from the user's code
-            return {"error": what_is_wrong(error, source)}
+            return {"error": presentable(what_is_wrong(error, source))}
 
     serve(answer)
 

@@ -21,6 +21,7 @@ class Tokenizer:
     def __init__(self, directory, chat_template=None):
         if is_hub_name(directory):
             directory = snapshot(*directory.split("@"), weights=False)
+        self.directory = directory
         entries = read_vocabulary(directory)
         self.hash = tokenizer_hash(entries)
         self.vocab_size = max(entries) + 1  # the largest id + 1
@@ -56,7 +57,7 @@ class Tokenizer:
 class Ids:
     """Replaces a tokenizer if all data are ids already."""
 
-    hash, bos, unknown, adds_bos = "", None, None, False
+    directory, hash, bos, unknown, adds_bos = None, "", None, None, False
     hf = SimpleNamespace(chat_template=None, special_tokens_map={}, added_tokens_decoder={})
 
     def __init__(self, vocab_size, eos):

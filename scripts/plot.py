@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from errors import DataError  # noqa: E402
+from json_yaml import read_text  # noqa: E402
 from program import Parser, run  # noqa: E402
 from whole_file import refuse_other_file, whole_file  # noqa: E402
 
@@ -31,13 +32,15 @@ RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiti
                                                       "sent_grads": "gradients of parameters", "sent_params": "parameters", "sent_experts": "rows of experts"})]
 
 
+MOST_BYTES = 1 << 30  # of a log
+LARGEST = 1e38  # number that can be drawn
+
+
 def read_lines(path):
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file", "give the log.jsonl of a run's --output_dir") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "give the log.jsonl of a run's --output_dir") from None
+        return read_text(path, MOST_BYTES, "replace").split("\n")
+    except DataError as error:
+        raise DataError(error.what, "give the log.jsonl of a run's --output_dir") from None
 
 
 def entries_of(lines):
@@ -45,18 +48,31 @@ def entries_of(lines):
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             yield entry
+
+
+def is_number(value):
+    """True if a value can be drawn. The log of a run has such numbers alone; null stands for nan."""
+    return isinstance(value, (int, float)) and abs(value) <= LARGEST
+
+
+def is_step(entry):
+    return isinstance(entry.get("step"), int) and 0 <= entry["step"] < 2**53
+
+
+def numbers(entry):
+    return {key: value for key, value in entry.items() if is_number(value)}
 
 
 def read_log(path):
     """Returns the lines of steps and the lines of evaluations."""
     steps, evaluations = [], []
     for entry in entries_of(read_lines(path)):
-        if isinstance(entry.get("step"), int) and "sample" not in entry:
-            (evaluations if "eval_loss" in entry else steps).append(entry)
+        if is_step(entry) and "sample" not in entry:
+            (evaluations if "eval_loss" in entry else steps).append(numbers(entry))
     if not steps:
         raise DataError(f"{path}: contains no steps", "give the log.jsonl of a training run with at least one step")
     return steps, evaluations
@@ -64,8 +80,7 @@ def read_log(path):
 
 def series(entries, key):
     """Returns steps and values. A value that is not a number in the log (null) becomes a gap."""
-    values = [entry.get(key) for entry in entries]
-    return [entry["step"] for entry in entries], [v if isinstance(v, (int, float)) else math.nan for v in values]
+    return [entry["step"] for entry in entries], [entry.get(key, math.nan) for entry in entries]
 
 
 def running_mean(values, window):
@@ -95,14 +110,15 @@ def layers(steps, scale, keys):
 
 def describing(lines):
     """Returns the first line of a log, which describes the run."""
-    return next((entry for entry in entries_of(lines[:1]) if "step" not in entry), {})
+    about = next((entry for entry in entries_of(lines[:1]) if "step" not in entry), {})
+    return {key: value for key, value in about.items() if isinstance(value, dict) or key not in ("options", "model", "data")}
 
 
 def name_of(path):
     """Returns --run_name, or the name of the directory."""
     name = describing(read_lines(path)).get("options", {}).get("run_name")
     path = Path(path)
-    return name or (path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem)
+    return isinstance(name, str) and name or (path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem)
 
 
 def pyplot():
@@ -169,7 +185,7 @@ def figure_of(drawings, columns):
 
 
 def draw(logs, out):
-    policies = all("reward" in steps[0] for steps, _ in logs.values())
+    policies = all(any("reward" in entry for entry in steps) for steps, _ in logs.values())
     figure = figure_of(drawings(logs, POLICY_PANELS if policies else PANELS), 2)
     try:
         refuse_other_file("--out", out, b"Matplotlib")

@@ -62,7 +62,7 @@ def read_run(path):
 
 
 def count(n):
-    return "–" if n is None else f"{n:,.0f}".replace(",", "\u202f")
+    return f"{n:,.0f}".replace(",", "\u202f") if plot.is_number(n) else "–"
 
 
 def hours(seconds):
@@ -71,7 +71,7 @@ def hours(seconds):
 
 
 def size(n):
-    return "–" if n is None else f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
+    return "–" if not plot.is_number(n) else f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
 
 
 def figures(entries, key):
@@ -83,7 +83,7 @@ def step_time(run):
     """Returns the seconds and the tokens of all steps, and true if every step was logged. A step without a line counts as the next one."""
     seconds, tokens, exact = 0, 0, True
     every = run.about.get("options", {}).get("logging_steps", 1)
-    every = every if every >= 1 else math.ceil(every * run.steps[-1]["step"])  # a share of all steps
+    every = 1 if not plot.is_number(every) else every if every >= 1 else math.ceil(every * run.steps[-1]["step"])  # a share of all steps
     before = max(0, run.steps[0]["step"] - every)
     for entry in run.steps:
         number, before = entry["step"] - before, entry["step"]
@@ -139,7 +139,7 @@ def heading(run):
     if not about:
         return f"the log does not begin with a description of the run; {when}"
     data, name = about.get("data", {}), about.get("options", {}).get("model") or model.get("dir")
-    trained = f", of which {count(model['trained'])} are trained" if model.get("trained", model.get("parameters")) != model.get("parameters") else ""
+    trained = f", of which {count(model.get('trained'))} are trained" if model.get("trained", model.get("parameters")) != model.get("parameters") else ""
     return (f"task {about.get('task')}; {model.get('family')} with {count(model.get('parameters'))} parameters{trained}"
             f"{', ' + name if name else ''}; data {data.get('name') or data.get('path')}; on {about.get('device')}, "
             f"{about.get('threads')} threads per rank; world {about.get('world')}, dp {about.get('dp')}, sp {about.get('sp')}; {when}")
@@ -256,7 +256,7 @@ def entries_as_they_come(path, follow):
         known = next((i for i, (old, new) in enumerate(zip(before, lines)) if old != new), min(len(before), len(lines)))
         for entry in plot.entries_of(lines[known:]):
             kind = "evaluation" if "eval_loss" in entry else "step"
-            if isinstance(entry.get("step"), int) and entry["step"] > last[kind]:
+            if plot.is_step(entry) and entry["step"] > last[kind]:
                 last[kind] = entry["step"]
                 yield entry
         if not follow or any("summary" in entry for entry in plot.entries_of(lines[-2:])):
@@ -265,7 +265,7 @@ def entries_as_they_come(path, follow):
 
 
 def numbers(entry):
-    return {key: value for key, value in entry.items() if key != "step" and isinstance(value, (int, float))}
+    return {key: value for key, value in plot.numbers(entry).items() if key != "step"}
 
 
 def missing(package):

@@ -15,6 +15,7 @@
 #include "../core/file.h"
 #include "../data/hub.h"
 #include "../data/python.h"
+#include "../data/tokenizer.h"
 #include "../model/config.h"
 #include "../train/advantages.h"
 #include "../train/preference.h"
@@ -44,7 +45,7 @@ static const char *wanted(const Steps &) { return "a number of steps, or a share
 static const char *wanted(const Betas &) { return "two numbers such as 0.9,0.95"; }
 static const char *wanted(const Names &) { return "names with commas between"; }
 static const char *wanted(const Numbers &) { return "numbers with commas between"; }
-static const char *wanted(const Texts &) { return "text, at least a character"; }
+static const char *wanted(const Texts &) { return "text, at least a character, in UTF-8"; }
 
 template <class T> constexpr bool is_list = std::is_same_v<T, Betas> || std::is_same_v<T, Names> || std::is_same_v<T, Numbers>;
 
@@ -183,7 +184,10 @@ struct Parser {
         }
         from = where;
         for (const std::string &value : values) {
-            if (value.empty()) die("%s \"\" is not %s\n  fix: give such a value, or leave it out", where.c_str(), flag.wanted);
+            if (value.empty() || !is_utf8(value))
+                die("%s \"%s\" is not %s\n  fix: give such a value, or leave it out", where.c_str(), value.c_str(), flag.wanted);
+            if (std::ranges::count(*field, value))
+                die("%s has \"%s\" twice\n  fix: leave one of them out", where.c_str(), value.c_str());
             field->push_back(value);
             understood.emplace_back(flag.name, value);
         }
@@ -211,6 +215,8 @@ struct Parser {
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------------
 
+static constexpr size_t most_count = INT32_MAX;  // of a flag that counts
+
 static void check_values(const Options &o, Task task, Problems &problems) {
     const ordered_json json = to_json(o, task);
     const auto must = [&](bool ok, const char *flag, const char *rule) {
@@ -222,6 +228,13 @@ static void check_values(const Options &o, Task task, Problems &problems) {
         if (!contains(choices, value))
             problems.push_back(format("--%s is \"%s\"\n  fix: use one of %s", flag, value.c_str(), choices));
     };
+    // Sizes are products of two counts, with a factor of two for pairs.
+#define OPT(type, name, value, tasks, help) \
+    if constexpr (std::is_same_v<type, size_t>) must(o.name <= most_count || std::string(#name) == "seed", #name, "less than 2^31");
+#include "../train/options.def"
+    if (!problems.empty()) return;
+    must(double(o.n) * double(o.num_episodes) * double(o.max_epochs) <= double(most_count) || !(task & RL), "n",
+         "such that n * num_episodes * max_epochs is less than 2^31");
     const auto one_or_two = [](const Numbers &x) { return x.size() == 1 || x.size() == 2; };
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     const auto steps = [](double x) { return (x > 0 && x < 1) || (x >= 1 && x == std::floor(x) && x < 0x1p53); };
@@ -248,9 +261,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
-    must(o.max_len >= 2 && o.max_len <= size_t(INT32_MAX), "max_len",
-         "at least 2 and less than 2^31: a token is predicted from the one before");
-    must(o.row_tokens <= size_t(INT32_MAX), "row_tokens", "less than 2^31");
+    must(o.max_len >= 2, "max_len", "at least 2: a token is predicted from the one before");
     if (o.row_tokens < o.max_len)
         die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: use --row_tokens %zu, or lower --max_len",
             o.row_tokens, o.max_len, o.max_len);
@@ -286,7 +297,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.ring_attn_size > 0 || task == DEMO, "ring_attn_size", "at least 1");
     must(o.zero_stage <= 3, "zero_stage", "0, 1, 2 or 3");
     must(o.expert_parallel > 0 && o.expert_parallel <= 4096, "expert_parallel", "at least 1");
-    must(o.comm_timeout > 0, "comm_timeout", "above 0");
+    must(o.comm_timeout > 0 && o.comm_timeout <= 1e9, "comm_timeout", "above 0 and at most 1e9");
     must(o.save_steps == -1 || steps(o.save_steps), "save_steps", "-1 (never), a whole number, or a share of all steps below 1");
     must(o.eval_steps == -1 || steps(o.eval_steps), "eval_steps",
          "-1 (after each epoch), a whole number, or a share of all steps below 1");

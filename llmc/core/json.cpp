@@ -67,7 +67,7 @@ const json *Fields::find_or_refuse(const std::string &name, bool optional) const
 
 void Fields::refuse(const std::string &name, const std::string &why) const {
     const bool has_fix = why.find("\n  fix: ") != why.npos;
-    die("%s: %s%s %s%s", where_.c_str(), prefix_.c_str(), name.c_str(), why.c_str(), has_fix ? "" : fix);
+    throw Error(where_ + ": " + prefix_ + name + " " + why + (has_fix ? "" : fix));
 }
 
 std::string shown(const json &value) {

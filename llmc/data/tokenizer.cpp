@@ -137,7 +137,7 @@ static int byte_of(const std::string &token) {
     return is_byte ? byte : -1;
 }
 
-static bool is_utf8(const std::string &bytes) {
+bool is_utf8(const std::string &bytes) {
     try {
         json(bytes).dump();
     } catch (const json::type_error &) {

@@ -52,6 +52,8 @@ std::string special_token(const std::string &dir, const char *name);
 // size: set to the largest id + 1
 std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
 
+bool is_utf8(const std::string &bytes);
+
 std::set<std::string> added_tokens(const std::string &path);  // returns their texts, which are never split
 
 // Writes a tokenizer.json with further tokens, whose ids follow the largest existing id. Tokens that it already has do not change.

@@ -52,12 +52,17 @@ std::string prepared_file(const Run &run, Task task, const std::string &flag, co
 
 void expect_positions(const Run &run, const ModelSpec &model, const Samples &data) {
     const size_t most = model.config.max_positions;
-    for (size_t i = 0; i < data.documents(); i++)
-        if (data.length(i) > most)
-            die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", i,
-                data.name().c_str(), data.length(i), model.config.positions_name(),
-                (model.dir.empty() ? run.options.preset : model.dir).c_str(), most, most,
-                model.config.gpt2() ? "" : ", or --rope_scaling");
+    size_t first = data.documents(), longest = 0;
+    for (size_t i = 0; i < data.documents(); i++) {
+        longest = std::max(longest, data.length(i));
+        if (data.length(i) > most) first = std::min(first, i);
+    }
+    if (first < data.documents())
+        die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", first,
+            data.name().c_str(), data.length(first), model.config.positions_name(),
+            (model.dir.empty() ? run.options.preset : model.dir).c_str(), most, most,
+            model.config.gpt2() ? ""
+                                : format(", or --rope_scaling '{\"rope_type\": \"yarn\", \"factor\": %zu}'", ceil_div(longest, most)).c_str());
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {

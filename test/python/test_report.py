@@ -93,7 +93,7 @@ def test_a_picture_of_two_runs(tmp_path):
 
 # The command, in which good, empty and begun are logs, and the message.
 @pytest.mark.parametrize("words, message", [
-    ("report missing.jsonl", "missing.jsonl: no such file"), ("plot empty", "no steps"), ("plot good begun", "no steps"),
+    ("report missing.jsonl", "missing.jsonl: No such file"), ("plot .", "is not a regular file"), ("plot empty", "no steps"), ("plot good begun", "no steps"),
     ("report empty --tensorboard tb", "no steps"), ("report good --html no/folder.html", "cannot write"),
     ("report good --html good", "exists and is not an earlier result"), ("plot good --out good", "exists and is not an earlier result"),
     ("plot", "the following arguments are required: log"), ("report good --html a --wandb b", "not allowed with"),
@@ -104,6 +104,18 @@ def test_refusals(words, message, tmp_path):
     done = run(task, *(logs.get(word, word if word.startswith("-") else tmp_path / word) for word in arguments))
     assert done.returncode == 1 and not done.stdout and message in done.stderr
     assert done.stderr.startswith(f"./train_llama {task}: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
+
+
+def test_numbers_that_cannot_be_drawn(tmp_path):
+    """A log by another program or with damaged lines: such values are gaps."""
+    log = write_log(tmp_path / "run", [
+        {"task": 3, "options": [], "model": "m", "data": None, "steps": "many", "planned_peak_mem": 10**400}, step(1), step(10**300), {"step": -1}, {"step": 2**60}, {"step": "2"},
+        step(2, loss=10**400, tok_s="fast", step_s=None, peak_mem=[1]), '{"step": 3, "loss": NaN, "lr": -Infinity, "tok_s": 1e999}\n', "[" * 100_000 + "\n", step(4, reward=1e300), "\x00\xff\n",
+        {"step": 5, "loss": 1e308}, {"step": 5, "eval_loss": 1e999}])
+    for task in ("plot", "report"):
+        done = run(task, log, *(["--out", tmp_path / "plot.png"] if task == "plot" else []))
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    assert "5 of –" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 # ---- TensorBoard and others -----------------------------------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ JUDGES = "def reward(prompts, answers, labels):\n    "
     ("def reward(completions):\n    return completions[99]", ["IndexError", "(line 2 of "]),
     ("def reward(completions, solution):\n    return [0]", ["TypeError: reward() takes solution, and the records have the columns none\n  fix: def reward(prompts, answers, labels), or TRL's"]),
     ("def reward(completions, trainer_state, log_extra):\n    return [0]", ["TypeError: reward() takes trainer_state, log_extra, which only TRL's trainer has"]),
+    (JUDGES + r"raise ValueError('a\0b' + 9000 * 'x')", [r"ValueError: a\x00bxxx", "characters) ... xxx", "\n  fix: def reward"]),
     (JUDGES + "import os; os._exit(1)", ["ended without an answer, twice"]),
     (JUDGES + "import time; time.sleep(60)", ["longer than 2 s", "--comm_timeout"]), (None, ["none.py", "no such file"])])
 def test_bad_reward_functions_are_named(text, parts, tmp_path):
@@ -261,6 +262,16 @@ def test_rewards_by_openrlhfs_functions_and_servers(tmp_path):
 def test_bad_servers_are_named(answer, parts, tmp_path):
     with server(answer) as (address, _):
         refused(words(tmp_path / "run", None, **ITERATION, reward=address), address, *parts)
+
+
+def test_the_answer_of_a_server_is_limited(monkeypatch):
+    monkeypatch.setattr(reward_worker, "MOST_BYTES", 20)
+    with server((200, '{"rewards": [1]}'), (200, '{"rewards": [1, 2, 3]}')) as (address, _):
+        ask = reward_worker.of_server(address)
+        asked = {"prompts": ["a"], "answers": ["b"], "labels": [""], "raw_prompts": ["a"], "raw_answers": ["b"]}
+        assert ask(**asked) == [1]
+        with pytest.raises(ValueError, match="the server's answer has more than 20 bytes"):
+            ask(**asked)
 
 
 # ---- reward models ----------------------------------------------------------------------------------------------------------------
