@@ -1,6 +1,8 @@
 """The only error type shown to a user of the data tools, and the form of every message."""
 
+import os
 import re
+import traceback
 
 MESSAGE, LINE, HEAD = 4096, 1024, 2560  # characters
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -30,6 +32,13 @@ def short_line(line):
         return line
     head, tail = line[:LINE // 2], line[40 - LINE // 2:]  # 40 for the note
     return f"{head} ... ({len(line) - len(head) - len(tail):,} characters) ... {tail}"
+
+
+def unexpected(error):
+    """Returns the message of an error that the program has not foreseen, with its last line of code."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return presentable(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})\n"
+                       "  fix: this is an error of the program itself; report it with the command and its input")
 
 
 class DataError(Exception):

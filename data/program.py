@@ -3,7 +3,7 @@ import argparse
 import os
 import sys
 
-from errors import DataError
+from errors import DataError, presentable, unexpected
 
 LOST = "not all output reached its file or pipe\n  fix: free space there, or keep the reader open to the end"
 
@@ -41,7 +41,9 @@ def run(main):
         code = end.code
     except OSError as error:
         where = error.filename or "input or output"
-        code = LOST if sys.stdout.lost else f"{where}: {error.strerror}\n  fix: free space and permission to read and write"
+        code = LOST if sys.stdout.lost else presentable(f"{where}: {error.strerror}\n  fix: free space and permission to read and write")
+    except Exception as error:
+        code = unexpected(error)
     try:
         sys.stdout.flush()
     except OSError:

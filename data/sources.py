@@ -176,7 +176,7 @@ def cached_snapshot(source):
 
     try:
         return snapshot_download(source.name, repo_type="dataset", local_files_only=True)
-    except (LocalEntryNotFoundError, OSError):
+    except (LocalEntryNotFoundError, OSError, ValueError):  # ValueError: no possible name
         return None
 
 

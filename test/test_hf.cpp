@@ -253,6 +253,7 @@ TEST(Config, Refusals) {
         {"gemma2", "{}",
          "model_type is \"gemma2\"; the supported types are llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_moe, qwen2_moe, mixtral, gpt2; gemma2 has soft caps"},
         {"llama", R"({"model_type": 3})", "model_type is 3"},
+        {"llama", R"({"model_type": "a\u0000b"})", "\n  fix: "},
         {"llama", R"({"model_type": null})", "model_type is missing"},
         {"llama", R"({"model_type": "gemma3"})", "text_config is missing"},
         {"llama", R"({"quantization_config": {"quant_method": "awq"}})", "quantization_config asks for quantized weights"},

@@ -214,7 +214,7 @@ def find_data(t, key, flag):
                      f"  fix: --{'dataset_dir DIR, where that file is, or --' if not known else ''}{flag} FILE or OWNER/NAME")
             found.append(name)
             continue
-        source = entry.get("hf_hub_url") or entry.get("file_name", "")
+        source = isinstance(entry, dict) and (entry.get("hf_hub_url") or entry.get("file_name", ""))
         if not source:
             t.refuse(f'{where} "{name}" has neither a file nor a name on the Hugging Face hub\n  fix: --{flag} FILE or OWNER/NAME')
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from port import back, door  # noqa: E402  (adds data/ to sys.path)
-from errors import DataError  # noqa: E402
+from errors import DataError, unexpected  # noqa: E402
 
 
 def main(text):
@@ -26,6 +26,9 @@ def main(text):
             print(json.dumps(door.answer(own, own["words"])))
     except DataError as error:
         print(error, file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(unexpected(error), file=sys.stderr)
         return 1
     return 0
 

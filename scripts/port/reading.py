@@ -67,8 +67,14 @@ def is_object(text):
         return False
 
 
+MOST_SETTINGS = 1000  # of a file
+
+
 def read_file(path):
-    return read_settings(without_empty(read_object(path)), "", path)
+    settings = read_settings(without_empty(read_object(path)), "", path)
+    if len(settings) > MOST_SETTINGS:
+        raise DataError(f"{path} has {len(settings):,} settings, more than the {MOST_SETTINGS:,} that are read", "give a file of settings")
+    return settings
 
 
 def read_settings(value, prefix, where):

@@ -6,7 +6,8 @@ import pytest
 import runs  # noqa: F401  adds data/ to sys.path
 
 import json_yaml
-from errors import DataError, presentable
+from errors import DataError, presentable, unexpected
+from port import reading
 
 FIX = "\n  fix: correct it"
 
@@ -73,3 +74,18 @@ def test_aliases_and_merge_keys_are_read(tmp_path):
     (tmp_path / "f.yaml").write_text("\ufeffa: &a {b: 1, date: 2024-01-01}\nc: {<<: *a, b: 2}\nd: [*a, *a]\n")
     found = json_yaml.read_object(tmp_path / "f.yaml")
     assert found["c"]["b"] == 2 and found["d"] == [found["a"]] * 2
+
+
+def test_a_file_has_few_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_SETTINGS", 3)
+    (tmp_path / "f.json").write_text('{"a": 1, "b": {"c": 2, "d": [3, 4]}, "e": null}')
+    assert len(reading.read_file(str(tmp_path / "f.json"))) == 3
+    (tmp_path / "f.json").write_text('{"a": 1, "b": {"c": 2, "d": [3, 4]}, "e": 5}')
+    with pytest.raises(DataError, match="f.json has 4 settings, more than the 3 that are read"):
+        reading.read_file(str(tmp_path / "f.json"))
+
+
+def test_an_unforeseen_error_is_one_message():
+    with pytest.raises(ZeroDivisionError) as error:
+        1 / 0
+    assert unexpected(error.value).startswith("ZeroDivisionError: division by zero (test_limits.py, line ") and "\n  fix: this is an error of the program" in unexpected(error.value)
