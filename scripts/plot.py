@@ -72,7 +72,8 @@ def read_log(path):
     steps, evaluations = [], []
     for entry in entries_of(read_lines(path)):
         if is_step(entry) and "sample" not in entry:
-            (evaluations if "eval_loss" in entry else steps).append(numbers(entry))
+            answer = {"answer": entry["answer"]} if isinstance(entry.get("answer"), dict) else {}
+            (evaluations if "eval_loss" in entry else steps).append(numbers(entry) | answer)
     if not steps:
         raise DataError(f"{path}: contains no steps", "give the log.jsonl of a training run with at least one step")
     return steps, evaluations
