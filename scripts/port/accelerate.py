@@ -26,7 +26,7 @@ ROWS = [
          "dynamo_use_fullgraph, dynamo_use_regional_compilation, fsdp_activation_checkpointing_offload, offload_optimizer_nvme_path, offload_param_nvme_path"),
     Refused("--debug finds the first value that is not finite, and ranks whose calls differ", "debug"),
     # ranks
-    Together("processes", "--ranks N, or mpirun -np N before the program", "num_processes, nproc_per_node, world_size"),
+    Together("processes", "--ranks N, or mpirun -np N before the program", "num_processes, nproc_per_node, num_gpus, world_size"),
     Note("all ranks are on this machine", "num_machines, nnodes", "1"),
     Note("this is the first machine", "machine_rank, node_rank", "0"),
     Refused("--rank R/N --rendezvous HOST:PORT, or mpirun",
