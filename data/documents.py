@@ -10,8 +10,8 @@ import numpy as np
 
 from chat import Span
 from errors import DataError
-from fields import a_kind, as_json, field, given, has, integers, parsed, seen, string
-from messages import SYSTEM, as_messages, checked_messages, is_chat, system_message, template_variables, trained_messages
+from fields import a_kind, as_json, field, given, has, integers, is_mark, misspelled, parsed, refuse_mark, seen, string
+from messages import LOSS_FLAGS, SYSTEM, TRAIN_FLAGS, as_messages, checked_messages, is_chat, system_message, template_variables, trained_messages
 
 CHATS = ("messages", "conversations", "conversation")  # names of the field with a chat
 SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, input and output; question, query or problem, and answer, response or "
@@ -68,6 +68,7 @@ JUDGED = (("prompt", "response_0", "response_1", "better_response_id", ("0", "1"
           ("query", "response", "rejected_response", None, ()), (None, "messages", "rejected_messages", None, ()))  # ms-swift's pairs, likewise
 WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context", "history", "context_messages", "system_message", "documents",
            "tools", "functions", "reasoning", "reasoning_content", "thinking"}
+KNOWN = (*sorted(WATCHED), "completion", *ANSWERS, "chosen", "rejected", "margin", "label", "kto_tag", "chat_template_kwargs", "input_ids")
 
 
 def refuse_unseen(fields, drafts, is_named=False):
@@ -75,19 +76,28 @@ def refuse_unseen(fields, drafts, is_named=False):
     the fields, other fields with the same meaning are ignored."""
     if "context_messages" in fields.used:
         fields.used.add("context")  # OpenRLHF's prompts have both: a text, and its messages
-    suspects = [name for name in fields.unused() if name in WATCHED and not (is_named and name in (*PROMPTS, "system"))]
+    unused = fields.unused()
+    for name in filter(is_mark, unused):
+        refuse_mark(name, fields.get(name), f"write input_ids with labels, or mark messages by train (true, false); or leave {name!r} out")
+    if "labels" in unused and isinstance(fields.get("labels"), list) and -100 in fields.get("labels"):
+        raise DataError("has 'labels' beside a text or a chat, whose targets follow from its format", "write input_ids with labels alone, or leave 'labels' out")
+    suspects = {name: known for name in unused if (known := misspelled(name, KNOWN)) and (known != name or name in WATCHED)
+                and not (is_named and known in (*PROMPTS, "system"))}
     if not suspects or not all(draft.text for draft in drafts):
         return
     whole = one_line(" ".join(draft.text for draft in drafts))
     asked = one_line(" ".join(draft.text[:draft.spans[-1].start] if draft.spans else draft.text for draft in drafts))
-    for name in suspects:
-        place = whole if name in CHATS else asked
-        if name in MEDIA:
+    for name, known in suspects.items():
+        if known in MEDIA:
             raise DataError(f"has {name!r}, and only text is trained on", f"leave {name!r} out, and the record too if its text is about them")
-        if not all(one_line(text) in place for text in texts_in(parsed(fields[name]))):
+        rename = f"write {known!r}, if that is meant; " if known != name else ""
+        texts, place = [one_line(text) for text in texts_in(parsed(fields[name]))], whole if known in CHATS else asked
+        if not all(text in place for text in texts):
             raise DataError(f"has a field {name!r} that no part of the sample would contain; it has {seen(fields)}",
-                            f"put {name!r} into the prompt or the messages, or leave it out; the fields of prompts and answers are named by "
+                            f"{rename}put {name!r} into the prompt or the messages, or leave it out; the fields of prompts and answers are named by "
                             "--input_key and --output_key, or --prompt_key, --chosen_key and --rejected_key")
+        if known != name and not texts:
+            raise DataError(f"has a field {name!r}, which seems to be {known!r} misspelled", f"write {known!r}, or leave {name!r} out")
 
 
 def refuse_unknown_prompt(fields, chosen, rejected):
@@ -119,7 +129,7 @@ def texts_in(value):
 def sft_draft(fields, options, template):
     draft = keyed_draft(fields, options, template) if options.input_key else formed_draft(fields, options, template)
     refuse_unseen(fields, [draft], bool(options.input_key))
-    return draft
+    return draft._replace(spans=None) if options.train_on_prompt else draft
 
 
 def formed_draft(fields, options, template):
@@ -407,6 +417,9 @@ def final_answer_draft(messages, fields, options, template):
 
 def chat_draft(messages, first_trained, fields, options, template):
     """Returns a chat whose assistant messages from number first_trained on are trained, unless flags of messages say otherwise."""
+    left_out = next((name for message in messages for name in (*TRAIN_FLAGS, *LOSS_FLAGS) if not message.get(name, True)), None)
+    if options.train_on_prompt and left_out:
+        raise DataError(f"has a message with {left_out} false, and --train_on_prompt trains on all tokens", "leave one of them out")
     return rendered_draft(messages, trained_messages(messages, first_trained), fields, options, template)
 
 

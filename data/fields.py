@@ -1,8 +1,10 @@
 """Access to the fields of a record. A missing field, or a field of the wrong type, is refused."""
 
 import ast
+import difflib
 import json
 import re
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,6 +42,51 @@ def as_json(value):
         raise DataError(f"holds {a_kind(part)}, which is no text", "write it as a string, or leave it out")
 
     return json.dumps(value, ensure_ascii=False, default=refuse)
+
+
+# Names, in one trainer or another, of a weight or a mask of the loss, and their values in a cell of CSV.
+MARK = re.compile(r"((sample|example|instance|importance|loss|token|turn|message|train)_)?weights?|loss(_scales?|_coef|_mult(iplier)?)?|"
+                  r"((step_)?loss|labels?|target|train|training|prompt|completion|response|answer|assistant|token|message|turn)_masks?|masks?|"
+                  r"(is_)?train(ed|able|ing)?|(train|training|loss)_(on|detail|flag)")
+NUMBER = re.compile(r"true|false|[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def snake_case(name):
+    return re.sub(r"[\W_]+", "_", re.sub("(?<=[a-z])(?=[A-Z])", "_", name.strip()).lower())
+
+
+@lru_cache(maxsize=None)
+def is_mark(name):
+    return MARK.fullmatch(snake_case(name)) is not None
+
+
+def refuse_mark(name, value, fix, where=""):
+    """Refuses a field that would change what is trained, but is not read here: a weight or a mask of the loss other than 1."""
+    if is_number(value) and not is_one(value) and not (name == "loss" and isinstance(value, float)):
+        raise DataError(f"{where}has {name!r}, a weight or a mask of the loss that is not read here", fix)
+
+
+def is_number(value):
+    if isinstance(value, list):
+        return bool(value) and all(map(is_number, value))
+    return isinstance(value, int | float) or isinstance(value, str) and NUMBER.fullmatch(value) is not None
+
+
+def is_one(value):
+    return all(map(is_one, value)) if isinstance(value, list) else value in (1, "1", "1.0") or str(value).lower() == "true"
+
+
+@lru_cache(maxsize=None)
+def misspelled(name, known):
+    """Returns the known name that another name seems to be misspelled from, or has in other letters or with other separators; None for a name that is only
+    similar, such as a plural."""
+    plain = snake_case(name)
+    if plain in known:
+        return plain
+    if len(plain) < 4 or plain.startswith("content") or not plain.replace("_", "").isalpha():
+        return None
+    like = [other for other in known if abs(len(other) - len(plain)) < 2 and plain != other + "s"]
+    return next(iter(difflib.get_close_matches(plain, like, 1, 0.8)), None)
 
 
 def has(fields, name):

@@ -3,7 +3,7 @@ with text contents, tool calls with their arguments as objects, reasoning under 
 
 
 from errors import DataError
-from fields import a_kind, as_json, has, json_field, parsed, seen
+from fields import a_kind, as_json, has, is_mark, json_field, misspelled, parsed, refuse_mark, seen
 
 # Role names of templates, of ShareGPT and derived data sets, and of OpenAssistant. Upper and lower case are equivalent.
 ALIASES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool")},
@@ -17,6 +17,7 @@ SYSTEM = ("system", "system_prompt")
 # role; those of ms-swift (2), LoongForge and slime only exclude messages of the assistant.
 TRAIN_FLAGS = ("train", "training", "weight", "loss_weight")
 LOSS_FLAGS = ("loss", "loss_scale", "loss_mask", "step_loss_mask")
+KNOWN = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", *REASONING, *TRAIN_FLAGS, *LOSS_FLAGS, "train_detail", "training_detail")
 # Names set by a rendering, and parameters of transformers' render_jinja_template.
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversations", "chat_template", "continue_final_message",
                       "return_assistant_tokens_mask")
@@ -148,6 +149,11 @@ def check_train_flags(message, where):
     for name in ("train_detail", "training_detail"):  # Axolotl's
         if message.get(name):
             raise DataError(f"{where} has {name}, which trains parts of a content", f"leave {name} out, or write input_ids with labels")
+    for name in message.keys() - KNOWN if len(message) > 2 else ():
+        if is_mark(name):
+            refuse_mark(name, message[name], f"mark the message by train (true, false), or leave {name!r} out", where + " ")
+        if known := misspelled(name, KNOWN):
+            raise DataError(f"{where} has {name!r}, which seems to be {known!r} misspelled", f"write {known!r}, or leave {name!r} out")
     if len({bool(message[name]) for name in flags}) > 1:
         raise DataError(f"{where} is to be trained and not to be trained: {' and '.join(flags)} differ", "leave one of them out")
 

@@ -167,12 +167,16 @@ def build_parser(description=None):
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
     # Values of the options that a task does not have as flags.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, input_template=None, append_eos=False, max_len=None,
-                        truncation=None, chat_template=True, chat_template_kwargs={}, to_bin=None,
+                        truncation=None, chat_template=True, chat_template_kwargs={}, to_bin=None, train_on_prompt=False,
                         eos_token_id=None, vocab_size=None)
 
     for task, what, forms in (("sft", "chats, or prompts with completions", SFT_FORMATS),
                               ("rl", "prompts for answers of the model's own, with or without the right one", RL_FORMATS)):
-        add_sft(tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {forms}. {CHAT_FIELDS}."))
+        parser_of_task = tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {forms}. {CHAT_FIELDS}.")
+        add_sft(parser_of_task)
+        if task == "sft":
+            parser_of_task.add_argument("--train_on_prompt", default=False, **FLAG,
+                                        help="train on all tokens of a sample, not only on the answer or the assistant's messages")
 
     pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
                             description=f"Fields: {PREF_FORMATS}. {CHAT_FIELDS}.")

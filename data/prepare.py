@@ -411,16 +411,22 @@ def prepare(task, options, processes):
         if not len(lengths):
             raise DataError(f"no record is left:\n{summary}", longer(tokenizer.directory, longest) if counts["too long"] else "give records with something to learn")
         if options.to_bin:
-            summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
+            summary += "\n" + shown_rows([("token shards", f"{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):,}", "")])
         ends = ends or usual_ends
         if options.key and options.key != cache_key(given):
             raise DataError("the data or the tokenizer was changed while it was read", "start again when no other program writes to them")
-        file.write(metadata(task, options, tokenizer, ends, counts["chats"]))
+        read_as = tokenizer.read_as() if task != "prompts" else None  # a model is saved
+        if read_as:
+            note = "the class by which AutoTokenizer of transformers reads the tokenizer: it makes other ids of some texts"
+            summary += "\n" + shown_rows([("read otherwise", read_as, note)])
+        file.write(metadata(task, options, tokenizer, ends, counts["chats"], read_as))
     finally:
         progress.end()
         file.close()
     if task != "prompts":
         print(summary)
+    elif unused := named_row("fields not used", "unused", counts):
+        print(f"prompts: {source(options)}\n{shown_rows(unused)}")
 
 
 def longer(directory, tokens):
@@ -435,14 +441,16 @@ def longer(directory, tokens):
     return f"""--max_len {tokens} --rope_scaling '{{"rope_type": "yarn", "factor": {math.ceil(tokens / positions)}}}', or give shorter records"""
 
 
-def metadata(task, options, tokenizer, ends, has_chats):
-    """A model that is trained on the file is saved with its `end_of_turn` and `chat_template`."""
+def metadata(task, options, tokenizer, ends, has_chats, read_as):
+    """A model that is trained on the file is saved with its `end_of_turn` and `chat_template`, and a note on `read_as`."""
     template = tokenizer.hf.chat_template
     out = {"kind": task, "vocab_size": str(tokenizer.vocab_size), "tokenizer_hash": tokenizer.hash,
            "max_len": str(options.max_len or 0), "template_hash": fnv1a(str(template)) if template else "",
            "source": source(options, name=os.path.basename), "version": FORMAT_VERSION}
     if ends:
         out["end_of_turn"] = ",".join(map(str, sorted(ends)))
+    if read_as:
+        out["read_as"] = read_as
     if has_chats:
         out["chat_template"] = template if isinstance(template, str) else template.get("default", "")
     return out
@@ -498,8 +506,11 @@ def table(task, options, counts, lengths, targets):
     if counts["open turns"]:
         note = "answers after which the template puts no special token: stopping is not learnt"
         rows += [("open turns", f"{counts['open turns']:,}", note)]
-    lines = [f"  {name:<32}{value:>16}  {note}".rstrip() for name, value, note in rows]
-    return "\n".join([f"{task}: {source(options)} -> {options.out}", *lines])
+    return f"{task}: {source(options)} -> {options.out}\n{shown_rows(rows)}"
+
+
+def shown_rows(rows):
+    return "\n".join(f"  {name:<32}{value:>16}  {note}".rstrip() for name, value, note in rows)
 
 
 def named_row(title, what, counts, note=""):

@@ -248,5 +248,8 @@ def read_parquet(path):
     file = open_parquet(path)
     check_header(path, file.schema_arrow.names)
     size = parquet_size(path) // max(1, file.metadata.num_rows)
-    for fields in records_of(path, file.schema_arrow, file.iter_batches(batch_size=500)):
-        yield None, fields, size
+    try:
+        for fields in records_of(path, file.schema_arrow, file.iter_batches(batch_size=500)):
+            yield None, fields, size
+    except (ValueError, OSError) as error:  # a damaged page, or names that are twice in one object
+        raise DataError(f"{path}: broken parquet file: {error}", "write the file again") from None

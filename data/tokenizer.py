@@ -13,6 +13,9 @@ from hub import is_hub_name, snapshot
 from whole_file import refuse_pointer
 
 MOST_IDS = 1 << 24  # an id beyond this is a broken file, not a vocabulary
+# Texts in which tokenizers differ: numbers, contractions, spaces, capitals, accents, scripts.
+PROBES = ("The sum of 123456 and 7.5e3 isn't 2024-01-31!", "  two  spaces\n\n\ttabs\r\n", "na\u00efve cafe\u0301 \ufb01 \u00bd \u0130stanbul", "\u65e5\u672c\u8a9e\u3002\ud55c\uad6d\uc5b4",
+          "I'LL don't", "x+=1; //!?? <b>", "\U0001f642\u200d", "a")
 
 
 class Tokenizer:
@@ -48,10 +51,32 @@ class Tokenizer:
         # token with the last space of the prompt would appear to be wholly inside the answer.
         self.encoder.post_processor = None
 
+    def read_as(self):
+        """Returns the class by which AutoTokenizer of transformers reads the directory, if it makes other ids of some texts. Such a class builds its own
+        normalizer and pre-tokenizer in place of those in tokenizer.json."""
+        from transformers import AutoTokenizer
+
+        try:
+            other = AutoTokenizer.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
+            backend = other.backend_tokenizer
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # transformers cannot read it so, for lack of config.json, of a package, or of a vocabulary
+            return None
+        if stages(backend) == stages(self.encoder):
+            return None
+        texts = [*PROBES, *(f"a{special} b{special}c" for special in self.special_texts[:32])]
+        same = all(backend.encode(text, add_special_tokens=False).ids == self.encoder.encode(text, add_special_tokens=False).ids for text in texts)
+        return None if same else type(other).__name__
+
     def encode(self, texts, with_offsets):
         """Returns one encoding for each text, without special tokens added. It is faster without offsets."""
         encode = self.encoder.encode_batch if with_offsets else self.encoder.encode_batch_fast
         return encode(texts, add_special_tokens=False)
+
+
+def stages(backend):
+    return [stage and stage.__getstate__() for stage in (backend.normalizer, backend.pre_tokenizer)]
 
 
 class Ids:
@@ -66,6 +91,9 @@ class Ids:
 
     def is_blank(self, i):
         return False
+
+    def read_as(self):
+        return None
 
     def encode(self, texts, with_offsets):
         return []

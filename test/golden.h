@@ -38,7 +38,7 @@ struct Golden {
         bool reward;
         dir = "test/golden/" + expected.value("base", name);
         config = read_config(dir, notes);
-        if (dir != own) set_lora(config, read_lora(own, config, reward));
+        if (dir != own) set_lora(config, read_lora(own, config, reward, notes));
         const SafetensorsFile file(own + "/golden.safetensors");
         const auto tokens = file.array<int32_t>("tokens");
         const auto mask = file.array<uint8_t>("loss_mask");
@@ -357,7 +357,8 @@ template <class Dev> struct GoldenPairs {
         : expected(expected), run{program_of(name), task, default_options(task), comm, 1, device_of(dev)} {
         run.model = open_config(run, "test/golden/" + name);
         bool reward = false;
-        if (!adapter.empty()) run.model.config.lora = read_lora(adapter, run.model.config, reward);
+        std::vector<std::string> notes;
+        if (!adapter.empty()) run.model.config.lora = read_lora(adapter, run.model.config, reward, notes);
         run.model.adapter = adapter, run.model.new_head = task == RM && !reward;
         if (task == RM) make_reward(run.model.config);
         run.mesh = std::make_shared<Mesh>(comm, 1);

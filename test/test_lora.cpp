@@ -117,7 +117,8 @@ TEST_P(AdapterGoldens, FilesKeepTheirBits) {
     t.model->save(dir, "F32");
     write_lora(dir, g.config, g.dir);
     bool reward;
-    const LoraConfig lora = read_lora(dir, g.config, reward);
+    std::vector<std::string> notes;
+    const LoraConfig lora = read_lora(dir, g.config, reward, notes);
     EXPECT_EQ(lora.scale(), g.config.lora.scale());
     EXPECT_EQ(lora.rank, g.config.lora.rank);
     EXPECT_FALSE(reward);
@@ -159,8 +160,9 @@ struct AdapterFiles : TemporaryDirectory {
         config.update(changes);
         write_json(dir + "/adapter_config.json", config);
         bool reward;
-        return error_of([&] { read_lora(dir, config_of(base), reward); });
+        return error_of([&] { read_lora(dir, config_of(base), reward, notes); });
     }
+    mutable std::vector<std::string> notes;
     // The adapter_config.json written for these targets. Expects the same modules when it is read.
     nlohmann::json written(const std::string &base, const std::vector<std::string> &targets, size_t modules) const {
         ModelConfig config = config_of(base);
@@ -168,7 +170,8 @@ struct AdapterFiles : TemporaryDirectory {
         write_lora(dir, config, "base");
         bool reward;
         ModelConfig again = config;
-        again.lora = read_lora(dir, config, reward);
+        std::vector<std::string> none;
+        again.lora = read_lora(dir, config, reward, none);
         const auto want = adapted_modules(config);
         EXPECT_EQ(want.size(), modules);
         EXPECT_TRUE(std::ranges::equal(adapted_modules(again), want, {}, &LinearModule::name, &LinearModule::name));
@@ -191,13 +194,18 @@ TEST_F(AdapterFiles, UnsupportedFieldsAreRefused) {
         {{{"modules_to_save", {"lm_head"}}, {"task_type", "SEQ_CLS"}}, "has lm_head, but a reward model has none"},
         {{{"ensure_weight_tying", true}}, "ensure_weight_tying is true"},
         {{{"task_type", "SEQ_2_SEQ_LM"}}, "task_type is"},
-        {{{"target_modules", {"lm_head"}}}, "\"lm_head\", but"},
+        {{{"target_modules", {"lm_head"}}},
+         "adapter_config.json: target_modules has \"lm_head\", but the model has no linear layer"},
+        {{{"target_modules", nlohmann::json::array()}}, "adapter_config.json: target_modules is empty"},
+        {{{"use_mora", true}}, "use_mora is no setting of LoRA"},
+        {{{"lora_alfa", 32}}, "lora_alfa is no setting of LoRA"},
+        {{{"layer_scales", {{"q_proj", 2}}}}, "layer_scales is no setting of LoRA"},
         {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
         {{{"target_modules", "model.layers.0.mlp.(up|down)_proj"}}, "matches mlp.up_proj of 1 layers"},
         {{{"target_modules", ".*lm_head"}}, "matches no linear layer"},
         {{{"target_modules", ".*(q_proj"}}, "is not a regular expression"},
         {{{"fan_in_fan_out", true}}, "fan_in_fan_out is true, but weights of a llama model"},
-        {{{"r", 33}}, "33 is larger than"}};
+        {{{"r", 33}}, "adapter_config.json: r 33 is larger than"}};
     for (const auto &[changes, message] : wrong) expect_contains(refusal_of(changes), {message});
     const std::pair<nlohmann::json, const char *> wrong_of_experts[] = {
         {{{"target_modules", {"w1"}}}, "one of the experts' gate and up projections"},
@@ -210,6 +218,27 @@ TEST_F(AdapterFiles, UnsupportedFieldsAreRefused) {
          "one tensor with the adapters of all"},
         {{{"target_modules", {"gate_proj"}}}, "all-linear, q_proj, k_proj, v_proj, o_proj, w1, w3, w2"}};
     for (const auto &[changes, message] : wrong_of_experts) expect_contains(refusal_of(changes, "mixtral"), {message});
+}
+
+// PEFT's merge_and_unload adds an adapter of a tied head twice, so it is no remedy for a tied model.
+TEST_F(AdapterFiles, RemediesForTiedMatrices) {
+    for (const nlohmann::json &changes : {nlohmann::json{{"ensure_weight_tying", true}},
+                                          {{"target_modules", {"lm_head"}}},
+                                          {{"target_modules", {"q_proj", "model.embed_tokens"}}}}) {
+        expect_contains(refusal_of(changes, "qwen3"),
+                        {"fix: train another adapter, with embed_tokens and lm_head in modules_to_save"});
+        expect_contains(refusal_of(changes, "llama3"), {"fix: merge the adapter with PEFT"});
+    }
+}
+
+TEST_F(AdapterFiles, UnknownSettingsWithoutEffectAreNoted) {
+    const nlohmann::json off = {
+        {"use_later", false}, {"later_config", nullptr}, {"later_pattern", nlohmann::json::object()}, {"later", ""}};
+    EXPECT_EQ(refusal_of(off), "no error");
+    EXPECT_TRUE(notes.empty());
+    EXPECT_EQ(refusal_of({{"author", "me"}, {"comment", "good"}, {"lora_dtype", "float32"}}), "no error");
+    ASSERT_EQ(notes.size(), 1u);
+    expect_contains(notes[0], {"adapter_config.json: not read, because LoRA has no such setting: author, comment"});
 }
 
 // Names by which PEFT finds all modules with transformers 5: experts by names of layers or of parameters, the shared expert and dense layers by

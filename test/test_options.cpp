@@ -325,7 +325,7 @@ TEST(Options, OneMessageHasAllProblems) {
 TEST(Options, FlagsOfPrepare) {
     const Parsed p = parse(words(sft + "--input_key question --multiturn --max_len 64"));
     const std::vector<std::string> want = words(
-        "--input_key question --apply_chat_template false --multiturn true --add_bos auto --append_eos true --truncation drop --max_len 64");
+        "--input_key question --apply_chat_template false --multiturn true --train_on_prompt false --add_bos auto --append_eos true --truncation drop --max_len 64");
     EXPECT_EQ(prepare_flags(p.options, p.task), want);
     const Parsed text = parse(words("pretrain --preset tiny --data D --output_dir O --input_key body"));
     EXPECT_EQ(prepare_flags(text.options, PRETRAIN),

@@ -44,7 +44,9 @@ static void add_saved_modules(Run &run) {
 static void open_adapter(Run &run) {
     const std::string &dir = run.options.adapter;
     bool reward = false;
-    const LoraConfig lora = read_lora(dir, run.model.config, reward);
+    std::vector<std::string> notes;
+    const LoraConfig lora = read_lora(dir, run.model.config, reward, notes);
+    for (const std::string &note : notes) run.say("note: %s", note.c_str());
     if (reward && !(run.task & (RM | EVAL | MERGE)))
         die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: use an adapter of a language model, or the task rm or eval",
             dir.c_str(), task_name(run.task));

@@ -19,6 +19,7 @@ struct Document {
 struct ChatFormat {
     std::vector<int32_t> end_of_turn = {};  // the special tokens that end an answer
     std::string chat_template = {};         // the template that rendered the chats; empty without chats
+    std::string read_as = {};  // the class by which transformers reads the tokenizer, if it makes other ids of some texts
 };
 
 class Samples {

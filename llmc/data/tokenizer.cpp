@@ -18,7 +18,7 @@ namespace {
 
 struct Entry {
     std::string text;
-    bool special = false;
+    bool special = false, normalized = false;
 };
 using Vocabulary = std::map<size_t, Entry>;  // by id
 
@@ -51,7 +51,8 @@ static Vocabulary read_vocabulary(const json &tokenizer, const std::string &path
     for (const json &entry : added_tokens ? *added_tokens : json::array()) {
         const Fields added(entry, path, "added_tokens.");
         const std::string text = added.text("content");
-        entries[read_id(fields, "added_tokens", text, added.find("id"))] = {text, added.boolean("special")};
+        entries[read_id(fields, "added_tokens", text, added.find("id"))] = {text, added.boolean("special"),
+                                                                            added.boolean("normalized", false)};
     }
     if (entries.empty()) model.refuse("vocab", "is empty");
     return entries;
@@ -117,6 +118,17 @@ static std::string decode_byte_level(const std::string &text) {
     return bytes;
 }
 
+static std::string encode_byte_level(const std::string &bytes) {
+    static const auto byte_of_character = make_byte_of_character();
+    std::string text;
+    for (char byte : bytes) {
+        const auto character = size_t(std::ranges::find(byte_of_character, int(uint8_t(byte))) - byte_of_character.begin());
+        if (character < 0x80) text.push_back(char(character));
+        else text += {char(0xC0 | character >> 6), char(0x80 | (character & 0x3F))};
+    }
+    return text;
+}
+
 // Stops if the text grows beyond the limit for a token.
 static std::string replace_all(const std::string &text, const std::string &from, const std::string &to) {
     if (from.empty()) return text;
@@ -127,6 +139,43 @@ static std::string replace_all(const std::string &text, const std::string &from,
         out.append(text, done, at - done).append(to);
     out.append(text, done);
     return out;
+}
+
+// ---- normalisers
+
+// Returns the text of an added token after a section "normalizer". Like the package tokenizers from version 0.23 on, the decoder gets the normalised
+// text of an added token that is found in normalised text: with U+2581 for each space, and before the token, in Llama 2. NFC leaves text as it is, because
+// texts are composed; the other Unicode forms leave ASCII.
+static std::string normalised(const json &section, const std::string &text, const std::string &path) {
+    if (section.is_null()) return text;
+    const Fields fields(section, path, "normalizer.");
+    const std::string type = fields.text("type");
+    const bool ascii = std::ranges::all_of(text, [](char c) { return uint8_t(c) < 0x80; });
+    if (type == "Sequence") {
+        std::string out = text;
+        const json *parts = fields.find("normalizers");
+        for (const json &part : parts && parts->is_array() ? *parts : json::array()) out = normalised(part, out, path);
+        return out;
+    }
+    if (type == "Prepend") return text.empty() ? text : fields.text("prepend") + text;
+    if (type == "Replace" && fields.object("pattern").has("String"))
+        return replace_all(text, fields.object("pattern").text("String"), fields.text("content"));
+    if (type == "NFC" || (ascii && (type == "NFD" || type == "NFKC" || type == "NFKD" || type == "StripAccents"))) return text;
+    if (type == "Lowercase" && ascii) {
+        std::string out = text;
+        for (char &c : out) c = char(std::tolower(c));
+        return out;
+    }
+    if (type == "Strip" && ascii) {
+        const char *const blank = " \t\n\v\f\r";
+        const size_t begin = fields.boolean("strip_left") ? text.find_first_not_of(blank) : 0;
+        const size_t end = fields.boolean("strip_right") ? text.find_last_not_of(blank) + 1 : text.size();
+        return begin == text.npos ? "" : text.substr(begin, end - begin);
+    }
+    if (type == "ByteLevel") return encode_byte_level(text);
+    die("%s: normalizer %s is not known, and the added token \"%s\" is normalized\n  fix: use a model whose normalizer is a Sequence of Prepend, Replace (of a String), "
+        "Lowercase, Strip, ByteLevel and Unicode forms, or add the token with normalized false",
+        path.c_str(), section.dump().c_str(), text.c_str());
 }
 
 // Returns the byte of a token of the form <0xNN>, or -1.
@@ -197,7 +246,8 @@ Tokenizer::Tokenizer(const std::string &path) : path_(path) {
     const Vocabulary vocabulary = read_vocabulary(tokenizer, path);
     read_decoder(decoders_, tokenizer.value("decoder", json()), path);
     for (const auto &[id, entry] : vocabulary) {
-        tokens_[int32_t(id)] = {entry.text, entry.special};
+        const json normalizer = entry.normalized ? tokenizer.value("normalizer", json()) : json();
+        tokens_[int32_t(id)] = {normalised(normalizer, entry.text, path), entry.special};
         if (decode(std::vector{int32_t(id)}, false).size() > max_token_bytes)
             die("%s: decoder makes more than %zu bytes of the token with id %zu\n  fix: use the tokenizer.json of the model itself",
                 path.c_str(), max_token_bytes, id);

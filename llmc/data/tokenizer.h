@@ -33,7 +33,7 @@ class Tokenizer {
 
   private:
     struct Token {
-        std::string text;
+        std::string text;  // as the decoder gets it: an added token may be normalised
         bool special = false;
     };
     const Token &token(int32_t id) const;

@@ -88,6 +88,7 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
 void PreparedData::read_chat_format(size_t vocab) {
     const auto text = [&](const char *key) { return metadata().contains(key) ? metadata().at(key) : ""; };
     chat_format_.chat_template = text("chat_template");
+    chat_format_.read_as = text("read_as");
     const std::string ends = text("end_of_turn");
     for (const char *at = ends.data(), *const end = at + ends.size(); !ends.empty() && at <= end;) {
         int32_t id = -1;

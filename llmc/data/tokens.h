@@ -9,7 +9,7 @@
 //   loss_mask[t] = 1 marks token t as a target, predicted from the tokens before it; it is 0 for a document's first token;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
 // Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
-// (tokenizer.h; empty if there was none), and optionally end_of_turn (ids with commas between) and chat_template (ChatFormat in samples.h), and
+// (tokenizer.h; empty if there was none), and optionally end_of_turn (ids with commas between), chat_template and read_as (ChatFormat in samples.h), and
 // further entries that data/prepare.py adds for information.
 //
 // The optional entry `checksums` detects damage and edits: numbers separated by spaces, the first decimal, the others with 16 hex digits. A checksum

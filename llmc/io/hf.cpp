@@ -210,7 +210,7 @@ static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
         return "save the model itself, and not what torch.compile or DDP made of it";
     if (has("_scale") || has("absmax") || has("quant_") || has("qweight"))
         return "weights that are not quantised: F32, F16 or BF16";
-    if (of_adapter) return "merge the adapter with PEFT (merge_and_unload), or train another";
+    if (of_adapter) return "use an adapter of this model that PEFT or this program has saved, or train another";
     if (name.starts_with("score."))
         return "a config.json whose architectures name a reward model (ForSequenceClassification), or a language model";
     return "the config.json that belongs to these weights, or a model that transformers has saved";

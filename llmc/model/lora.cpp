@@ -161,16 +161,30 @@ size_t trained_parameters(const ModelConfig &c) {
     return count + (c.lora.embedding + c.lora.head) * c.V * c.C + (c.reward ? c.C : 0);
 }
 
-void check_lora(const ModelConfig &c, const std::string &dir) {
+// The embedding and the head of a tied model are one matrix, to which PEFT's merge_and_unload adds an adapter twice.
+static constexpr const char
+    *merge_it = "merge the adapter with PEFT (merge_and_unload), or train another",
+    *train_whole = "train another adapter, with embed_tokens and lm_head in modules_to_save and not among the targets";
+
+static std::string fix_of_target(const ModelConfig &c, const std::string &target, const std::string &names) {
+    const std::string last = target.substr(target.rfind('.') + 1);
+    const bool shared = last == "embed_tokens" || last == "wte" || last == "lm_head";
+    return shared ? c.tied ? train_whole : merge_it : "use an adapter of this model, whose targets can be all-linear" + names;
+}
+
+void check_lora(const ModelConfig &c, const std::string &dir, const std::string &adapter_config) {
     const LoraConfig &lora = c.lora;
+    const bool from_flags = adapter_config.empty();
+    const std::string of_targets = from_flags ? "--lora_targets" : adapter_config + ": target_modules",
+                      of_rank = from_flags ? "--lora_rank" : adapter_config + ": r";
     const auto modules = linear_modules(c);
     std::string names;
     for (const std::string &name : target_names(c, modules)) names += ", " + name;
     for (const std::string &target : lora.targets)
         if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(c, m, target); }))
-            die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s",
-                target.c_str(), dir.c_str(), names.c_str());
-    if (lora.targets.empty()) die("--lora_targets is empty\n  fix: all-linear%s", names.c_str());
+            die("%s has \"%s\", but %s has no linear layer of that name in its layers\n  fix: %s", of_targets.c_str(),
+                target.c_str(), dir.c_str(), (from_flags ? "all-linear" + names : fix_of_target(c, target, names)).c_str());
+    if (lora.targets.empty()) die("%s is empty\n  fix: all-linear%s", of_targets.c_str(), names.c_str());
     size_t halves = 0;  // number of halves of the experts' gate_up among the targets
     for (const LinearModule &m : adapted_modules(c)) {
         halves += m.matrix == Linear::experts_gate_up;
@@ -178,8 +192,9 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
             die("lora_dropout is %g, but in a mixture of experts adapters of the feed-forward, such as %s, have none, as in PEFT\n  fix: set lora_dropout to 0, or target attention alone",
                 lora.dropout, m.name);
         if (lora.rank > std::min(m.IC, m.OC))
-            die("--lora_rank %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: use a rank of at most %zu, or leave %s out of --lora_targets",
-                lora.rank, short_name(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC), short_name(m).c_str());
+            die("%s %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: use a rank of at most %zu, or leave %s out of the targets",
+                of_rank.c_str(), lora.rank, short_name(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC),
+                short_name(m).c_str());
     }
     if (halves == 1)
         die("the targets include only one of the experts' gate and up projections, which PEFT treats as one matrix\n  fix: target both of them, or neither");
@@ -192,7 +207,6 @@ static const std::string adapter_config = "/adapter_config.json";
 // Settings that change the computation in an unsupported way, with the value, or a list of values, without effect. A field may also be absent
 // or null. Other initial values, such as pissa, olora, corda and loftq, change the base as well.
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
-                                                            {"ensure_weight_tying", false},
                                                             {"bias", "none"},
                                                             {"init_lora_weights", {true, false, "gaussian", "orthogonal", "eva"}},
                                                             {"layers_to_transform", {}},
@@ -209,6 +223,32 @@ static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"monteclora_config", {}},
                                                             {"velora_config", {}}};
 
+// All other settings of PEFT 0.21, and those that ms-swift adds: they are read here, or have no effect on a trained adapter.
+static const std::set<std::string> other_settings = {
+    "peft_type",         "peft_version",        "auto_mapping",   "base_model_name_or_path",
+    "revision",          "task_type",           "inference_mode", "r",
+    "lora_alpha",        "lora_dropout",        "target_modules", "target_parameters",
+    "modules_to_save",   "fan_in_fan_out",      "use_rslora",     "rank_pattern",
+    "alpha_pattern",     "ensure_weight_tying", "layers_pattern", "megatron_core",
+    "qalora_group_size", "runtime_config",      "loftq_config",   "eva_config",
+    "corda_config",      "lora_ga_config",      "lora_dtype",     "lorap_lr_ratio",
+    "lorap_emb_lr"};
+
+// Refuses an unknown setting that may change the computation. PEFT would only warn of it. A text is noted.
+static std::string unknown_settings(const Fields &fields) {
+    std::string names;
+    for (const auto &[name, value] : fields.source().items()) {
+        if (other_settings.contains(name) || std::ranges::count(not_in_lora, name, &std::pair<const char *, json>::first))
+            continue;
+        if (value.empty() || value == false || value == "") continue;
+        if (!value.is_string())
+            fields.refuse(name, "is no setting of LoRA that this program knows\n  fix: leave it out if it has no effect, or " +
+                                    std::string(merge_it));
+        names += (names.empty() ? "" : ", ") + name;
+    }
+    return names;
+}
+
 // PEFT names the experts of Qwen2-MoE by transformers' parameters, where gate and up are one matrix: their rank and alpha are the sums of both. The
 // adapter's tensors belong to single experts in any case.
 static constexpr const char *experts_gate_up_name = "mlp.experts.gate_up_proj", *experts_down_name = "mlp.experts.down_proj";
@@ -220,8 +260,8 @@ static json pattern_of(const ModelConfig &c, double each) {
     return is_named_parameter(c, Linear::experts_gate_up) ? json{{R"(.*\.gate_up_proj)", number(2 * each)}} : json::object();
 }
 
-static constexpr const char *of_all_experts =
-    "one tensor with the adapters of all experts, which is not supported\n  fix: merge the adapter with PEFT (merge_and_unload), or train another";
+static const std::string of_all_experts =
+    std::string("one tensor with the adapters of all experts, which is not supported\n  fix: ") + merge_it;
 
 static std::vector<std::string> read_parameters(const Fields &fields) {
     const json *const value = fields.find("target_parameters");
@@ -239,7 +279,7 @@ static std::vector<std::string> read_targets(const Fields &fields, const ModelCo
         const std::string end = ".weight";
         if (parameter.ends_with(end)) names.insert(parameter.substr(0, parameter.size() - end.size()));
         else if (parameter != experts_gate_up_name && parameter != experts_down_name)
-            fields.refuse("target_parameters", format("has \"%s\", %s", parameter.c_str(), of_all_experts));
+            fields.refuse("target_parameters", format("has \"%s\", %s", parameter.c_str(), of_all_experts.c_str()));
     }
     const json *value = fields.find("target_modules");
     if (value && value->is_string())
@@ -260,7 +300,7 @@ static std::vector<std::string> read_targets(const Fields &fields, const ModelCo
     return out;
 }
 
-LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward) {
+LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward, std::vector<std::string> &notes) {
     const std::string path = dir + adapter_config;
     std::error_code unreadable;
     if (!std::filesystem::exists(path, unreadable))
@@ -274,15 +314,15 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
         fields.refuse("fan_in_fan_out",
                       format("is %s, but weights of a %s model are stored as (%s)\n  fix: use an adapter of this model",
                              turned ? "true" : "false", config.family.c_str(), turned ? "out, in" : "in, out"));
-    const auto expect = [&](const char *name, const json &plain) {
+    const auto expect = [&](const char *name, const json &plain, const char *fix) {
         if (const json *value = fields.find(name);
             value && !value->empty() && *value != plain && !(plain.is_array() && std::ranges::count(plain, *value)))
-            fields.refuse(
-                name,
-                format("is %s, which is not supported\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",
-                       value->dump().c_str()));
+            fields.refuse(name, format("is %s, which is not supported\n  fix: %s", value->dump().c_str(), fix));
     };
-    for (const auto &[name, plain] : not_in_lora) expect(name, plain);
+    for (const auto &[name, plain] : not_in_lora) expect(name, plain, merge_it);
+    expect("ensure_weight_tying", false, config.tied ? train_whole : merge_it);
+    if (const std::string names = unknown_settings(fields); !names.empty())
+        notes.push_back(format("%s: not read, because LoRA has no such setting: %s", path.c_str(), names.c_str()));
     LoraConfig lora;
     lora.rank = fields.count("r", 8), lora.alpha = fields.number("lora_alpha", 8),
     lora.dropout = fields.number("lora_dropout", 0);
@@ -305,12 +345,13 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     if (reward && lora.head) fields.refuse("modules_to_save", "has lm_head, but a reward model has none");
     ModelConfig adapted = config;
     adapted.lora = lora;
-    check_lora(adapted, dir);
+    check_lora(adapted, "the model", path);
     for (const std::string &name : read_parameters(fields))
         if ((name == experts_gate_up_name && !is_named_parameter(adapted, Linear::experts_gate_up)) ||
             (name == experts_down_name && !is_named_parameter(adapted, Linear::experts_down)))
-            fields.refuse("target_parameters", format("has \"%s\", %s", name.c_str(), of_all_experts));
-    expect("rank_pattern", pattern_of(adapted, double(lora.rank))), expect("alpha_pattern", pattern_of(adapted, lora.alpha));
+            fields.refuse("target_parameters", format("has \"%s\", %s", name.c_str(), of_all_experts.c_str()));
+    expect("rank_pattern", pattern_of(adapted, double(lora.rank)), merge_it);
+    expect("alpha_pattern", pattern_of(adapted, lora.alpha), merge_it);
     return lora;
 }
 

@@ -36,12 +36,13 @@ std::vector<LinearModule> linear_modules(const ModelConfig &config);
 std::vector<std::string> without_expressions(const ModelConfig &config, const std::vector<std::string> &targets);
 LinearShape linear_shape(const ModelConfig &config, Linear matrix);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // the modules named by config.lora.targets
-size_t trained_parameters(const ModelConfig &config);                // parameters of the adapters and of modules trained in full
-void check_lora(const ModelConfig &config, const std::string &dir);  // dies if the model in `dir` cannot have these adapters
+size_t trained_parameters(const ModelConfig &config);  // parameters of the adapters and of modules trained in full
+// Dies if the model in `dir` cannot have these adapters, which the flags describe or, if given, this adapter_config.json.
+void check_lora(const ModelConfig &config, const std::string &dir, const std::string &adapter_config = "");
 
 // Reads and writes PEFT's adapter_config.json. Reading ends in an error that names the setting if we cannot compute it as PEFT does. `reward`: the
-// adapter belongs to a reward model.
-LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward);
+// adapter belongs to a reward model. `notes` gets a sentence about settings without effect that it does not know.
+LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward, std::vector<std::string> &notes);
 // Adds adapters to a model's configuration. If head and embedding are tied and one of them is trained, they become two tensors, as in PEFT.
 void set_lora(ModelConfig &config, const LoraConfig &lora);
 // Adds the modules that are trained in full: embed_tokens (GPT-2: wte) and lm_head, with or without a path before the name. Returns the first other

@@ -50,12 +50,17 @@ void expect_own_family(const Run &run, const ModelConfig &config, const std::str
 
 size_t weight_bits(const Options &o) { return o.load_in == "4bit" ? 4 : o.load_in == "8bit" ? 8 : 0; }
 
-// A head in the file that differs from the embedding means untied weights, even if config.json has tied weights, as in transformers 5.
-static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
-    if (!config.tied || (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index))) return;
+// Compares config.json with the weights, if the model has any. A head in the file that differs from the embedding means untied weights, even if
+// config.json has tied weights, as in transformers 5.
+static void compare_with_weights(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
+    if (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index)) return;
     const HfWeights weights(dir);
     const char *embedding = embedding_name(config);
-    if (!weights.find(head_name) || !weights.find(embedding) || weights.same(head_name, weights, embedding)) return;
+    if (const TensorInfo *found = weights.find(embedding); found && !found->shape.empty() && found->shape[0] != config.V)
+        die("%s/config.json: vocab_size is %zu, but %s has %zu rows\n  fix: write \"vocab_size\": %zu there, or use the config.json that belongs to these weights",
+            dir.c_str(), config.V, embedding, found->shape[0], found->shape[0]);
+    if (!config.tied || !weights.find(head_name) || !weights.find(embedding) || weights.same(head_name, weights, embedding))
+        return;
     config.tied = false;
     config.source["tie_word_embeddings"] = false;
     notes.push_back(format(
@@ -70,7 +75,7 @@ ModelSpec open_config(const Run &run, const std::string &dir) {
     model.config = read_config(dir, notes);
     if (const Options &o = run.options; dir == o.model && (o.rope_theta != 0 || !o.rope_scaling.empty()))
         set_rope(model.config, o.rope_theta, o.rope_scaling);
-    untie(model.config, dir, notes);
+    compare_with_weights(model.config, dir, notes);
     model.config.weight_bits = weight_bits(run.options);
     expect_own_family(run, model.config, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());

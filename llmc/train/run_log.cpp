@@ -193,4 +193,7 @@ void RunLog::finish(const TrainerState &state, const Best &best, const std::stri
     say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped, %zu loss spikes; peak memory %s, planned %s",
         o_.output_dir.c_str(), state.step, totals.samples, totals.tokens, totals.skipped, state.spikes.count,
         human_bytes(model.memory().peak()).c_str(), human_bytes(training_.planned).c_str());
+    if (const std::string &name = run_.chat.read_as; !name.empty())
+        say("note: AutoTokenizer of transformers reads the tokenizer of %s as a %s, which makes other ids of some texts than those of tokenizer.json, on which it was trained: load it with PreTrainedTokenizerFast",
+            o_.output_dir.c_str(), name.c_str());
 }

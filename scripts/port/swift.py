@@ -264,6 +264,8 @@ def complete_data(t):
     scales = t.get("loss_scale", usual[0]).split("+")
     if "ignore_empty_think" in scales and t.get("enable_thinking") != "false":
         t.refuse(f'{t.together["loss_scale"].where} "{t.get("loss_scale")}" excludes empty thoughts from the targets\n  fix: --enable_thinking false, which makes them a part of the prompt')
+    elif t.task == "sft" and scales == ["all"]:
+        t.set("train_on_prompt", "true", t.together["loss_scale"].where)
     elif "+".join(scale for scale in scales if scale != "ignore_empty_think") not in ("", *usual):
         t.refuse(f'{t.together["loss_scale"].where} "{t.get("loss_scale")}" is not supported\n  fix: {usual[0]}; the fields of a record determine its targets (docs/data.md)')
     if "qwen3" in t.flag("model", "").lower() and t.task != "pretrain" and not t.has("enable_thinking"):

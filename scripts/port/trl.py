@@ -24,7 +24,8 @@ ROWS = [
     Refused("--input_key FIELD, with the task pretrain", "dataset_text_field"),
     Same("tokenizer_chat_template", "chat_template_path"),
     Note("the assistant's messages, or the completion, are trained", "assistant_only_loss, completion_only_loss", "true"),
-    Refused("leave it out to train on the assistant's messages, or the completion; the task pretrain trains on all tokens of the field text", "assistant_only_loss, completion_only_loss", "false"),
+    Sets("train_on_prompt true", "completion_only_loss", "false"),
+    Refused("the assistant's messages, or the completion, are trained; --train_on_prompt trains on all tokens", "assistant_only_loss", "false"),
     Refused("a number: --max_len bounds every sample", "max_length", "none, null"),
     Same("max_len", "max_length"),
     Same("max_len", "max_seq_length, cutoff_len"),
@@ -226,7 +227,8 @@ def complete(t):
         t.note("", "the loss sft is the mean over the tokens of a step; in TRL it is the mean over each accumulated batch, and these means have equal weights")
     t.step(samples, accumulated, t.has("packs"))
     t.answers(samples, accumulated)
-    if t.task == "sft" and not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):
+    if t.task == "sft" and "train_on_prompt" not in t.flags and \
+            not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):
         t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set, and in completions on the text that the template adds after the end of a turn, such "
                    "as a line break; here the targets are the assistant's messages with their end of turn")
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from runs import GOLDEN, call, command, write_data
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 SPECIAL, ADDED = ["<s>", "</s>", "<|im_end|>"], ["<think>", "a b", "\u2581x", "<0x41>y", "\u00e9"]
 METASPACE, BYTES = "\u2581", [0x0A, 0x20, 0x41, 0x60, 0x6E, 0x80, 0x9F, 0x98, 0x84, 0xA4, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xED, 0xA0, 0xF0, 0xF4, 0x90,
@@ -26,6 +26,11 @@ DECODERS = {
     "first": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first"), decoders.Fuse()]),
     "other": decoders.Metaspace(replacement="b"),
 }
+SPACES = normalizers.Replace(" ", METASPACE)
+NORMALIZERS = {  # applied to the added tokens, which are found in normalised text
+    "byte_level": normalizers.NFC(), "llama2": normalizers.Sequence([normalizers.Prepend(METASPACE), SPACES]), "gemma": SPACES,
+    "fused": normalizers.Sequence([normalizers.Replace("a", "aa"), normalizers.Prepend("x")]), "fallback": normalizers.Sequence([]),
+    "bytes": normalizers.ByteLevel()}
 
 
 def byte_level(random):
@@ -35,8 +40,9 @@ def byte_level(random):
     return sorted(tokens | {"\u0120the", "H", "\u00c3", "\u00a9", "\u00f0\u0141"})
 
 
-def tokenizer_file(directory, tokens, decoder):
+def tokenizer_file(directory, tokens, decoder, normalizer):
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    tokenizer.normalizer = normalizer
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token) for token in ADDED])
     tokenizer.decoder = decoder
@@ -44,11 +50,11 @@ def tokenizer_file(directory, tokens, decoder):
     return tokenizer
 
 
-@pytest.mark.parametrize("name", ["byte_level", *DECODERS])
+@pytest.mark.parametrize("name", ["byte_level", "bytes", *DECODERS])
 def test_texts_equal_those_of_the_package_tokenizers(name, tmp_path):
     model, random = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model"), np.random.default_rng(len(name))
-    tokens = byte_level(random) if name == "byte_level" else SENTENCEPIECE
-    tokenizer = tokenizer_file(model, tokens, DECODERS.get(name, decoders.ByteLevel()))
+    tokens = SENTENCEPIECE if name in DECODERS else byte_level(random)
+    tokenizer = tokenizer_file(model, tokens, DECODERS.get(name, decoders.ByteLevel()), NORMALIZERS.get(name))
     size = tokenizer.get_vocab_size()
     bytes_only = [i for i, token in enumerate(tokens) if token.startswith("<0x")] or list(range(size))
     ids = [random.choice(bytes_only if i % 2 else size, random.integers(1, 12)).astype(np.int32) for i in range(400)]

@@ -395,7 +395,7 @@ NOT_HERE = [  # words, the task, its definition, and the fix
 WORDS = [
     (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true, full, auto, false, or leave it out'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
-    (f"trl sft {TRL} --completion_only_loss false", '--completion_only_loss "false" is not supported\n  fix: leave it out to train on the assistant\'s messages, or the completion; the task'),
+    (f"trl sft {TRL} --assistant_only_loss false", '--assistant_only_loss "false" is not supported\n  fix: the assistant\'s messages, or the completion, are trained; --train'),
     (f"trl sft {TRL} --packing --packing_strategy wrapped", '--packing_strategy "wrapped" with packing is not supported\n  fix: bfd'),
     (f"trl sft {TRL} --dataset_kwargs '{{\"skip_prepare_dataset\": true}}'", "skip_prepare_dataset of --dataset_kwargs is not supported"),
     (f"trl sft {TRL} --accelerator_config '{{\"split_batches\": true}}'", "split_batches of --accelerator_config is not supported\n  fix: per_device_train_batch_size counts"),
@@ -408,7 +408,7 @@ WORDS = [
     (f"grpo {TRL} --reward_funcs a.b c.d --reward_weights 1 2", 'train_llama: --reward_funcs "a.b" is a function'),  # and no message about weights
     *((f"swift {words} --model M --dataset a/b", message) for words, message in (
         ("sft --train_dataloader_shuffle false", "--train_dataloader_shuffle repeats one random order in every epoch\n  fix: with dataset_shuffle false"),
-        ("sft --loss_scale all", '--loss_scale "all" is not supported\n  fix: default; '), ("rlhf --rlhf_type dpo --loss_scale default", "fix: last_round; "),
+        ("sft --loss_scale last_round", '--loss_scale "last_round" is not supported\n  fix: default; '), ("rlhf --rlhf_type dpo --loss_scale default", "fix: last_round; "),
         ("sft --loss_scale default+ignore_empty_think", "excludes empty thoughts from the targets\n  fix: --enable_thinking false"),
         ("pt --use_chat_template true", "--use_chat_template is not supported in pretrain"), ("sft --template gemma", '--template "gemma" is an unknown template'),
         ("sft --bnb_4bit_use_double_quant false", "always have quantised scales"), ("sft --acc_strategy seq", "the mean over the targets of a step"),

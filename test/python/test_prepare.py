@@ -68,6 +68,8 @@ DOCUMENTS = {
     **{f"strings are turns if there is a template {flags}": Case(STRINGS, [["So<|im_end|>"]], [ANSWERED], flags=flags)
        for flags in ([*KEYS, "--apply_chat_template"], KEYS, [])},
     "a named chat": Case([{"chat": CHAT}], [["Bye<|im_end|>"]], flags=["--input_key", "chat", "--apply-chat-template", "true"]),
+    "the prompt as well": Case([{"prompt": "Q", "completion": "A"}], [["A<|endoftext|>"]], flags=["--train_on_prompt"], tokenizer={"merges": []}),
+    "a whole chat": Case([{"messages": CHAT[1:3]}], [[asked("Hi").removeprefix("<|im_start|>") + "Hello there<|im_end|>\n"]], flags=["--train_on_prompt"]),
     "all turns of a named chat": Case([{"chat": CHAT}], BOTH_TURNS, flags=["--input_key", "chat", "--apply_chat_template", "--multiturn"]),
     "all turns of a named chat with its answer": Case(
         [{"chat": CHAT[:4], "last": CHAT[4]}], BOTH_TURNS,

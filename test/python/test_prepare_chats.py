@@ -381,5 +381,9 @@ def test_unused_fields_are_counted(bench):
     bench.run("sft", bench.tokenizer(CHATML), [{"messages": messages, "source": "web", "id": i, "note": ""} for i in range(3)])
     assert bench.row("fields not used") == 2 and "source (3), id (3)" in bench.printed
     assert bench.row("keys of messages not read") == 1 and "mood (3) by the template" in bench.printed
+    bench.run("sft", bench.tokenizer(CHATML), [{"messages": CHAT, "weight": 1, "loss_mask": [1, 1], "loss": 0.7, "prompts": "x", "contents": "y", "target": "z"}])
+    assert bench.row("fields not used") == 6
+    bench.run("prompts", bench.tokenizer(CHATML), [{"prompt": "Hi", "id": 1}] * 2)
+    assert bench.row("fields not used") == 1 and "id (2)" in bench.printed
     bench.run("sft", bench.tokenizer(CHATML.replace("m['content']", "m['content'] + m['mood'] | default('')")), [{"messages": CHAT}])
     assert "not used" not in bench.printed and "not read" not in bench.printed

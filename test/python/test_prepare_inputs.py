@@ -117,6 +117,14 @@ def test_several_files_of_several_kinds(bench):
     assert documents.texts()[1] == "Q, \"and\"\nsonull<|endoftext|>" and documents.metadata["source"] == "a.json,in.csv,c.parquet,d.json"
 
 
+def test_a_tokenizer_that_transformers_reads_otherwise(bench):
+    """The model_type qwen2 gets Qwen2Tokenizer, with its own normalizer and pre-tokenizer. Digits are then single tokens."""
+    records, tokenizer = [{"text": "It is 123."}], bench.tokenizer(merges=[("1", "2")])
+    assert "read_as" not in bench.run("sft", tokenizer, records).metadata and bench.row("read otherwise") is None
+    bench.write("tokenizer/config.json", json.dumps({"model_type": "qwen2"}))
+    assert bench.run("sft", tokenizer, records).metadata["read_as"] == "Qwen2Tokenizer" and "read otherwise" in bench.printed
+
+
 PREPARE_ALL = """
 import contextlib, io, json, sys
 sys.path.insert(0, sys.argv[1])

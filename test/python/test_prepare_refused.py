@@ -79,6 +79,17 @@ def refused_record(bench, task, template, record, *flags):
     ({"conversations": [*QUESTION, {"from": "gpt", "value": "Hello", "content": "Bye"}]},
      "conversations[1] has a content and another value\n  fix: leave one of them out"),
     (SAID | {"images": ["a.png"]}, "has 'images', and only text is trained on"),
+    *[(record | {name: value}, f"has {name!r}, a weight or a mask of the loss that is not read here\n  fix: ") for record, name, value in (
+        (QA, "weight", 0.5), (SAID, "loss_weight", "0"), (SAID, "sample_weight", 2), (SAID, "loss_mask", [1, 0]), (SAID, "mask", [[0]]), (QA, "train", False),
+        (SAID, "assistant_masks", [0, 1]), (SAID, "lossMask", [0]), (SAID, "Loss", 0))],
+    (SAID | {"input_ids": [1, 2], "labels": [-100, 2]}, "has 'labels' beside a text or a chat"),
+    *[(SAID | {name: value}, f"has a field {name!r} that no part of the sample would contain; it has messages, {name}\n  fix: write {known!r}, if") for name, value, known in (
+        ("sytem", "S", "system"), ("System", "S", "system"), ("systemPrompt", "S", "system_prompt"), ("tool", [{"name": "f"}], "tools"), ("mesages", QUESTION + [said("Bye")], "messages"))],
+    (SAID | {"Images": ["a.png"]}, "has 'Images', and only text is trained on"),
+    (SAID | {"chat_template_kwarg": {"enable_thinking": False}}, "has a field 'chat_template_kwarg', which seems to be 'chat_template_kwargs' misspelled"),
+    *[({"messages": [*QUESTION, ANSWER[0] | {name: value}]}, f"messages[1] has {name!r}, {what}") for name, value, what in (
+        ("mask", 0, "a weight or a mask of the loss that is not read here\n  fix: mark"), ("trian", False, "which seems to be 'train' misspelled"),
+        ("tool_call", [], "which seems to be 'tool_calls' misspelled"), ("reasonning", "hm", "which seems to be 'reasoning' misspelled"))],
 ])
 def test_records_of_sft(bench, record, message):
     assert refused_record(bench, "sft", STRICT, record).startswith(message)
@@ -95,6 +106,10 @@ def test_a_content_under_two_names_may_be_equal(bench):
     ("prompts", CHATML, {"prompt": "Q", "tools": ["f"]}, "tools[0] is a string, not an object"),
     ("pref", CHATML, {"prompt": QUESTION, "chat_template_kwargs": {"messages": []}} | AB,
      "'chat_template_kwargs' sets 'messages', which is a reserved name"),
+    ("pref", CHATML, {"prompt": "Q", "lable": 0} | AB, "has a field 'lable', which seems to be 'label' misspelled"),
+    ("pref", CHATML, {"prompt": "Q", "sample_weights": 0.5} | AB, "has 'sample_weights', a weight or a mask"),
+    ("rl", CHATML, {"prompt": "Q", "completion_mask": [0, 1]}, "has 'completion_mask', a weight or a mask"),
+    ("prompts", CHATML, {"prompt": "Q", "systm": "S"}, "has a field 'systm' that no part of the sample would contain"),
     ("pretrain", CHATML, AB, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
     *(("sft", CHATML, record, "its JSON is nested too deeply\n") for record in (
         f'{{"messages": {DEEP}}}', f'{{"text": "a", "more": {DEEP}}}', json.dumps({"messages": CHAT, "tools": DEEP})))])
@@ -270,9 +285,10 @@ def test_inputs(bench, name, content, message):
     ("rl", [b"a"], "", "holds a bytes, which is no text"),
     ("sft", ['"a"', "a"], "arrow.json", "record 2 of in.parquet: a value of Arrow's type arrow.json is broken JSON"),
     ("sft", ['{"a": 1, "a": 2}'], "arrow.json", "record 1 of in.parquet: has 'a' twice"),
-    ("sft", [DEEP], "arrow.json", "record 1 of in.parquet: a value of Arrow's type arrow.json is broken JSON")])
+    ("sft", [DEEP], "arrow.json", "record 1 of in.parquet: a value of Arrow's type arrow.json is broken JSON"),
+    ("sft", pyarrow.StructArray.from_arrays([pyarrow.array(["a"])] * 2, ["x", "x"]), "", "in.parquet: broken parquet file: Converting")])
 def test_types_of_tables(bench, task, column, kind, part):
-    array = pyarrow.array(column)
+    array = pyarrow.array(column) if isinstance(column, list) else column
     field = pyarrow.field("text" if task == "sft" else "answer", array.type, metadata={"ARROW:extension:name": kind, "ARROW:extension:metadata": ""} if kind else {})
     prompt = [] if task == "sft" else [(pyarrow.field("prompt", pyarrow.string()), ["Hi"] * len(column))]
     fields, columns = zip((field, array), *prompt)

@@ -67,6 +67,14 @@ def test_further_tensors(of, name, change, part, tmp_path):
         refused(merge, name, part)
 
 
+@pytest.mark.parametrize("task", ["sft", "eval"])
+def test_a_vocabulary_of_another_size(task, tmp_path):
+    """Training would otherwise add rows for the tokens of a tokenizer."""
+    model = model_with(tmp_path / "model", vocab_size=50)
+    refused(command(task, model=model, data=DATA, max_len=128, **({"output_dir": tmp_path / "out"} if task == "sft" else {})),
+            f'{model}/config.json: vocab_size is 50, but {EMBEDDING} has 96 rows\n  fix: write "vocab_size": 96 there')
+
+
 def test_a_reward_model_ignores_lm_head(tmp_path):
     model = model_with(tmp_path / "model", change=another_head)
     said = train(tmp_path / "rm", task="rm", model=model, data=PAIRS, max_steps=1, row_tokens=128)
