@@ -379,8 +379,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     };
     const auto need = [&](bool missing, const char *what) {
         if (missing)
-            problems.push_back(format("%s needs %s\n  fix: %s %s --help shows its flags", task_name(task), what,
-                                      program.c_str(), task_name(task)));
+            problems.push_back(format("%s needs %s\n  fix: %s %s --help shows its flags", task_name(task), what, program.c_str(),
+                                      task_name(task)));
     };
     both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens", "each defines a step");
     both(!o.model.empty() && !o.preset.empty(), "model", "preset", "a preset starts from random weights");
@@ -440,7 +440,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.plan || task == MERGE) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
-    else if (task & RL && !show) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
+    else if (task & RL && !show)
+        need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
     else need(o.data.empty(), "--data FILE");
     if (task & TRAINING && !show) need(o.output_dir.empty(), "--output_dir DIR");
 }
@@ -607,6 +608,6 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
         });
     if (brings) request.notes.push_back("without a task this is " + program + " " + CLI::detail::join(words, " "));
     if (!request.ours && !converts) request.notes.push_back("in the names of this program: " + parser.command());
-    return {request.task, parser.options, !parser.given.count("max_len"), request.notes, show,
-            converts ? converted(request, parser) : ""};
+    return {request.task,  parser.options, !parser.given.count("max_len"),
+            request.notes, show,           converts ? converted(request, parser) : ""};
 }

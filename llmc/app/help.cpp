@@ -63,18 +63,23 @@ std::string help(const std::string &program, Task task, bool all) {
 #define OPT(type, name, value, tasks, text) add(#name, tasks, text);
 #include "../train/options.def"
     out +=
-        "\n" + entry("config FILE",
-                     "flags in JSON or YAML, or a file of TRL, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line takes precedence");
+        "\n" +
+        entry(
+            "config FILE",
+            "flags in JSON or YAML, or a file of TRL, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line takes precedence");
     if (!all) return out + entry("help all", format("all %zu flags", defaults.size()));
     out += entry("convert", "print the command in this program's own names, with notes on differences, and exit");
-    out += entry("from NAME", "read the command in the names, and with the defaults, of trl, openrlhf, axolotl, llamafactory, swift or megatron");
+    out +=
+        entry("from NAME",
+              "read the command in the names, and with the defaults, of trl, openrlhf, axolotl, llamafactory, swift or megatron");
     return out + entry("as NAME", "print the command in the names of trl, openrlhf or axolotl, and exit");
 }
 
 std::string help_of_show(const std::string &program) {
-    return format("Print samples of --data as a task trains on them, with their trained tokens marked. Any command that trains can be shown.\n"
-                  "usage: %s show [pretrain|sft|dpo|rm|grpo|ppo] [--flag value]...        without a task: sft\n\n",
-                  program.c_str()) +
+    return format(
+               "Print samples of --data as a task trains on them, with their trained tokens marked. Any command that trains can be shown.\n"
+               "usage: %s show [pretrain|sft|dpo|rm|grpo|ppo] [--flag value]...        without a task: sft\n\n",
+               program.c_str()) +
            entry(format("max_samples %zu", shown_samples), "number of samples to print") +
            "and the flags of the task: " + program + " sft --help\n";
 }

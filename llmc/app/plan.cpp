@@ -180,7 +180,8 @@ static void print_longest(const Run &run, ModelLimits limits, size_t memory) {
 }
 
 // Prints the arrays of a rank, and further bytes of the process.
-static void print_arrays(const Run &run, Model &model, const ModelLimits &limits, const Room &room, size_t ranks, size_t of_rank) {
+static void print_arrays(const Run &run, Model &model, const ModelLimits &limits, const Room &room, size_t ranks,
+                         size_t of_rank) {
     const Options &o = run.options;
     if (run.model.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.model.ranks).c_str());
     if (run.model.config.lora.rank)
@@ -262,7 +263,8 @@ int print_fit(const Run &run) {
     const std::string sharing = o.ring_attn_size > 1 ? format("rings of --ring_attn_size %zu", o.ring_attn_size) : "ranks";
     printf("longest sample in tokens%s, on %s that share it (%s), by number of ranks%s as given\n%6s",
            timed ? ", and the predicted seconds of a step of it" : "", sharing.c_str(), o.sp_mode.c_str(),
-           varies ? " and --recompute; all other flags" : format("; --recompute %s and all other flags", levels[0]).c_str(), "ranks");
+           varies ? " and --recompute; all other flags" : format("; --recompute %s and all other flags", levels[0]).c_str(),
+           "ranks");
     for (const char *name : levels) printf("%12s %*s", name, timed ? 9 : 0, "");
     bool beyond = false;
     for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {

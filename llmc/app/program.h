@@ -10,8 +10,9 @@
 #include "../train/run.h"
 
 struct Program {
-    const char *name;    // "train_llama"
-    std::string called;  // its name for a shell: "./train_llama", or "train_llama" if it was called by that name, which PATH then has
+    const char *name;  // "train_llama"
+    std::string
+        called;  // its name for a shell: "./train_llama", or "train_llama" if it was called by that name, which PATH then has
     Device (*cpu_device)(const Options &);
     // Null in a program without kernels. With `own_gpu` each rank uses a GPU of its host, and `gpu_comm` becomes the communicator between the GPUs'
     // memories. Otherwise ranks are threads that share a GPU, and `host` moves data within its memory.

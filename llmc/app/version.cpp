@@ -27,7 +27,8 @@ static std::string matrix_products() {
 static std::string gpus(const Program &program) {
     if (!program.query_gpus) return "no kernels for GPUs";
     const GpuQuery q = program.query_gpus();
-    std::string text = format("CUDA %d.%d, driver %d.%d, kernels for", q.runtime / 1000, q.runtime / 10 % 100, q.driver / 1000, q.driver / 10 % 100);
+    std::string text = format("CUDA %d.%d, driver %d.%d, kernels for", q.runtime / 1000, q.runtime / 10 % 100, q.driver / 1000,
+                              q.driver / 10 % 100);
     for (const int arch : q.archs) text += format(" sm_%d", arch);
     for (const auto &[name, arch] : q.gpus) text += format("; %s", name.c_str());
     return text;

@@ -61,7 +61,8 @@ int call_python(const std::string &called, const std::string &script, const std:
     const int status = wait_for(child);
     signal(SIGINT, SIG_DFL);
     if (WIFSIGNALED(status)) return 128 + WTERMSIG(status);
-    if (WEXITSTATUS(status) == 127) die("%s needs Python, but %s does not exist\n  fix: make deps", called.c_str(), command.argv[0]);
+    if (WEXITSTATUS(status) == 127)
+        die("%s needs Python, but %s does not exist\n  fix: make deps", called.c_str(), command.argv[0]);
     return WEXITSTATUS(status);
 }
 

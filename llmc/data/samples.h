@@ -37,7 +37,9 @@ class Samples {
     virtual bool has_margins() const { return false; }
     virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: the amount by which its chosen answer is better
 
-    virtual std::string columns(size_t /*sample*/) const { return "{}"; }  // the other fields of its record, as JSON, for reward functions
+    virtual std::string columns(size_t /*sample*/) const {
+        return "{}";
+    }  // the other fields of its record, as JSON, for reward functions
 
     virtual std::string name() const { return path(); }  // for messages
 

@@ -69,8 +69,8 @@ class PreparedData final : public Samples {
 
     SafetensorsFile file_;
     ChatFormat chat_format_;
-    std::vector<int64_t> offsets_;     // (documents + 1)
-    std::vector<float> margins_;       // (pairs) or empty
+    std::vector<int64_t> offsets_;         // (documents + 1)
+    std::vector<float> margins_;           // (pairs) or empty
     std::vector<int64_t> column_offsets_;  // (documents + 1) or empty
     std::vector<uint8_t> columns_;
     std::vector<size_t> targets_;      // (documents)
