@@ -5,7 +5,7 @@
         ->     {"rewards": [number or null, ...]} or {"error": text}
 
 The raw texts have their special tokens; a text of columns is a JSON object, the record's other fields. FILE.py defines reward(prompts, answers, labels), which returns a
-number for each, or None for one that it cannot judge; or TRL's reward(prompts, completions, **columns); or OpenRLHF's reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
+number for each, or None for one that it cannot judge; or TRL's reward(prompts, completions, **columns); or OpenRLHF's reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}, also with equal "scores" and with "extra_logs". A server gets the same by
 POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py and its child processes print goes to standard error."""
 
 import asyncio
@@ -24,10 +24,35 @@ TRL_ALONE = ("trainer_state", "log_extra", "log_metric", "environments")  # furt
 MOST_BYTES = 1 << 26  # of a server's answer
 
 
+class WrongAnswer(Exception):
+    """A judge has returned something else than rewards. Arguments: what, and the fix."""
+
+
+def shown(value):
+    try:
+        return repr(value)[:200]
+    except Exception:  # of the user's class, or of an integer with too many digits
+        return f"a {type(value).__name__}"
+
+
 def of_openrlhf(reward_func):
+    told = False
+
     def reward(labels, raw_prompts, raw_answers, **_):
-        rewards = reward_func([p + a for p, a in zip(raw_prompts, raw_answers)], raw_prompts, labels)["rewards"]
-        return rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards  # for a tensor
+        nonlocal told
+        answer = reward_func([p + a for p, a in zip(raw_prompts, raw_answers)], raw_prompts, labels)
+        if not isinstance(answer, dict) or "rewards" not in answer:
+            raise WrongAnswer(f'its answer has no list "rewards": {shown(answer)}', 'return {"rewards": [...]}, with one number for each answer')
+        for name in answer.keys() - {"rewards", "scores", "extra_logs"}:
+            raise WrongAnswer(f"its answer has {shown(name)} beside the rewards, which has no effect here", "leave it out")
+        rewards, scores = (value.flatten().tolist() if hasattr(value, "flatten") else value  # for a tensor
+                           for value in (answer["rewards"], answer.get("scores")))
+        if scores not in (None, rewards):
+            raise WrongAnswer("its scores differ from its rewards, and --dynamic_filtering reads the rewards", "return the rewards alone")
+        if answer.get("extra_logs") and not told:
+            told = True
+            print("note: the log does not show extra_logs of a reward function", file=sys.stderr)
+        return rewards
     return reward
 
 
@@ -91,39 +116,32 @@ def of_server(address):
         if response.status != 200:
             raise ValueError(f"the server answered with status {response.status}: {body[:200].decode(errors='replace')}")
         try:
-            answer = json.loads(body)
+            return json.loads(body)
         except (ValueError, RecursionError):
             raise ValueError(f"the server's answer is not JSON: {body[:200].decode(errors='replace')}") from None
-        if not isinstance(answer, dict) or not isinstance(answer.get("rewards"), list):
-            raise ValueError(f'the server\'s answer has no list "rewards": {str(answer)[:200]}')
-        return answer
 
     return of_openrlhf(ask)
 
 
-class NotNumbers(Exception):
-    """The result is not a number for each answer."""
-
-
 def numbers_of(rewards):
-    try:
-        rewards = list(rewards)
-    except TypeError:
-        raise NotNumbers(f"the rewards are {rewards!r}") from None
+    fix = "return a list with one number for each answer, or None where there is none"
+    if isinstance(rewards, (str, bytes, dict, set)) or not hasattr(rewards, "__iter__"):
+        raise WrongAnswer(f"the rewards are {shown(rewards)}", fix)
+    rewards = list(rewards)
     for number, reward in enumerate(rewards):
         if reward is None:  # no judgement
             continue
         try:
-            rewards[number] = float(reward)
-        except (TypeError, ValueError):
-            raise NotNumbers(f"the reward of answer {number} is {reward!r}") from None
+            rewards[number] = float(None if isinstance(reward, (str, bytes)) else reward)
+        except (TypeError, ValueError, OverflowError):
+            raise WrongAnswer(f"the reward of answer {number} is {shown(reward)}", fix) from None
     return [reward if reward is None or math.isfinite(reward) else str(reward) for reward in rewards]  # JSON has no nan
 
 
 def what_is_wrong(error, source):
     """Returns the message with the line of the user's file."""
-    if isinstance(error, NotNumbers):
-        return f"{error}\n  fix: return a list with one number for each answer, or None where there is none"
+    if isinstance(error, WrongAnswer):
+        return "{}\n  fix: {}".format(*error.args)
     if source.endswith(".py"):
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
         place = f" (line {own[-1].lineno} of {source})" if own else ""  # none if the call itself fails

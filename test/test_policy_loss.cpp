@@ -189,6 +189,14 @@ TEST(Advantages, OfACritic) {
                    {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}}, 1e-15);
 }
 
+TEST(Advantages, DivergencesAreNotClipped) {
+    EXPECT_EQ(kl_estimate("k1", -30).value, -30);
+    EXPECT_EQ(kl_estimate("k2", -30).value, 450);
+    EXPECT_NEAR(kl_estimate("k3", -3).value, std::exp(3) - 4, 1e-12);
+    EXPECT_NEAR(kl_estimate("k3", -3).slope, 1 - std::exp(3), 1e-12);
+    EXPECT_NEAR(kl_estimate("k3", -1000).value, std::exp(20) - 1001, 1e-3);
+}
+
 TEST(Advantages, CoefficientOfTheDivergenceAdapts) {
     EXPECT_NEAR(adapted_kl_coef(0.01, 9, 6, 1024, 10000), .0102048, 1e-15);
     EXPECT_NEAR(adapted_kl_coef(0.01, 5.7, 6, 1024, 10000), .0099488, 1e-15);
@@ -318,6 +326,7 @@ TEST(PolicyLoss, HugeRatiosStayFinite) {
                     const PolicyLossOptions o = with([&](auto &o) { o.kl_coef = 1, o.correction = correction; });
                     const PolicySums sums = policy_loss(o, {now, then, near, a, sampled}, {2, 1, 2}, d);
                     EXPECT_TRUE(std::isfinite(sums.policy_loss + sums.kl_loss + d[0] + d[1])) << correction;
+                    EXPECT_GE(sums.clipped, &now != &then) << correction;
                 }
 }
 

@@ -166,10 +166,10 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
             if (stored) file.read_part(it->first, begin, stored, host.data());
             for (size_t i = stored; i < n; i++) host[i] = X(mean->second[(begin + i) % mean->second.size()]);
         }
-        bool finite = true;
-        for (X x : host) finite = finite && std::isfinite(float(x));
+        bool finite = true;  // so are the squares, which a norm sums: with infinite ones all its outputs would be 0
+        for (X x : host) finite = finite && std::isfinite(float(x) * float(x));
         if (!finite)
-            die("%s: %s holds a NaN or an infinity\n  fix: use another directory; these weights were cut off or never trained, or training diverged",
+            die("%s: %s holds a NaN, an infinity, or a number beyond 1.8e19, whose square is infinite\n  fix: use another directory; these weights were cut off or never trained, or training diverged",
                 file.path().c_str(), it->first.c_str());
         write(memory, dst + done, host);
     });

@@ -4,7 +4,7 @@
 //       l[v] of each id that has occurred becomes l[v] / penalty, or l[v] * penalty if it is negative (Keskar et al., "CTRL", 2019, arXiv:1909.05858)
 //       temperature 0:  the first id with the largest logit of [0, vocabulary)
 //       else:           m[v] = floor(2^30 exp((l[v] - max l) / temperature)). The ids are sorted by logit, the largest first, ties by the lower id. Then
-//           top_k   keeps the first top_k ids (0: all)
+//           top_k   keeps the first top_k ids, and all whose logit equals the last one's, as transformers does (0: all)
 //           top_p   keeps the shortest prefix of these whose mass reaches floor(top_p of their mass) (Holtzman et al., 2019, arXiv:1904.09751; 1: all)
 //           min_p   keeps the ids of that prefix with m >= min_p 2^30 (Nguyen et al., 2024, arXiv:2407.01082; 0: all), in transformers' order of filters
 //                       tokens[i] = the first id, in the order of ids, at which the cumulative mass of kept ids exceeds random[i] / 2^64 of its total
@@ -14,7 +14,7 @@
 //   draws: the random numbers of each row, and the ids that have occurred in it        tokens (draws) int32        logps (draws) float
 //
 // Apart from m, an explicit sequence of roundings, all arithmetic is on integers, whose sums do not depend on the order. So the same logits and the
-// same numbers give the same tokens on every device. A row of NaN logits gives token 0; if a logit is infinite, its id is always drawn.
+// same numbers give the same tokens on every device. A row with a logit of NaN or infinity, or of -infinity alone, gives the token no_token.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -103,6 +103,9 @@ HOST_DEVICE inline uint32_t rank_of(float logit) {
     return !(x == x) ? UINT32_MAX : rank;
 }
 
+// Returns a logit for a maximum, which is infinite if any logit is NaN.
+HOST_DEVICE inline float or_infinity(float logit) { return logit == logit ? logit : INFINITY; }
+
 // The kept tokens of a row: up to a last token in the order of logits, and with enough mass.
 struct Kept {
     float max, scale;
@@ -167,10 +170,13 @@ class Row {
     Row(std::span<const float> logits, const Rule &rule) : logits_(logits), kept_{-INFINITY, rule.scale} {
         float max = -INFINITY;
 #pragma omp simd reduction(max : max)
-        for (size_t v = 0; v < logits.size(); v++) max = std::max(max, logits[v]);
+        for (size_t v = 0; v < logits.size(); v++) max = std::max(max, or_infinity(logits[v]));
         kept_.max = max;
-        if (rule.greedy) return;
-        if (rule.top_k && rule.top_k < logits.size()) cut(rule.top_k - 1, [](uint32_t) { return uint64_t(1); });
+        if (rule.greedy || !finite()) return;
+        if (rule.top_k && rule.top_k < logits.size()) {
+            cut(rule.top_k - 1, [](uint32_t) { return uint64_t(1); });
+            kept_.last_id = UINT32_MAX;  // with all equal ones
+        }
         add_up();
         if (rule.top_p && below_.back() > 0)
             cut(rule.below_top_p(below_.back()), [&](uint32_t v) { return uint64_t(kept_.mass(logits_[v], v)); });
@@ -178,10 +184,9 @@ class Row {
         if (rule.top_p || rule.least) add_up();
     }
 
-    int32_t likeliest() const {
-        const auto found = std::ranges::find(logits_, kept_.max);
-        return found == logits_.end() ? 0 : int32_t(found - logits_.begin());
-    }
+    bool finite() const { return std::abs(kept_.max) < INFINITY; }
+
+    int32_t likeliest() const { return int32_t(std::ranges::find(logits_, kept_.max) - logits_.begin()); }
 
     int32_t draw(uint64_t random) const {
         const uint64_t target = part_of(below_.back(), random);
@@ -208,8 +213,9 @@ void sample(Cpu<X> dev, int32_t *tokens, float *logps, float *logits, const Draw
             l[draws.occurred[i]] = sampling::penalised(l[draws.occurred[i]], rule.penalty);
         const int32_t first = draws.first[r], end = draws.first[r + 1];
         const sampling::Row row({l, vocabulary}, rule);
-        for (int32_t i = first; i < end; i++) tokens[i] = rule.greedy ? row.likeliest() : row.draw(draws.random[i]);
-        if (!logps || first == end) continue;
+        for (int32_t i = first; i < end; i++)
+            tokens[i] = !row.finite() ? no_token : rule.greedy ? row.likeliest() : row.draw(draws.random[i]);
+        if (!logps || first == end || !row.finite()) continue;
         for (int32_t i = first; i < end; i++) logps[i] = l[tokens[i]];
         float nll, entropy, correct, max, sum;
         softmax_row({&nll, &entropy, &correct, &max, &sum}, 0, l, size_t(tokens[first]), V, rule.temperature);

@@ -19,6 +19,8 @@ struct Sampling {
     double repetition_penalty = 1;
 };
 
+constexpr int32_t no_token = -1;  // sampled from logits that are not finite
+
 constexpr size_t cache_page = 64;  // tokens per page of keys and values
 
 // ---- adamw.h ----

@@ -96,10 +96,10 @@ std::string estimator_names() {
 }
 
 KlEstimate kl_estimate(const std::string &name, double d) {
-    const KlEstimate k = name == "k1"   ? KlEstimate{d, 1}
-                         : name == "k2" ? KlEstimate{d * d / 2, d}
-                                        : KlEstimate{std::expm1(-d) + d, -std::expm1(-d)};
-    return std::abs(k.value) <= 10 ? k : KlEstimate{std::clamp(k.value, -10.0, 10.0), 0};
+    if (name == "k1") return {d, 1};
+    if (name == "k2") return {d * d / 2, d};
+    const double power = std::expm1(std::min(-d, 20.0));
+    return {power + d, d < -20 ? 1 : -power};
 }
 
 double adapted_kl_coef(double coef, double kl, double target, double answers, double horizon) {

@@ -1,7 +1,7 @@
 // Advantages: the improvement of an answer, or of one of its tokens, over the policy's average.
 //
 //   R_i   reward of rollout i, one of n of its group (the same prompt)      mean, s   over the group; s is the unbiased deviation
-//   q_t   -kl_coef k(log p_t - log p_ref,t), if the KL divergence is part of the reward; k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, within +-10
+//   q_t   -kl_coef k(log p_t - log p_ref,t), if the KL divergence is part of the reward; k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d
 //   G_t   the return: sum over u >= t of gamma^(u-t) q_u, to whose last q the shaped reward is added
 //
 //   V_t   the critic's value of the text before token t (gae); 0 after the last token
@@ -61,7 +61,8 @@ void check_options(const AdvantageOptions &);  // dies if a name is unknown or a
 // Dies if the baseline needs other rollouts and a group has only one.
 Estimated advantages(const AdvantageOptions &options, std::span<const ScoredRollout> batch);
 
-// A one-sample estimate of the KL divergence of the policy from the reference, d = log p - log p_ref, and its derivative with respect to d.
+// A one-sample estimate of the KL divergence of the policy from the reference, d = log p - log p_ref, and its derivative with respect to d. Below
+// d = -20 the exponential is constant, so that it does not overflow.
 struct KlEstimate {
     double value, slope;
 };

@@ -180,7 +180,7 @@ class Engine {
         if (settings_.logps) s.logp.push_back(drawn.logp);
         tokens_++;
         const auto first = s.tokens.begin() + ptrdiff_t(prompts_[s.prompt].tokens.size());
-        const bool ended = std::find(settings_.eos.begin(), settings_.eos.end(), token) != settings_.eos.end();
+        const bool ended = token == no_token || std::ranges::find(settings_.eos, token) != settings_.eos.end();
         const bool stopped = !ended && settings_.stop.end({first, s.tokens.end()});
         if (!ended && !stopped && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
         completions_[s.prompt * settings_.samples + s.sample] = {
@@ -332,5 +332,11 @@ std::vector<Completion> share_completions(Comm &comm, std::span<const Completion
         const auto tokens = take<int32_t>(next, size_t(head[0]));
         out.push_back({tokens, head[1] != 0, head[2] != 0, take<double>(next, size_t(head[3]))});
     }
+    agree(comm, [&] {
+        for (size_t i = 0; i < out.size(); i++)
+            if (out[i].tokens.back() == no_token)
+                die("token %zu of the answer to prompt %zu cannot be sampled: its logits are not finite\n  fix: look for NaN and for huge numbers in the weights; if they were just trained, lower the learning rate",
+                    out[i].tokens.size(), i / samples + 1);
+    });
     return out;
 }

@@ -99,7 +99,7 @@ PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const
             term = {-factor * in.logp[t], -factor, ratio > o.clip_high};
         } else {
             term = clipped_objective(o, ratio, advantage);
-            if (log_ratio != (o.type == "gspo" ? mean_moved : moved)) term.slope = 0;
+            if (log_ratio != (o.type == "gspo" ? mean_moved : moved)) term.slope = 0, term.clipped = true;
         }
         sums.policy_loss += weight * corrections[t] * term.loss;
         if (o.type == "gspo") of_sequence += weight * term.slope;

@@ -11,16 +11,16 @@
 #include "../core/json.h"
 
 static constexpr const char *mask_names[] = {
-    "completion_mask",                  // also in TRL and prime-rl
-    "env_mask",                         // TRL
-    "tool_mask",                        // TRL
-    "loss_mask",                        // slime, AReaL
-    "loss_masks",                       // SkyRL
-    "response_mask",                    // verl, ROLL
-    "response_loss_mask",               // ms-swift
-    "action_mask",                      // OpenRLHF
-    "token_loss_mask",                  // NeMo-RL
-    "assistant_masks",                  // transformers' chat templates
+    "completion_mask",     // also in TRL and prime-rl
+    "env_mask",            // TRL
+    "tool_mask",           // TRL
+    "loss_mask",           // slime, AReaL
+    "loss_masks",          // SkyRL
+    "response_mask",       // verl, ROLL
+    "response_loss_mask",  // ms-swift
+    "action_mask",         // OpenRLHF
+    "token_loss_mask",     // NeMo-RL
+    "assistant_masks",     // transformers' chat templates
 };
 static constexpr const char *other_names[] = {"prompt_ids", "completion_ids", "logprobs", "reward", "group", "truncated"};
 

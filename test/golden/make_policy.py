@@ -114,7 +114,7 @@ def make_advantages(rollouts, old, reference, advantage_estimator="group_norm", 
     shaped = shaped.clip(*map(float, reward_clip_range.split(",")))
     advantages = []
     for i, logp in enumerate(old):
-        q = -kl_coef * (logp - reference[i]).clip(-10, 10) if kl_coef and not kl_use_loss else np.zeros(len(logp))
+        q = -kl_coef * (logp - reference[i]) if kl_coef and not kl_use_loss else np.zeros(len(logp))
         mask = mask_of(rollouts[i])
         add_reward(q, mask, shaped[i])
         advantages.append(discounted(q, mask, gamma))
@@ -153,7 +153,7 @@ def make_loss(model, rollouts, old, reference, **flags):
         policy = policy + (terms * weights).sum()
         if flags.get("kl_use_loss"):
             d = logp - torch.from_numpy(ref)
-            extra = extra + flags["kl_coef"] * ((torch.exp(-d) - 1 + d).clamp(max=10) * weights).sum()
+            extra = extra + flags["kl_coef"] * ((torch.exp(-d) - 1 + d) * weights).sum()
         extra = extra - flags.get("entropy_coef", 0) * (entropy * mask).sum() / N
     gradients = flat_gradients(model, torch.autograd.grad(policy + extra, list(model.parameters())))
     norm = float(np.linalg.norm(np.concatenate(list(gradients.values()))))
@@ -171,7 +171,7 @@ def make_gae(rollouts, old, reference, values, gamma=1.0, gae_lambda=1.0, kl_coe
     """A_t is the sum over u >= t of (gamma gae_lambda)^(u-t) delta_u. After a sampled token comes the next sampled one, over given ones."""
     advantages = []
     for rollout, then, ref, V in zip(rollouts, old, reference, values):
-        q, mask, following = -kl_coef * (then - ref).clip(-10, 10), mask_of(rollout), np.zeros(len(then))
+        q, mask, following = -kl_coef * (then - ref), mask_of(rollout), np.zeros(len(then))
         add_reward(q, mask, rollout["reward"])
         for t in range(len(V)):
             following[t] = next((V[u] for u in range(t + 1, len(V)) if mask[u]), 0)

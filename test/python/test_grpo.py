@@ -83,7 +83,22 @@ def test_the_log(file, tmp_path):
     near(line["reward_std"], math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)), 1e-12)
     near(line["response_length"], sum(lengths) / len(lengths), 1e-12)
     assert line["response_length_max"] == max(lengths) and line["truncated"] == 0
-    assert 0 < line["clip_ratio"] < 1 and line["kl"] > 0 and abs(line["ppo_kl"]) < 0.2
+    assert 0 < line["clip_ratio"] < 1 and line["kl"] > 0 and abs(line["ppo_kl"]) < 0.2 and "reward_clip_ratio" not in line
+
+
+def test_rewards_are_clipped_on_request_alone(file, tmp_path):
+    """Rewards of 0 to 100 whose difference from their mean exceeds a bound."""
+    losses = {}
+    for flags in ({}, {"reward_clip_range": "-1000,1000"}, {"reward_clip_range": "-10,10"}):
+        lines = write_lines(tmp_path / "hundred.jsonl", [{**line, "reward": 100 * line["reward"]} for line in rollouts()])
+        output = tmp_path / f"run{len(losses)}"
+        run(output, lines, advantage_estimator="dr_grpo", **flags)
+        line = first_step(output)
+        losses[flags.get("reward_clip_range")] = line["policy_loss"], line.get("reward_clip_ratio")
+    groups, rewards = ([r[key] for r in rollouts()] for key in ("group", "reward"))
+    means = [np.mean([r for g, r in zip(groups, rewards) if g == group]) for group in groups]
+    assert losses["-1000,1000"] == (losses[None][0], 0) and losses[None][1] is None and losses["-10,10"][0] != losses[None][0]
+    near(losses["-10,10"][1], np.mean([abs(100 * (r - m)) > 10 for r, m in zip(rewards, means)]), 1e-12)
 
 
 def test_masks_have_the_names_of_other_libraries(tmp_path):
@@ -134,6 +149,7 @@ def test_a_step_with_masked_answers_alone_is_no_update(tmp_path):
     ({"env_mask": [1] * 8 + [0.5]}, ["line 5", "env_mask has 0.5 for token 8"]),
     ({"action_mask": "1" * 9}, ["line 5", "action_mask must be a list"]),
     ({"completion_mask": [1] * 9, "tool_mask": [1] * 8 + [0]}, ["line 5", "tool_mask differs from completion_mask"]),
+    ({"reward": -1e308}, ["line 5", "reward is -1e+308", "within +-1e+30"]),
     ({"logprobs": [None] + [-1.0] * 8}, ["line 5", "logprobs has null for token 0"]),
     ({"group": 77}, ["group 1", "one rollout"]),  # the other answer to the same prompt
     ({"truncated": 3}, ["line 5", "truncated"]),

@@ -192,14 +192,20 @@ def test_killed_while_it_judges(victim, tmp_path):
 
 
 JUDGES = "def reward(prompts, answers, labels):\n    "
+THEIRS = "def reward_func(queries, prompts, labels):\n    return "
 
 
 @pytest.mark.parametrize("text, parts", [
     (JUDGES + "return ['good'] * len(answers)", ["reward.py", "the reward of answer 0 is 'good'"]),
     (JUDGES + "return [None] * len(answers)", ["none of the 6 answers", "--reward"]),
+    (JUDGES + "return ['1'] * len(answers)", ["reward.py", "the reward of answer 0 is '1'", "one number for each answer"]),
+    (JUDGES + "return '1' * len(answers)", ["the rewards are '111111'"]), (JUDGES + "return [10**5000] * len(answers)", ["the reward of answer 0 is a int"]),
+    (THEIRS + "{'rewards': [1] * 6, 'weights': [1] * 6}", ["reward.py", "'weights' beside the rewards", "leave it out"]),
+    (THEIRS + "{'rewards': [1] * 6, 'scores': [0] * 6}", ["scores differ from its rewards"]), (THEIRS + "[1] * 6", ['no list "rewards": [1, 1']),
     (JUDGES + "return None", ["reward.py", "the rewards are None", "one number for each answer"]),
     (JUDGES + "return [1 / 0]", ["reward.py", "ZeroDivisionError", "line 2"]), (JUDGES + "return [1]", ["1 rewards for 6 answers"]),
-    (JUDGES + "return [float('nan')] * len(answers)", ["nan", "answer 0"]),
+    (JUDGES + "return [float('nan')] * len(answers)", ["nan", "answer 0"]), (JUDGES + "return [1, -float('inf')] * 3", ["-inf", "answer 1"]),
+    (JUDGES + "return [0, 1e308] * 3", ["answer 1 is 1e+308", "within +-1e+30", "--reward_weights"]),
     ("def reword(prompts, answers, labels):\n    return []", ["reward.py", "defines neither"]), ("import nothing_of_that_name", ["nothing_of_that_name"]),
     ("def reward(completions):\n    return completions[99]", ["IndexError", "(line 2 of "]),
     ("def reward(completions, solution):\n    return [0]", ["TypeError: reward() takes solution, and the records have the columns none\n  fix: def reward(prompts, answers, labels), or TRL's"]),
@@ -246,18 +252,23 @@ def lengths(request):
 def test_rewards_by_openrlhfs_functions_and_servers(tmp_path):
     """Their texts include special tokens, here the end of an answer. The program repeats a request if the server is not ready."""
     text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
-            "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
+            "    rewards = [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]\n"
+            "    return {'rewards': rewards, 'scores': rewards}\n")
     theirs = reward_file(tmp_path, text).rename(tmp_path / "theirs.py")
     with server((503, "starting"), None, (200, lengths)) as (address, requests):
         for name, reward in {"ours": reward_file(tmp_path, OF_LENGTHS), "theirs": theirs, "server": address}.items():
             judge(tmp_path / name, reward)
     assert first_step(tmp_path / "server")["reward"] == first_step(tmp_path / "theirs")["reward"] == first_step(tmp_path / "ours")["reward"]
     assert len(requests) == 3 and len(requests[0]["labels"]) == 6
+    logs = reward_file(tmp_path, THEIRS + "{'rewards': [1] * 6, 'extra_logs': {'length': [2] * 6}}\n")
+    result = call(words(tmp_path / "logs", None, **ITERATION, reward=logs, max_steps=2))
+    assert result.returncode == 0 and result.stderr == "note: the log does not show extra_logs of a reward function\n", result.stderr
 
 
 @pytest.mark.parametrize("answer, parts", [
     ((500, "no such thing"), ["status 500: no such thing"]), ((200, "hello"), ["not JSON", "hello"]), ((200, "[1]"), ['no list "rewards"']),
-    ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]), ((503, "busy"), ["status 503: busy"]),
+    ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]), ((200, '{"rewards": ["a", "b"]}'), ["the reward of answer 0 is 'a'"]),
+    ((200, '{"rewards": [1, 1, 1, 1, 1, 1], "reward": [0]}'), ["'reward' beside the rewards"]), ((503, "busy"), ["status 503: busy"]),
     (None, ["cannot be reached", "resumes from its last checkpoint"])])
 def test_bad_servers_are_named(answer, parts, tmp_path):
     with server(answer) as (address, _):
@@ -364,7 +375,8 @@ def test_the_plan_counts_reward_models(policy, reward_model):
 @pytest.mark.parametrize("change, options, parts", [
     ({}, {"normalize_reward": "true"}, ["--normalize_reward", '"mean"']),
     ({"max_position_embeddings": 20}, {}, ["tokens for the reward model", "end at 20"]),
-    ({"scale": np.nan}, {}, ["score.weight holds a NaN"]),
+    ({"scale": np.nan}, {}, ["score.weight holds a NaN"]), ({"scale": 1e30}, {}, ["score.weight holds a NaN", "a number beyond 1.8e19"]),
+    ({"mean": 0.5, "std": 0.0}, {"normalize_reward": "true"}, ["the deviation 0", "not a finite reward"]),
 ])
 def test_bad_reward_models_are_named(change, options, parts, policy, tmp_path):
     model = head(tmp_path / "rm", policy, **change)

@@ -4,7 +4,9 @@ import json
 import shutil
 
 import pytest
-from runs import DEMO, GOLDEN, change_json, command, log_lines, random_documents, stable, succeeds, train, weights, write_data, write_lines
+from runs import (
+    DEMO, GOLDEN, change_json, command, log_lines, random_documents, read_tensors, refused, stable, succeeds, train, weights, write_data, write_lines,
+    write_tensors)
 
 SAMPLING = {"sample_every": 2, "max_new_tokens": 40, "temperature": 1}
 
@@ -54,6 +56,18 @@ def test_the_last_sample_equals_the_output_of_generate(tmp_path):
     said = {"prompt": "reverse tamilo", "max_new_tokens": 12}
     train(tmp_path / "a", data=data, model=DEMO, max_steps=2, sample_every=1, ranks=2, max_len=64, **said)
     assert succeeds(command("generate", model=tmp_path / "a", **said)) == samples(tmp_path / "a")[2] + "\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1, "n": 3}, {"temperature": 0.5, "top_k": 3, "ranks": 2}])
+def test_logits_that_are_not_finite_end_generation(options, model, tmp_path):
+    huge = shutil.copytree(model, tmp_path / "huge")
+    tensors = read_tensors(huge / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["model.norm.weight"][:] = 1e19
+    embedding *= 1e19 / abs(embedding).max()
+    write_tensors(huge / "model.safetensors", tensors)
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "ab"}, {"prompt": "c"}])
+    refused(command("generate", model=huge, prompts=prompts, **options), "token 1 of the answer to prompt 1", "not finite", "huge numbers")
 
 
 def test_generate_stops_at_texts(model, tmp_path):
