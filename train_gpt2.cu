@@ -52,8 +52,8 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::acts, Base::config, Base::dev,
-        Base::row;  // acts.x[l]: (T, C), the input of layer l     acts.dx: (T, C), the residual stream's gradient
-    using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward;
+        Base::row;  // acts.dx: (T, C), the residual stream's gradient
+    using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward, Base::residual;
 
   public:
     enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer
@@ -62,23 +62,23 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
   private:
-    void input_forward() override;
-    void attention_half(size_t l, Pass pass) override;
-    void feed_forward_half(size_t l, Pass pass) override;
-    void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
+    void input_forward(const Pass &pass) override;
+    void attention_half(size_t l, const Pass &pass) override;
+    void feed_forward_half(size_t l, const Pass &pass) override;
+    void hidden_forward(size_t l, const Pass &pass, size_t t, size_t n);
     void final_norm_forward() override;
     void final_norm_backward() override;
-    void feed_forward_half_backward(size_t l) override;
-    void attention_half_backward(size_t l) override;
+    void feed_forward_half_backward(size_t l, const Pass &pass) override;
+    void attention_half_backward(size_t l, const Pass &pass) override;
     void input_backward() override;
 
     void plan_layer(size_t l);
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Gpt2>(log, calls); }
 
-    // Arrays that the forward pass does not keep are recomputed before a layer's backward pass (Pass::recompute), possibly at
+    // Arrays that the forward pass does not keep are recomputed before a layer's backward pass (Phase::recompute), possibly at
     // another address.
-    const Gpt2Acts<X> &arrays(size_t l, Pass pass) const { return pass == Pass::forward ? fwd[l] : bwd[l]; }
+    const Gpt2Acts<X> &arrays(size_t l, const Pass &pass) const { return pass.phase == Phase::forward ? fwd[l] : bwd[l]; }
 
     Gpt2Weights<X> weights;
     Gpt2Weights<float> gradients;
@@ -90,38 +90,38 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
 // x = embed[token] + positions[position in the document]
-template <class Dev> void Gpt2<Dev>::input_forward() {
-    begin_op(Pass::forward, EMBED);
-    embedding_forward(dev, acts.x[0], Base::embed_w, row.tokens, weights.positions, row.doc_pos, row.T, config.C);
+template <class Dev> void Gpt2<Dev>::input_forward(const Pass &pass) {
+    begin_op(Phase::forward, EMBED);
+    embedding_forward(dev, residual(0, pass.phase), Base::embed_w(pass), row.tokens, weights.positions, row.doc_pos, row.T, config.C);
 }
 
 // A layer:     mid = x + attention(norm(x))     next = mid + feed_forward(norm(mid))
 //
-// Its first half computes att, attention's output before the projection. In Pass::recompute, runs(op) is false for an op whose
+// Its first half computes att, attention's output before the projection. In Phase::recompute, runs(op) is false for an op whose
 // results were kept.
-template <class Dev> void Gpt2<Dev>::attention_half(size_t l, Pass pass) {
+template <class Dev> void Gpt2<Dev>::attention_half(size_t l, const Pass &pass) {
     const size_t T = row.T, C = config.C;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
-    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
-    if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, acts.x[l], w.ln1, w.ln1_bias, T, C, config.eps);
-    if (runs(QKV)) linear_forward(l, Linear::qkv, a.qkv, a.ln1, w.qkv, 0, T);
-    if (runs(ATTENTION)) Base::attention_forward(l, a);
+    if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, residual(l, pass.phase), w.ln1, w.ln1_bias, T, C, config.eps);
+    if (runs(QKV)) linear_forward({pass, l, 0, T}, Linear::qkv, a.qkv, a.ln1, w.qkv);
+    if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
 }
 
 // The second half: the projection of attention's output, and the feed-forward.
-template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
-    const bool recompute = pass == Pass::recompute, mid_is_kept = Base::limits.recompute < Recompute::layer;
+template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, const Pass &pass) {
+    const bool recompute = pass.phase == Phase::recompute, mid_is_kept = Base::limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
-    const X *x = acts.x[l];
+    const X *x = residual(l, pass.phase);
     const float eps = config.eps;
-    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     X *proj = a.ln2;  // ln2 holds the projection until its norm replaces it
-    if (runs(PROJ)) linear_forward(l, Linear::o, proj, a.att, w.proj, 0, T);
+    if (runs(PROJ)) linear_forward({pass, l, 0, T}, Linear::o, proj, a.att, w.proj);
     if (runs(LN2)) {
         if (recompute && mid_is_kept) layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, w.ln2, w.ln2_bias, T, C, eps);
         else residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, proj, w.ln2, w.ln2_bias, T, C, eps);
@@ -129,41 +129,41 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
     if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass, t, n);
-        begin_op(pass, DOWN, l);
-        X *next = acts.x[l + 1] + t * C;  // (n, C)
-        linear_forward(l, Linear::down, next, a.act, w.fc_proj, t, n);
+        begin_op(pass.phase, DOWN, l);
+        X *next = residual(l + 1, pass.phase) + t * C;  // (n, C)
+        linear_forward({pass, l, t, n}, Linear::down, next, a.act, w.fc_proj);
         residual_forward(dev, next, next, a.mid + t * C, n * C);
     });
 }
 
 // Computes fc and act of tokens [t, t + n).
-template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
+template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
-    if (Base::runs(UP, l, pass)) linear_forward(l, Linear::gate_up, a.fc, a.ln2 + t * C, w.fc, t, n);
-    if (!Base::runs(ACT, l, pass)) return;
+    if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.fc, a.ln2 + t * C, w.fc);
+    if (!Base::runs(ACT, l, pass.phase)) return;
     if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, n * F);
     else gelu_forward<Gelu::erf>(dev, a.act, a.fc, n * F);
 }
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
-    begin_op(Pass::forward, FINAL_NORM);
-    layernorm_forward(dev, acts.normf, meanf, rstdf, acts.x[config.L], weights.norm, weights.norm_bias, row.T, config.C,
+    begin_op(Phase::forward, FINAL_NORM);
+    layernorm_forward(dev, acts.normf, meanf, rstdf, residual(config.L, Phase::forward), weights.norm, weights.norm_bias, row.T, config.C,
                       config.eps);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Gpt2<Dev>::final_norm_backward() {
-    begin_op(Pass::backward, FINAL_NORM);
+    begin_op(Phase::backward, FINAL_NORM);
     layernorm_backward(dev, acts.dx, gradients.norm, gradients.norm_bias, norm_scratch, (const X *)nullptr, acts.dx,
-                       acts.x[config.L], weights.norm, meanf, rstdf, row.T, config.C);
+                       residual(config.L, Phase::forward), weights.norm, meanf, rstdf, row.T, config.C);
 }
 
 // dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
 // which linear_backward no longer needs.
-template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
+template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const Pass &pass) {
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Layer<float> &dw = gradients.layer[l];
@@ -171,37 +171,37 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
     X *dx = acts.dx, *dln2 = a.ln2;
 
     for_tiles([&](size_t t, size_t n) {
-        hidden_forward(l, Pass::recompute, t, n);
+        hidden_forward(l, pass.in(Phase::recompute), t, n);
         X *dact = a.act, *dfc = a.fc;  // (n, F)
-        begin_op(Pass::backward, DOWN, l);
-        linear_backward(l, Linear::down, dact, dw.fc_proj, dx + t * C, a.act, w.fc_proj, t, n);
-        begin_op(Pass::backward, ACT, l);
+        begin_op(Phase::backward, DOWN, l);
+        linear_backward({pass, l, t, n}, Linear::down, dact, dw.fc_proj, dx + t * C, a.act, w.fc_proj);
+        begin_op(Phase::backward, ACT, l);
         if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, n * F);
         else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, n * F);
-        begin_op(Pass::backward, UP, l);
-        linear_backward(l, Linear::gate_up, dln2 + t * C, dw.fc, dfc, a.ln2 + t * C, w.fc, t, n);
+        begin_op(Phase::backward, UP, l);
+        linear_backward({pass, l, t, n}, Linear::gate_up, dln2 + t * C, dw.fc, dfc, a.ln2 + t * C, w.fc);
     });
-    begin_op(Pass::backward, LN2, l);
+    begin_op(Phase::backward, LN2, l);
     layernorm_backward(dev, dx, dw.ln2, dw.ln2_bias, norm_scratch, dx, dln2, a.mid, w.ln2, a.mean2, a.rstd2, T, C);
 }
 
-template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
+template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pass &pass) {
     const size_t T = row.T, C = config.C;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Layer<float> &dw = gradients.layer[l];
     const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx, *dqkv = a.qkv;
 
-    begin_op(Pass::backward, PROJ, l);
-    linear_backward(l, Linear::o, a.datt, dw.proj, dx, a.att, w.proj, 0, T);
-    begin_op(Pass::backward, ATTENTION, l);
-    Base::attention_backward(l, a);
-    begin_op(Pass::backward, QKV, l);
+    begin_op(Phase::backward, PROJ, l);
+    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.proj, dx, a.att, w.proj);
+    begin_op(Phase::backward, ATTENTION, l);
+    Base::attention_backward(pass, l, a);
+    begin_op(Phase::backward, QKV, l);
     X *dln1 = l == 0 && !Base::trains_input() ? nullptr : a.ln1;  // no trained weights precede the first adapters
-    linear_backward(l, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv, 0, T);
+    linear_backward({pass, l, 0, T}, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv);
     if (!dln1) return;
-    begin_op(Pass::backward, LN1, l);
-    layernorm_backward(dev, dx, dw.ln1, dw.ln1_bias, norm_scratch, dx, dln1, acts.x[l], w.ln1, a.mean1, a.rstd1, T, C);
+    begin_op(Phase::backward, LN1, l);
+    layernorm_backward(dev, dx, dw.ln1, dw.ln1_bias, norm_scratch, dx, dln1, residual(l, pass.phase), w.ln1, a.mean1, a.rstd1, T, C);
 }
 
 // The input is a sum of two embeddings, of tokens and of positions, so each of them gets the gradient of the sum. The gradients
@@ -210,11 +210,11 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_unit, true, [&](size_t, size_t) {
         if (!gradients.positions) return;  // frozen
-        begin_op(Pass::backward, EMBED);
+        begin_op(Phase::backward, EMBED);
         embedding_backward(dev, gradients.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
-        begin_op(Pass::backward, EMBED);
+        begin_op(Phase::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, T, C, first / C, n / C);
     });
 }

@@ -65,8 +65,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::acts, Base::config, Base::dev,
-        Base::row;  // acts.x[l]: (T, C), the input of layer l     acts.dx: (T, C), the residual stream's gradient
-    using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward;
+        Base::row;  // acts.dx: (T, C), the residual stream's gradient
+    using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward, Base::residual;
 
   public:
     enum Op : size_t { LN1, QKV, ROPE, ATTENTION, PROJ, POST1, LN2, UP, ACT, DOWN, POST2 };  // of a layer
@@ -75,11 +75,11 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
   private:
-    void input_forward() override;
-    void attention_half(size_t l, Pass pass) override;
-    void feed_forward_half(size_t l, Pass pass) override;
-    void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
-    void experts_forward(size_t l, Pass pass, size_t t, const ExpertTokens &n);
+    void input_forward(const Pass &pass) override;
+    void attention_half(size_t l, const Pass &pass) override;
+    void feed_forward_half(size_t l, const Pass &pass) override;
+    void hidden_forward(size_t l, const Pass &pass, size_t t, size_t n);
+    void experts_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
     void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by one of Granite's factors
         if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
     }
@@ -87,10 +87,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void final_norm_forward() override;
     void final_norm_backward() override;
-    void feed_forward_half_backward(size_t l) override;
+    void feed_forward_half_backward(size_t l, const Pass &pass) override;
     template <class F> void for_expert_tiles(size_t l, F f);
-    void experts_backward(size_t l, size_t t, const ExpertTokens &n);
-    void attention_half_backward(size_t l) override;
+    void experts_backward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
+    void attention_half_backward(size_t l, const Pass &pass) override;
     void wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void input_backward() override;
 
@@ -99,9 +99,9 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Llama>(log, calls); }
 
-    // Arrays that the forward pass does not keep are recomputed before a layer's backward pass (Pass::recompute), possibly at
+    // Arrays that the forward pass does not keep are recomputed before a layer's backward pass (Phase::recompute), possibly at
     // another address.
-    const LlamaActs<X> &arrays(size_t l, Pass pass) const { return pass == Pass::forward ? fwd[l] : bwd[l]; }
+    const LlamaActs<X> &arrays(size_t l, const Pass &pass) const { return pass.phase == Phase::forward ? fwd[l] : bwd[l]; }
     // In a layer with norms but without rotation all tokens are at position 0, whose rotation changes no bit.
     const int32_t *positions_of(size_t l) const { return config.rotates(l) ? row.doc_pos : first_position; }
     // Returns the feed-forward's input.
@@ -128,47 +128,48 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
-template <class Dev> void Llama<Dev>::input_forward() {
-    begin_op(Pass::forward, EMBED);
-    embedding_forward(dev, acts.x[0], Base::embed_w, row.tokens, row.T, config.C);
-    scale(acts.x[0], acts.x[0], embedding_factor(), row.T);
+template <class Dev> void Llama<Dev>::input_forward(const Pass &pass) {
+    begin_op(Phase::forward, EMBED);
+    X *x = residual(0, pass.phase);
+    embedding_forward(dev, x, Base::embed_w(pass), row.tokens, row.T, config.C);
+    scale(x, x, embedding_factor(), row.T);
 }
 
 // A layer:     mid = x + post1(attention(ln1(x)))     next = mid + post2(feed_forward(ln2(mid)))     without the norms that the model lacks
 //
-// Its first half computes att, attention's output before the projection. In Pass::recompute, runs(op) is false for an op whose
+// Its first half computes att, attention's output before the projection. In Phase::recompute, runs(op) is false for an op whose
 // results were kept.
-template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
+template <class Dev> void Llama<Dev>::attention_half(size_t l, const Pass &pass) {
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    const X *x = acts.x[l];
-    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
+    const X *x = residual(l, pass.phase);
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     if (config.norm_before && runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, w.ln1, T, C, config.eps, config.norm_w0);
-    if (runs(QKV)) linear_forward(l, Linear::qkv, a.qkv, config.norm_before ? a.ln1 : x, w.qkv, 0, T);
+    if (runs(QKV)) linear_forward({pass, l, 0, T}, Linear::qkv, a.qkv, config.norm_before ? a.ln1 : x, w.qkv);
     if (runs(ROPE) && (config.rotates(l) || config.qk_norm)) {
         if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
         const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
         qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope_of(l), positions_of(l), T, H, KV, D,
                              config.rope.channels(D), config.eps, config.norm_w0);
     }
-    if (runs(ATTENTION)) Base::attention_forward(l, a);
+    if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
 }
 
 // The second half: the projection of attention's output, and the feed-forward.
-template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
-    const bool recompute = pass == Pass::recompute, mid_is_kept = Base::limits.recompute < Recompute::layer;
+template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, const Pass &pass) {
+    const bool recompute = pass.phase == Phase::recompute, mid_is_kept = Base::limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    const X *x = acts.x[l];
-    X *next = acts.x[l + 1];
-    const auto runs = [&](Op op) { return T > 0 && Base::runs(op, l, pass); };
+    const X *x = residual(l, pass.phase);
+    X *next = residual(l + 1, pass.phase);
+    const auto runs = [&](Op op) { return T > 0 && Base::runs(op, l, pass.phase); };
 
     X *proj = config.norm_after ? a.proj : a.ln2;  // ln2 holds the projection until its norm replaces it
     if (runs(PROJ)) {
-        linear_forward(l, Linear::o, proj, a.att, w.o, 0, T);
+        linear_forward({pass, l, 0, T}, Linear::o, proj, a.att, w.o);
         scale(proj, proj, config.residual_multiplier, T);
     }
     if (config.norm_after && runs(POST1)) {
@@ -184,19 +185,19 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     if (config.has_experts(l))
         return for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
             experts_forward(l, pass, t, n);
-            begin_op(pass, DOWN, l);
-            experts.down(a.experts, w.experts, next + t * C, a.mid + t * C, n);
+            begin_op(pass.phase, DOWN, l);
+            experts.down(pass, a.experts, w.experts, next + t * C, a.mid + t * C, n);
         });
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass, t, n);
-        begin_op(pass, DOWN, l);
+        begin_op(pass.phase, DOWN, l);
         X *down = (config.norm_after ? a.down : next) + t * C;  // (n, C)
-        linear_forward(l, Linear::down, down, a.act, w.down, t, n);
+        linear_forward({pass, l, t, n}, Linear::down, down, a.act, w.down);
         scale(down, down, config.residual_multiplier, n);
         if (!config.norm_after) residual_forward(dev, down, down, a.mid + t * C, n * C);
     });
     if (!config.norm_after) return;
-    begin_op(pass, POST2, l);
+    begin_op(pass.phase, POST2, l);
     rmsnorm_forward(dev, next, a.post_rstd2, a.down, w.post2, T, C, config.eps, config.norm_w0);
     residual_forward(dev, next, next, a.mid, T * C);
 }
@@ -207,20 +208,20 @@ template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t
                     Base::expert_tile);
 }
 
-template <class Dev> void Llama<Dev>::experts_forward(size_t l, Pass pass, size_t t, const ExpertTokens &n) {
+template <class Dev> void Llama<Dev>::experts_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n) {
     const LlamaActs<X> &a = arrays(l, pass);
-    if (Base::runs(UP, l, pass)) experts.up(a.experts, weights.layer[l].experts, hidden_input(a) + t * config.C, n);
-    if (pass == Pass::forward && n.own) Base::add_routing(l, a.experts.probs, a.experts.chosen, t, n.own);
-    if (Base::runs(ACT, l, pass)) experts.activate(a.experts, n);
+    if (Base::runs(UP, l, pass.phase)) experts.up(pass, a.experts, weights.layer[l].experts, hidden_input(a) + t * config.C, n);
+    if (pass.phase == Phase::forward && n.own) Base::add_routing(pass, l, a.experts.probs, a.experts.chosen, t, n.own);
+    if (Base::runs(ACT, l, pass.phase)) experts.activate(a.experts, n);
 }
 
 // Computes gate_up and act of tokens [t, t + n).
-template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
+template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    if (Base::runs(UP, l, pass)) linear_forward(l, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up, t, n);
-    if (!Base::runs(ACT, l, pass)) return;
+    if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up);
+    if (!Base::runs(ACT, l, pass.phase)) return;
     if (config.gate == Gate::gelu) swiglu_forward<Gate::gelu>(dev, a.act, a.gate_up, n, F);
     else swiglu_forward<Gate::silu>(dev, a.act, a.gate_up, n, F);
 }
@@ -239,17 +240,17 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
 }
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
-    begin_op(Pass::forward, FINAL_NORM);
-    rmsnorm_forward(dev, acts.normf, rstdf, acts.x[config.L], weights.norm, row.T, config.C, config.eps, config.norm_w0);
+    begin_op(Phase::forward, FINAL_NORM);
+    rmsnorm_forward(dev, acts.normf, rstdf, residual(config.L, Phase::forward), weights.norm, row.T, config.C, config.eps, config.norm_w0);
     if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::final_norm_backward() {
-    begin_op(Pass::backward, FINAL_NORM);
+    begin_op(Phase::backward, FINAL_NORM);
     if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.T);
-    rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], weights.norm,
+    rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, residual(config.L, Phase::forward), weights.norm,
                      rstdf, row.T, config.C, config.norm_w0);
 }
 
@@ -264,7 +265,7 @@ template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size
 
 // dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
 // which linear_backward no longer needs.
-template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
+template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const Pass &pass) {
     const size_t T = row.T, C = config.C, F = config.F;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaLayer<float> &dw = gradients.layer[l];
@@ -273,50 +274,50 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
 
     X *dinput = hidden_input(a);
     if (config.norm_after) {
-        begin_op(Pass::backward, POST2, l);
+        begin_op(Phase::backward, POST2, l);
         rmsnorm_backward(dev, dbranch, dw.post2, norm_scratch, (const X *)nullptr, dx, a.down, w.post2, a.post_rstd2, T, C,
                          config.norm_w0);
     }
     if (config.has_experts(l))
         for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
-            experts_forward(l, Pass::recompute, t, n);
-            experts_backward(l, t, n);
+            experts_forward(l, pass.in(Phase::recompute), t, n);
+            experts_backward(l, pass, t, n);
         });
     else
         for_tiles([&](size_t t, size_t n) {
-            hidden_forward(l, Pass::recompute, t, n);
+            hidden_forward(l, pass.in(Phase::recompute), t, n);
             X *dact = a.act, *dgate_up = a.gate_up;
-            begin_op(Pass::backward, DOWN, l);
-            linear_backward(l, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down, t, n);
-            begin_op(Pass::backward, ACT, l);
+            begin_op(Phase::backward, DOWN, l);
+            linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down);
+            begin_op(Phase::backward, ACT, l);
             if (config.gate == Gate::gelu) swiglu_backward<Gate::gelu>(dev, dgate_up, dact, a.gate_up, n, F);
             else swiglu_backward<Gate::silu>(dev, dgate_up, dact, a.gate_up, n, F);
-            begin_op(Pass::backward, UP, l);
-            linear_backward(l, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up, t, n);
+            begin_op(Phase::backward, UP, l);
+            linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up);
         });
     if (T == 0) return;
     if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
-    begin_op(Pass::backward, LN2, l);
+    begin_op(Phase::backward, LN2, l);
     rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C, config.norm_w0);
 }
 
 // The same for the experts of a layer, with tokens from t on.
-template <class Dev> void Llama<Dev>::experts_backward(size_t l, size_t t, const ExpertTokens &n) {
+template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n) {
     const size_t C = config.C;
     const ExpertWeights<X> &w = weights.layer[l].experts;
     const ExpertWeights<float> &dw = gradients.layer[l].experts;
     const ExpertActs<X> &a = bwd[l].experts;
     const bool add = Base::accumulates() || t > 0;
     X *const input = hidden_input(bwd[l]) + t * C;
-    begin_op(Pass::backward, DOWN, l);
-    experts.down_backward(a, w, dw, acts.dx + t * C, n, add);
-    begin_op(Pass::backward, ACT, l);
+    begin_op(Phase::backward, DOWN, l);
+    experts.down_backward(pass, a, w, dw, acts.dx + t * C, n, add);
+    begin_op(Phase::backward, ACT, l);
     experts.activate_backward(a, n);
-    begin_op(Pass::backward, UP, l);
-    experts.up_backward(a, w, dw, input, input, Base::balance(), row.documents + t, n, add);
+    begin_op(Phase::backward, UP, l);
+    experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.documents + t, n, add);
 }
 
-template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
+template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pass &pass) {
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaLayer<float> &dw = gradients.layer[l];
@@ -325,28 +326,28 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
 
     X *dqkv = a.qkv;
     if (config.norm_after) {
-        begin_op(Pass::backward, POST1, l);
+        begin_op(Phase::backward, POST1, l);
         rmsnorm_backward(dev, dbranch, dw.post1, norm_scratch, (const X *)nullptr, dx, a.proj, w.post1, a.post_rstd1, T, C,
                          config.norm_w0);
     }
-    begin_op(Pass::backward, PROJ, l);
-    linear_backward(l, Linear::o, a.datt, dw.o, branch_gradient(0, T), a.att, w.o, 0, T);
-    begin_op(Pass::backward, ATTENTION, l);
-    Base::attention_backward(l, a);
-    begin_op(Pass::backward, ROPE, l);
+    begin_op(Phase::backward, PROJ, l);
+    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.o, branch_gradient(0, T), a.att, w.o);
+    begin_op(Phase::backward, ATTENTION, l);
+    Base::attention_backward(pass, l, a);
+    begin_op(Phase::backward, ROPE, l);
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
     if (config.rotates(l) || config.qk_norm)
         qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope_of(l),
                               positions_of(l), T, H, KV, D, config.rope.channels(D), config.norm_w0);
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
-    begin_op(Pass::backward, QKV, l);
-    X *input = config.norm_before ? a.ln1 : acts.x[l];
+    begin_op(Phase::backward, QKV, l);
+    X *input = config.norm_before ? a.ln1 : residual(l, pass.phase);
     X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
-    linear_backward(l, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv, 0, T);
+    linear_backward({pass, l, 0, T}, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv);
     if (!dinput) return;
     if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
-    begin_op(Pass::backward, LN1, l);
-    rmsnorm_backward(dev, dx, dw.ln1, norm_scratch, dx, dinput, acts.x[l], w.ln1, a.rstd1, T, C, config.norm_w0);
+    begin_op(Phase::backward, LN1, l);
+    rmsnorm_backward(dev, dx, dw.ln1, norm_scratch, dx, dinput, residual(l, pass.phase), w.ln1, a.rstd1, T, C, config.norm_w0);
 }
 
 template <class Dev>
@@ -365,7 +366,7 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
 template <class Dev> void Llama<Dev>::input_backward() {
     scale(acts.dx, acts.dx, embedding_factor(), row.T);
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
-        begin_op(Pass::backward, EMBED);
+        begin_op(Phase::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
     });
 }

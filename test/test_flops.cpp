@@ -143,14 +143,14 @@ TEST(Profiler, TableByHand) {
         timeline->seconds = std::move(seconds);
         profiler.begin_step();
         profiler.begin_row(tiny_row(), 1);
-        for (size_t layer : {0, 1}) profiler.begin(Pass::forward, number("qkv"), layer);
-        profiler.begin(Pass::backward, number("norm 1"), 1);
-        profiler.begin(Pass::step, ops.number(COPY), 0);
+        for (size_t layer : {0, 1}) profiler.begin(Phase::forward, number("qkv"), layer);
+        profiler.begin(Phase::backward, number("norm 1"), 1);
+        profiler.begin(Phase::step, ops.number(COPY), 0);
         profiler.end_step();
     };
     step({100, 100, 100, 100});  // the warm-up is not measured
     profiler.begin_row(tiny_row(), 1);
-    profiler.begin(Pass::forward, number("qkv"), 0);  // an evaluation
+    profiler.begin(Phase::forward, number("qkv"), 0);  // an evaluation
     EXPECT_EQ(names, (std::vector<std::string>{"qkv forward 0", "qkv forward 1", "norm 1 backward 1", "copies", ""}));
     step({0.005, 0.007, 0.006, 0.001});
     step({0.003, 0.001, 0.002, 0.007});

@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "golden.h"
+#include "modes.h"
 
 struct Goldens : testing::TestWithParam<const char *> {};
 
@@ -84,6 +85,8 @@ TEST(Tiles, ChangeNoBit) {
 
 // To first order, errors are proportional to roundings. Roundings to e4m3 are 16 times those to bf16. FP8 rounds the same operands as
 // transformers in bf16, which also rounds other values.
+TEST(Modes, LeaveNothingBehind) { expect_modes_leave_nothing_behind(make_device<CpuBf16>()); }
+
 TEST(Fp8Model, ErrorsOfGradientsAreProportionalToRoundings) {
     for (const char *family : {"qwen3", "gpt2"}) {
         const Golden g(family);
@@ -125,14 +128,14 @@ TEST(Trace, AnOpIsInspectedBeforeATransfer) {
         Arena arena(plan, *memory);
         ASSERT_EQ(array, guest);
         Trace trace(ops);
-        trace.use_times({{{size_t(Pass::forward), 0, 0}, 0}, {{size_t(Pass::forward), 1, 0}, 2}});
+        trace.use_times({{{size_t(Phase::forward), 0, 0}, 0}, {{size_t(Phase::forward), 1, 0}, 2}});
         trace.watch(arena, false);
         trace.detect_anomaly();
-        trace.begin(Pass::forward, 0, 0);
+        trace.begin(Phase::forward, 0, 0);
         *array = is_wrong ? NAN : 1;
-        trace.pause(Pass::forward, COPY);
+        trace.pause(Phase::forward, COPY);
         *guest = NAN;
-        trace.begin(Pass::forward, 1, 0);
+        trace.begin(Phase::forward, 1, 0);
         EXPECT_EQ(trace.anomaly().what, is_wrong ? "forward, layer 0, norm: element 0 of act.0.x" : "");
     }
 }

@@ -125,7 +125,7 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
     for (const auto &[what, want] : want_values)
         expect_none(what, what, difference(values.at(what).data(), want.data(), want.size(), share));
     std::set<std::pair<size_t, size_t>> ops;
-    for (const OpResult &r : results) ops.insert({r.op.pass, r.op.op});
+    for (const OpResult &r : results) ops.insert({r.op.phase, r.op.op});
     return ops.size();
 }
 

@@ -19,8 +19,8 @@
 #include "memory.h"
 #include "store.h"
 
-struct OpKey {  // an op of a step: the numbers of its pass, of the op in the pass, and of the layer
-    size_t pass, op, layer;
+struct OpKey {  // an op of a step: the numbers of its phase, of the op, and of the layer
+    size_t phase, op, layer;
     auto operator<=>(const OpKey &) const = default;
 };
 

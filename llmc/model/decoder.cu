@@ -11,7 +11,7 @@
 #include "../ops/score.h"
 #include "../parallel/ring.h"
 #include "every_call.h"
-#include "generator.h"
+#include "generation_arrays.h"
 #include "peaks.h"
 #include "weights.h"
 #ifdef CUDA_HALF
@@ -35,7 +35,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
                       : std::min(tile, expert_run(dev, limits.ranks.expert_parallel))),
       positions_unit(table.positions),
       weights_(std::make_unique<Weights<Dev>>(dev, this->config, this->limits, table, trace_)),
-      generator_(std::make_unique<CachedGenerator<Dev>>(*this)) {
+      generation_(std::make_unique<GenerationArrays<Dev>>(dev, this->config, this->limits)) {
     offloaded_.resize(config.L);
     if constexpr (is_rehearsal<Dev>) trace_.rehearse(*dev.log);
     weights_->plan_state(plan_);
@@ -57,7 +57,7 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     for (size_t l = 0; l <= c.L; l++) plan_kept(l, &residual_.forward[l], &residual_.backward[l], format("act.%zu.x", l), {T, C});
     plan_.transient(&acts.normf, "act.normf", {T, C});
     if (trains()) plan_.transient(&acts.dx, "dx", {T, C});
-    generator_->plan(plan_);
+    generation_->plan(plan_, T);
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -183,8 +183,8 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
         lora_table(config, weights_->frozen_table, linears_.gradients, grads);
         linears_.documents = row.documents, linears_.positions = row.doc_pos;
     }
-    base_embed_ = own.embed, base_head_ = own.head;
-    embed_w = params.embed ? params.embed : own.embed, head_w = params.head ? params.head : own.head;
+    base_embed_w_ = own.embed, base_head_w_ = own.head;
+    embed_w_ = params.embed ? params.embed : own.embed, head_w_ = params.head ? params.head : own.head;
     embed_dw = grads.embed, head_dw = grads.head;
     if (trains() && head_dw && weights_->trained.gradients.in_buffers()) head_dw = weights_->head_buffer;
 }
@@ -193,43 +193,41 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
 
 template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pass loads its row
     trace_.begin_pass();
-    begin_op(Pass::step, COPY);
-    generator_->stop();
+    begin_op(Phase::step, COPY);
 }
 
 // A rank with an empty row loads nothing, but still takes part in the collective calls of the pass.
-template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
-    row.T = 0, generator_->stop();
+template <class Dev> void Decoder<Dev>::load_part(const Row &r, const Pass &pass) {
+    row.T = 0;
     if (r.T == 0) return;
     const Row whole = pad_row(r, limits.ranks.sp);
     trace_.begin_row(whole, limits.ranks.sp);
     begin_pass();
     row.load_part(whole, sizeof(X), memory());
-    if (linears_.drops() || is_noisy() || (trains() && config.experts.number)) row.load_documents(whole, is_noisy(), memory());
+    if (linears_.drops(pass) || is_noisy(pass) || (trains() && config.experts.number))
+        row.load_documents(whole, is_noisy(pass), memory());
 }
 
 // A unit's weights are fetched when the previous layer begins.
-template <class Dev> void Decoder<Dev>::forward() {
+template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
     const size_t L = config.L, norm = weights_->units.size() - 1;
-    const Pass pass = Pass::forward;
     if (!weights_->begin_forward(row.T > 0)) return;
     most_tokens = mesh_->experts ? size_t(mesh_->experts->max(double(row.T))) : row.T;
-    acts.x = residual_.forward;
     weights_->fetch(0, pass);
     if (positions_unit) weights_->fetch(positions_unit, pass);
     weights_->fetch(1, pass);
     weights_->ready(0, pass);
     if (positions_unit) weights_->ready(positions_unit, pass);
-    if (row.T) input_forward();
-    if (row.T && !generator_->runs() && is_noisy())
-        noise_forward(dev, acts.x[0], TokenNoise{*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
+    if (row.T) input_forward(pass);
+    if (row.T && is_noisy(pass))
+        noise_forward(dev, residual(0, pass.phase), TokenNoise{*pass.key, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
     for (size_t l = 0; l < L; l++) {
         weights_->ready(1 + l, pass);
         if (l + 1 < L) weights_->fetch(2 + l, pass);
         else weights_->fetch(norm, pass), weights_->fetch(weights_->prefetched.head, pass);
-        if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
+        if (row.T) recorded(pass, l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
         else if (joins(l)) feed_forward_half(l, pass);
-        if (most_tokens && !generator_->runs()) offload(l);
+        if (most_tokens && !pass.generates()) offload(l);
     }
     weights_->ready(norm, pass);
     if (row.T) final_norm_forward();
@@ -238,40 +236,39 @@ template <class Dev> void Decoder<Dev>::forward() {
 
 // Launches a part of a layer's work, by replay if there is a recording. A recording lacks the host's actions between launches: messages of a ring or
 // to experts, time stamps, and fills or checks of dead arrays. It would also fix the key of dropout, which is an argument of the launches.
-template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
+template <class Dev> template <class F> void Decoder<Dev>::recorded(const Pass &pass, size_t l, Stretch stretch, const F &work) {
     const Ranks &r = limits.ranks;
     const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
-    if (!graphs_ || !only_launches || generator_->runs() || !linears_.adapters_are_on) return work();
+    if (!graphs_ || !only_launches || pass.generates() || !pass.adapters) return work();
     Graphs::Stretch key{l, stretch, row.T, weights_->accumulates()};
     graphs_->run(key, work);
 }
 
 // Starts offloading the kept activations of layer l, and waits for layer l-1, whose arrays the next layer may overwrite.
 template <class Dev> void Decoder<Dev>::offload(size_t l) {
-    if (l > 0) wait_for_copies(l - 1, Pass::forward);
-    trace_.pause(Pass::forward, COPY, l);
+    if (l > 0) wait_for_copies(l - 1, Phase::forward);
+    trace_.pause(Phase::forward, COPY, l);
     for (const OffloadedArray &t : offloaded_[l]) store_->offload(t.place, *t.forward, bytes_now(t));
 }
 
 // Waits for layer l's kept activations, and starts prefetching layer l-1's.
 template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
-    wait_for_copies(l, Pass::backward);
-    acts.x[l] = residual_.backward[l];
+    wait_for_copies(l, Phase::backward);
     if (l == 0) return;
-    trace_.pause(Pass::backward, COPY, l - 1);
+    trace_.pause(Phase::backward, COPY, l - 1);
     for (const OffloadedArray &t : offloaded_[l - 1]) store_->prefetch(t.place, *t.backward, bytes_now(t));
 }
 
-template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
-    if (!offloaded_[l].empty()) trace_.begin_transfer(pass, COPY, l);
+template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Phase phase) {
+    if (!offloaded_[l].empty()) trace_.begin_transfer(phase, COPY, l);
     for (const OffloadedArray &t : offloaded_[l]) store_->wait(t.place);
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
-template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
+template <class Dev> RingAttention Decoder<Dev>::ring(const Pass &pass, size_t l) {
     const Ranks &r = limits.ranks;
     const KeyTravel &travel = row.split->travel[kind_of(config, l)];
-    if (generator_->runs()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_->trained.sent};
+    if (pass.generates()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_->trained.sent};
     return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, weights_->trained.sent};
 }
 template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
@@ -284,23 +281,24 @@ template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_in
             attention_shape(row.T)};
 }
 
-template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
+template <class Dev> void Decoder<Dev>::attention_forward(const Pass &pass, size_t l, const AttentionActs<X> &a) {
     const AttentionInputs<X> in = attention_inputs(l, a);
-    if (generator_->runs() && generator_->attention(l, a.att, in)) return;
-    RingAttention ranks = ring(l);
+    if (pass.generates()) generation_->store(l, in);
+    if (pass.keys == Keys::cache) return generation_->attention(l, a.att, in);
+    RingAttention ranks = ring(pass, l);
     if constexpr (is_rehearsal<Dev>) dev.note(a.out32, a.ring, a.ring32);  // the ranks that use these arrays depend on the row
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
 }
 
 // Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
-template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
+template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
-    begin_op(!dx ? Pass::forward : config.reward ? Pass::backward : Pass::both, HEAD);
+    begin_op(!dx ? Phase::forward : config.reward ? Phase::backward : Phase::both, HEAD);
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N,
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), T, C, config.V, N,
                 weights_->accumulates());
-    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.predictors, row.weights, T, C, N);
-    else score_forward(dev, acts.scores, acts.normf, head_w, row.predictors, C, N);
+    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w(pass), row.predictors, row.weights, T, C, N);
+    else score_forward(dev, acts.scores, acts.normf, head_w(pass), row.predictors, C, N);
 }
 
 template <class Dev> HeadLoss Decoder<Dev>::head_loss() const {
@@ -314,17 +312,17 @@ template <class Dev> void Decoder<Dev>::add_sums() {
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
-    const auto values = values_of(r);
+    const auto values = values_of(r, own_pass(Phase::forward));
     if (row.T) add_sums();
     return values;
 }
 
 // Runs the forward pass, and returns the values of the whole row.
-template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
-    load_part(r);
-    forward();
+template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r, const Pass &pass) {
+    load_part(r, pass);
+    forward(pass);
     if (r.T == 0) return {};
-    head(nullptr, nullptr);
+    head(pass, nullptr, nullptr);
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
     std::vector<double> values(row.predictors_of_whole);
     for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
@@ -332,19 +330,12 @@ template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
-    const auto change = [&](bool on) {
-        linears_.adapters_are_on = on, weights_->base_alone = !on;
-        std::swap(embed_w, base_embed_), std::swap(head_w, base_head_);
-    };
-    change(false);
-    const auto values = values_of(r);
-    change(true);
-    return values;
+    return values_of(r, {.adapters = false, .fp8 = limits.fp8});
 }
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
     if (config.reward) return {};
-    begin_op(Pass::step, COPY);
+    begin_op(Phase::step, COPY);
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
@@ -370,17 +361,19 @@ template <class Dev> void Decoder<Dev>::find_balance() {
 }
 
 template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
-    load_part(r);
-    forward();
+    const Pass pass = own_pass(Phase::forward);
+    load_part(r, pass);
+    forward(pass);
     if (last) find_balance(), clear_routing();  // the rows will be evaluated again
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
-    load_part(r);
+    const Pass pass = own_pass(Phase::forward);
+    load_part(r, pass);
     if (r.T) row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
-    forward();
+    forward(pass);
     gradients(last);
     if (r.T) add_sums();
 }
@@ -391,36 +384,36 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 }
 
 // If the head's gradient is computed in several buckets, the logits are recomputed for each of them.
-template <class Dev> void Decoder<Dev>::head_backward() {
+template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass) {
     const size_t C = config.C, V = config.V;
-    if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
+    if (!head_dw) return row.T ? head(pass, acts.dx, nullptr) : void();
     const bool in_buckets = weights_->head_in_buckets();
-    if (in_buckets && row.T) head(acts.dx, nullptr);
+    if (in_buckets && row.T) head(pass, acts.dx, nullptr);
     weights_->sum_head_gradients([&](size_t first, size_t n) {
-        if (!in_buckets) return head(acts.dx, head_dw);
-        begin_op(Pass::backward, HEAD, n);
-        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
+        if (!in_buckets) return head(pass, acts.dx, head_dw);
+        begin_op(Phase::backward, HEAD, n);
+        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, C, V, row.N, first / C, n / C);
     });
 }
 
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
-    const Pass pass = Pass::backward;
+    const Pass pass = own_pass(Phase::backward), recompute = pass.in(Phase::recompute);
     const size_t L = config.L;
     if (routes() && config.experts.aux_loss_coef > 0 && !balance_is_known_) find_balance();
     weights_->begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
-    head_backward();
+    head_backward(pass);
     sum_gradients(weights_->units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_->in_shared_arrays() && l + 1 < L) weights_->ready(1 + l, pass);
         if (l > 0 && l + 1 < L) weights_->fetch(l, pass);  // the weights of layer l - 1
         if (most_tokens) prefetch(l);
-        if (row.T) recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
+        if (row.T) recorded(pass, l, RECOMPUTE, [&] { feed_forward_half(l, recompute); });
         const auto add = [&](size_t, size_t) {
-            if (row.T == 0) return feed_forward_half_backward(l);
-            recorded(l, BACKWARD, [&] {
-                feed_forward_half_backward(l);
-                attention_half(l, Pass::recompute);
-                attention_half_backward(l);
+            if (row.T == 0) return feed_forward_half_backward(l, pass);
+            recorded(pass, l, BACKWARD, [&] {
+                feed_forward_half_backward(l, pass);
+                attention_half(l, recompute);
+                attention_half_backward(l, pass);
             });
         };
         weights_->sum_gradients(1 + l, true, add, joins(l));
@@ -429,8 +422,8 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     weights_->end_backward();
 }
 
-template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
-    RingAttention ranks = ring(l);
+template <class Dev> void Decoder<Dev>::attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a) {
+    RingAttention ranks = ring(pass, l);
     if constexpr (is_rehearsal<Dev>) dev.note(a.ring, a.ring32);
     ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
                             a.att, a.datt, a.lse, {a.ring, a.ring32});
@@ -443,21 +436,16 @@ template <class Dev> ExpertTokens Decoder<Dev>::expert_tokens(size_t l, size_t t
 }
 
 template <class Dev>
-void Decoder<Dev>::linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
-    linears_.in_fp8 = limits.fp8 && !generator_->runs();
-    linears_.forward(l, matrix, out, x, w, t, n);
-}
-template <class Dev>
-void Decoder<Dev>::linear_backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
-                                   LinearWeights<X> w, size_t t, size_t n) {
-    linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_->accumulates());
+void Decoder<Dev>::linear_backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
+                                   LinearWeights<X> w) {
+    linears_.backward(rows, matrix, dx, dw, dout, x, w, weights_->accumulates());
 }
 
 template <class Dev> bool Decoder<Dev>::accumulates() const { return weights_->accumulates(); }
 
-template <class Dev> void Decoder<Dev>::add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
+template <class Dev> void Decoder<Dev>::add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
     const ExpertConfig &c = config.experts;
-    if (!routes() || generator_->runs() || !linears_.adapters_are_on) return;
+    if (!routes() || pass.generates() || !pass.adapters) return;
     router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.documents + t, n, c.number, c.chosen);
 }
 
@@ -466,13 +454,40 @@ void Decoder<Dev>::sum_gradients(size_t unit, bool complete, const std::function
     weights_->sum_gradients(unit, complete, add);
 }
 
+// ---- generation ------------------------------------------------------------------------------------------------------------------------
+
+// With ZeRO-3 or divided experts every rank must join each forward pass; ranks that finished generating join with an empty row until all are done.
+template <class Dev> bool Decoder<Dev>::all_finished(bool finished) {
+    const bool all_join = weights_->prefetched.divided() || mesh_->experts;
+    return !all_join || mesh_->all.all(finished);
+}
+
+template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
+    const Pass pass{.keys = step.prompts ? Keys::prompts : Keys::cache};
+    all_finished(false);
+    begin_pass();
+    row.load(r, memory());
+    generation_->load(r, step, row, memory());
+    forward(pass);
+    begin_op(pass.phase, HEAD);
+    generation_->find_logits(acts.normf, head_w(pass), row, step);
+}
+
+template <class Dev> std::vector<float> Decoder<Dev>::logits() { return generation_->logits(memory()); }
+template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &request) { return generation_->draw(request, memory()); }
+template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) { generation_->copy_page(to, from); }
+
+template <class Dev> void Decoder<Dev>::finish() {
+    row.T = 0;
+    while (!all_finished(true)) forward({.keys = Keys::cache});
+}
+
 // ---- the model's interface (model.h) ---------------------------------------------------------------------------------------------------
 
 template <class Dev> Memory &Decoder<Dev>::memory() {  // created on first use: a plan needs no device
     if (!memory_) memory_ = make_memory(dev);
     return *memory_;
 }
-template <class Dev> Generator &Decoder<Dev>::generator() { return *generator_; }
 template <class Dev> Zero<Dev> &Decoder<Dev>::parameters() { return weights_->trained; }
 template <class Dev> const std::vector<Tensor> &Decoder<Dev>::tensors() const { return weights_->trained.whole; }
 template <class Dev> const std::vector<Tensor> &Decoder<Dev>::frozen_tensors() const { return weights_->frozen_table.tensors; }
@@ -487,12 +502,12 @@ template <class Dev> void Decoder<Dev>::save(const std::string &dir, const std::
 }
 
 template <class Dev> void Decoder<Dev>::zero_gradients(uint64_t key) {
-    begin_op(Pass::step, ZERO_GRAD);
+    begin_op(Phase::step, ZERO_GRAD);
     weights_->begin_step(key);
     if (routes()) clear_routing(), balance_is_known_ = false;
 }
 template <class Dev> double Decoder<Dev>::gradient_norm() {
-    begin_op(Pass::step, GRAD_NORM);
+    begin_op(Phase::step, GRAD_NORM);
     return weights_->trained.gradients.norm(mesh_->shards, memory());
 }
 template <class Dev> std::string Decoder<Dev>::nonfinite_gradient() {
@@ -501,7 +516,7 @@ template <class Dev> std::string Decoder<Dev>::nonfinite_gradient() {
 template <class Dev> std::string Decoder<Dev>::store_name() const { return store_ ? store_->name() : ""; }
 
 template <class Dev> void Decoder<Dev>::update(const AdamW &adamw) {
-    begin_op(Pass::step, ADAMW);
+    begin_op(Phase::step, ADAMW);
     weights_->optimizer.update(weights_->trained, mesh_->shards, adamw);
 }
 template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {

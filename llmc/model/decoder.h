@@ -11,8 +11,8 @@
 // (../parallel/ring.h). The gradients of a unit are summed over all ranks as soon as the backward pass has computed them. One
 // rank is a ring of one.
 //
-// weights.h loads weights from wherever they are stored, trace.h has the tools that observe ops, and generator.h the forward passes
-// of generation. decoder.cu defines the functions of this class, and is compiled once for all programs.
+// pass.h describes a pass, weights.h loads weights from wherever they are stored, trace.h has the tools that observe ops, and generation_arrays.h the cache and
+// the draws of generation. decoder.cu defines the functions of this class, and is compiled once for all programs.
 #pragma once
 #include <functional>
 #include <memory>
@@ -34,12 +34,13 @@
 #include "linear_layers.h"
 #include "model.h"
 #include "op_list.h"
+#include "pass.h"
 #include "ranks.h"
 #include "table.h"
 #include "trace.h"
 
 template <class Dev> class Weights;
-template <class Dev> class CachedGenerator;
+template <class Dev> class GenerationArrays;
 template <class Dev> struct Zero;
 class Graphs;
 struct RingAttention;
@@ -58,7 +59,7 @@ template <class X> struct AttentionActs {
     float *ring32;
 };
 
-template <class Dev> class Decoder : public Model {
+template <class Dev> class Decoder : public Model, public Generator {
   public:
     ~Decoder() override;
     Plan &plan() override;
@@ -67,13 +68,13 @@ template <class Dev> class Decoder : public Model {
     Memory &memory() override;
     void profile() override;
     Trace &trace() override { return trace_; }
-    Generator &generator() override;
+    Generator &generator() override { return *this; }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override;
     const std::vector<Tensor> &frozen_tensors() const override;
     void load(const HfWeights &files, uint64_t seed) override;
     void load_adapters(const HfWeights &adapter, const HfWeights &base, uint64_t seed) override;
-    void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
+    void randomise(std::optional<uint64_t> key) override { key_ = key; }
     void initialise(uint64_t seed) override;
     void save(const std::string &dir, const std::string &export_dtype) override;
     void zero_gradients(uint64_t key = 0) override;
@@ -97,6 +98,12 @@ template <class Dev> class Decoder : public Model {
     Routing routing() override;
     Zero<Dev> &parameters();
 
+    void next_logits(const Row &row, const CacheStep &step) override;
+    std::vector<float> logits() override;
+    DrawnTokens draw(const DrawRequest &request) override;
+    void copy_cache_page(size_t to, size_t from) override;
+    void finish() override;
+
   protected:
     using X = typename Dev::X;
     using Calls = std::function<void(Model &, const ModelLimits &)>;  // the calls of a rehearsal
@@ -107,18 +114,18 @@ template <class Dev> class Decoder : public Model {
 
     // Points the trainer's weights and their gradients at their arrays. The gradients of frozen weights become null.
     virtual void point_weights(TensorList<X> &params, TensorList<float> &grads) = 0;
-    virtual void input_forward() = 0;  // computes acts.x[0] from row.tokens
-    // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection
+    virtual void input_forward(const Pass &pass) = 0;  // computes residual(0) from row.tokens
+    // Layer l computes residual(l + 1) from residual(l): its first half up to attention's output, its second half the output projection
     // and the feed-forward (see runs() and for_tiles()). Ranks without a row call the second half, forward and backward, of layers whose experts are
     // divided.
-    virtual void attention_half(size_t l, Pass pass) = 0;
-    virtual void feed_forward_half(size_t l, Pass pass) = 0;
-    virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
-    virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by the gradient of acts.x[L]
-    // The first function replaces acts.dx, the gradient of acts.x[l+1], by the gradient of the residual stream after attention, and the
-    // second one by the gradient of acts.x[l].
-    virtual void feed_forward_half_backward(size_t l) = 0;
-    virtual void attention_half_backward(size_t l) = 0;
+    virtual void attention_half(size_t l, const Pass &pass) = 0;
+    virtual void feed_forward_half(size_t l, const Pass &pass) = 0;
+    virtual void final_norm_forward() = 0;   // computes acts.normf from residual(L)
+    virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by the gradient of residual(L)
+    // The first function replaces acts.dx, the gradient of residual(l + 1), by the gradient of the residual stream after attention, and the
+    // second one by the gradient of residual(l).
+    virtual void feed_forward_half_backward(size_t l, const Pass &pass) = 0;
+    virtual void attention_half_backward(size_t l, const Pass &pass) = 0;
     virtual void rehearse(Touches &log, const Calls &calls) = 0;  // implemented as rehearse_as<the trainer's class>(log, calls)
     virtual void input_backward() = 0;  // calls sum_gradients itself, because only the trainer knows the units of its input
 
@@ -137,15 +144,15 @@ template <class Dev> class Decoder : public Model {
     // ---- computation ------------------------------------------------------------------------------------------------------------------
 
     // Marks the beginning of an op, of layer l if it belongs to a layer. bucket: Work::bucket
-    void begin_op(Pass pass, size_t op, size_t l, size_t bucket = 0) {
+    void begin_op(Phase phase, size_t op, size_t l, size_t bucket = 0) {
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have set its own scratch, and freed it since
-        trace_.begin(pass, op, l, bucket);
+        trace_.begin(phase, op, l, bucket);
     }
-    void begin_op(Pass pass, RowOp op, size_t bucket = 0) { begin_op(pass, ops.number(op), 0, bucket); }
-    // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results have been kept.
-    bool runs(size_t op, size_t l, Pass pass) {
-        if (pass == Pass::recompute && limits.recompute < ops.layer[op].from) return false;
-        begin_op(pass, op, l);
+    void begin_op(Phase phase, RowOp op, size_t bucket = 0) { begin_op(phase, ops.number(op), 0, bucket); }
+    // Begins an op of a half of layer l. Returns false if the op must not run: in Phase::recompute, if its results have been kept.
+    bool runs(size_t op, size_t l, Phase phase) {
+        if (phase == Phase::recompute && limits.recompute < ops.layer[op].from) return false;
+        begin_op(phase, op, l);
         return true;
     }
     // Calls f(first, n) for each tile of the row's tokens in order. The hidden arrays of the feed-forward hold one tile: (tile, F).
@@ -157,16 +164,21 @@ template <class Dev> class Decoder : public Model {
     }
     // Describes tokens [t, t + n) of layer l, on this rank and on the ranks with which it divides experts.
     ExpertTokens expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic);
-    void attention_forward(size_t l, const AttentionActs<X> &a);
-    void attention_backward(size_t l, const AttentionActs<X> &a);
+    // The residual stream, (T, C): the input of layer l, or of the final norm for l = L. The backward pass may have loaded it into another array.
+    X *residual(size_t l, Phase phase) const { return (phase == Phase::forward ? residual_.forward : residual_.backward)[l]; }
+    X *embed_w(const Pass &pass) const { return pass.adapters ? embed_w_ : base_embed_w_; }
+    void attention_forward(const Pass &pass, size_t l, const AttentionActs<X> &a);
+    void attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     // Computes a linear layer with its adapters for tokens [t, t + n) of the row; the pointers point at token t.
-    void linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
-    void linear_backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
-                         size_t t, size_t n);
+    void linear_forward(const LayerRows &rows, Linear matrix, X *out, const X *x, LinearWeights<X> w) {
+        linears_.forward(rows, matrix, out, x, w);
+    }
+    void linear_backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
+                         LinearWeights<X> w);
     // Returns true if gradients of weights are added to the gradients of earlier rows, and false if they overwrite them.
     bool accumulates() const;
-    // Adds tokens [t, t + n) to the routing sums of layer l, if the forward pass belongs to a step.
-    void add_routing(size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n);
+    // Adds tokens [t, t + n) to the routing sums of layer l, unless the pass is of generation or of the base model.
+    void add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n);
     const float *balance() const { return config.experts.aux_loss_coef > 0 ? acts.balance : nullptr; }
     // Calls add(first, n) for the unit's buckets, which computes the gradients of n elements (Weights::sum_gradients).
     void sum_gradients(size_t unit, bool complete, const std::function<void(size_t, size_t)> &add);
@@ -184,14 +196,12 @@ template <class Dev> class Decoder : public Model {
     const size_t positions_unit;  // the table's unit of learned positions
     Plan plan_;
     size_t most_tokens = 0;  // tokens of the rank with the most tokens in this pass, among the ranks that divide the experts
-    X *embed_w = nullptr, *head_w = nullptr;  // (V, C); the head of a reward model is (1, C)
     float *embed_dw = nullptr, *head_dw = nullptr;
 
     DeviceRow row{config, limits};
     LinearLayers<Dev> linears_{dev, config};
 
     struct {
-        std::vector<X *> x;  // (L+1) x (T, C)   residual stream of this pass: the input of each layer, then of the final norm
         X *normf;            // (T, C)
         X *dx;               // (T, C)           gradient of the residual stream
         std::byte *head;     // lm_head_scratch
@@ -204,36 +214,38 @@ template <class Dev> class Decoder : public Model {
     } acts;
 
   private:
-    friend class CachedGenerator<Dev>;
     void plan_row();
     void plan_head();
     void find_lifetimes();
     Work layout() const;
     void begin_pass();
-    void load_part(const Row &row);
-    // Returns false for the reference model, which gets no noise.
-    bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }
+    // The pass of the model that is trained, or evaluated.
+    Pass own_pass(Phase phase) const { return {.phase = phase, .fp8 = limits.fp8, .key = key_}; }
+    X *head_w(const Pass &pass) const { return pass.adapters ? head_w_ : base_head_w_; }
+    void load_part(const Row &row, const Pass &pass);
+    bool is_noisy(const Pass &pass) const { return pass.key && limits.neftune_alpha > 0; }
+    bool all_finished(bool finished);
     HeadLoss head_loss() const;
-    void forward();
+    void forward(const Pass &pass);
     void gradients(bool last);
-    void head(X *dx, float *dhead);
-    void head_backward();
+    void head(const Pass &pass, X *dx, float *dhead);
+    void head_backward(const Pass &pass);
     void add_sums();
     void clear_routing();
     void find_balance();
-    std::vector<double> values_of(const Row &row);
-    RingAttention ring(size_t l);
+    std::vector<double> values_of(const Row &row, const Pass &pass);
+    RingAttention ring(const Pass &pass, size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, config.attention_scale()}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // the parts of a layer's work
-    template <class F> void recorded(size_t l, Stretch stretch, const F &work);
+    template <class F> void recorded(const Pass &pass, size_t l, Stretch stretch, const F &work);
     void offload(size_t l);
     void prefetch(size_t l);
-    void wait_for_copies(size_t l, Pass pass);
+    void wait_for_copies(size_t l, Phase phase);
 
     Trace trace_{ops};
     const std::unique_ptr<Weights<Dev>> weights_;
-    const std::unique_ptr<CachedGenerator<Dev>> generator_;
+    const std::unique_ptr<GenerationArrays<Dev>> generation_;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;    // in memory_
@@ -241,11 +253,12 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
     SelfComm alone_;                  // this rank alone, for generation
     std::optional<uint64_t> key_;     // of dropout and noise; without a key both are off
-    X *base_embed_, *base_head_;      // the base model's embed_w and head_w
+    // (V, C); the head of a reward model is (1, C). With adapters the base model has its own, where they are trained in full.
+    X *embed_w_ = nullptr, *head_w_ = nullptr, *base_embed_w_ = nullptr, *base_head_w_ = nullptr;
     size_t targets_ = 0;              // the number of targets since the last take_sums()
     bool balance_is_known_ = false;   // true if `balance` is valid for this step
 
-    // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
+    // (L + 1) The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
     struct {
         std::vector<X *> forward, backward;
     } residual_;

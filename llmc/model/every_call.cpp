@@ -4,7 +4,7 @@
 
 #include "../ops/attention_decode.h"
 
-static std::vector<double> generate(Model &model, const std::vector<int32_t> &text, const ModelLimits &limits) {
+std::vector<double> generate_once(Model &model, const std::vector<int32_t> &text, const ModelLimits &limits) {
     const size_t T = limits.row_tokens, n = limits.sequences, pages = limits.sequence_pages;
     const size_t length = std::max(T / n, row_multiple) / row_multiple * row_multiple, sequences = std::min(n, T / length);
     std::vector<std::vector<int32_t>> prompts(sequences);
@@ -63,6 +63,6 @@ std::map<std::string, std::vector<double>> make_every_call(Model &model, const s
             AdamW{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1, .step = 1});
     }
     if (limits.mode != Mode::generate) model.take_sums();
-    if (limits.cache_pages) values["logits"] = generate(model, text, limits);
+    if (limits.cache_pages) values["logits"] = generate_once(model, text, limits);
     return values;
 }

@@ -13,6 +13,9 @@
 std::map<std::string, std::vector<double>> make_every_call(Model &model, const std::vector<std::vector<int32_t>> &documents,
                                                            const ModelConfig &config, const ModelLimits &limits);
 
+// The generation of these calls: the logits of one token after the first tokens of `text`.
+std::vector<double> generate_once(Model &model, const std::vector<int32_t> &text, const ModelLimits &limits);
+
 // Trains for two steps with a number of equal rows each. The second step begins with unfinished transfers of the first.
 void make_two_steps(Model &model, const std::vector<std::vector<int32_t>> &documents, const ModelConfig &config,
                     size_t micro_steps);

@@ -68,16 +68,16 @@ template <class Dev> class Experts {
 
     // The ops of the forward pass, for n tokens with input x (n, C). up() routes the tokens and computes gate_up, activate() applies swiglu, and
     // down() computes out = residual + y.
-    void up(const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const;
+    void up(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const;
     void activate(const ExpertActs<X> &a, const ExpertTokens &n) const;
-    void down(const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual, const ExpertTokens &n) const;
+    void down(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual, const ExpertTokens &n) const;
 
     // The ops of the backward pass. They add to the gradients of weights if `accumulate`, and overwrite them otherwise; gradients of frozen weights
     // are null and are skipped. dx may be x. documents (n): each token's document, below 0 for padding. balance (E): router.h, or null
-    void down_backward(const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, const X *dout,
+    void down_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, const X *dout,
                        const ExpertTokens &n, bool accumulate) const;
     void activate_backward(const ExpertActs<X> &a, const ExpertTokens &n) const;
-    void up_backward(const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx, const X *x,
+    void up_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx, const X *x,
                      const float *balance, const int32_t *documents, const ExpertTokens &n, bool accumulate) const;
 
   private:
@@ -88,8 +88,8 @@ template <class Dev> class Experts {
         const ExpertTokens &of;
         ExpertTraffic *traffic;  // null: no expert parallelism
 
-        AdapterRows own() const { return {of.layer, of.first + first, tokens}; }
-        AdapterRows held(size_t experts) const { return {of.layer, of.first + first, rows, starts, experts}; }
+        LayerRows own(const Pass &pass) const { return {pass, of.layer, of.first + first, tokens}; }
+        LayerRows held(const Pass &pass, size_t experts) const { return {pass, of.layer, of.first + first, rows, starts, experts}; }
     };
 
     // Calls f(run, arrays) for each run; the arrays begin at the run's first token.
@@ -170,7 +170,7 @@ template <class Dev> void Experts<Dev>::weigh_backward(const Run &run, const Exp
 }
 
 template <class Dev>
-void Experts<Dev>::up(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const {
+void Experts<Dev>::up(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const {
     const size_t E = c.number, K = c.chosen;
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         const X *const x_t = x + run.first * C, *const no_bias = nullptr;
@@ -182,12 +182,12 @@ void Experts<Dev>::up(const ExpertActs<X> &acts, const ExpertWeights<X> &w, cons
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, x_t);
         grouped_matmul_forward(dev, a.gate_up, a.input, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
-        linears.adapters_forward(Linear::experts_gate_up, a.gate_up, a.input, run.held(held_E));
+        linears.adapters_forward(Linear::experts_gate_up, a.gate_up, a.input, run.held(pass, held_E));
         if (c.shared_F == 0) return;
         matmul_forward(dev, a.gate, x_t, w.shared_gate, no_bias, m, C, 1);
         gate_forward(dev, a.gate, a.gate, m);
         matmul_forward(dev, a.shared_gate_up, x_t, w.shared_gate_up, no_bias, m, C, 2 * c.shared_F);
-        linears.adapters_forward(Linear::shared_gate_up, a.shared_gate_up, x_t, run.own());
+        linears.adapters_forward(Linear::shared_gate_up, a.shared_gate_up, x_t, run.own(pass));
     });
 }
 
@@ -199,7 +199,7 @@ template <class Dev> void Experts<Dev>::activate(const ExpertActs<X> &acts, cons
 }
 
 template <class Dev>
-void Experts<Dev>::down(const ExpertActs<X> &acts, const ExpertWeights<X> &w, X *out, const X *residual,
+void Experts<Dev>::down(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, X *out, const X *residual,
                         const ExpertTokens &n) const {
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         X *const out_t = out + run.first * C;
@@ -208,19 +208,19 @@ void Experts<Dev>::down(const ExpertActs<X> &acts, const ExpertWeights<X> &w, X 
         if (c.shared_F) {
             const int32_t *const in_place = nullptr;
             matmul_forward(dev, a.shared, a.shared_act, w.shared_down, no_bias, m, c.shared_F, C);
-            linears.adapters_forward(Linear::shared_down, a.shared, a.shared_act, run.own());
+            linears.adapters_forward(Linear::shared_down, a.shared, a.shared_act, run.own(pass));
             combine_rows(dev, out_t, base, a.shared, a.gate, in_place, m, 1, C);
             base = out_t;
         }
         grouped_matmul_forward(dev, a.input, a.act, w.down, run.starts, held_E, run.rows, c.F, C);
-        linears.adapters_forward(Linear::experts_down, a.input, a.act, run.held(held_E));
+        linears.adapters_forward(Linear::experts_down, a.input, a.act, run.held(pass, held_E));
         to_tokens(run, a.own, a.input, C);
         combine_rows(dev, out_t, base, own_rows(a), a.weights, a.row_of, m, c.chosen, C);
     });
 }
 
 template <class Dev>
-void Experts<Dev>::down_backward(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw,
+void Experts<Dev>::down_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw,
                                  const X *dout, const ExpertTokens &n, bool accumulate) const {
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         const X *const dout_t = dout + run.first * C;
@@ -229,7 +229,7 @@ void Experts<Dev>::down_backward(const ExpertActs<X> &acts, const ExpertWeights<
         sort(run, a);  // recomputed, because the forward pass only keeps the choices
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, dout_t);
-        const AdapterRows held = run.held(held_E), own = run.own();
+        const LayerRows held = run.held(pass, held_E), own = run.own(pass);
         grouped_matmul_backward_input(dev, a.dact, a.input, w.down, run.starts, held_E, run.rows, c.F, C);
         linears.adapters_backward_low(Linear::experts_down, a.input, held);
         linears.adapters_backward_input(Linear::experts_down, a.dact, held);
@@ -256,7 +256,7 @@ template <class Dev> void Experts<Dev>::activate_backward(const ExpertActs<X> &a
 }
 
 template <class Dev>
-void Experts<Dev>::up_backward(const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx,
+void Experts<Dev>::up_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx,
                                const X *x, const float *balance, const int32_t *documents, const ExpertTokens &n,
                                bool accumulate) const {
     const size_t E = c.number, K = c.chosen, S = c.shared_F;
@@ -269,7 +269,7 @@ void Experts<Dev>::up_backward(const ExpertActs<X> &acts, const ExpertWeights<X>
         router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, documents + run.first, m, E, K,
                         c.normed);
         if (dw.router) matmul_backward_weight(dev, dw.router, nullptr, a.dlogits, x_t, m, C, E, add);
-        const AdapterRows held = run.held(held_E), own = run.own();
+        const LayerRows held = run.held(pass, held_E), own = run.own(pass);
         if (dw.gate_up || linears.adapts(Linear::experts_gate_up)) gather(run, a, x_t);
         if (dw.gate_up)
             grouped_matmul_backward_weight(dev, dw.gate_up, a.gate_up, a.input, run.starts, held_E, run.rows, C, 2 * c.F, add);

@@ -6,11 +6,10 @@
 //
 // The products of experts are in experts.h, which only calls the adapters' part: the same formula for the rows of an expert, with its own A and B.
 //
-// With in_fp8 the products with W are in FP8 (../ops/fp8.h), but not the products with adapters. Activations are rounded one matmul_run of tokens at
+// With Pass::fp8 the products with W are in FP8 (../ops/fp8.h), but not the products with adapters. Activations are rounded one matmul_run of tokens at
 // a time, so a scale does not depend on other tokens of a call; W is rounded whole, before each product.
 #pragma once
 #include <algorithm>
-#include <optional>
 
 #include "../core/arena.h"
 #include "../ops/dropout.h"
@@ -19,9 +18,11 @@
 #include "../ops/layout.h"
 #include "../ops/matmul.h"
 #include "lora.h"
+#include "pass.h"
 
-// The rows of a product with adapters: n tokens of layer l, beginning with token t of the row, or n rows of these tokens, sorted by expert.
-struct AdapterRows {
+// The rows of a product: n tokens of layer l, beginning with token t of the row, or n rows of these tokens, sorted by expert.
+struct LayerRows {
+    const Pass &pass;
     size_t l, t, n;
     const int32_t *starts = nullptr;  // (experts + 1)  of the rank's experts; null: the rows are tokens
     size_t experts = 1;
@@ -36,45 +37,43 @@ template <class Dev> class LinearLayers {
     }
     void plan(Plan &plan, size_t T, size_t expert_rows, bool trains);
     void plan_fp8(Plan &plan, size_t T, bool trains);
-    void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
+    void forward(const LayerRows &rows, Linear matrix, X *out, const X *x, LinearWeights<X> w);
     // Computes the gradients of the trained weights and of the input. dx may alias x; dx and dw's pointers may be null. With `accumulate` the
     // weights' gradients are added to the gradients of earlier rows.
-    void backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
-                  size_t t, size_t n, bool accumulate);
+    void backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
+                  LinearWeights<X> w, bool accumulate);
     // The adapters' parts of these functions: out += ..., dx += ..., and the gradients of A and B, which accumulate if `add`. backward_low() must be
     // called before the other backward functions.
-    void adapters_forward(Linear matrix, X *out, const X *x, const AdapterRows &rows);
-    void adapters_backward_low(Linear matrix, const X *dout, const AdapterRows &rows);
-    void adapters_backward_weight(Linear matrix, const X *dout, const X *x, const AdapterRows &rows, bool add);
-    void adapters_backward_input(Linear matrix, X *dx, const AdapterRows &rows);
-    bool adapts(Linear matrix) const { return adapters_are_on && std::ranges::count(modules, matrix, &LinearModule::matrix); }
-    bool drops() const { return adapters_are_on && dropout_key && config.lora.dropout > 0; }
+    void adapters_forward(Linear matrix, X *out, const X *x, const LayerRows &rows);
+    void adapters_backward_low(Linear matrix, const X *dout, const LayerRows &rows);
+    void adapters_backward_weight(Linear matrix, const X *dout, const X *x, const LayerRows &rows, bool add);
+    void adapters_backward_input(Linear matrix, X *dx, const LayerRows &rows);
+    bool adapts(Linear matrix) const { return std::ranges::count(modules, matrix, &LinearModule::matrix); }
+    bool drops(const Pass &pass) const { return pass.key && config.lora.dropout > 0; }
 
     Adapters<X> adapters;
     Adapters<float> gradients;
-    bool adapters_are_on = true;  // false: only the base model
-    bool in_fp8 = false;
-    std::optional<uint64_t> dropout_key;  // empty: no dropout
-    const int32_t *documents = nullptr;   // (T) number of the document in its file, with dropout
-    const int32_t *positions = nullptr;   // (T) in the document
+    const int32_t *documents = nullptr;  // (T) number of the document in its file, with dropout
+    const int32_t *positions = nullptr;  // (T) in the document
 
   private:
-    DropoutMask mask_of(const LinearModule &module, const AdapterRows &rows) const;
-    const X *adapter_input(size_t i, const X *x, const AdapterRows &rows);
+    DropoutMask mask_of(const LinearModule &module, const LayerRows &rows) const;
+    const X *adapter_input(size_t i, const X *x, const LayerRows &rows);
     // Products of tokens with one matrix, or of each expert's rows with the expert's matrix.
-    void product(const AdapterRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld = 0, bool add = false);
-    void product_weight(const AdapterRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC, bool add,
+    void product(const LayerRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld = 0, bool add = false);
+    void product_weight(const LayerRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC, bool add,
                         size_t ld = 0);
-    void product_input(const AdapterRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld = 0,
+    void product_input(const LayerRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld = 0,
                        bool add = false);
     template <class F> void for_adapters(Linear matrix, F f) const;
     void round(Fp8Matrix q, const X *x, size_t rows, size_t columns, bool turned = false) {
         fp8_scale(dev, q, x, rows, columns);
         fp8_round(dev, q, x, rows, columns, turned);
     }
-    void base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape);
-    void base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape, bool accumulate);
-    void base_backward_input(X *dx, const X *dout, size_t n, LinearShape shape, const X *w);
+    void base_forward(const LayerRows &rows, X *out, const X *x, LinearWeights<X> w, LinearShape shape);
+    void base_backward_weight(const LayerRows &rows, LinearWeights<float> dw, const X *dout, const X *x, LinearShape shape,
+                              bool accumulate);
+    void base_backward_input(const LayerRows &rows, X *dx, const X *dout, LinearShape shape, const X *w);
 
     const Dev dev;
     const ModelConfig &config;
@@ -114,12 +113,13 @@ template <class Dev> void LinearLayers<Dev>::plan_fp8(Plan &plan, size_t T, bool
     plan.add(&right.scale, "fp8 scale of weights", {2});
 }
 
-template <class Dev> void LinearLayers<Dev>::base_forward(X *out, const X *x, LinearWeights<X> w, size_t n, LinearShape shape) {
+template <class Dev>
+void LinearLayers<Dev>::base_forward(const LayerRows &rows, X *out, const X *x, LinearWeights<X> w, LinearShape shape) {
     const auto [IC, OC] = shape;
-    if (!in_fp8) return matmul_forward(dev, out, x, w.weight, w.bias, n, IC, OC);
+    if (!rows.pass.fp8) return matmul_forward(dev, out, x, w.weight, w.bias, rows.n, IC, OC);
     round(right, w.weight, OC, IC);
     in_parts(
-        n,
+        rows.n,
         [&, IC = IC, OC = OC](size_t t, size_t part) {
             round(left, x + t * IC, part, IC);
             fp8_product(dev, out + t * OC, left, right, w.bias, part, IC, OC, false);
@@ -129,10 +129,11 @@ template <class Dev> void LinearLayers<Dev>::base_forward(X *out, const X *x, Li
 
 // Computes the gradients for at most one run of tokens. In FP8 `left` has the scale of dout, which both products round; the first also transposes it.
 template <class Dev>
-void LinearLayers<Dev>::base_backward_weight(LinearWeights<float> dw, const X *dout, const X *x, size_t n, LinearShape shape,
-                                             bool accumulate) {
+void LinearLayers<Dev>::base_backward_weight(const LayerRows &rows, LinearWeights<float> dw, const X *dout, const X *x,
+                                             LinearShape shape, bool accumulate) {
     const auto [IC, OC] = shape;
-    if (!in_fp8) return matmul_backward_weight(dev, dw.weight, dw.bias, dout, x, n, IC, OC, accumulate);
+    const size_t n = rows.n;
+    if (!rows.pass.fp8) return matmul_backward_weight(dev, dw.weight, dw.bias, dout, x, n, IC, OC, accumulate);
     const X *const no_bias = nullptr;
     fp8_round(dev, left, dout, n, OC, true);
     round(right, x, n, IC, true);
@@ -140,9 +141,11 @@ void LinearLayers<Dev>::base_backward_weight(LinearWeights<float> dw, const X *d
     if (dw.bias) matmul_bias_backward(dev, dw.bias, dout, n, OC, OC);
 }
 
-template <class Dev> void LinearLayers<Dev>::base_backward_input(X *dx, const X *dout, size_t n, LinearShape shape, const X *w) {
+template <class Dev>
+void LinearLayers<Dev>::base_backward_input(const LayerRows &rows, X *dx, const X *dout, LinearShape shape, const X *w) {
     const auto [IC, OC] = shape;
-    if (!in_fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC);
+    const size_t n = rows.n;
+    if (!rows.pass.fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC);
     const X *const no_bias = nullptr;
     fp8_round(dev, left, dout, n, OC, false);
     round(right, w, OC, IC, true);
@@ -150,20 +153,20 @@ template <class Dev> void LinearLayers<Dev>::base_backward_input(X *dx, const X 
 }
 
 template <class Dev>
-void LinearLayers<Dev>::product(const AdapterRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld,
+void LinearLayers<Dev>::product(const LayerRows &rows, X *out, const X *x, const X *w, size_t IC, size_t OC, size_t ld,
                                 bool add) {
     const X *const no_bias = nullptr;
     if (!rows.starts) return matmul_forward(dev, out, x, w, no_bias, rows.n, IC, OC, ld, add);
     grouped_matmul_forward(dev, out, x, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
 }
 template <class Dev>
-void LinearLayers<Dev>::product_weight(const AdapterRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC,
+void LinearLayers<Dev>::product_weight(const LayerRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC,
                                        bool add, size_t ld) {
     if (!rows.starts) return matmul_backward_weight(dev, dw, nullptr, dout, x, rows.n, IC, OC, add, ld);
     grouped_matmul_backward_weight(dev, dw, dout, x, rows.starts, rows.experts, rows.n, IC, OC, add, ld);
 }
 template <class Dev>
-void LinearLayers<Dev>::product_input(const AdapterRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld,
+void LinearLayers<Dev>::product_input(const LayerRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld,
                                       bool add) {
     if (!rows.starts) return matmul_backward_input(dev, dx, dout, w, rows.n, IC, OC, ld, add);
     grouped_matmul_backward_input(dev, dx, dout, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
@@ -171,10 +174,10 @@ void LinearLayers<Dev>::product_input(const AdapterRows &rows, X *dx, const X *d
 
 // Returns the dropout mask for the inputs of a module's adapter, with the adapter's scale. Without dropout it only contains the scale. Rows of
 // experts have no dropout (check_lora).
-template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &module, const AdapterRows &rows) const {
+template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &module, const LayerRows &rows) const {
     const LoraConfig &lora = config.lora;
-    if (!drops()) return {float(lora.scale())};
-    const Random keys{*dropout_key, Purpose::dropout, stream_of(module.name)};
+    if (!drops(rows.pass)) return {float(lora.scale())};
+    const Random keys{*rows.pass.key, Purpose::dropout, stream_of(module.name)};
     return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(rows.l), documents + rows.t,
             positions + rows.t};
 }
@@ -182,12 +185,12 @@ template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &
 // Calls f(module, index among the matrix's adapters, index in the layer) for each adapter of a matrix.
 template <class Dev> template <class F> void LinearLayers<Dev>::for_adapters(Linear matrix, F f) const {
     size_t number = 0;
-    for (size_t i = 0; adapters_are_on && i < modules.size(); i++)
+    for (size_t i = 0; i < modules.size(); i++)
         if (modules[i].matrix == matrix) f(modules[i], number++, i);
 }
 
 // Computes low = scale * drop(x) A^T (n, rank). Returns the input of A: x itself, or `dropped`, which already includes the scale.
-template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(size_t i, const X *x, const AdapterRows &rows) {
+template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(size_t i, const X *x, const LayerRows &rows) {
     const size_t r = config.lora.rank, IC = modules[i].IC;
     const DropoutMask mask = mask_of(modules[i], rows);
     if (mask.threshold) dropout_forward(dev, dropped, x, mask, rows.n, IC), x = dropped;
@@ -196,7 +199,8 @@ template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(siz
     return x;
 }
 
-template <class Dev> void LinearLayers<Dev>::adapters_forward(Linear matrix, X *out, const X *x, const AdapterRows &rows) {
+template <class Dev> void LinearLayers<Dev>::adapters_forward(Linear matrix, X *out, const X *x, const LayerRows &rows) {
+    if (!rows.pass.adapters) return;
     for_adapters(matrix, [&](const LinearModule &module, size_t, size_t i) {
         adapter_input(i, x, rows);
         product(rows, out + module.first, low, adapters[rows.l][i].b, config.lora.rank, module.OC, shapes[size_t(matrix)].OC,
@@ -206,7 +210,7 @@ template <class Dev> void LinearLayers<Dev>::adapters_forward(Linear matrix, X *
 
 // With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
 // This function computes scale * d, or d if drop() already includes the scale.
-template <class Dev> void LinearLayers<Dev>::adapters_backward_low(Linear matrix, const X *dout, const AdapterRows &rows) {
+template <class Dev> void LinearLayers<Dev>::adapters_backward_low(Linear matrix, const X *dout, const LayerRows &rows) {
     const size_t r = config.lora.rank;
     for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
         const DropoutMask mask = mask_of(module, rows);
@@ -217,7 +221,7 @@ template <class Dev> void LinearLayers<Dev>::adapters_backward_low(Linear matrix
 }
 
 template <class Dev>
-void LinearLayers<Dev>::adapters_backward_weight(Linear matrix, const X *dout, const X *x, const AdapterRows &rows, bool add) {
+void LinearLayers<Dev>::adapters_backward_weight(Linear matrix, const X *dout, const X *x, const LayerRows &rows, bool add) {
     const size_t r = config.lora.rank;
     for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
         const Adapter<float> &d = gradients[rows.l][i];
@@ -227,7 +231,7 @@ void LinearLayers<Dev>::adapters_backward_weight(Linear matrix, const X *dout, c
     });
 }
 
-template <class Dev> void LinearLayers<Dev>::adapters_backward_input(Linear matrix, X *dx, const AdapterRows &rows) {
+template <class Dev> void LinearLayers<Dev>::adapters_backward_input(Linear matrix, X *dx, const LayerRows &rows) {
     const size_t r = config.lora.rank;
     for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
         const DropoutMask mask = mask_of(module, rows);
@@ -239,35 +243,34 @@ template <class Dev> void LinearLayers<Dev>::adapters_backward_input(Linear matr
 }
 
 template <class Dev>
-void LinearLayers<Dev>::forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
+void LinearLayers<Dev>::forward(const LayerRows &rows, Linear matrix, X *out, const X *x, LinearWeights<X> w) {
     const auto [IC, OC] = shapes[size_t(matrix)];
-    base_forward(out, x, w, n, {IC, OC});
-    if (!adapts(matrix)) return;
+    base_forward(rows, out, x, w, {IC, OC});
     in_parts(
-        n,
-        [&, IC = IC, OC = OC](size_t first, size_t part) {
-            adapters_forward(matrix, out + first * OC, x + first * IC, {l, t + first, part});
+        rows.n,
+        [&, IC = IC, OC = OC](size_t first, size_t n) {
+            adapters_forward(matrix, out + first * OC, x + first * IC, {rows.pass, rows.l, rows.t + first, n});
         },
         matmul_run(dev));
 }
 
 template <class Dev>
-void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
-                                 LinearWeights<X> w, size_t t, size_t n, bool accumulate) {
+void LinearLayers<Dev>::backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
+                                 LinearWeights<X> w, bool accumulate) {
     const auto [IC, OC] = shapes[size_t(matrix)];
     in_parts(
-        n,
-        [&, IC = IC, OC = OC](size_t first, size_t part) {
-            const AdapterRows rows{l, t + first, part};
+        rows.n,
+        [&, IC = IC, OC = OC](size_t first, size_t n) {
+            const LayerRows part{rows.pass, rows.l, rows.t + first, n};
             const X *const dout_part = dout + first * OC, *const x_part = x + first * IC;
-            const bool add = accumulate || t + first > 0;
-            if (in_fp8) fp8_scale(dev, left, dout_part, part, OC);
-            if (dw.weight) base_backward_weight(dw, dout_part, x_part, part, {IC, OC}, add);
-            adapters_backward_low(matrix, dout_part, rows);
-            adapters_backward_weight(matrix, dout_part, x_part, rows, add);
+            const bool add = accumulate || part.t > 0;
+            if (rows.pass.fp8) fp8_scale(dev, left, dout_part, n, OC);
+            if (dw.weight) base_backward_weight(part, dw, dout_part, x_part, {IC, OC}, add);
+            adapters_backward_low(matrix, dout_part, part);
+            adapters_backward_weight(matrix, dout_part, x_part, part, add);
             if (!dx) return;
-            base_backward_input(dx + first * IC, dout_part, part, {IC, OC}, w.weight);
-            adapters_backward_input(matrix, dx + first * IC, rows);
+            base_backward_input(part, dx + first * IC, dout_part, {IC, OC}, w.weight);
+            adapters_backward_input(matrix, dx + first * IC, part);
         },
         matmul_run(dev));
 }

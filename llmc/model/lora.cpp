@@ -415,10 +415,10 @@ CostOf cost::adapters(const ModelConfig &c, Linear matrix) {
         for (const LinearModule &m : adapted_modules(c))
             if (m.matrix == matrix) in += double(m.IC), out += double(m.OC), number++;
     const size_t E = of_experts(matrix) ? c.experts.number : 1, K = of_experts(matrix) ? c.experts.chosen : 1;
-    return [=, r = double(c.lora.rank)](const Work &w, Pass pass, size_t) -> Cost {
+    return [=, r = double(c.lora.rank)](const Work &w, Phase phase, size_t) -> Cost {
         const double rows = double(w.T * K), s = double(w.element);
         const double held = double(ceil_div(E, w.expert_ranks)), read = std::min(held, rows);  // adapters per module
-        if (pass != Pass::backward)
+        if (phase != Phase::backward)
             return {2 * rows * r * (in + out), s * (rows * (in + 2 * out) + read * r * (in + out) + 2 * rows * r * number)};
         return {2 * rows * r * (3 * in + 2 * out),
                 s * (rows * (4 * in + 2 * out) + 2 * read * r * (in + out) + 6 * rows * r * number) + 8 * held * r * (in + out)};
@@ -427,19 +427,19 @@ CostOf cost::adapters(const ModelConfig &c, Linear matrix) {
 
 CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     const auto [IC, OC] = linear_shape(c, matrix);
-    const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w, Pass pass,
+    const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w, Phase phase,
                                                                                                         size_t l) {
-        Cost cost = product(w, pass, l);
+        Cost cost = product(w, phase, l);
         const double T = double(w.T), read = double(w.element), round = read + 1;  // rounding writes one byte
         cost.rounded = (read + round) * (T * IC + IC * OC);                        // read once for the scale, then rounded
-        if (pass == Pass::backward) cost.rounded += (read + 2 * round) * T * OC;   // in memory order, and transposed
+        if (phase == Phase::backward) cost.rounded += (read + 2 * round) * T * OC;   // in memory order, and transposed
         return cost;
     };
     if (c.lora.rank == 0) return product;
-    const CostOf frozen = [=, IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t l) -> Cost {
+    const CostOf frozen = [=, IC = double(IC), OC = double(OC)](const Work &w, Phase phase, size_t l) -> Cost {
         const double T = double(w.T), s = double(w.element);
-        Cost cost = product(w, pass, l);
-        if (pass == Pass::backward) cost.flops = 2 * T * IC * OC, cost.bytes = s * (T * IC + IC * OC + T * OC);
+        Cost cost = product(w, phase, l);
+        if (phase == Phase::backward) cost.flops = 2 * T * IC * OC, cost.bytes = s * (T * IC + IC * OC + T * OC);
         return cost;
     };
     return cost::sum({frozen, cost::adapters(c, matrix)});

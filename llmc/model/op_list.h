@@ -11,9 +11,9 @@
 #include "../ops/attention_types.h"
 #include "config.h"
 
-enum class Pass : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients, which are one op
-constexpr size_t passes = 5;
-constexpr const char *pass_names[passes] = {"forward", "both", "recompute", "backward", ""};
+enum class Phase : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients, which are one op
+constexpr size_t phases = 5;
+constexpr const char *phase_names[phases] = {"forward", "both", "recompute", "backward", ""};
 
 // The activations that the forward pass keeps for the backward pass, which recomputes the rest. Keeping less saves memory, costs time, and changes no
 // bit.
@@ -74,40 +74,40 @@ struct Cost {
     double grouped = 0;  // the part of the FLOPs in experts' products, which have their own rate
     double sent = 0;     // bytes that this rank sends to other ranks' experts and tokens, if all experts have equal loads
 };
-using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
+using CostOf = std::function<Cost(const Work &, Phase, size_t layer)>;
 
 namespace cost {
 // A product of T rows with an (IC, OC) matrix. The forward pass reads or writes `more` further elements per token.
 inline CostOf product(size_t IC, size_t OC, size_t more = 0) {
-    return [=, IC = double(IC), OC = double(OC), more = double(more)](const Work &w, Pass pass, size_t) -> Cost {
+    return [=, IC = double(IC), OC = double(OC), more = double(more)](const Work &w, Phase phase, size_t) -> Cost {
         const double T = double(w.T), s = double(w.element);
-        if (pass == Pass::backward) return {4 * T * IC * OC, s * (2 * T * IC + IC * OC + T * OC) + 8 * IC * OC};
+        if (phase == Phase::backward) return {4 * T * IC * OC, s * (2 * T * IC + IC * OC + T * OC) + 8 * IC * OC};
         return {2 * T * IC * OC, s * (T * IC + IC * OC + T * OC + more * T)};
     };
 }
 // An op without products that moves this many elements per token.
 inline CostOf elements(size_t forward, size_t backward) {
-    return [=](const Work &w, Pass pass, size_t) -> Cost {
-        return {0, double(w.element * w.T * (pass == Pass::backward ? backward : forward))};
+    return [=](const Work &w, Phase phase, size_t) -> Cost {
+        return {0, double(w.element * w.T * (phase == Phase::backward ? backward : forward))};
     };
 }
 // Attention with Q = H*D and K = KV*D elements per token.
 inline CostOf attention(size_t Q, size_t K) {
-    return [Q = double(Q), K = double(K)](const Work &w, Pass pass, size_t l) -> Cost {
+    return [Q = double(Q), K = double(K)](const Work &w, Phase phase, size_t l) -> Cost {
         const double T = double(w.T), s = double(w.element);
-        if (pass == Pass::backward) return {attention_backward_flops * w.scores[l] * Q, s * T * (4 * Q + 4 * K)};
+        if (phase == Phase::backward) return {attention_backward_flops * w.scores[l] * Q, s * T * (4 * Q + 4 * K)};
         return {attention_flops * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
     };
 }
 // Products of T tokens with the (IC, OC) matrices of the K experts, among E, that each token chooses. Few tokens read only some of the matrices.
 // frozen: the matrices have no gradients.
 inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
-    return [=, IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t) -> Cost {
+    return [=, IC = double(IC), OC = double(OC)](const Work &w, Phase phase, size_t) -> Cost {
         const size_t held = ceil_div(E, w.expert_ranks);  // of a matrix of which all tokens go to one, all ranks have all
         const double R = double(w.T * K), s = double(w.element), matrix = IC * OC,
                      read = double(std::min(held, w.T * K)) * matrix;
         const double product = 2 * R * matrix, both = (frozen ? 1 : 2) * product;
-        if (pass != Pass::backward) return {.flops = product, .bytes = s * (R * (IC + OC) + read), .grouped = product};
+        if (phase != Phase::backward) return {.flops = product, .bytes = s * (R * (IC + OC) + read), .grouped = product};
         const double moved = s * (R * ((frozen ? 1 : 2) * IC + OC) + read);
         return {.flops = both, .bytes = moved + (frozen ? 0 : 8 * double(held) * matrix), .grouped = both};
     };
@@ -115,20 +115,20 @@ inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
 // The rows of C elements that go to other ranks if experts are divided (../parallel/expert_exchange.h): once forward, and `times` times backward,
 // with `floats` numbers each. Forward also sends the row counts of `counted` experts.
 inline CostOf exchange(const ExpertConfig &e, size_t C, size_t times, size_t counted, size_t floats) {
-    return [=, K = e.chosen](const Work &w, Pass pass, size_t) -> Cost {
+    return [=, K = e.chosen](const Work &w, Phase phase, size_t) -> Cost {
         const double others = double(w.expert_ranks - 1), rows = double(w.T * K) * others / double(w.expert_ranks);
         const double row = double(C * w.element),
                      numbers = others * double(counted * sizeof(int32_t) * ceil_div(w.T, w.expert_run));
-        if (pass == Pass::backward) return {.flops = 0, .bytes = 0, .sent = rows * (double(times) * row + double(4 * floats))};
+        if (phase == Phase::backward) return {.flops = 0, .bytes = 0, .sent = rows * (double(times) * row + double(4 * floats))};
         return {.flops = 0, .bytes = 0, .sent = rows * row + numbers};
     };
 }
 // Returns the cost of an op that consists of several.
 inline CostOf sum(std::vector<CostOf> of) {
-    return [of = std::move(of)](const Work &w, Pass pass, size_t l) {
+    return [of = std::move(of)](const Work &w, Phase phase, size_t l) {
         Cost total{0, 0};
         for (const CostOf &cost : of) {
-            const Cost c = cost(w, pass, l);
+            const Cost c = cost(w, phase, l);
             total.flops += c.flops, total.bytes += c.bytes, total.logits += c.logits, total.sent += c.sent;
             total.rounded += c.rounded, total.grouped += c.grouped;
         }
@@ -139,12 +139,12 @@ inline CostOf sum(std::vector<CostOf> of) {
 inline CostOf by_layer(const ModelConfig &c, CostOf dense, CostOf experts) {
     if (c.experts.number == 0) return dense;
     return [sparse = c.experts.layers, dense = std::move(dense), experts = std::move(experts)](
-               const Work &w, Pass pass, size_t l) { return sparse[l] ? experts(w, pass, l) : dense(w, pass, l); };
+               const Work &w, Phase phase, size_t l) { return sparse[l] ? experts(w, phase, l) : dense(w, phase, l); };
 }
 // A residual sum and its norm. If the sum is kept, recomputation reads it and only computes the norm.
 inline CostOf residual_norm(size_t C) {
-    return [C](const Work &w, Pass pass, size_t) -> Cost {
-        const bool alone = pass == Pass::recompute && w.recompute < Recompute::layer;
+    return [C](const Work &w, Phase phase, size_t) -> Cost {
+        const bool alone = phase == Phase::recompute && w.recompute < Recompute::layer;
         return {0, double(w.element * w.T * C * (alone ? 2 : 4))};
     };
 }
@@ -171,8 +171,8 @@ struct OpList {
     bool of_layer(size_t op) const { return op < layer.size(); }
     const char *name(size_t op) const { return of_layer(op) ? layer[op].name : row_op_names[op - layer.size()]; }
 
-    Cost cost(const ModelConfig &c, const Work &w, Pass pass, size_t op, size_t l) const {
-        return of_layer(op) ? layer[op].cost(w, pass, l) : row_cost(c, w, pass, RowOp(op - layer.size()));
+    Cost cost(const ModelConfig &c, const Work &w, Phase phase, size_t op, size_t l) const {
+        return of_layer(op) ? layer[op].cost(w, phase, l) : row_cost(c, w, phase, RowOp(op - layer.size()));
     }
 
     // Model FLOPs of a row in a training step, the numerator of MFU, as they are commonly counted (Chowdhery et al., "PaLM", 2022,
@@ -184,21 +184,21 @@ struct OpList {
     double model_flops(const ModelConfig &c, const Row &row) const {
         Work w = work_of(c, row, false);
         if (!c.reward) w.N = w.T;
-        double flops = (frozen_head(c) ? 2 : 3) * row_cost(c, w, Pass::forward, HEAD).flops;
+        double flops = (frozen_head(c) ? 2 : 3) * row_cost(c, w, Phase::forward, HEAD).flops;
         for (size_t l = 0; l < c.L; l++)
             for (size_t op = 0; op < layer.size(); op++) {
-                const double forward = layer[op].cost(w, Pass::forward, l).flops;
-                flops += forward + (op == attention ? 2 * forward : layer[op].cost(w, Pass::backward, l).flops);
+                const double forward = layer[op].cost(w, Phase::forward, l).flops;
+                flops += forward + (op == attention ? 2 * forward : layer[op].cost(w, Phase::backward, l).flops);
             }
         return flops;
     }
 
   private:
     static bool frozen_head(const ModelConfig &c) { return c.lora.rank > 0 && !c.lora.head && !c.reward; }
-    Cost row_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) const {
+    Cost row_cost(const ModelConfig &c, const Work &w, Phase phase, RowOp op) const {
         const double T = double(w.T), N = double(w.N), C = double(c.C), s = double(w.element), tables = double(embeddings);
         const double R = c.reward ? 1 : double(c.V);  // the head's rows
-        const bool backward = pass == Pass::backward;
+        const bool backward = phase == Phase::backward;
         switch (op) {
             case EMBED: return {0, T * C * (backward ? tables * (s + 8) : (tables + 1) * s)};
             case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
@@ -206,8 +206,8 @@ struct OpList {
                 // Logits are written by a product, read by the classifier, and written and read again as their gradients by the classifier and two
                 // products.
                 const double logits =
-                    c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (pass == Pass::forward ? 3 : 8);
-                if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C), logits};
+                    c.reward ? 0 : s * N * (backward ? double(w.bucket) / C : R) * (phase == Phase::forward ? 3 : 8);
+                if (phase == Phase::forward) return {2 * N * C * R, s * (N * C + R * C), logits};
                 const double bucket = double(w.bucket);
                 // Only the rows of its bucket.
                 if (backward && !c.reward) return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket, logits};

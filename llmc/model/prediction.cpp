@@ -144,8 +144,8 @@ class Simulation {
         if (!seen_.insert(e.key).second && e.amount == 0) return;
         Work work = work_;
         work.bucket = e.amount;
-        const bool attention = e.key.op == ops_.attention, backward = Pass(e.key.pass) == Pass::backward;
-        const Cost cost = ops_.cost(c_, work, Pass(e.key.pass), e.key.op, e.key.layer);
+        const bool attention = e.key.op == ops_.attention, backward = Phase(e.key.phase) == Phase::backward;
+        const Cost cost = ops_.cost(c_, work, Phase(e.key.phase), e.key.op, e.key.layer);
         const bool fp8 = fp8_ && cost.rounded > 0;  // these products have 1.8 to 1.9 times the rate on an H200
         const double rate = attention ? rate_of_attention(e.key.layer, backward) : (fp8 ? 1.85 : 1) * rates_.products;
         const double flops = (cost.flops - cost.grouped) / rate + cost.grouped / rates_.grouped;
@@ -166,7 +166,7 @@ class Simulation {
         if (e.key.op != ops_.number(DEQUANTISE)) return;
         Work work = work_;
         work.bucket = e.amount;
-        const double seconds = ops_.cost(c_, work, Pass::forward, e.key.op, 0).bytes / rates_.memory;
+        const double seconds = ops_.cost(c_, work, Phase::forward, e.key.op, 0).bytes / rates_.memory;
         sum.other += seconds, now_ += seconds;
     }
     void begin_step() {
@@ -237,7 +237,7 @@ class Simulation {
         else intervals.push_back(std::move(i));
     }
     std::string stretch_of(const OpKey &op) const {
-        const bool forward = Pass(op.pass) == Pass::forward;
+        const bool forward = Phase(op.phase) == Phase::forward;
         if (ops_.of_layer(op.op)) return format(forward ? "layer %zu" : "layer %zu, backward", op.layer);
         const RowOp row_op = RowOp(op.op - ops_.layer.size());
         if (row_op == FINAL_NORM || row_op == HEAD) return "head";
@@ -282,8 +282,8 @@ Payload predict_messages(Model &model, const ModelConfig &config, const ModelLim
     for (size_t l = 0; l < config.L; l++) {
         sent.kv += layers * (ring.kv(l, false) + ring.kv(l, true)), sent.dkv += layers * ring.dkv(l);
         for (const LayerOp &op : steps.ops.layer)
-            for (Pass pass : {Pass::forward, Pass::recompute, Pass::backward})
-                if (pass != Pass::recompute || work.recompute >= op.from) rows += op.cost(work, pass, l).sent;
+            for (Phase phase : {Phase::forward, Phase::recompute, Phase::backward})
+                if (phase != Phase::recompute || work.recompute >= op.from) rows += op.cost(work, phase, l).sent;
     }
     sent.experts = micro_steps * limits.ranks.world * size_t(rows);
     for (const Event &e : steps.events) {

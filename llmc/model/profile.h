@@ -27,13 +27,13 @@ class Profiler {
     void begin_row(const Row &row, size_t sp);
     // Called when an op of the step begins. tokens: of the row; 0 means all. Ops outside a step, in an evaluation, are not recorded. For bucket see
     // Work.
-    void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0, size_t tokens = 0);
+    void begin(Phase phase, size_t op, size_t layer, size_t bucket = 0, size_t tokens = 0);
     void end_step();            // waits for the device
     std::string table() const;  // the result as a printed table
 
   private:
     struct Entry {
-        Pass pass;
+        Phase phase;
         size_t op;  // index in the OpList
         Cost cost;
     };
@@ -44,10 +44,10 @@ class Profiler {
     struct Sums {
         size_t steps = 0;
         double seconds = 0, model_flops = 0;  // seconds by the host's clock
-        std::vector<std::array<Total, passes>> op;
+        std::vector<std::array<Total, phases>> op;
         explicit Sums(size_t ops) : op(ops) {}
     };
-    std::string line(const char *op, const char *pass, const Total &total, double all) const;
+    std::string line(const char *op, const char *phase, const Total &total, double all) const;
 
     std::unique_ptr<Timeline> timeline_;
     Peaks peaks_;

@@ -9,8 +9,8 @@ size_t Trace::time_of(const OpKey &op) const {
 }
 
 std::string Trace::describe(const OpKey &op) const {
-    const std::string pass = pass_names[op.pass], layer = ops_.of_layer(op.op) ? format("layer %zu, ", op.layer) : "";
-    return (pass.empty() ? "" : pass + ", ") + layer + ops_.name(op.op);
+    const std::string phase = phase_names[op.phase], layer = ops_.of_layer(op.op) ? format("layer %zu, ", op.layer) : "";
+    return (phase.empty() ? "" : phase + ", ") + layer + ops_.name(op.op);
 }
 
 void Trace::inspect_running() {
@@ -27,7 +27,7 @@ void Trace::begin_inspected(const OpKey &now) {
 }
 
 void Trace::find_anomaly(const OpKey &op) {
-    if (Pass(op.pass) == Pass::step || !anomaly_.what.empty()) return;
+    if (Phase(op.phase) == Phase::step || !anomaly_.what.empty()) return;
     searched_++;
     if (const std::string found = arena_->nonfinite(time_of(op), op.layer); !found.empty())
         anomaly_ = {searched_, describe(op) + ": " + found};

@@ -47,22 +47,22 @@ class Trace {
         if (log_) log_->begin_row();
         poisoned_.reset();
     }
-    void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0) {  // bucket: Work::bucket
-        const OpKey key{size_t(pass), op, layer};
-        if (log_) log_->begin(key, pass != Pass::step, bucket);
+    void begin(Phase phase, size_t op, size_t layer, size_t bucket = 0) {  // bucket: Work::bucket
+        const OpKey key{size_t(phase), op, layer};
+        if (log_) log_->begin(key, phase != Phase::step, bucket);
         if (inspect_) begin_inspected(key);
         if (poison_) arena_->poison_dead(time_of(key), std::exchange(poisoned_, time_of(key)));
-        if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
+        if (profiler_) profiler_->begin(phase, op, layer, bucket, tile);
     }
     // Records a message, a copy, or the dequantisation of weights, between two ops. `layer` is the unit, for weights or gradients.
     // The transfer may write over arrays that the previous op used last, so that op is inspected first.
-    void pause(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
-        if (log_) log_->pause({size_t(pass), ops_.number(op), layer}, bucket);
+    void pause(Phase phase, RowOp op, size_t layer = 0, size_t bucket = 0) {
+        if (log_) log_->pause({size_t(phase), ops_.number(op), layer}, bucket);
         inspect_running();
     }
-    void begin_transfer(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
-        pause(pass, op, layer, bucket);
-        if (profiler_) profiler_->begin(pass, ops_.number(op), layer, bucket);
+    void begin_transfer(Phase phase, RowOp op, size_t layer = 0, size_t bucket = 0) {
+        pause(phase, op, layer, bucket);
+        if (profiler_) profiler_->begin(phase, ops_.number(op), layer, bucket);
     }
 
     size_t tile = 0;  // number of tokens of the following ops; 0: the whole row

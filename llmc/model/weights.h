@@ -18,6 +18,7 @@
 #include "lora.h"
 #include "model.h"
 #include "parameters.h"
+#include "pass.h"
 #include "prefetched_units.h"
 #include "quantised_layers.h"
 #include "trace.h"
@@ -77,8 +78,6 @@ template <class Dev> class Weights {
     void plan_buffers(Plan &plan);
     void use(Mesh &mesh, Memory &memory, Store *store);  // called when the arrays have their addresses
 
-    bool base_alone = false;  // true: only the base model, in which modules trained in full replace no unit
-
     // Lists of tensors that point at weights and gradients.
     TensorList<X> trained_weights();
     TensorList<X> frozen_weights();
@@ -112,8 +111,8 @@ template <class Dev> class Weights {
     // True if layers share the arrays of their weights, so the next ready() overwrites this layer's weights.
     bool in_shared_arrays() const { return prefetched.any() || quantised.any(); }
 
-    void fetch(size_t unit, Pass pass);
-    void ready(size_t unit, Pass pass);
+    void fetch(size_t unit, const Pass &pass);
+    void ready(size_t unit, const Pass &pass);
     // `joins`: ranks without a row also add
     template <class F> void sum_gradients(size_t unit, bool complete, F add, bool joins = false) {
         sum(unit, trained.gradients.in_buffers() ? buffers_[unit] : nullptr, complete, add, joins);
@@ -121,13 +120,13 @@ template <class Dev> class Weights {
     template <class F> void sum_head_gradients(F add);
 
   private:
-    // True if no op reads the base's weights of this unit, because it is an embedding or a head that is trained in full.
-    bool replaced(size_t unit) const {
-        return config_.freezes() && !base_alone && (unit == 0 || unit == table.head) && units[unit].begin < units[unit].end;
+    // True if no op of the pass reads the base's weights of this unit, because it is an embedding or a head that is trained in full.
+    bool replaced(size_t unit, const Pass &pass) const {
+        return config_.freezes() && pass.adapters && (unit == 0 || unit == table.head) && units[unit].begin < units[unit].end;
     }
     template <class F> void sum(size_t unit, float *buffer, bool complete, F add, bool joins = false);
-    void begin_message(Pass pass, RowOp op, size_t unit, size_t bucket = 0) {
-        if (mesh_->all.size > 1 || trained.gradients.in_bf16) trace_.begin_transfer(pass, op, unit, bucket);
+    void begin_message(Phase phase, RowOp op, size_t unit, size_t bucket = 0) {
+        if (mesh_->all.size > 1 || trained.gradients.in_bf16) trace_.begin_transfer(phase, op, unit, bucket);
     }
     // Between steps: memory for bucket b with its padding.
     float *room_for(size_t b) {
@@ -256,21 +255,22 @@ template <class Dev> void Weights<Dev>::end_backward() {
     if (trained.gradients.in_buffers()) trained.gradients.finish(mesh_->shards);
 }
 
-template <class Dev> void Weights<Dev>::fetch(size_t unit, Pass pass) {
-    if (!prefetched.any() || !(reads_ || prefetched.divided()) || replaced(unit == prefetched.head ? table.head : unit)) return;
-    if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
-    else begin_message(pass, FETCH_PARAMS, unit);
-    prefetched.fetch(mesh_->shards, unit, pass == Pass::backward);
+template <class Dev> void Weights<Dev>::fetch(size_t unit, const Pass &pass) {
+    const bool read = reads_ || prefetched.divided();
+    if (!prefetched.any() || !read || replaced(unit == prefetched.head ? table.head : unit, pass)) return;
+    if (prefetched.stored()) trace_.begin_transfer(pass.phase, FETCH_PARAMS, unit);
+    else begin_message(pass.phase, FETCH_PARAMS, unit);
+    prefetched.fetch(mesh_->shards, unit, pass.phase == Phase::backward);
 }
 
-template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
-    if (trained.sharding.parts > 1) begin_message(pass, FETCH_PARAMS, unit);
+template <class Dev> void Weights<Dev>::ready(size_t unit, const Pass &pass) {
+    if (trained.sharding.parts > 1) begin_message(pass.phase, FETCH_PARAMS, unit);
     trained.ready(mesh_->shards, units[unit].begin, units[unit].end);
-    if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
-    if (!replaced(unit)) prefetched.wait(unit);
+    if (prefetched.stored()) trace_.begin_transfer(pass.phase, FETCH_PARAMS, unit);
+    if (!replaced(unit, pass)) prefetched.wait(unit);
     const size_t n = reads_ ? quantised.weights(unit) : 0;
     if (n == 0) return;
-    trace_.begin_transfer(pass, DEQUANTISE, unit, n);
+    trace_.begin_transfer(pass.phase, DEQUANTISE, unit, n);
     quantised.ready(unit);
 }
 
@@ -296,7 +296,7 @@ template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, floa
     for (size_t b = first; b < behind; b += together) {
         size_t n = 0;
         for (size_t i = b; i < b + together; i++) n += s.buckets[i].count;
-        const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, unit, n); };
+        const auto begin_sum = [&] { begin_message(Phase::backward, GRAD_SUM, unit, n); };
         if (trained.gradients.in_buffers()) begin_sum(), trained.gradients.start(mesh_->shards, *memory_, b, buffer, together);
         if (has_row_ || joins) add(s.buckets[b].range - begin, n);
         if (trained.gradients.in_buffers() || last)

@@ -3,6 +3,7 @@
 #include "../models.h"
 
 #include "../golden.h"
+#include "../modes.h"
 #include "../rank_cases.h"
 #include "check.cuh"
 #include "gpu_ranks.cuh"
@@ -173,6 +174,12 @@ TEST(CudaGraphs, ChangeNoBit) {
     const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
     ASSERT_NE(rows[1].T, rows[2].T);
     expect_graphs_change_no_bit(rank_model(untied), rows, 128);
+}
+
+TEST(CudaModes, LeaveNothingBehind) {
+    const CudaStream stream;
+    const auto ctx = make_cuda_context(1);
+    expect_modes_leave_nothing_behind(CudaBf16{stream, ctx.get()});
 }
 
 // Launches recorded with one row's cuts of attention's tiles serve rows with other cuts.

@@ -1,0 +1,130 @@
+// The arrays of generation: a paged cache of keys and values, which the passes of Decoder::next_logits() fill from prompts and read for the newest token
+// of each sequence; the logits of the last tokens; and the tokens drawn from them. ../train/generation.h decides which sequences run.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "../core/arena.h"
+#include "../ops/attention_decode.h"
+#include "../ops/embedding.h"
+#include "../ops/layout.h"
+#include "../ops/matmul.h"
+#include "../ops/sample.h"
+#include "device_row.h"
+#include "model.h"
+
+template <class Dev> class GenerationArrays {
+  public:
+    using X = typename Dev::X;
+
+    GenerationArrays(Dev dev, const ModelConfig &config, const ModelLimits &limits) : dev(dev), config(config), limits(limits) {}
+
+    void plan(Plan &plan, size_t T);
+    // Loads what a pass needs besides tokens and positions: slots, and the keys that each token sees. Sets the last token of each prompt as predictor.
+    void load(const Row &row, const CacheStep &step, DeviceRow &device_row, Memory &memory);
+    // Stores the row's keys and values in the cache of layer l.
+    void store(size_t l, const AttentionInputs<X> &in) {
+        cache_store(dev, cache_[l], in.k, in.v, slots_, in.shape.T, config.KV, config.D);
+    }
+    // Attention of the newest tokens, which see the cache.
+    void attention(size_t l, X *out, const AttentionInputs<X> &in) {
+        attention_decode(dev, out, scratch_, in.q, cache_[l], table_, in.first_key, length_, in.shape.T, limits.sequence_pages,
+                         config.H, config.KV, config.D, in.shape.scale);
+    }
+    // normf (T, C): the normed output of the last layer
+    void find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step);
+    std::vector<float> logits(Memory &memory) const;
+    DrawnTokens draw(const DrawRequest &request, Memory &memory);
+    void copy_page(size_t to, size_t from);
+
+  private:
+    const Dev dev;
+    const ModelConfig &config;
+    const ModelLimits &limits;
+    size_t sequences_;        // of the last next_logits()
+    std::vector<X *> cache_;  // (L) x (pages * cache_page, 2*KV*D)   the keys and values of all tokens so far
+    X *last_;                 // (sequences, C)
+    float *logits_;           // (sequences, logits_ld)
+    float *scratch_;          // attention_decode_scratch
+    int32_t *slots_;          // (T) CacheStep
+    int32_t *table_;          // (sequences, sequence_pages)
+    int32_t *length_;         // (sequences)
+    int32_t *first_draw_, *first_occurred_, *occurred_;  // (sequences + 1), (sequences + 1), (limits.occurred)   DrawRequest
+    uint64_t *random_;                                   // (draws)
+    int32_t *drawn_;                                     // (draws)
+    float *drawn_logps_;                                 // (draws)
+};
+
+template <class Dev> void GenerationArrays<Dev>::plan(Plan &plan, size_t T) {
+    if (limits.cache_pages == 0) return;
+    const size_t n = limits.sequences, pages = limits.sequence_pages, C = config.C;
+    cache_.resize(config.L);
+    for (size_t l = 0; l < config.L; l++)
+        plan.add(&cache_[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * config.KV * config.D});
+    plan.add(&slots_, "row.slots", {T});
+    plan.add(&table_, "row.table", {n, pages});
+    plan.add(&length_, "row.length", {n});
+    plan.transient(&scratch_, "decode scratch", {attention_decode_scratch(dev, n, pages, config.H, config.D)});
+    plan.transient(&last_, "last rows", {n, C});
+    plan.transient(&logits_, "logits", {n, logits_ld(dev, config.V)});
+    plan.add(&first_draw_, "row.first_draw", {n + 1});
+    plan.add(&random_, "row.random", {limits.draws});
+    plan.add(&drawn_, "drawn tokens", {limits.draws});
+    plan.add(&drawn_logps_, "drawn log-probabilities", {limits.draws});
+    if (limits.occurred == 0) return;
+    plan.add(&first_occurred_, "row.first_occurred", {n + 1});
+    plan.add(&occurred_, "row.occurred", {limits.occurred});
+}
+
+template <class Dev> void GenerationArrays<Dev>::load(const Row &r, const CacheStep &step, DeviceRow &row, Memory &memory) {
+    sequences_ = r.doc_offsets.size() - 1;
+    write(memory, slots_, step.slots);
+    if (step.prompts) {
+        row.split = split_row(config, {}, sizeof(X), r);
+        row.load_first_keys(r, memory);
+        std::vector<int32_t> ends(sequences_);
+        for (size_t i = 0; i < sequences_; i++) ends[i] = int32_t(r.doc_offsets[i + 1]) - 1;
+        write(memory, row.predictors, ends);
+        return;
+    }
+    const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
+    std::vector<int32_t> first_key(sequences_);
+    write(memory, row.first_key, first_key);
+    for (size_t i = 0; i < sequences_; i++) first_key[i] = std::max(0, step.length[i] - window);
+    write(memory, row.first_key_window, first_key);
+    write(memory, table_, step.table);
+    write(memory, length_, step.length);
+}
+
+template <class Dev>
+void GenerationArrays<Dev>::find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step) {
+    const size_t C = config.C, V = config.V;
+    if (step.prompts) embedding_forward(dev, last_, normf, row.predictors, sequences_, C);
+    matmul_forward(dev, logits_, step.prompts ? last_ : normf, head_w, (const X *)nullptr, sequences_, C, V, logits_ld(dev, V));
+}
+
+template <class Dev> std::vector<float> GenerationArrays<Dev>::logits(Memory &memory) const {
+    const size_t V = config.V, ld = logits_ld(dev, V);
+    auto out = read(memory, logits_, sequences_ * ld);
+    for (size_t i = 1; i < sequences_; i++) std::copy_n(out.data() + i * ld, V, out.data() + i * V);  // without padding
+    out.resize(sequences_ * V);
+    return out;
+}
+
+template <class Dev> DrawnTokens GenerationArrays<Dev>::draw(const DrawRequest &r, Memory &memory) {
+    const size_t n = r.random.size(), V = config.V;
+    const bool penalises = !r.occurred.empty();
+    write(memory, first_draw_, r.first);
+    write(memory, random_, r.random);
+    if (penalises) write(memory, first_occurred_, r.first_occurred), write(memory, occurred_, r.occurred);
+    sample(dev, drawn_, r.logps ? drawn_logps_ : nullptr, logits_,
+           Draws{first_draw_, random_, first_occurred_, penalises ? occurred_ : nullptr}, r.sampling, r.vocabulary, sequences_, V,
+           logits_ld(dev, V));
+    return {read(memory, drawn_, n), r.logps ? read(memory, drawn_logps_, n) : std::vector<float>()};
+}
+
+template <class Dev> void GenerationArrays<Dev>::copy_page(size_t to, size_t from) {
+    const size_t width = 2 * config.KV * config.D;
+    for (X *cache : cache_)
+        copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
+}
