@@ -142,9 +142,7 @@ template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, const Pass &pass, 
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
     if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.fc, a.ln2 + t * C, w.fc);
-    if (!Base::runs(ACT, l, pass.phase)) return;
-    if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, n * F);
-    else gelu_forward<Gelu::erf>(dev, a.act, a.fc, n * F);
+    if (Base::runs(ACT, l, pass.phase)) gelu_forward(dev, a.act, a.fc, n * F, config.gelu);
 }
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
@@ -176,8 +174,7 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const 
         begin_op(Phase::backward, DOWN, l);
         linear_backward({pass, l, t, n}, Linear::down, dact, dw.fc_proj, dx + t * C, a.act, w.fc_proj);
         begin_op(Phase::backward, ACT, l);
-        if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, n * F);
-        else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, n * F);
+        gelu_backward(dev, dfc, dact, a.fc, n * F, config.gelu);
         begin_op(Phase::backward, UP, l);
         linear_backward({pass, l, t, n}, Linear::gate_up, dln2 + t * C, dw.fc, dfc, a.ln2 + t * C, w.fc);
     });

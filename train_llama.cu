@@ -221,9 +221,7 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass,
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
     if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up);
-    if (!Base::runs(ACT, l, pass.phase)) return;
-    if (config.gate == Gate::gelu) swiglu_forward<Gate::gelu>(dev, a.act, a.gate_up, n, F);
-    else swiglu_forward<Gate::silu>(dev, a.act, a.gate_up, n, F);
+    if (Base::runs(ACT, l, pass.phase)) swiglu_forward(dev, a.act, a.gate_up, n, F, config.gate);
 }
 
 // Norms each token's queries as one vector, and its keys as another. Queries, keys and values share the rows of one array, so queries and keys are
@@ -290,8 +288,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const
             begin_op(Phase::backward, DOWN, l);
             linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down);
             begin_op(Phase::backward, ACT, l);
-            if (config.gate == Gate::gelu) swiglu_backward<Gate::gelu>(dev, dgate_up, dact, a.gate_up, n, F);
-            else swiglu_backward<Gate::silu>(dev, dgate_up, dact, a.gate_up, n, F);
+            swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F, config.gate);
             begin_op(Phase::backward, UP, l);
             linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up);
         });

@@ -106,10 +106,10 @@ template <class Dev> static void gpt2_streams(Dev dev) {
                 layernorm_backward(dev, out.data(), dw.data(), dbias.data(), scratch.data(), b.data(), b.data() + T * C, a.data(),
                                    w.data(), mean.data(), rstd.data(), T, C);
             },
-            [&] { gelu_forward<Gelu::tanh>(dev, out.data(), a.data(), n); },
-            [&] { gelu_backward<Gelu::tanh>(dev, out.data(), b.data(), a.data(), n); },
-            [&] { gelu_forward<Gelu::erf>(dev, out.data(), a.data(), n); },
-            [&] { gelu_backward<Gelu::erf>(dev, out.data(), b.data(), a.data(), n); },
+            [&] { gelu_forward(dev, out.data(), a.data(), n, Gelu::tanh); },
+            [&] { gelu_backward(dev, out.data(), b.data(), a.data(), n, Gelu::tanh); },
+            [&] { gelu_forward(dev, out.data(), a.data(), n, Gelu::erf); },
+            [&] { gelu_backward(dev, out.data(), b.data(), a.data(), n, Gelu::erf); },
             [&] {
 #pragma omp parallel for simd num_threads(dev.threads)
                 for (size_t i = 0; i < n; i++) copied[i] = values[i];
@@ -136,8 +136,8 @@ template <class Dev> static void streams(Dev dev) {
                                    rmsnorm_backward(dev, out.data(), dw.data(), scratch.data(), b.data(), b.data() + T * C,
                                                     a.data(), w.data(), rstd.data(), T, C);
                                },
-                               [&] { swiglu_forward(dev, out.data(), a.data(), T, F); },
-                               [&] { swiglu_backward(dev, out.data(), b.data(), a.data(), T, F); },
+                               [&] { swiglu_forward(dev, out.data(), a.data(), T, F, Gate::silu); },
+                               [&] { swiglu_backward(dev, out.data(), b.data(), a.data(), T, F, Gate::silu); },
                                [&] {
                                    adamw_update(dev, {params.data(), lower.data()}, m.data(), v.data(), grads.data(), adamw, n);
                                },

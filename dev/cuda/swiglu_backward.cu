@@ -76,6 +76,10 @@ template <class X> void swiglu_backward3(Cuda<X> dev, X *dgate_up, const X *dout
 // Loads have 16 bytes, and there is no loop: instead of waiting in a loop, the SM starts the next block. The memory bandwidth is the
 // limit.
 
+template <class X> void swiglu_backward4(Cuda<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
+    swiglu_backward(dev, dgate_up, dout, gate_up, T, F, Gate::silu);
+}
+
 template <class X> struct SwigluBackward {
     size_t T, F;
     std::vector<X> gate_up, dout;
@@ -91,7 +95,7 @@ template <class X> struct SwigluBackward {
           dgate_up(T * 2 * F) {}
 
     static constexpr void (*versions[])(Cuda<X>, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) = {
-        swiglu_backward1, swiglu_backward2, swiglu_backward3, swiglu_backward};
+        swiglu_backward1, swiglu_backward2, swiglu_backward3, swiglu_backward4};
 
     void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, dgate_up.data(), d_dout.data(), d_gate_up.data(), T, F); }
 

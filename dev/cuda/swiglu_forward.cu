@@ -63,7 +63,7 @@ template <class X> void swiglu_forward3(Cuda<X> dev, X *out, float *, const X *g
 // Each thread loads 16 bytes of gates and 16 of ups: an eighth of the loads. The memory bandwidth is the limit.
 
 template <class X> void swiglu_forward4(Cuda<X> dev, X *out, float *, const X *gate_up, size_t T, size_t F) {
-    swiglu_forward(dev, out, gate_up, T, F);
+    swiglu_forward(dev, out, gate_up, T, F, Gate::silu);
 }
 
 template <class X> struct SwigluForward {

@@ -35,6 +35,19 @@ using CpuBf16 = Cpu<bf16>;
 #define CUDA_HALF  // this compilation is the CUDA half of a file that is compiled for both CPU and GPU
 #endif
 
+// ---- rehearsals -------------------------------------------------------------------------------------------------------------------------
+
+// A device that computes nothing: its ops only note the arrays that they touch (rehearsal.h). Each op's header has a line for it, without which the
+// models do not compile: REHEARSED(op), or for a function of sizes ASKED(function), which asks the real device. A struct among an op's arguments has a member function pointers(), which returns a tuple
+// of its pointers.
+template <class Dev> struct Rehearsal;
+#define REHEARSED(op) \
+    template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+#define ASKED(size) \
+    template <class D, class... A> constexpr auto size(const Rehearsal<D> &dev, const A &...a) { return size(dev.real, a...); }
+
+// ---- CUDA -------------------------------------------------------------------------------------------------------------------------------
+
 struct CUstream_st;  // declared in cuda_runtime.h, which g++ may lack
 using cudaStream_t = CUstream_st *;
 

@@ -82,14 +82,6 @@ class Touches {
     size_t transfers_ = 0;        // number of transfers so far
 };
 
-template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>;
-template <> inline constexpr bool has_no_pointers<struct AttentionShape> = true;
-template <> inline constexpr bool has_no_pointers<struct Pieces> = true;
-template <> inline constexpr bool has_no_pointers<struct PartOrder> = true;
-template <> inline constexpr bool has_no_pointers<struct AdamW> = true;
-template <> inline constexpr bool has_no_pointers<struct Random> = true;
-template <> inline constexpr bool has_no_pointers<struct Sampling> = true;
-
 template <class Dev> struct Rehearsal {
     using X = typename Dev::X;
     Dev real;  // the real device, for sizes
@@ -106,25 +98,14 @@ template <class Dev> struct Rehearsal {
         if constexpr (std::is_pointer_v<T>) addresses.push_back(argument);
         else if constexpr (requires { argument.pointers(); })
             std::apply([&](auto... p) { (addresses.push_back(p), ...); }, argument.pointers());
-        else static_assert(has_no_pointers<T>, "a struct with pointers says which: pointers()");
+        else
+            static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>,
+                          "a struct says which pointers it has: pointers()");
     }
 };
 
 template <class Dev> constexpr bool is_rehearsal = false;
 template <class Dev> constexpr bool is_rehearsal<Rehearsal<Dev>> = true;
-
-enum class Gelu;
-enum class Gate;
-template <Gelu kind, class D, class... A> void gelu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
-template <Gelu kind, class D, class... A> void gelu_backward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
-template <Gate form = Gate(), class D, class... A> void swiglu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
-template <Gate form = Gate(), class D, class... A> void swiglu_backward(const Rehearsal<D> &dev, const A &...a) {
-    dev.note(a...);
-}
-template <class D, class G> double squared_norm(const Rehearsal<D> &dev, double *scratch, const G *x, size_t) {
-    return dev.note(scratch, x), 0;
-}
-template <class D> constexpr size_t matmul_run(const Rehearsal<D> &) { return 1; }  // tiles may have any length
 
 class RehearsalMemory final : public Memory {
   public:
@@ -176,33 +157,3 @@ template <class D> std::unique_ptr<Store> make_store(const Rehearsal<D> &dev, co
 }
 template <class D> std::unique_ptr<Graphs> make_graphs(const Rehearsal<D> &) { return nullptr; }
 template <class D> std::unique_ptr<Timeline> make_timeline(const Rehearsal<D> &) { return std::make_unique<HostTimeline>(); }
-
-// One line for every other op; scratch sizes come from the real device. A missing op is a compilation error.
-#define REHEARSED(op) \
-    template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
-#define ASKED(size) \
-    template <class D, class... A> constexpr auto size(const Rehearsal<D> &dev, const A &...a) { return size(dev.real, a...); }
-// clang-format off
-REHEARSED(embedding_forward) REHEARSED(embedding_backward) REHEARSED(noise_forward)
-REHEARSED(rmsnorm_forward) REHEARSED(residual_rmsnorm_forward) REHEARSED(rmsnorm_backward)
-REHEARSED(layernorm_forward) REHEARSED(residual_layernorm_forward) REHEARSED(layernorm_backward)
-REHEARSED(fp8_scale) REHEARSED(fp8_round) REHEARSED(fp8_product) REHEARSED(matmul_bias_backward)
-REHEARSED(matmul_use_scratch) REHEARSED(matmul_forward) REHEARSED(matmul_backward_input) REHEARSED(matmul_backward_weight)
-REHEARSED(qk_norm_rope_forward) REHEARSED(qk_norm_rope_backward)
-REHEARSED(attention_forward_part) REHEARSED(attention_backward_begin) REHEARSED(attention_backward_part) REHEARSED(attention_backward_end)
-REHEARSED(cache_store) REHEARSED(attention_decode) REHEARSED(sample)
-REHEARSED(residual_forward)
-REHEARSED(router_forward) REHEARSED(router_backward) REHEARSED(router_sums) REHEARSED(gate_forward) REHEARSED(gate_backward)
-REHEARSED(sort_by_expert) REHEARSED(combine_rows) REHEARSED(weigh_rows_backward) REHEARSED(sort_weights) REHEARSED(unsort_weights)
-REHEARSED(grouped_matmul_forward) REHEARSED(grouped_matmul_backward_input) REHEARSED(grouped_matmul_backward_weight)
-REHEARSED(gather_rows) REHEARSED(scatter_rows) REHEARSED(fused_classifier) REHEARSED(range_classifier) REHEARSED(head_sums)
-REHEARSED(score_forward) REHEARSED(score_backward)
-REHEARSED(copy_rows) REHEARSED(add_rows) REHEARSED(clear_floats) REHEARSED(round_floats)
-REHEARSED(widen_gradients) REHEARSED(round_gradients) REHEARSED(add_squared_norm)
-REHEARSED(dropout_forward) REHEARSED(dropout_backward) REHEARSED(dequantise)
-REHEARSED(adamw_update) REHEARSED(muon_momentum) REHEARSED(muon_update) REHEARSED(scale_and_shift)
-ASKED(fp8_bytes) ASKED(matmul_scratch) ASKED(rmsnorm_scratch) ASKED(layernorm_scratch) ASKED(attention_scratch) ASKED(attention_floats)
-ASKED(attention_decode_scratch) ASKED(logits_ld) ASKED(dlogits_ld) ASKED(lm_head_bytes) ASKED(lm_head_least_rows) ASKED(dlogits_room)
-// clang-format on
-#undef REHEARSED
-#undef ASKED

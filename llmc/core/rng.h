@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <string_view>
 
 #include "dtype.h"
@@ -58,6 +59,7 @@ struct Random {
         return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
     }
     uint64_t below(uint64_t index, uint64_t n) const { return uint64_t((unsigned __int128)bits(index) * n >> 64); }
+    auto pointers() const { return std::tuple(); }  // rehearsal.h
 };
 
 // Returns a stream number for a name (FNV-1a), for tensors.

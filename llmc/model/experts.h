@@ -64,7 +64,7 @@ template <class Dev> class Experts {
   public:
     // ranks: number of ranks that divide the experts
     Experts(Dev dev, const ModelConfig &config, LinearLayers<Dev> &linears, size_t ranks)
-        : dev(dev), c(config.experts), linears(linears), C(config.C), N(ranks), held_E(c.number / ranks) {}
+        : dev(dev), c(config.experts), linears(linears), C(config.C), N(ranks), held_E(c.number / ranks), gate(config.gate) {}
 
     // The ops of the forward pass, for n tokens with input x (n, C). up() routes the tokens and computes gate_up, activate() applies swiglu, and
     // down() computes out = residual + y.
@@ -127,6 +127,7 @@ template <class Dev> class Experts {
     const ExpertConfig &c;
     LinearLayers<Dev> &linears;
     const size_t C, N, held_E;
+    const Gate gate;
 };
 
 // All-gathers the number of rows that each rank has for each expert.
@@ -193,8 +194,8 @@ void Experts<Dev>::up(const Pass &pass, const ExpertActs<X> &acts, const ExpertW
 
 template <class Dev> void Experts<Dev>::activate(const ExpertActs<X> &acts, const ExpertTokens &n) const {
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
-        swiglu_forward(dev, a.act, a.gate_up, run.rows, c.F);
-        if (c.shared_F) swiglu_forward(dev, a.shared_act, a.shared_gate_up, run.tokens, c.shared_F);
+        swiglu_forward(dev, a.act, a.gate_up, run.rows, c.F, gate);
+        if (c.shared_F) swiglu_forward(dev, a.shared_act, a.shared_gate_up, run.tokens, c.shared_F, gate);
     });
 }
 
@@ -250,8 +251,8 @@ void Experts<Dev>::down_backward(const Pass &pass, const ExpertActs<X> &acts, co
 
 template <class Dev> void Experts<Dev>::activate_backward(const ExpertActs<X> &acts, const ExpertTokens &n) const {
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
-        swiglu_backward(dev, a.gate_up, a.dact, a.gate_up, run.rows, c.F);
-        if (c.shared_F) swiglu_backward(dev, a.shared_gate_up, a.dshared, a.shared_gate_up, run.tokens, c.shared_F);
+        swiglu_backward(dev, a.gate_up, a.dact, a.gate_up, run.rows, c.F, gate);
+        if (c.shared_F) swiglu_backward(dev, a.shared_gate_up, a.dshared, a.shared_gate_up, run.tokens, c.shared_F, gate);
     });
 }
 

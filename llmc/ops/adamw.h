@@ -89,3 +89,5 @@ void adamw_update(Cpu<X> dev, Floats<X> params, Blockwise m, Blockwise v, const 
         m.scales[b] = most_m, v.scales[b] = most_v;
     }
 }
+
+REHEARSED(adamw_update);

@@ -436,3 +436,10 @@ void attention_backward(Dev dev, X *dqkv, AttentionGrads grads, float *delta, fl
     attention_backward_part(dev, grads, scratch, in, delta, lse, dout, pieces, pieces);
     attention_backward_end(dev, dqkv, grads, in.shape);
 }
+
+REHEARSED(attention_forward_part);
+REHEARSED(attention_backward_begin);
+REHEARSED(attention_backward_part);
+REHEARSED(attention_backward_end);
+ASKED(attention_scratch);
+ASKED(attention_floats);

@@ -257,3 +257,7 @@ void attention_decode(Cpu<X> dev, X *out, float *scratch, Heads<const X> q, cons
         join_parts(out + row * D, parts.sums_of(row, 0), parts.out_of(row, 0),
                    size_t(DecodeSplits(first_key[row / H], length[row / H]).count()), D);
 }
+
+REHEARSED(cache_store);
+REHEARSED(attention_decode);
+ASKED(attention_decode_scratch);

@@ -17,6 +17,8 @@ struct Pieces {  // the pieces that one rank holds, sorted by begin
     static constexpr size_t capacity = 16;
     Piece piece[capacity];
     size_t count;
+
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
 
 // Cuts divide the packed row where long documents begin. On a GPU a tile of rows ends at a cut: if a tile held the end of one document and the
@@ -57,6 +59,7 @@ struct AttentionShape {
     float scale;
     // The number of query heads that share a KV head. It is computed in 32 bits, because a GPU divides those much faster than 64.
     HOST_DEVICE unsigned group() const { return unsigned(H) / unsigned(KV); }
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
 
 // Inputs of both passes. The caller knows the number of rows of keys and values; often it is T.
@@ -72,6 +75,7 @@ template <class X> struct AttentionInputs {
 // The position of a part among all parts of the same queries: the first part initialises their sums, and the last part rounds them.
 struct PartOrder {
     bool first, last;
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
 
 // The sums that the parts of a backward pass add to.

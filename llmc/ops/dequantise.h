@@ -98,3 +98,5 @@ template <class X> void dequantise(Cpu<X> dev, X *out, Quantised q) {
         if (n % 2) to[n - 1] = value[codes[n / 2] >> 4];
     }
 }
+
+REHEARSED(dequantise);

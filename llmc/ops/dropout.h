@@ -55,3 +55,6 @@ template <class X> void dropout_forward(Cpu<X> dev, X *out, const X *x, DropoutM
 template <class X> void dropout_backward(Cpu<X> dev, X *dx, const X *dout, DropoutMask mask, size_t T, size_t C) {
     dropout_each(dev.threads, mask, T, C, [=](size_t i, float factor) { dx[i] = float(dx[i]) + factor * float(dout[i]); });
 }
+
+REHEARSED(dropout_forward);
+REHEARSED(dropout_backward);

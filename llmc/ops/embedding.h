@@ -50,3 +50,6 @@ void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tok
         }
     }
 }
+
+REHEARSED(embedding_forward);
+REHEARSED(embedding_backward);

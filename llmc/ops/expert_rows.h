@@ -81,3 +81,9 @@ void weigh_rows_backward(Cpu<X> dev, float *dweights, X *dact, X *act, const flo
         dweights[i] = sum;
     }
 }
+
+REHEARSED(sort_by_expert);
+REHEARSED(combine_rows);
+REHEARSED(weigh_rows_backward);
+REHEARSED(sort_weights);
+REHEARSED(unsort_weights);

@@ -121,3 +121,8 @@ void fp8_product(Cpu<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, 
     matmul_forward(dev, out, reinterpret_cast<const X *>(a.values), reinterpret_cast<const X *>(b.values), bias, T, IC, OC, 0,
                    accumulate);
 }
+
+REHEARSED(fp8_scale);
+REHEARSED(fp8_round);
+REHEARSED(fp8_product);
+ASKED(fp8_bytes);

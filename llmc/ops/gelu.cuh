@@ -16,12 +16,14 @@ template <Gelu form, class X, int N> __global__ void gelu_forward_kernel3(X *out
     v.store(out + i);
 }
 
-template <Gelu form, class X> void gelu_forward(Cuda<X> dev, X *out, const X *x, size_t n) {
+template <class X> void gelu_forward(Cuda<X> dev, X *out, const X *x, size_t n, Gelu gelu) {
     constexpr unsigned threads = 256;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(n, out, x);
-    launch(dev, wide ? gelu_forward_kernel3<form, X, N> : gelu_forward_kernel3<form, X, 1>,
-           Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, out, x, n);
+    with_form(gelu, [&]<Gelu form> {
+        launch(dev, wide ? gelu_forward_kernel3<form, X, N> : gelu_forward_kernel3<form, X, 1>,
+               Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, out, x, n);
+    });
 }
 
 // The kernel moves 3 n elements.
@@ -38,11 +40,13 @@ template <Gelu form, class X, int N> __global__ void gelu_backward_kernel3(X *dx
     d.store(dx + i);
 }
 
-template <Gelu form, class X> void gelu_backward(Cuda<X> dev, X *dx, const X *dout, const X *x, size_t n) {
+template <class X> void gelu_backward(Cuda<X> dev, X *dx, const X *dout, const X *x, size_t n, Gelu gelu) {
     constexpr unsigned threads = 256;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(n, dx, dout, x);
-    launch(dev, wide ? gelu_backward_kernel3<form, X, N> : gelu_backward_kernel3<form, X, 1>,
-           Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, dx, dout, x, n);
+    with_form(gelu, [&]<Gelu form> {
+        launch(dev, wide ? gelu_backward_kernel3<form, X, N> : gelu_backward_kernel3<form, X, 1>,
+               Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, dx, dout, x, n);
+    });
 }
 }  // namespace CUDA_BACKEND

@@ -1,7 +1,7 @@
 // GELU (Hendrycks and Gimpel, 2016, arXiv:1606.08415): x times the probability P(x) that a normal variable is below x.
 //
-//   gelu_forward <form>(dev, out, x, n)         out = x * P(x)
-//   gelu_backward<form>(dev, dx, dout, x, n)    dx = dout * (P(x) + x * P'(x))
+//   gelu_forward(dev, out, x, n, gelu)          out = x * P(x)
+//   gelu_backward(dev, dx, dout, x, n, gelu)    dx = dout * (P(x) + x * P'(x))
 //
 //   Gelu::erf     P(x) = (1 + erf(x / sqrt 2)) / 2                                   Hugging Face's "gelu"
 //   Gelu::tanh    P(x) = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))                     "gelu_new", which is GPT-2's, and "gelu_pytorch_tanh"
@@ -54,7 +54,15 @@ template <Gelu form> HOST_DEVICE inline GeluFactor gelu_factor(float x, float ex
 
 // ---- arrays --------------------------------------------------------------------------------------------------------------------
 
-template <Gelu form, class X> void gelu_forward(Cpu<X> dev, X *out, const X *x, size_t n) {
+// Calls f<form>(): the form is chosen once for an array, and is a constant for its elements.
+template <class F> void with_form(Gelu gelu, F f) {
+    switch (gelu) {
+        case Gelu::erf: return f.template operator()<Gelu::erf>();
+        case Gelu::tanh: return f.template operator()<Gelu::tanh>();
+    }
+}
+
+template <Gelu form, class X> void gelu_forward_as(Cpu<X> dev, X *out, const X *x, size_t n) {
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {
         const float v = x[i];
@@ -62,7 +70,11 @@ template <Gelu form, class X> void gelu_forward(Cpu<X> dev, X *out, const X *x, 
     }
 }
 
-template <Gelu form, class X> void gelu_backward(Cpu<X> dev, X *dx, const X *dout, const X *x, size_t n) {
+template <class X> void gelu_forward(Cpu<X> dev, X *out, const X *x, size_t n, Gelu gelu) {
+    with_form(gelu, [&]<Gelu form> { gelu_forward_as<form>(dev, out, x, n); });
+}
+
+template <Gelu form, class X> void gelu_backward_as(Cpu<X> dev, X *dx, const X *dout, const X *x, size_t n) {
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {
         const float v = x[i];
@@ -70,3 +82,10 @@ template <Gelu form, class X> void gelu_backward(Cpu<X> dev, X *dx, const X *dou
         dx[i] = float(dout[i]) * (f.P + v * f.slope);
     }
 }
+
+template <class X> void gelu_backward(Cpu<X> dev, X *dx, const X *dout, const X *x, size_t n, Gelu gelu) {
+    with_form(gelu, [&]<Gelu form> { gelu_backward_as<form>(dev, dx, dout, x, n); });
+}
+
+REHEARSED(gelu_forward);
+REHEARSED(gelu_backward);

@@ -36,3 +36,6 @@ template <class X> void round_gradients(Cpu<X> dev, bf16 *stored, const float *x
             stored[number - first] = round_stochastically(x[number - first], rounding_bits(block, number));
     }
 }
+
+REHEARSED(widen_gradients);
+REHEARSED(round_gradients);

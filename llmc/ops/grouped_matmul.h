@@ -27,3 +27,7 @@ void grouped_matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w,
 template <class X>
 void grouped_matmul_backward_weight(Cpu<X> dev, float *dw, const X *dout, const X *x, const int32_t *starts, size_t E, size_t R,
                                     size_t IC, size_t OC, bool accumulate, size_t ld = 0);
+
+REHEARSED(grouped_matmul_forward);
+REHEARSED(grouped_matmul_backward_input);
+REHEARSED(grouped_matmul_backward_weight);

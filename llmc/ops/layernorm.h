@@ -110,3 +110,8 @@ void layernorm_backward(Cpu<X> dev, X *dx, float *dw, float *dbias, float *scrat
     if (dw) norm_add_runs(dev, dw, dw_parts, runs.count, C);
     if (dbias) norm_add_runs(dev, dbias, dbias_parts, runs.count, C);
 }
+
+REHEARSED(layernorm_forward);
+REHEARSED(residual_layernorm_forward);
+REHEARSED(layernorm_backward);
+ASKED(layernorm_scratch);

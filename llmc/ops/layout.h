@@ -35,3 +35,8 @@ template <class X> void round_floats(Cpu<X> dev, X *out, const float *x, size_t 
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) out[i] = x[i];
 }
+
+REHEARSED(copy_rows);
+REHEARSED(add_rows);
+REHEARSED(clear_floats);
+REHEARSED(round_floats);

@@ -261,3 +261,14 @@ void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, H
         matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true, chunk.dld);
     });
 }
+
+REHEARSED(gather_rows);
+REHEARSED(scatter_rows);
+REHEARSED(fused_classifier);
+REHEARSED(range_classifier);
+REHEARSED(head_sums);
+ASKED(logits_ld);
+ASKED(dlogits_ld);
+ASKED(lm_head_bytes);
+ASKED(lm_head_least_rows);
+ASKED(dlogits_room);

@@ -111,3 +111,7 @@ void orthogonalise(Dev dev, X *x, const OrthogonaliseRoom<X> &room, size_t R, si
         else matmul_forward(dev, to, from, room.polynomial, nullptr, R, C, C);
     }
 }
+
+REHEARSED(muon_momentum);
+REHEARSED(muon_update);
+REHEARSED(scale_and_shift);

@@ -42,3 +42,5 @@ template <class X> void noise_forward(Cpu<X> dev, X *x, TokenNoise noise, size_t
             }
         }
 }
+
+REHEARSED(noise_forward);

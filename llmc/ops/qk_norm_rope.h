@@ -59,3 +59,6 @@ void qk_norm_rope_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *s
     norm_add_runs(dev, dwq, scratch, runs.count, D);
     norm_add_runs(dev, dwk, scratch + runs.count * D, runs.count, D);
 }
+
+REHEARSED(qk_norm_rope_forward);
+REHEARSED(qk_norm_rope_backward);

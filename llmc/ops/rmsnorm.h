@@ -95,3 +95,8 @@ void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dre
     }
     if (dw) norm_add_runs(dev, dw, scratch, runs.count, C);
 }
+
+REHEARSED(rmsnorm_forward);
+REHEARSED(residual_rmsnorm_forward);
+REHEARSED(rmsnorm_backward);
+ASKED(rmsnorm_scratch);

@@ -108,3 +108,9 @@ template <class X> void gate_forward(Cpu<X>, float *weights, const float *logits
 template <class X> void gate_backward(Cpu<X>, X *dlogits, const float *dweights, const float *weights, size_t T) {
     for (size_t t = 0; t < T; t++) dlogits[t] = dweights[t] * weights[t] * (1 - weights[t]);
 }
+
+REHEARSED(router_forward);
+REHEARSED(router_backward);
+REHEARSED(router_sums);
+REHEARSED(gate_forward);
+REHEARSED(gate_backward);

@@ -223,3 +223,5 @@ void sample(Cpu<X> dev, int32_t *tokens, float *logps, float *logits, const Draw
             logps[i] = float(double(logps[i] * (1 / rule.temperature)) - max - std::log(double(sum)));
     }
 }
+
+REHEARSED(sample);

@@ -47,3 +47,6 @@ void score_backward(Cpu<X> dev, X *dx, float *dw, const X *x, const X *w, const 
         }
     }
 }
+
+REHEARSED(score_forward);
+REHEARSED(score_backward);

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 // ---- gelu.h, swiglu.h ----
 
@@ -17,6 +18,8 @@ struct Sampling {
     double top_p = 1;
     double min_p = 0;
     double repetition_penalty = 1;
+
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
 
 constexpr int32_t no_token = -1;  // sampled from logits that are not finite
@@ -33,4 +36,6 @@ struct AdamW {  // members are double, because 1 - 0.999f is off by 1e-5
     size_t step;        // the first update is step 1
     uint64_t seed = 0;  // for moments in bf16
     size_t first = 0;   // the number of element 0 in the model
+
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };

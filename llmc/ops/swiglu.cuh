@@ -14,12 +14,14 @@ template <Gate form, class X, int N> __global__ void swiglu_forward_kernel4(X *o
     act.store(out + t * F + f);
 }
 
-template <Gate form = Gate::silu, class X> void swiglu_forward(Cuda<X> dev, X *out, const X *gate_up, size_t T, size_t F) {
+template <class X> void swiglu_forward(Cuda<X> dev, X *out, const X *gate_up, size_t T, size_t F, Gate gate) {
     constexpr unsigned threads = 128;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(F, out, gate_up);
-    launch(dev, wide ? swiglu_forward_kernel4<form, X, N> : swiglu_forward_kernel4<form, X, 1>,
-           Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, out, gate_up, F);
+    with_form(gate, [&]<Gate form> {
+        launch(dev, wide ? swiglu_forward_kernel4<form, X, N> : swiglu_forward_kernel4<form, X, 1>,
+               Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, out, gate_up, F);
+    });
 }
 
 // Computes both gradients in one pass. The kernel moves 5 T F elements.
@@ -40,12 +42,14 @@ __global__ void swiglu_backward_kernel4(X *dgate_up, const X *dout, const X *gat
     up.store(dgate_up + t * 2 * F + F + f);
 }
 
-template <Gate form = Gate::silu, class X>
-void swiglu_backward(Cuda<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
+template <class X>
+void swiglu_backward(Cuda<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F, Gate gate) {
     constexpr unsigned threads = 128;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(F, dgate_up, dout, gate_up);
-    launch(dev, wide ? swiglu_backward_kernel4<form, X, N> : swiglu_backward_kernel4<form, X, 1>,
-           Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, dgate_up, dout, gate_up, F);
+    with_form(gate, [&]<Gate form> {
+        launch(dev, wide ? swiglu_backward_kernel4<form, X, N> : swiglu_backward_kernel4<form, X, 1>,
+               Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, dgate_up, dout, gate_up, F);
+    });
 }
 }  // namespace CUDA_BACKEND

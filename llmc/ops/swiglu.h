@@ -1,7 +1,7 @@
 // SwiGLU and its sister GEGLU (Shazeer, 2020, arXiv:2002.05202) on the fused projection of gate and up.
 //
-//   swiglu_forward <form>(dev, out, gate_up, T, F)                out = gate * s * up                      with s = 1 / (1 + exp(-e(gate)))
-//   swiglu_backward<form>(dev, dgate_up, dout, gate_up, T, F)     dgate = dout * up * s * (1 + gate * (1 - s) * e'(gate)),  dup = dout * gate * s
+//   swiglu_forward(dev, out, gate_up, T, F, gate)                 out = gate * s * up                      with s = 1 / (1 + exp(-e(gate)))
+//   swiglu_backward(dev, dgate_up, dout, gate_up, T, F, gate)     dgate = dout * up * s * (1 + gate * (1 - s) * e'(gate)),  dup = dout * gate * s
 //
 //   Gate::silu    e(g) = g: gate * s is silu(gate), as in Llama
 //   Gate::gelu    e(g) = 2 u, and gate * s is gelu(gate) in its tanh form (gelu.h), as in Gemma
@@ -24,7 +24,15 @@ template <Gate form, class F> HOST_DEVICE inline F gate_slope(F g) {  // e'
     else return gelu_slope(g);
 }
 
-template <Gate form = Gate::silu, class X> void swiglu_forward(Cpu<X> dev, X *out, const X *gate_up, size_t T, size_t F) {
+// Calls f<form>(): the form is chosen once for an array, and is a constant for its elements.
+template <class F> void with_form(Gate gate, F f) {
+    switch (gate) {
+        case Gate::silu: return f.template operator()<Gate::silu>();
+        case Gate::gelu: return f.template operator()<Gate::gelu>();
+    }
+}
+
+template <Gate form, class X> void swiglu_forward_as(Cpu<X> dev, X *out, const X *gate_up, size_t T, size_t F) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         const X *gate = gate_up + t * 2 * F, *up = gate + F;
@@ -36,8 +44,12 @@ template <Gate form = Gate::silu, class X> void swiglu_forward(Cpu<X> dev, X *ou
     }
 }
 
-template <Gate form = Gate::silu, class X>
-void swiglu_backward(Cpu<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
+template <class X> void swiglu_forward(Cpu<X> dev, X *out, const X *gate_up, size_t T, size_t F, Gate gate) {
+    with_form(gate, [&]<Gate form> { swiglu_forward_as<form>(dev, out, gate_up, T, F); });
+}
+
+template <Gate form, class X>
+void swiglu_backward_as(Cpu<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         const X *gate = gate_up + t * 2 * F, *up = gate + F, *dout_t = dout + t * F;
@@ -50,3 +62,10 @@ void swiglu_backward(Cpu<X> dev, X *dgate_up, const X *dout, const X *gate_up, s
         });
     }
 }
+
+template <class X> void swiglu_backward(Cpu<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F, Gate gate) {
+    with_form(gate, [&]<Gate form> { swiglu_backward_as<form>(dev, dgate_up, dout, gate_up, T, F); });
+}
+
+REHEARSED(swiglu_forward);
+REHEARSED(swiglu_backward);

@@ -21,14 +21,14 @@ template <Gate form, class Dev> void expect_reference_also_in_place() {
         SameBits same;
         for_each_order<Dev>([&, T = T, F = F](Dev dev) {
             Array<X> d_gate_up(gate_up), d_dout(dout), out(T * F), apart(T * 2 * F);
-            swiglu_forward<form>(dev, out.data(), d_gate_up.data(), T, F);
-            swiglu_backward<form>(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F);
+            swiglu_forward(dev, out.data(), d_gate_up.data(), T, F, form);
+            swiglu_backward(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F, form);
             expect_close(format("swiglu_forward T %zu F %zu", T, F).c_str(), out.values(), want,
                          swiglu_error<X>(want, g, T, F, form));
             expect_close(format("swiglu_backward T %zu F %zu", T, F).c_str(), apart.values(), want_d,
                          swiglu_backward_error<X>(want_d, d, g, T, F, form));
             same(out.values(), apart.values());
-            swiglu_backward<form>(dev, d_gate_up.data(), d_dout.data(), d_gate_up.data(), T, F);
+            swiglu_backward(dev, d_gate_up.data(), d_dout.data(), d_gate_up.data(), T, F, form);
             same(out.values(), d_gate_up.values());
         });
     }
@@ -42,8 +42,8 @@ template <Gate form, class Dev> void expect_extreme_gates() {  // with up = 1, d
     std::vector<X> gates(extreme_inputs.begin(), extreme_inputs.end());
     gates.resize(2 * F, X(1.0f));
     Array<X> gate_up(gates), dout(std::vector<X>(F, X(1.0f))), out(F), d(2 * F);
-    swiglu_forward<form>(any_device<Dev>(), out.data(), gate_up.data(), 1, F);
-    swiglu_backward<form>(any_device<Dev>(), d.data(), dout.data(), gate_up.data(), 1, F);
+    swiglu_forward(any_device<Dev>(), out.data(), gate_up.data(), 1, F, form);
+    swiglu_backward(any_device<Dev>(), d.data(), dout.data(), gate_up.data(), 1, F, form);
     const auto gradients = d.values();
     const auto middle = gradients.begin() + ptrdiff_t(F);
     for (const auto &result : {out.values(), std::vector<X>(middle, gradients.end())})
