@@ -92,7 +92,8 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
 // x = embed[token] + positions[position in the document]
 template <class Dev> void Gpt2<Dev>::input_forward(const Pass &pass) {
     begin_op(Phase::forward, EMBED);
-    embedding_forward(dev, residual(0, pass.phase), Base::embed_w(pass), row.tokens, weights.positions, row.doc_pos, row.T, config.C);
+    embedding_forward(dev, residual(0, pass.phase), Base::embed_w(pass), row.tokens, weights.positions, row.doc_pos, row.T,
+                      config.C);
 }
 
 // A layer:     mid = x + attention(norm(x))     next = mid + feed_forward(norm(mid))
@@ -147,8 +148,8 @@ template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, const Pass &pass, 
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
     begin_op(Phase::forward, FINAL_NORM);
-    layernorm_forward(dev, acts.normf, meanf, rstdf, residual(config.L, Phase::forward), weights.norm, weights.norm_bias, row.T, config.C,
-                      config.eps);
+    layernorm_forward(dev, acts.normf, meanf, rstdf, residual(config.L, Phase::forward), weights.norm, weights.norm_bias, row.T,
+                      config.C, config.eps);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
@@ -198,7 +199,8 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pas
     linear_backward({pass, l, 0, T}, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv);
     if (!dln1) return;
     begin_op(Phase::backward, LN1, l);
-    layernorm_backward(dev, dx, dw.ln1, dw.ln1_bias, norm_scratch, dx, dln1, residual(l, pass.phase), w.ln1, a.mean1, a.rstd1, T, C);
+    layernorm_backward(dev, dx, dw.ln1, dw.ln1_bias, norm_scratch, dx, dln1, residual(l, pass.phase), w.ln1, a.mean1, a.rstd1, T,
+                       C);
 }
 
 // The input is a sum of two embeddings, of tokens and of positions, so each of them gets the gradient of the sum. The gradients

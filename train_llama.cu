@@ -220,7 +220,8 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass,
     const size_t C = config.C, F = config.F;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up);
+    if (Base::runs(UP, l, pass.phase))
+        linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up);
     if (Base::runs(ACT, l, pass.phase)) swiglu_forward(dev, a.act, a.gate_up, n, F, config.gate);
 }
 
@@ -239,7 +240,8 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
     begin_op(Phase::forward, FINAL_NORM);
-    rmsnorm_forward(dev, acts.normf, rstdf, residual(config.L, Phase::forward), weights.norm, row.T, config.C, config.eps, config.norm_w0);
+    rmsnorm_forward(dev, acts.normf, rstdf, residual(config.L, Phase::forward), weights.norm, row.T, config.C, config.eps,
+                    config.norm_w0);
     if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
 }
 
@@ -248,8 +250,8 @@ template <class Dev> void Llama<Dev>::final_norm_forward() {
 template <class Dev> void Llama<Dev>::final_norm_backward() {
     begin_op(Phase::backward, FINAL_NORM);
     if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.T);
-    rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, residual(config.L, Phase::forward), weights.norm,
-                     rstdf, row.T, config.C, config.norm_w0);
+    rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, residual(config.L, Phase::forward),
+                     weights.norm, rstdf, row.T, config.C, config.norm_w0);
 }
 
 // Returns the gradient of a half's output for tokens [t, t + n), before its norm or factor and the residual sum.
@@ -290,7 +292,8 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const
             begin_op(Phase::backward, ACT, l);
             swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F, config.gate);
             begin_op(Phase::backward, UP, l);
-            linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C, w.gate_up);
+            linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C,
+                            w.gate_up);
         });
     if (T == 0) return;
     if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);

@@ -53,8 +53,7 @@ template <class X> struct GeluForward {
 
     explicit GeluForward(const Sizes &s) : n(s[0]), x(random_values<X>(n, 1, 2)), d_x(x), out(n) {}
 
-    static constexpr void (*versions[])(Cuda<X>, X *out, const X *x, size_t n) = {gelu_forward1, gelu_forward2,
-                                                                                  gelu_forward3};
+    static constexpr void (*versions[])(Cuda<X>, X *out, const X *x, size_t n) = {gelu_forward1, gelu_forward2, gelu_forward3};
 
     void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), d_x.data(), n); }
 

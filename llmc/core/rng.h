@@ -4,8 +4,8 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <tuple>
 #include <string_view>
+#include <tuple>
 
 #include "dtype.h"
 

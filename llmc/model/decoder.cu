@@ -220,7 +220,8 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
     if (positions_unit) weights_->ready(positions_unit, pass);
     if (row.T) input_forward(pass);
     if (row.T && is_noisy(pass))
-        noise_forward(dev, residual(0, pass.phase), TokenNoise{*pass.key, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
+        noise_forward(dev, residual(0, pass.phase), TokenNoise{*pass.key, row.magnitudes, row.documents, row.doc_pos}, row.T,
+                      config.C);
     for (size_t l = 0; l < L; l++) {
         weights_->ready(1 + l, pass);
         if (l + 1 < L) weights_->fetch(2 + l, pass);
@@ -436,14 +437,15 @@ template <class Dev> ExpertTokens Decoder<Dev>::expert_tokens(size_t l, size_t t
 }
 
 template <class Dev>
-void Decoder<Dev>::linear_backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
-                                   LinearWeights<X> w) {
+void Decoder<Dev>::linear_backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout,
+                                   const X *x, LinearWeights<X> w) {
     linears_.backward(rows, matrix, dx, dw, dout, x, w, weights_->accumulates());
 }
 
 template <class Dev> bool Decoder<Dev>::accumulates() const { return weights_->accumulates(); }
 
-template <class Dev> void Decoder<Dev>::add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
+template <class Dev>
+void Decoder<Dev>::add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
     const ExpertConfig &c = config.experts;
     if (!routes() || pass.generates() || !pass.adapters) return;
     router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.documents + t, n, c.number, c.chosen);

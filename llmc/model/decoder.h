@@ -202,15 +202,15 @@ template <class Dev> class Decoder : public Model, public Generator {
     LinearLayers<Dev> linears_{dev, config};
 
     struct {
-        X *normf;            // (T, C)
-        X *dx;               // (T, C)           gradient of the residual stream
-        std::byte *head;     // lm_head_scratch
-        HeadStats stats;     // (N) each
-        float *scores;       // (N)              reward model
-        double *sums;        // (3)              sums over the rows since the last take_sums()
-        int64_t *routing;    // (L, 2E+2)        with experts: router_sums of each layer's tokens since zero_gradients()
-        float *balance;      // (E)              derivatives of the auxiliary loss
-        std::byte *matmul;   // matmul_scratch
+        X *normf;           // (T, C)
+        X *dx;              // (T, C)           gradient of the residual stream
+        std::byte *head;    // lm_head_scratch
+        HeadStats stats;    // (N) each
+        float *scores;      // (N)              reward model
+        double *sums;       // (3)              sums over the rows since the last take_sums()
+        int64_t *routing;   // (L, 2E+2)        with experts: router_sums of each layer's tokens since zero_gradients()
+        float *balance;     // (E)              derivatives of the auxiliary loss
+        std::byte *matmul;  // matmul_scratch
     } acts;
 
   private:
@@ -255,8 +255,8 @@ template <class Dev> class Decoder : public Model, public Generator {
     std::optional<uint64_t> key_;     // of dropout and noise; without a key both are off
     // (V, C); the head of a reward model is (1, C). With adapters the base model has its own, where they are trained in full.
     X *embed_w_ = nullptr, *head_w_ = nullptr, *base_embed_w_ = nullptr, *base_head_w_ = nullptr;
-    size_t targets_ = 0;              // the number of targets since the last take_sums()
-    bool balance_is_known_ = false;   // true if `balance` is valid for this step
+    size_t targets_ = 0;             // the number of targets since the last take_sums()
+    bool balance_is_known_ = false;  // true if `balance` is valid for this step
 
     // (L + 1) The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
     struct {

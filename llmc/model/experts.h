@@ -70,15 +70,16 @@ template <class Dev> class Experts {
     // down() computes out = residual + y.
     void up(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const;
     void activate(const ExpertActs<X> &a, const ExpertTokens &n) const;
-    void down(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual, const ExpertTokens &n) const;
+    void down(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, X *out, const X *residual,
+              const ExpertTokens &n) const;
 
     // The ops of the backward pass. They add to the gradients of weights if `accumulate`, and overwrite them otherwise; gradients of frozen weights
     // are null and are skipped. dx may be x. documents (n): each token's document, below 0 for padding. balance (E): router.h, or null
-    void down_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, const X *dout,
-                       const ExpertTokens &n, bool accumulate) const;
+    void down_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw,
+                       const X *dout, const ExpertTokens &n, bool accumulate) const;
     void activate_backward(const ExpertActs<X> &a, const ExpertTokens &n) const;
-    void up_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx, const X *x,
-                     const float *balance, const int32_t *documents, const ExpertTokens &n, bool accumulate) const;
+    void up_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx,
+                     const X *x, const float *balance, const int32_t *documents, const ExpertTokens &n, bool accumulate) const;
 
   private:
     // A run of tokens, and the rows of this rank's experts in it.
@@ -89,7 +90,9 @@ template <class Dev> class Experts {
         ExpertTraffic *traffic;  // null: no expert parallelism
 
         LayerRows own(const Pass &pass) const { return {pass, of.layer, of.first + first, tokens}; }
-        LayerRows held(const Pass &pass, size_t experts) const { return {pass, of.layer, of.first + first, rows, starts, experts}; }
+        LayerRows held(const Pass &pass, size_t experts) const {
+            return {pass, of.layer, of.first + first, rows, starts, experts};
+        }
     };
 
     // Calls f(run, arrays) for each run; the arrays begin at the run's first token.
@@ -171,7 +174,8 @@ template <class Dev> void Experts<Dev>::weigh_backward(const Run &run, const Exp
 }
 
 template <class Dev>
-void Experts<Dev>::up(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x, const ExpertTokens &n) const {
+void Experts<Dev>::up(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x,
+                      const ExpertTokens &n) const {
     const size_t E = c.number, K = c.chosen;
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         const X *const x_t = x + run.first * C, *const no_bias = nullptr;
@@ -221,8 +225,8 @@ void Experts<Dev>::down(const Pass &pass, const ExpertActs<X> &acts, const Exper
 }
 
 template <class Dev>
-void Experts<Dev>::down_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw,
-                                 const X *dout, const ExpertTokens &n, bool accumulate) const {
+void Experts<Dev>::down_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w,
+                                 const ExpertWeights<float> &dw, const X *dout, const ExpertTokens &n, bool accumulate) const {
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         const X *const dout_t = dout + run.first * C;
         const size_t m = run.tokens;
@@ -257,9 +261,9 @@ template <class Dev> void Experts<Dev>::activate_backward(const ExpertActs<X> &a
 }
 
 template <class Dev>
-void Experts<Dev>::up_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx,
-                               const X *x, const float *balance, const int32_t *documents, const ExpertTokens &n,
-                               bool accumulate) const {
+void Experts<Dev>::up_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w,
+                               const ExpertWeights<float> &dw, X *dx, const X *x, const float *balance, const int32_t *documents,
+                               const ExpertTokens &n, bool accumulate) const {
     const size_t E = c.number, K = c.chosen, S = c.shared_F;
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         const X *const x_t = x + run.first * C, *const no_base = nullptr;

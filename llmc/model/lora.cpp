@@ -427,12 +427,12 @@ CostOf cost::adapters(const ModelConfig &c, Linear matrix) {
 
 CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
     const auto [IC, OC] = linear_shape(c, matrix);
-    const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w, Phase phase,
-                                                                                                        size_t l) {
+    const CostOf product = [=, product = cost::product(IC, OC, more), IC = double(IC), OC = double(OC)](const Work &w,
+                                                                                                        Phase phase, size_t l) {
         Cost cost = product(w, phase, l);
-        const double T = double(w.T), read = double(w.element), round = read + 1;  // rounding writes one byte
-        cost.rounded = (read + round) * (T * IC + IC * OC);                        // read once for the scale, then rounded
-        if (phase == Phase::backward) cost.rounded += (read + 2 * round) * T * OC;   // in memory order, and transposed
+        const double T = double(w.T), read = double(w.element), round = read + 1;   // rounding writes one byte
+        cost.rounded = (read + round) * (T * IC + IC * OC);                         // read once for the scale, then rounded
+        if (phase == Phase::backward) cost.rounded += (read + 2 * round) * T * OC;  // in memory order, and transposed
         return cost;
     };
     if (c.lora.rank == 0) return product;
