@@ -40,7 +40,7 @@ template <class Dev> std::vector<double> losses_and_norms(Dev dev, const ModeCas
 
     ModelLimits limits;
     limits.row_tokens = T, limits.positions = 128, limits.recompute = c.recompute, limits.graphs = visited, limits.fp8 = c.fp8;
-    limits.offload.activations = limits.offload.weights = limits.offload.optimizer = c.offload;
+    limits.offload = {.activations = c.offload, .optimizer = c.offload, .weights = c.offload, .dir = testing::TempDir()};
     limits.neftune_alpha = 5, limits.cache_pages = 4, limits.sequences = 2, limits.sequence_pages = 2;
     SelfComm comm;
     Mesh mesh(comm, 1);
@@ -59,7 +59,7 @@ template <class Dev> std::vector<double> losses_and_norms(Dev dev, const ModeCas
         model->randomise({});
         model->evaluate(row), model->evaluate_base(row), model->take_sums();
         model->gather_parameters();
-        generate_once(*model, documents[0], limits);
+        generate_once(*model, row.tokens, limits);
         model->generator().finish();
     }
     return out;

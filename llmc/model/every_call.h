@@ -13,7 +13,7 @@
 std::map<std::string, std::vector<double>> make_every_call(Model &model, const std::vector<std::vector<int32_t>> &documents,
                                                            const ModelConfig &config, const ModelLimits &limits);
 
-// The generation of these calls: the logits of one token after the first tokens of `text`.
+// The generation among these calls: the logits of one more token after the first tokens of `text`, which has limits.row_tokens.
 std::vector<double> generate_once(Model &model, const std::vector<int32_t> &text, const ModelLimits &limits);
 
 // Trains for two steps with a number of equal rows each. The second step begins with unfinished transfers of the first.
