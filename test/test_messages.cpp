@@ -30,8 +30,9 @@ TEST(Messages, KeepTheirFixAndFourKilobytes) {
 }
 
 TEST(Messages, OfTheStandardLibraryGetAFix) {
-    expect_contains(message_of(std::filesystem::filesystem_error("x", "DIR", std::make_error_code(std::errc::too_many_symbolic_link_levels))),
-                    {"DIR: Too many levels of symbolic links\n  fix: give a path"});
+    expect_contains(
+        message_of(std::filesystem::filesystem_error("x", "DIR", std::make_error_code(std::errc::too_many_symbolic_link_levels))),
+        {"DIR: Too many levels of symbolic links\n  fix: give a path"});
     expect_contains(message_of(std::bad_alloc()), {"more memory", "\n  fix: "});
     expect_contains(message_of(std::out_of_range("index 7")), {"index 7\n  fix: "});
     expect_contains(message_of(Error("a cause\n  fix: do it")), {"a cause\n  fix: do it"});

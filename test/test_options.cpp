@@ -261,10 +261,13 @@ TEST(Options, WrongValuesAreRefused) {
     expect_error("generate --model M --prompt Hi --stop", "--stop needs a value: text, at least a character");
     expect_error(sft + "--add_tokens <a> <b> <a>", "--add_tokens has \"<a>\" twice\n  fix: leave one of them out");
     expect_error(sft + "--add_tokens \xff", "--add_tokens \"\\xff\" is not text, at least a character, in UTF-8");
-    for (const std::string flag : {"train_batch_size", "max_len", "row_tokens", "max_steps", "max_epochs", "threads", "ranks", "lora_rank", "train_batch_tokens"})
+    for (const std::string flag : {"train_batch_size", "max_len", "row_tokens", "max_steps", "max_epochs", "threads", "ranks",
+                                   "lora_rank", "train_batch_tokens"})
         for (const std::string count : {"2147483648", "9007199254740992", "4611686018427387904", "18446744073709551615"})
-            expect_error(dpo + "--" + flag + " " + count, "--" + flag + " is " + count + " but must be less than 2^31\n  fix: change --" + flag);
-    expect_error("grpo --model M --data D --output_dir O --n 70000 --num_episodes 70000", "such that n * num_episodes * max_epochs is less than 2^31");
+            expect_error(dpo + "--" + flag + " " + count,
+                         "--" + flag + " is " + count + " but must be less than 2^31\n  fix: change --" + flag);
+    expect_error("grpo --model M --data D --output_dir O --n 70000 --num_episodes 70000",
+                 "such that n * num_episodes * max_epochs is less than 2^31");
     expect_error(sft + "--comm_timeout 1e300", "--comm_timeout is 1e+300 but must be above 0 and at most 1e9");
     expect_error("generate --model M --prompt Hi --stop=", "--stop \"\" is not text, at least a character");
     expect_error("sft --data D --output_dir O", "sft needs --model DIR");

@@ -71,8 +71,8 @@ static Sequences sequences_of(const std::string &line, size_t most, size_t vocab
         const nlohmann::json record = {{"ids", ids}};
         all.push_back(Fields(record, where).ids("ids"));
         if (all.back().empty() || all.back().size() > most)
-            die("%s has %zu tokens, but it may have 1 to %zu\n  fix: shorten the sequence, or raise --max_len up to the model's positions", where.c_str(),
-                all.back().size(), most);
+            die("%s has %zu tokens, but it may have 1 to %zu\n  fix: shorten the sequence, or raise --max_len up to the model's positions",
+                where.c_str(), all.back().size(), most);
         for (int32_t id : all.back())
             if (id < 0 || size_t(id) >= vocabulary)
                 die("%s has token %d, but the model a vocabulary of %zu\n  fix: give ids of the model's own tokenizer",

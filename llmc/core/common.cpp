@@ -52,8 +52,8 @@ std::string presentable(const std::string &text) {
 std::string message_of(const std::exception &error) {
     if (dynamic_cast<const Error *>(&error)) return error.what();
     if (const auto *file = dynamic_cast<const std::filesystem::filesystem_error *>(&error))
-        return presentable(format("%s: %s\n  fix: give a path that exists, and that you may read and write", file->path1().c_str(),
-                                  file->code().message().c_str()));
+        return presentable(format("%s: %s\n  fix: give a path that exists, and that you may read and write",
+                                  file->path1().c_str(), file->code().message().c_str()));
     if (dynamic_cast<const std::bad_alloc *>(&error) || dynamic_cast<const std::length_error *>(&error))
         return "needs more memory than this machine gives\n  fix: see --plan; smaller values and files need less";
     return presentable(format("%s\n  fix: this is an error of the program itself; report it with the command", error.what()));

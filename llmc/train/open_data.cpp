@@ -61,8 +61,9 @@ void expect_positions(const Run &run, const ModelSpec &model, const Samples &dat
         die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", first,
             data.name().c_str(), data.length(first), model.config.positions_name(),
             (model.dir.empty() ? run.options.preset : model.dir).c_str(), most, most,
-            model.config.gpt2() ? ""
-                                : format(", or --rope_scaling '{\"rope_type\": \"yarn\", \"factor\": %zu}'", ceil_div(longest, most)).c_str());
+            model.config.gpt2()
+                ? ""
+                : format(", or --rope_scaling '{\"rope_type\": \"yarn\", \"factor\": %zu}'", ceil_div(longest, most)).c_str());
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {

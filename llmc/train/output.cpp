@@ -38,9 +38,10 @@ static bool makes_whole(const std::string &name) {
 // The file names that runs use in directories.
 static bool is_written_by_runs(std::string name) {
     if (name.ends_with(temporary_suffix)) name.resize(name.size() - strlen(temporary_suffix));
-    return is_model_file(name) || matches(name, {"trainer_state.json", "optimizer.json", "optimizer-[0-9]*-of-[0-9]*.safetensors",
-                                                 "evaluation.json", "policy_state.json", "next_answers.jsonl", "answers.jsonl", "answers.safetensors",
-                                                 "[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]*.jsonl", event_files});
+    return is_model_file(name) ||
+           matches(name, {"trainer_state.json", "optimizer.json", "optimizer-[0-9]*-of-[0-9]*.safetensors", "evaluation.json",
+                          "policy_state.json", "next_answers.jsonl", "answers.jsonl", "answers.safetensors",
+                          "[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]*.jsonl", event_files});
 }
 
 static std::string shown(const fs::path &path, const fs::file_status &status) {
