@@ -61,7 +61,7 @@ struct PolicySums {
     double policy_loss = 0, kl_loss = 0;  // shares of the step's loss
     // clipped: number of tokens whose clipped objective is the smaller one, or whose log ratio is clamped
     double tokens = 0, clipped = 0;
-    double moved = 0, kl = 0;             // sums of log p_old - log p; of k3 for the reference, 0 without one
+    double moved = 0, kl = 0;  // sums of log p_old - log p; of k3 for the reference, 0 without one
     // Sums of log p_smp - log p_old and of the correction's weights, and the number of tokens whose weight was clamped or set to 0.
     double stale = 0, weights = 0, cut = 0;
 
