@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import check_dialects
 from compare import ROOT
-from port.reading import read_words  # adds data/ to sys.path
+from port import door  # adds data/ to sys.path
+from port.reading import read_flags
 from errors import DataError
 
 STEPS, PACKED = 3, 256
@@ -163,9 +164,10 @@ class Line(NamedTuple):
 
 def trl_line(name, words):
     """Returns the Line of a TRL command line, or None if it cannot run here."""
-    launch, settings = read_words([word for before, word in zip(["", *words], words) if "--config_file" not in (before, word.partition("=")[0])])
-    task = next((TASKS[task] for word in launch for task in TASKS if task in word.replace(".", "/").split("/")), None)
-    settings = {s.name: list(s.values) for s in settings if s.name not in WITHOUT}
+    words = [word for before, word in zip(["", *words], words) if "--config_file" not in (before, word.partition("=")[0])]
+    _, _, name_of_task, launcher, words = door.start({"tasks": []}, words)
+    task = TASKS.get(name_of_task)
+    settings = {s.name: list(s.values) for s in launcher + read_flags(words)[1] if s.name not in WITHOUT}
     data, subset = (settings.pop("dataset_name", None) or settings.pop("datasets", [""]))[0].split(",")[0], settings.pop("dataset_config", [""])[0]
     example = record(random.Random(1), data + subset)
     if not task or not example or any(name.startswith("load_in") for name in settings):

@@ -279,7 +279,7 @@ TEST_F(Checkpoint, WrongManifestsAreRefused) {
         {"/files/1/parts", "null", "files[1].parts is missing or not a list"},
         {"/files/1/parts/0", "[]", "files[1].parts[0] must be an object"},
         {"/files/1/parts/0/count", "39", "elements [99, 100) are in no file"},
-        {"/files/1/parts/0/count", "18446744073709551615", "files[1].parts[0].count reaches beyond the 100 elements"},
+        {"/files/1/parts/0/count", "9223372036854775807", "files[1].parts[0].count reaches beyond the 100 elements"},
         {"/files/1/parts/0/global", "101", "files[1].parts[0].global is beyond the 100 elements"},
         {"/files/1/parts/0/global", "59", "elements [59, 60) are in two files"},
         {"/files/1/parts/0/m", "[]", "files[1].parts[0].m has 0 checksums instead of 1"},

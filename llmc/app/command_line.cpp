@@ -229,13 +229,14 @@ static void check_values(const Options &o, Task task, Problems &problems) {
             problems.push_back(format("--%s is \"%s\"\n  fix: use one of %s", flag, value.c_str(), choices));
     };
     // Sizes are products of two counts, with a factor of two for pairs.
+    const size_t before = problems.size();
     const auto must_be_countable = [&](const auto &value, const std::string &flag) {
         if constexpr (std::is_same_v<decltype(value), const size_t &>)
             must(value <= most_count || flag == "seed", flag.c_str(), "less than 2^31");
     };
 #define OPT(type, name, value, tasks, help) must_be_countable(o.name, #name);
 #include "../train/options.def"
-    if (!problems.empty()) return;
+    if (problems.size() > before) return;
     must(double(o.n) * double(o.num_episodes) * double(o.max_epochs) <= double(most_count) || !(task & RL), "n",
          "such that n * num_episodes * max_epochs is less than 2^31");
     const auto one_or_two = [](const Numbers &x) { return x.size() == 1 || x.size() == 2; };

@@ -141,8 +141,8 @@ def in_own_names(own, task, settings):
         origins = ", ".join(name for name, peer in NAMES.items() if peer in complete)
         problems.insert(0, f"{counted(strangers, unknown)} other trainers', and no trainer is named:\n" + "\n".join(lines) + "\n  fix: write them in the names of this program"
                         + (f", or name the trainer, whose defaults then apply: --from {origins}" if origins else ""))
-    names = {s.name for s in given}
-    return {"task": task or "sft", "settings": given + [s for s in same if s.name not in names], "notes": [], "problems": problems + unknown, "foreign": bool(strangers)}
+    names = {s.name for s in same}
+    return {"task": task or "sft", "settings": [s for s in given if s.name not in names] + same, "notes": [], "problems": problems + unknown, "foreign": bool(strangers)}
 
 
 def counted(strangers, unknown):

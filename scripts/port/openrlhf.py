@@ -112,7 +112,7 @@ ROWS = [
     Note("Muon's momentum has this value", "muon.momentum", "0.95, .95"),
     Note("Muon has this number of iterations", "muon.ns_steps", "5"),
     Note("Muon uses Nesterov momentum", "muon.nesterov", "true"),
-    Refused("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
+    Together("muon_lr", "refused with --optim muon, and without effect otherwise", "muon.lr"),
     Refused("Muon has a Nesterov momentum of 0.95 and 5 iterations; leave it out",
       "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
     Note("experts have one implementation", "experts_implementation"),
@@ -259,6 +259,11 @@ def complete(t):
     if t.has("filters"):
         t.set("dynamic_filtering", t.together["filter_range"].values if t.has("filter_range") else ["0,1"], t.together["filters"].where)
     correct(t)
+    if t.has("muon_lr") and t.flag("optimizer") != "muon":
+        t.note(t.together["muon_lr"].where, "it is for --optim muon alone")
+    elif t.has("muon_lr"):
+        t.refuse(f"{t.together['muon_lr'].where} \"{t.get('muon_lr')}\" is not supported\n"
+                 "  fix: leave it out: --learning_rate is for both optimizers, and Muon's updates are as large as AdamW's (docs/muon.md)")
     if t.flag("optimizer") == "muon":
         t.note(t.flags["optimizer"].where, "OpenRLHF's Muon has a rate of its own, muon.lr, and updates of another size; here --learning_rate is for both optimizers (docs/muon.md)")
     if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):

@@ -184,9 +184,9 @@ def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
 def test_missing_splits_and_files(cache, tmp_path):
     source, prepared = tmp_path / "in.jsonl", write_data(tmp_path / "data.safetensors", random_documents(4))
     for given, options, message in (
-            (source, {"dataset_train_split": "test"}, f"{source}[test]: has no split 'test'; it has train\n  fix: --data {source}[SPLIT]"),
-            (source, {"dataset_config": "fr"}, f"{source} is one file, which has no subset"),
-            (prepared, {"dataset_train_split": "train[:2]"}, "is prepared data, which has no splits\n  fix: --max_samples N"),
+            (source, {"from": "trl", "dataset_train_split": "test"}, f"{source}[test]: has no split 'test'; it has train\n  fix: --data {source}[SPLIT]"),
+            (source, {"from": "trl", "dataset_config": "fr"}, f"{source} is one file, which has no subset"),
+            (prepared, {"from": "trl", "dataset_train_split": "train[:2]"}, "is prepared data, which has no splits\n  fix: --max_samples N"),
             (prepared, {"eval_data": "absent.jsonl[train[:2]]"}, "there is no such file\n  fix: give --eval_data an existing file")):
         refused_training(given, tmp_path / "none", message, model=DEMO, **options)
 

@@ -236,15 +236,15 @@ def test_the_number_of_processes_does_not_matter(bench, flags):
 
 
 def test_workers(bench):
-    """Workers name a bad record. A deeply nested record is prepared although it cannot be pickled for a worker: a .json file is parsed at once, and
-    pickling its records takes more stack than parsing."""
+    """Workers name a bad record, and so does the parent, if a record of a .json file is nested too deeply to be sent to a worker."""
     tokenizer = bench.tokenizer()
     with pytest.raises(prepare.DataError, match=r"record 2501 \(line 2501\) of .*in.jsonl: has fields txt"):
         bench.run_in(3, "sft", tokenizer, [*[{"text": "a"}] * 2500, {"txt": "a"}])
     assert not bench.out.exists()
     deep = json.loads("[" * 600 + "]" * 600)
     source = write(bench.path / "list.json", [{"text": "a"}] * 2000 + [{"text": "b", "more": deep}])
-    assert bench.run_in(2, "sft", tokenizer, str(source))
+    with pytest.raises(prepare.DataError, match=r"record 2001 of .*list.json: its JSON is nested too deeply"):
+        bench.run_in(2, "sft", tokenizer, str(source))
 
 
 def test_first_records_of_each_input(bench):

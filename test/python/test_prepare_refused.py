@@ -232,7 +232,7 @@ def test_content_that_the_template_rewrites(bench, template, turn):
     ("sft", [{"q": "a"}], ["--input_key", "q"], "there is no answer to the prompt"),
     ("prompts", None, [], "there is nothing to prepare"), ("prompts", [SAID], [], "nothing to answer"),
     ("prompts", None, ["--prompt", "", "--prompt", "a", "--no_chat_template"], "record 1 of --prompt: the prompt is empty"),
-    ("sft", [{"messages": QUESTION}], [], "no record is left"), ("sft", [SAID], ["--max_len", "9"], "\n  fix: --max_len 61, or give shorter records"),
+    ("sft", [{"messages": QUESTION}], [], "no record is left"), ("sft", [SAID], ["--max_len", "9"], "\n  fix: --max_len 24, or give shorter records"),
     ("pref", [AB], ["--append_eos", "false"], "no record is left"),  # only the first tokens differ, and these are no targets
     ("sft", [SAID], ["--chat_template_kwargs", '{"a": ' + DEEP[:50_000]], "is not a JSON object"),
     ("sft", [SAID], ["--chat_template_kwargs", "mood"], "'mood' is not a JSON object"),

@@ -210,7 +210,7 @@ THEIRS = "def reward_func(queries, prompts, labels):\n    return "
     ("def reward(completions):\n    return completions[99]", ["IndexError", "(line 2 of "]),
     ("def reward(completions, solution):\n    return [0]", ["TypeError: reward() takes solution, and the records have the columns none\n  fix: def reward(prompts, answers, labels), or TRL's"]),
     ("def reward(completions, trainer_state, log_extra):\n    return [0]", ["TypeError: reward() takes trainer_state, log_extra, which only TRL's trainer has"]),
-    (JUDGES + r"raise ValueError('a\0b' + 9000 * 'x')", [r"ValueError: a\x00bxxx", "characters) ... xxx", "\n  fix: def reward"]),
+    (JUDGES + r"raise ValueError('a\0b' + 9000 * 'x')", [r"ValueError: a\x00bxxx", "bytes) ... xxx", "\n  fix: def reward"]),
     (JUDGES + "import os; os._exit(1)", ["ended without an answer, twice"]),
     (JUDGES + "import time; time.sleep(60)", ["longer than 2 s", "--comm_timeout"]), (None, ["none.py", "no such file"])])
 def test_bad_reward_functions_are_named(text, parts, tmp_path):

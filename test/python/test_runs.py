@@ -290,14 +290,14 @@ def test_paths(data, tmp_path):
 
 
 def test_gradients_that_overflow(data, tmp_path):
-    model = model_with(tmp_path / "model", change=overflowing("model.layers.1.mlp.down_proj.weight"))
+    model = model_with(tmp_path / "model", change=overflowing(*(f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))))
     result = refused_training(data, tmp_path / "a", "5 steps in a row", "first in ", model=model, train_batch_size=4, max_steps=9)
     assert result.stdout.count("skipped: its loss or gradient is not finite") == 5
     assert [line["skipped"] for line in log_lines(tmp_path / "a")[1:]] == [1, 2, 3, 4]
 
 
 def test_debug_names_the_first_op(data, tmp_path):
-    model = model_with(tmp_path / "model", change=overflowing("model.layers.1.self_attn.o_proj.weight"))
+    model = model_with(tmp_path / "model", change=overflowing("model.layers.1.self_attn.v_proj.weight", "model.layers.1.self_attn.o_proj.weight"))
     for options in ({"dtype": "bf16"}, {"recompute": "layer", "ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 3}):
         result = refused_training(data, tmp_path / f"run {options}", "step 1 has a value that is not finite", model=model, max_steps=9, debug="true",
                                   **options)

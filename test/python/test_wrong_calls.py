@@ -74,7 +74,7 @@ WRONG = [
     (f"{ANSWERS} --stop a", "--stop reads text", "no tokenizer.json"),
     (f"{ANSWERS} --repetition_penalty 1.1", "belongs to pretrain, sft, generate, not to grpo"),
     (f"{PPO} --critic_model {shlex.quote(str(DEMO))}", "--critic_model", "vocabulary"), (f"{PPO} --critic_model /nowhere", "/nowhere"),
-    (f"{PPO} --critic_model golden", "config.json"), (f"{PPO} --critic_model golden/gpt2", "gpt2", "does not train", "./train_gpt2"),
+    (f"{PPO} --critic_model golden", "config.json"), (f"{PPO} --critic_model golden/gpt2", "gpt2", "does not train", "use train_gpt2"),
     (f"{PPO} --gae_lambda 1.5", "--gae_lambda 1.5", "between 0 and 1"), (f"{PPO} --value_clip -1", "--value_clip", "0 (no bound) or more"),
     (f"{PPO} --critic_learning_rate 0", "--critic_learning_rate", "above 0"), (f"{PPO} --kl_target 1", "--kl_target", "--rollouts"),
     ("ppo --data x --kl_target 1", "--kl_target 1", "--kl_coef 0.01"), ("ppo --data x --kl_target 1,100 --kl_coef 1", "--kl_target 1,100", "1024 answers"),
@@ -108,7 +108,7 @@ WRONG = [
     (f"{GENERATE} --n 0", "--n is 0", "at least 1"), (f"{GENERATE} --max_sequences 0", "--max_sequences is 0"),
     (f"{SFT} --n 2", "--n belongs to grpo, ppo, generate"), (f"{GENERATE} --adapter golden/lora_reward", "belongs to a reward model"),
     # other flags, and models of the other program
-    *((f"{call} --model {model}", f"{name} model, which train_llama does not train\n  fix: ./train_gpt2\n") for call in (SFT, PLAN)
+    *((f"{call} --model {model}", f"{name} model, which train_llama does not train\n  fix: use train_gpt2\n") for call in (SFT, PLAN)
       for model, name in (("golden/gpt2 --preset none", "gpt2 is a gpt2"), ("none --preset d24", "--preset d24 is a gpt2"))),
     (f"{SFT} --offload activations", "--offload on a CPU needs a disk", "--offload_dir DIR"),
     (f"{SFT} --offload weight --offload_dir .", '--offload is "weight"', "one of activations,optimizer,weights"),
