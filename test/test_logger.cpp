@@ -21,11 +21,15 @@ TEST(Logger, LinesThatARunKeeps) {
         bool resumes;
         size_t step;
         std::string kept;
-    } rows[] = {{earlier, true, 2, two}, {earlier, false, 0, ""}, {"{\"step\":1}", true, 1, "{\"step\":1}\n"}};
-    for (const auto &[before, resumes, step, kept] : rows) {
+        bool within_step = false;
+    } rows[] = {{earlier, true, 2, two},
+                {earlier, true, 2, two.substr(0, two.find("{\"step\":2,\"eval")), true},
+                {earlier, false, 0, ""},
+                {"{\"step\":1}", true, 1, "{\"step\":1}\n"}};
+    for (const auto &[before, resumes, step, kept, within_step] : rows) {
         const TemporaryFile file("log.jsonl");
         file.write(before);
-        Logger(file.path, resumes, step).write({{"step", 9}});
+        Logger(file.path, resumes, step, within_step).write({{"step", 9}});
         EXPECT_EQ(text_of(file.path), kept + line);
     }
     const TemporaryFile file("log.jsonl");

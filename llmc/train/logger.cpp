@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -11,7 +12,7 @@
 #include "../core/common.h"
 #include "../core/file.h"
 
-static void drop_lines_beyond(const std::string &path, size_t step) {
+static void drop_lines_beyond(const std::string &path, size_t step, bool within_step) {
     std::ifstream file(path);
     std::string kept, line;
     while (std::getline(file, line)) {
@@ -19,14 +20,17 @@ static void drop_lines_beyond(const std::string &path, size_t step) {
         if (!json.is_object() || json.contains("summary"))
             continue;  // a partial line of a crash; the summary of a run that now continues
         const auto at = json.find("step");
-        if (at != json.end() && (!at->is_number() || at->get<double>() > double(step))) continue;
+        const double of = at == json.end() ? 0 : at->is_number() ? at->get<double>() : INFINITY;
+        if (of > double(step) || (within_step && of == double(step) && !json.contains("loss"))) continue;
         kept += line + "\n";
     }
     write_file(path, kept);
 }
 
-Logger::Logger(const std::string &path, bool resume, size_t resumed_step) : path_(path), terminal_(isatty(STDOUT_FILENO)) {
-    if (resume && resumed_step != other_run && std::filesystem::is_regular_file(path)) drop_lines_beyond(path, resumed_step);
+Logger::Logger(const std::string &path, bool resume, size_t resumed_step, bool within_step)
+    : path_(path), terminal_(isatty(STDOUT_FILENO)) {
+    if (resume && resumed_step != other_run && std::filesystem::is_regular_file(path))
+        drop_lines_beyond(path, resumed_step, within_step);
     open(resume ? "a" : "w");
 }
 

@@ -7,9 +7,10 @@
 class Logger {
   public:
     // Appends to `path`. If a run is resumed, lines with a step beyond `resumed_step` are removed, and so are a partial line after a crash and the
-    // summary of the run that now continues. With `resumed_step` = `other_run` nothing is removed.
+    // summary of the run that now continues. `within_step`: the checkpoint was saved before the evaluation of this step, whose lines are removed as
+    // well. With `resumed_step` = `other_run` nothing is removed.
     static constexpr size_t other_run = size_t(-1);
-    Logger(const std::string &path, bool resume, size_t resumed_step);
+    Logger(const std::string &path, bool resume, size_t resumed_step, bool within_step = false);
     ~Logger();
     Logger(const Logger &) = delete;
 

@@ -37,11 +37,11 @@ StepReport StepMeter::report() {
 RunLog::RunLog(const Run &run, const Training &training)
     : run_(run), o_(run.options), training_(training), peak_(gpu_peak(training.model->memory().device(), run.options.dtype)) {}
 
-void RunLog::open(size_t step) {
+void RunLog::open(size_t step, bool within_step) {
     if (!run_.is_main_rank()) return;
     const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
     const bool same_log = !training_.resume_from.empty() && std::filesystem::exists(log);
-    logger_ = std::make_unique<Logger>(log, same_log, step);
+    logger_ = std::make_unique<Logger>(log, same_log, step, within_step);
     if (!same_log) describe_run();
     for (const std::string &tracker : o_.report_to) {
         const size_t colon = tracker.find(':');  // before a project

@@ -39,9 +39,9 @@ class RunLog {
   public:
     RunLog(const Run &run, const Training &training);
 
-    // Opens the log. A resumed run continues the existing log, without the lines beyond `step`. Any other run begins a new log, and its first line
+    // Opens the log. A resumed run continues the existing log, without the lines beyond `step` (see Logger). Any other run begins a new log, and its first line
     // describes the run.
-    void open(size_t step);
+    void open(size_t step, bool within_step);
     void say_split(const Step &step) const;  // prints how the ranks of a ring share the first row of a step
     // Returns the log line of a step; `state` already includes the step. All ranks call it together.
     nlohmann::ordered_json step_line(const TrainerState &state, const Step &step, const Measured &measured, double norm,

@@ -94,7 +94,7 @@ void Trainer::start_or_resume() {
     }
     saves_.begin(state_.step);
     signals_.emplace(run_.is_main_rank());
-    agree(run_.comm, [&] { log_.open(state_.step); });
+    agree(run_.comm, [&] { log_.open(state_.step, state_.steps_done); });
 }
 
 // Returns the state with the time that the run has taken until now.
