@@ -112,7 +112,7 @@ ROWS = [
     Note("Muon's momentum has this value", "muon.momentum", "0.95, .95"),
     Note("Muon has this number of iterations", "muon.ns_steps", "5"),
     Note("Muon uses Nesterov momentum", "muon.nesterov", "true"),
-    Together("muon_lr", "refused with --optim muon, and without effect otherwise", "muon.lr"),
+    Together("muon_lr", "refused with --optim muon, and without effect otherwise", "muon.lr, actor.muon.lr, critic.muon.lr"),
     Refused("Muon has a Nesterov momentum of 0.95 and 5 iterations; leave it out",
       "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
     Note("experts have one implementation", "experts_implementation"),

@@ -176,7 +176,7 @@ TEST(CudaGraphs, ChangeNoBit) {
     expect_graphs_change_no_bit(rank_model(untied), rows, 128);
 }
 
-TEST(CudaModes, LeaveNothingBehind) {
+TEST(CudaGraphs, ModesLeaveNothingBehind) {
     const CudaStream stream;
     const auto ctx = make_cuda_context(1);
     expect_modes_leave_nothing_behind(CudaBf16{stream, ctx.get()});
