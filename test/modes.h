@@ -27,7 +27,8 @@ inline std::vector<ModeCase> mode_cases() {
     return cases;
 }
 
-// The losses and gradient norms of four steps of two micro-steps; `visited`: with passes of other kinds between the steps, and with recorded launches.
+// The losses and gradient norms of four steps: two of one micro-step, and two of two, in which the second backward pass runs for the first time while all
+// other launches are replayed. `visited`: with passes of other kinds between the steps, and with recorded launches.
 template <class Dev> std::vector<double> losses_and_norms(Dev dev, const ModeCase &c, bool visited) {
     ModelConfig config = rank_model(c.adapters ? adapted : untied);
     config.L = 2, config.window = {0, 7}, config.H = 2, config.KV = 1, config.lora.dropout = 0;  // dropout is never recorded
@@ -52,7 +53,8 @@ template <class Dev> std::vector<double> losses_and_norms(Dev dev, const ModeCas
     for (size_t step = 1; step <= 4; step++) {
         model->randomise(step);
         model->zero_gradients(step);
-        model->accumulate(row, 0.01f, false), model->accumulate(row, 0.01f, true);
+        if (step > 2) model->accumulate(row, 0.01f, false);
+        model->accumulate(row, 0.01f, true);
         out.push_back(model->take_sums().nll), out.push_back(model->gradient_norm());
         model->update({5e-3, 0.9, 0.95, 1e-5, 0.1, 1, step});
         if (!visited) continue;
@@ -65,6 +67,6 @@ template <class Dev> std::vector<double> losses_and_norms(Dev dev, const ModeCas
     return out;
 }
 
-template <class Dev> void expect_modes_leave_nothing_behind(Dev dev, const std::vector<ModeCase> &cases = mode_cases()) {
+template <class Dev> void expect_modes_leave_nothing_behind(Dev dev, const std::vector<ModeCase> &cases) {
     for (const ModeCase &c : cases) EXPECT_EQ(losses_and_norms(dev, c, true), losses_and_norms(dev, c, false)) << c.name();
 }

@@ -176,11 +176,17 @@ TEST(CudaGraphs, ChangeNoBit) {
     expect_graphs_change_no_bit(rank_model(untied), rows, 128);
 }
 
-TEST(CudaGraphs, ModesLeaveNothingBehind) {
+static void expect_modes_of_graphs_leave_nothing_behind(const std::vector<ModeCase> &cases) {
     const CudaStream stream;
     const auto ctx = make_cuda_context(1);
-    expect_modes_leave_nothing_behind(CudaBf16{stream, ctx.get()});
+    expect_modes_leave_nothing_behind(CudaBf16{stream, ctx.get()}, cases);
 }
+TEST(CudaGraphs, ModesLeaveNothingBehind) {
+    expect_modes_of_graphs_leave_nothing_behind({{true, false, false, Recompute::none}, {true, true, true, Recompute::layer}});
+}
+#ifndef CHECKED_BUILD
+TEST(SlowCudaGraphs, ModesLeaveNothingBehind) { expect_modes_of_graphs_leave_nothing_behind(mode_cases()); }
+#endif
 
 // Launches recorded with one row's cuts of attention's tiles serve rows with other cuts.
 TEST(CudaGraphs, ServeOtherDocuments) {
