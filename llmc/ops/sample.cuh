@@ -85,9 +85,9 @@ __device__ void cut(SampleShared &s, Kept &kept, const float *l, uint32_t n, uin
 }
 
 // Returns the largest of n logits to every thread; infinity if one is NaN.
-__device__ inline float largest(SampleShared &s, const float *l, size_t n) {
+__device__ inline float largest(SampleShared &s, const float *l, uint32_t n) {
     float max = -INFINITY;
-    for (size_t v = threadIdx.x; v < n; v += sample_threads) max = fmaxf(max, or_infinity(l[v]));
+    for (uint32_t v = threadIdx.x; v < n; v += sample_threads) max = fmaxf(max, or_infinity(l[v]));
     return block_max(max, s.floats);
 }
 
@@ -104,11 +104,9 @@ __global__ void __launch_bounds__(sample_threads)
             l[draws.occurred[i]] = penalised(l[draws.occurred[i]], rule.penalty);
     __syncthreads();
     Kept kept{largest(s, l, n), rule.scale};
-    if (!(fabsf(kept.max) < INFINITY)) {
-        for (int32_t i = draws.first[row] + int32_t(threadIdx.x); i < draws.first[row + 1]; i += int32_t(sample_threads))
-            tokens[i] = no_token;
-        return;
-    }
+    if (threadIdx.x == 0)
+        for (int32_t i = draws.first[row]; i < draws.first[row + 1]; i++) tokens[i] = no_token;
+    if (!(fabsf(kept.max) < INFINITY)) return;
     const auto mass = [&](uint32_t v) { return uint64_t(kept.mass(l[v], v)); };
     const auto total = [&] {
         uint64_t sum = 0;
@@ -119,7 +117,7 @@ __global__ void __launch_bounds__(sample_threads)
     if (!rule.greedy) {
         if (rule.top_k && rule.top_k < n) {
             cut(s, kept, l, n, rule.top_k - 1, [](uint32_t) { return uint64_t(1); });
-            kept.last_id = UINT32_MAX;  // with all equal ones
+            kept.last_id = n;  // with all equal ones
         }
         all = total();
         if (rule.top_p && all > 0) cut(s, kept, l, n, rule.below_top_p(all), mass);
@@ -128,7 +126,7 @@ __global__ void __launch_bounds__(sample_threads)
     }
     float max = 0, log_sum = 0;
     if (logps) {
-        max = largest(s, l, V) * (1 / rule.temperature);
+        max = largest(s, l, uint32_t(V)) * (1 / rule.temperature);
         float sum = 0;
         for (size_t v = threadIdx.x; v < V; v += sample_threads) sum += expf(l[v] * (1 / rule.temperature) - max);
         log_sum = logf(block_sum(sum, s.floats));
