@@ -15,7 +15,7 @@ from errors import DataError
 from json_yaml import once
 from shards import read_shard
 from sources import COMPRESSED, check, hub_records, slices_of, source_of, splits_of
-from tables import Undecoded, once, records_of, saved_records
+from tables import Undecoded, records_of, saved_records
 
 
 class Fields(dict):
@@ -51,6 +51,8 @@ class Record(NamedTuple):
             try:
                 value = json.loads(self.raw, object_pairs_hook=once)
             except ValueError as error:  # not JSON, or not UTF-8
+                if "int_max_str_digits" in str(error):
+                    raise DataError("has an integer of more than 4,300 digits", "write it as a text in quotes") from None
                 raise DataError(f"broken JSON: {error}", "write one whole JSON object per line, in UTF-8") from None
         if not isinstance(value, dict):
             raise DataError(f"is a JSON {json_kind(value)}, not an object", 'write a record as an object: {"messages": [...]}')

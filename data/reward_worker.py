@@ -4,9 +4,15 @@
     {"prompts": [text, ...], "answers": [...], "labels": [...], "completion_ids": [[id, ...], ...], "columns": [text, ...], "raw_prompts": [...], "raw_answers": [...]}
         ->     {"rewards": [number or null, ...]} or {"error": text}
 
-The raw texts have their special tokens; a text of columns is a JSON object, the record's other fields. FILE.py defines reward(prompts, answers, labels), which returns a
-number for each, or None for one that it cannot judge; or TRL's reward(prompts, completions, **columns); or OpenRLHF's reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}, also with equal "scores" and with "extra_logs". A server gets the same by
-POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py and its child processes print goes to standard error."""
+The raw texts have their special tokens; a text of columns is a JSON object, the record's other fields. FILE.py defines one of
+
+    reward(prompts, answers, labels)                 returns a number for each, or None for one that it cannot judge
+    reward(prompts, completions, **columns)          TRL's
+    reward_func(queries, prompts, labels)            OpenRLHF's: a query is a raw prompt with its raw answer. It returns {"rewards": ...}, also with
+                                                     equal "scores" and with "extra_logs"
+
+A server gets the same as reward_func by POST, as JSON with the queries under "query", and answers with what that returns. What FILE.py and its child
+processes print goes to standard error."""
 
 import asyncio
 import importlib.util

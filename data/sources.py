@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 
 from errors import DataError
 from tables import records_of, saved_records
-from whole_file import refuse_pointer
+from whole_file import refuse_disguise
 
 FILES_TO_IGNORE = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # as in datasets
 EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet", ".bin")
@@ -74,7 +74,7 @@ def check_file(source):
         prepared = source.name.endswith(".safetensors")
         raise DataError(f"{source.text}: is prepared data, which has no splits" if prepared else f"{source.name}: unknown kind of file",
                         "--max_samples N" if prepared else f"convert it to one of {' '.join(EXTENSIONS)}")
-    refuse_pointer(source.name)
+    refuse_disguise(source.name)
     if os.path.getsize(source.name) == 0:
         raise DataError(f"{source.name}: the file is empty", "give --input a file with records")
 
@@ -119,7 +119,7 @@ def check_files(files):
     for file in files:
         if not file.endswith(EXTENSIONS + COMPRESSED):
             raise DataError(f"{file}: unknown kind of file", f"convert it to one of {' '.join(EXTENSIONS)}")
-        refuse_pointer(file)
+        refuse_disguise(file)
         if part := re.search(r"-(\d+)-of-(\d+)\.", os.path.basename(file)):
             pattern = f"{glob.escape(file[:-len(os.path.basename(file))] + os.path.basename(file)[:part.start()])}-*-of-{part[2]}.*"
             if len(glob.glob(pattern)) != int(part[2]):

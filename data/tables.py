@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from errors import DataError
+from json_yaml import once
 
 SAME = ("arrow.bool8", "datasets.features")  # beginnings of the names of types whose Python value is JSON's
 
@@ -13,15 +14,6 @@ class Undecoded:
     """A value of an extension type that this program cannot read. It is refused wherever a field is read, and harmless in other fields."""
 
     extension: str
-
-
-def once(pairs):
-    """Returns the dictionary of the pairs of a JSON object. A name given twice is refused."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise DataError(f"has {next(name for name in names if names.count(name) > 1)!r} twice", "leave one of them out")
-    return fields
 
 
 def records_of(name, schema, batches):

@@ -10,7 +10,7 @@ import numpy as np
 
 from errors import DataError
 from hub import is_hub_name, snapshot
-from whole_file import refuse_pointer
+from whole_file import refuse_disguise
 
 MOST_IDS = 1 << 24  # an id beyond this is a broken file, not a vocabulary
 # Texts in which tokenizers differ: numbers, contractions, spaces, capitals, accents, scripts.
@@ -107,7 +107,7 @@ def read_vocabulary(directory):
     if not os.path.isfile(path):
         raise DataError(f"{directory}: contains no tokenizer.json",
                         "load it with transformers' AutoTokenizer and save it again with save_pretrained")
-    refuse_pointer(path)
+    refuse_disguise(path)
     try:
         with open(path, encoding="utf-8") as file:
             tokenizer = json.load(file)

@@ -14,11 +14,14 @@ def refuse_other_file(flag, path, mark):
                 raise DataError(f"{flag} {path} exists and is not an earlier result, so it is not replaced", "give another file, or move this one away")
 
 
-def refuse_pointer(path):
-    """Refuses the few lines that Git leaves in place of a large file whose content it has not fetched."""
+def refuse_disguise(path):
+    """Refuses the few lines that Git leaves in place of a large file whose content it has not fetched, and compressed content without its ending."""
     with open(path, "rb") as file:
-        if file.read(64).startswith(b"version https://git-lfs."):
-            raise DataError(f"{path}: is a pointer of Git LFS, not the file itself", "git lfs pull in its repository, or download the file")
+        begin = file.read(64)
+    if begin.startswith(b"version https://git-lfs."):
+        raise DataError(f"{path}: is a pointer of Git LFS, not the file itself", "git lfs pull in its repository, or download the file")
+    if begin.startswith(b"\x1f\x8b") and not path.endswith(".gz"):
+        raise DataError(f"{path}: is compressed by gzip, which its name does not say", f"mv {path} {path}.gz && gunzip {path}.gz")
 
 
 @contextlib.contextmanager

@@ -228,8 +228,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
         if (!contains(choices, value))
             problems.push_back(format("--%s is \"%s\"\n  fix: use one of %s", flag, value.c_str(), choices));
     };
-    // Sizes are products of two counts, with a factor of two for pairs.
     const size_t before = problems.size();
+    // Sizes are products of two counts, with a factor of two for pairs.
     const auto must_be_countable = [&](const auto &value, const std::string &flag) {
         if constexpr (std::is_same_v<decltype(value), const size_t &>)
             must(value <= most_count || flag == "seed", flag.c_str(), "less than 2^31");

@@ -38,8 +38,8 @@ using CpuBf16 = Cpu<bf16>;
 // ---- rehearsals -------------------------------------------------------------------------------------------------------------------------
 
 // A device that computes nothing: its ops only note the arrays that they touch (rehearsal.h). Each op's header has a line for it, without which the
-// models do not compile: REHEARSED(op), or for a function of sizes ASKED(function), which asks the real device. A struct among an op's arguments has a member function pointers(), which returns a tuple
-// of its pointers.
+// models do not compile: REHEARSED(op), or for a function of sizes ASKED(function), which asks the real device. A struct among an
+// op's arguments has a member function pointers(), which returns a tuple of its pointers.
 template <class Dev> struct Rehearsal;
 #define REHEARSED(op) \
     template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }

@@ -315,7 +315,7 @@ def test_the_words_of_a_launcher(tmp_path):
         words = f"{line}{'' if line.endswith('.') else ' '}sft {TRL}" + (" --accelerate_config a.yaml" if line == "trl" else "")
         found = converted(words, tmp_path)[1]
         assert (found["ranks"], found["dtype"], found["train_batch_size"]) == ("4", "bf16", "32"), words
-    found = converted(f"llamafactory-cli train learning_rate=3e-4 --template qwen3", tmp_path, FACTORY)[1]
+    found = converted("llamafactory-cli train learning_rate=3e-4 --template qwen3", tmp_path, FACTORY)[1]
     assert found["learning_rate"] == "3e-4"
     assert "c.yml is a file of LLaMA-Factory, the only trainer with the key stage" in converted("", tmp_path, FACTORY)[2]
 

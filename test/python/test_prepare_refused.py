@@ -36,6 +36,7 @@ def refused_record(bench, task, template, record, *flags):
 
 @pytest.mark.parametrize("record, message", [
     ('{"text": "b"', "broken JSON: "), ('{"text": "a", "text": "b"}', "has 'text' twice\n  fix: leave one of them out"), ('["text"]', "is a JSON list, not an object"),
+    ('{"text": "a", "id": ' + 4301 * "1" + '}', "has an integer of more than 4,300 digits\n  fix: write it as a text in quotes"),
     ({"question": "a", "reply": "b"}, "has fields question, reply, which match no supported format\n  fix: the supported formats are messages; "),
     ({"prompt": 1, "completion": "b"}, "'prompt' is a number, neither a string nor a list of messages"), ({"text": ["a"]}, "'text' is a list, not a string"),
     ({"messages": []}, "'messages' is an empty list"),
@@ -265,7 +266,7 @@ def test_probabilities(bench, probs, message):
     ("twice.csv", "prompt,completion,prompt\na,b,c\n", "twice.csv: its header has 'prompt' twice\n  fix: leave one of them out"),
     ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: has 'text' twice"),
     ("bad.parquet", "no", "bad.parquet: broken parquet file"), ("twice.parquet", None, "twice.parquet: its header has 'text' twice"),
-    ("cut.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab", "cut.jsonl.gz: broken compression"),
+    ("packed.jsonl", b"\x1f\x8b\x08", "packed.jsonl: is compressed by gzip, which its name does not say\n  fix: mv "), ("cut.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab", "cut.jsonl.gz: broken compression"),
     ("nothing", None, "nothing: contains no data set"), ("gaps.jsonl", '{"text": "a"}\n\n{"text": "b"\n',
                                                       "record 2 (line 3) of gaps.jsonl: broken JSON"),
     ("latin.jsonl", b'{"text": "\xe9"}\n', "record 1 (line 1) of latin.jsonl: broken JSON: 'utf-8' codec"),
