@@ -108,7 +108,10 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     const std::string first = arguments.empty() ? "" : arguments[0];
     if (first == "plot" || first == "report")
         return call_python(program.called + " " + first, "scripts/" + first + ".py", {arguments.begin() + 1, arguments.end()});
-    if (arguments == std::vector<std::string>{"--version"}) return printf("%s", version(program).c_str()) < 0;
+    if (first == "--version") {
+        if (arguments.size() > 1) die("--version stands alone, without \"%s\"\n  fix: leave it out", arguments[1].c_str());
+        return printf("%s", version(program).c_str()) < 0;
+    }
     Parsed parsed;
     const auto parse_arguments = [&] { parsed = parse(program.called, arguments, program.bundled); };
     const auto run = [&](Comm &comm, bool threads) {

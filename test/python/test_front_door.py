@@ -9,7 +9,7 @@ import subprocess
 import pyarrow
 import pyarrow.parquet
 import pytest
-from runs import DEMO, ENVIRONMENT, PROGRAM, ROOT, change_json, chat, read_lines, succeeds, write_lines
+from runs import DEMO, ENVIRONMENT, PROGRAM, ROOT, change_json, chat, read_lines, refused, succeeds, write_lines
 
 MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "NousResearch/Llama-3.2-1B")
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -150,6 +150,7 @@ def test_a_cached_model_without_weights_is_refused(home):
 
 
 def test_version():
+    refused([str(PROGRAM), "--version", "sft"], '--version stands alone, without "sft"')
     said = succeeds([str(PROGRAM), "--version"])
     assert re.fullmatch(r"train_llama, commit (unknown|[0-9a-f]{7,40}(-dirty)?)\ncompiled by \S+ \d.*\n[^;]+; [^;]+; .+\nPython 3\.[\d.]+; tokenizers \d.*\n", said), said
 
