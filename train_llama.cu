@@ -50,7 +50,7 @@ template <class X> struct LlamaActs : AttentionActs<X> {
     float *rstd1;    // (T)
     X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, then all keys
     float *qk_rstd;  // (T, H+KV)
-    X *proj;         // (T, C)             with norm_after: attention's output before its norm
+    X *proj;         // (T, C)             attention's projected output; without norm_after it lies in ln2, whose norm replaces it
     float *post_rstd1, *post_rstd2;  // (T)  with norm_after
     X *mid;                          // (T, C)             residual stream after attention
     X *ln2;                          // (T, C)             norm of mid
@@ -79,20 +79,39 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void attention_half(size_t l, const Pass &pass) override;
     void feed_forward_half(size_t l, const Pass &pass) override;
     void hidden_forward(size_t l, const Pass &pass, size_t t, size_t n);
-    void experts_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
-    void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by one of Granite's factors
-        if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
-    }
-    X *branch_gradient(size_t t, size_t n);
-    void wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void final_norm_forward() override;
     void final_norm_backward() override;
     void feed_forward_half_backward(size_t l, const Pass &pass) override;
-    template <class F> void for_expert_tiles(size_t l, F f);
-    void experts_backward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
     void attention_half_backward(size_t l, const Pass &pass) override;
-    void wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void input_backward() override;
+
+    // Norms of the row's tokens (T, C).
+    void norm(X *out, float *rstd, const X *x, const X *weight) {
+        rmsnorm_forward(dev, out, rstd, x, weight, row.T, config.C, config.eps, config.norm_w0);
+    }
+    void norm_backward(X *dx, float *dweight, const X *dresidual, const X *dout, const X *x, const X *weight, const float *rstd) {
+        rmsnorm_backward(dev, dx, dweight, norm_scratch, dresidual, dout, x, weight, rstd, row.T, config.C, config.norm_w0);
+    }
+
+    // What families add to the layer of Llama (docs/contributing.md).
+    void norm_and_add(X *out, float *rstd, const X *x, const X *weight, const X *other) {  // out = norm(x) + other
+        norm(out, rstd, x, weight);
+        residual_forward(dev, out, out, other, row.T * config.C);
+    }
+    void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by one of Granite's factors
+        if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
+    }
+    void add_and_norm(size_t l, const Pass &pass, const LlamaLayer<X> &w, const LlamaActs<X> &a);
+    void add_gradient(bool normed, X *dinput, float *dweight, const X *x, const X *weight, const float *rstd);
+    X *branch_gradient(size_t t, size_t n);
+    void rotate(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a);
+    void rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
+    void wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a);
+    void wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
+    template <class F> void for_expert_tiles(size_t l, F f);
+    void hidden_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
+    void experts_forward(size_t l, const Pass &pass, X *next);
+    void experts_backward(size_t l, const Pass &pass);
 
     void plan_layer(size_t l);
     void plan_experts(size_t l, ExpertActs<X> &forward, ExpertActs<X> &backward);
@@ -104,7 +123,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     const LlamaActs<X> &arrays(size_t l, const Pass &pass) const { return pass.phase == Phase::forward ? fwd[l] : bwd[l]; }
     // In a layer with norms but without rotation all tokens are at position 0, whose rotation changes no bit.
     const int32_t *positions_of(size_t l) const { return config.rotates(l) ? row.doc_pos : first_position; }
-    // Returns the feed-forward's input.
+    // The inputs of a layer's halves.
+    X *attention_input(size_t l, const Pass &pass) const {
+        return config.norm_before ? arrays(l, pass).ln1 : residual(l, pass.phase);
+    }
     X *hidden_input(const LlamaActs<X> &a) const { return config.norm_before ? a.ln2 : a.mid; }
     // Returns the factor of the embedding. transformers rounds Gemma's to the type of the weights, but not Granite's.
     float embedding_factor() const {
@@ -135,94 +157,81 @@ template <class Dev> void Llama<Dev>::input_forward(const Pass &pass) {
     scale(x, x, embedding_factor(), row.T);
 }
 
-// A layer:     mid = x + post1(attention(ln1(x)))     next = mid + post2(feed_forward(ln2(mid)))     without the norms that the model lacks
+// A layer of Llama:     mid = x + attention(ln1(x))     next = mid + feed_forward(ln2(mid))
 //
-// Its first half computes att, attention's output before the projection. In Phase::recompute, runs(op) is false for an op whose
-// results were kept.
+// Its first half computes att, attention's output before the projection. runs(op) begins an op. It is false if the model lacks the op (op_list), and
+// in Phase::recompute also if the op's results were kept.
 template <class Dev> void Llama<Dev>::attention_half(size_t l, const Pass &pass) {
-    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    const X *x = residual(l, pass.phase);
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
-    if (config.norm_before && runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, w.ln1, T, C, config.eps, config.norm_w0);
-    if (runs(QKV)) linear_forward({pass, l, 0, T}, Linear::qkv, a.qkv, config.norm_before ? a.ln1 : x, w.qkv);
-    if (runs(ROPE) && (config.rotates(l) || config.qk_norm)) {
-        if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
-        const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope_of(l), positions_of(l), T, H, KV, D,
-                             config.rope.channels(D), config.eps, config.norm_w0);
-    }
+    if (runs(LN1)) norm(a.ln1, a.rstd1, residual(l, pass.phase), w.ln1);
+    if (runs(QKV)) linear_forward({pass, l, 0, row.T}, Linear::qkv, a.qkv, attention_input(l, pass), w.qkv);
+    if (runs(ROPE)) rotate(l, w, a);
     if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
 }
 
 // The second half: the projection of attention's output, and the feed-forward.
 template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, const Pass &pass) {
-    const bool recompute = pass.phase == Phase::recompute, mid_is_kept = Base::limits.recompute < Recompute::layer;
-    const size_t T = row.T, C = config.C;
+    const size_t C = config.C;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
-    const X *x = residual(l, pass.phase);
-    X *next = residual(l + 1, pass.phase);
-    const auto runs = [&](Op op) { return T > 0 && Base::runs(op, l, pass.phase); };
+    const auto runs = [&](Op op) { return row.T > 0 && Base::runs(op, l, pass.phase); };
 
-    X *proj = config.norm_after ? a.proj : a.ln2;  // ln2 holds the projection until its norm replaces it
     if (runs(PROJ)) {
-        linear_forward({pass, l, 0, T}, Linear::o, proj, a.att, w.o);
-        scale(proj, proj, config.residual_multiplier, T);
+        linear_forward({pass, l, 0, row.T}, Linear::o, a.proj, a.att, w.o);
+        scale(a.proj, a.proj, config.residual_multiplier, row.T);
     }
-    if (config.norm_after && runs(POST1)) {
-        rmsnorm_forward(dev, a.mid, a.post_rstd1, proj, w.post1, T, C, config.eps, config.norm_w0);
-        residual_forward(dev, a.mid, a.mid, x, T * C);
-    }
-    if (config.norm_before && runs(LN2)) {
-        const bool has_mid = config.norm_after || (recompute && mid_is_kept);
-        if (has_mid) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, w.ln2, T, C, config.eps, config.norm_w0);
-        else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, proj, w.ln2, T, C, config.eps, config.norm_w0);
-    }
-    if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
-    if (config.has_experts(l))
-        return for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
-            experts_forward(l, pass, t, n);
+    if (runs(POST1)) norm_and_add(a.mid, a.post_rstd1, a.proj, w.post1, residual(l, pass.phase));
+    if (runs(LN2)) add_and_norm(l, pass, w, a);
+    if (pass.phase == Phase::recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
+    X *next = residual(l + 1, pass.phase), *down = config.norm_after ? a.down : next;
+    if (config.has_experts(l)) experts_forward(l, pass, next);
+    else
+        for_tiles([&](size_t t, size_t n) {
+            hidden_forward(l, pass, t, n);
             begin_op(pass.phase, DOWN, l);
-            experts.down(pass, a.experts, w.experts, next + t * C, a.mid + t * C, n);
+            X *out = down + t * C;  // (n, C)
+            linear_forward({pass, l, t, n}, Linear::down, out, a.act, w.down);
+            scale(out, out, config.residual_multiplier, n);
+            if (!config.norm_after) residual_forward(dev, out, out, a.mid + t * C, n * C);
         });
-    for_tiles([&](size_t t, size_t n) {
-        hidden_forward(l, pass, t, n);
-        begin_op(pass.phase, DOWN, l);
-        X *down = (config.norm_after ? a.down : next) + t * C;  // (n, C)
-        linear_forward({pass, l, t, n}, Linear::down, down, a.act, w.down);
-        scale(down, down, config.residual_multiplier, n);
-        if (!config.norm_after) residual_forward(dev, down, down, a.mid + t * C, n * C);
-    });
-    if (!config.norm_after) return;
-    begin_op(pass.phase, POST2, l);
-    rmsnorm_forward(dev, next, a.post_rstd2, a.down, w.post2, T, C, config.eps, config.norm_w0);
-    residual_forward(dev, next, next, a.mid, T * C);
-}
-
-// Calls f(first, tokens) for each tile of a layer with experts; the tokens may include other ranks'.
-template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t l, F f) {
-    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(l, t, n, traffic[l])); }, Base::most_tokens,
-                    Base::expert_tile);
-}
-
-template <class Dev> void Llama<Dev>::experts_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n) {
-    const LlamaActs<X> &a = arrays(l, pass);
-    if (Base::runs(UP, l, pass.phase)) experts.up(pass, a.experts, weights.layer[l].experts, hidden_input(a) + t * config.C, n);
-    if (pass.phase == Phase::forward && n.own) Base::add_routing(pass, l, a.experts.probs, a.experts.chosen, t, n.own);
-    if (Base::runs(ACT, l, pass.phase)) experts.activate(a.experts, n);
+    if (runs(POST2)) norm_and_add(next, a.post_rstd2, down, w.post2, a.mid);
 }
 
 // Computes gate_up and act of tokens [t, t + n).
 template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, size_t n) {
-    const size_t C = config.C, F = config.F;
-    const LlamaLayer<X> &w = weights.layer[l];
     const LlamaActs<X> &a = arrays(l, pass);
     if (Base::runs(UP, l, pass.phase))
-        linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * C, w.gate_up);
-    if (Base::runs(ACT, l, pass.phase)) swiglu_forward(dev, a.act, a.gate_up, n, F, config.gate);
+        linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * config.C, weights.layer[l].gate_up);
+    if (Base::runs(ACT, l, pass.phase)) swiglu_forward(dev, a.act, a.gate_up, n, config.F, config.gate);
+}
+
+template <class Dev> void Llama<Dev>::final_norm_forward() {
+    begin_op(Phase::forward, FINAL_NORM);
+    norm(acts.normf, rstdf, residual(config.L, Phase::forward), weights.norm);
+    if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
+}
+
+// ---- the parts of the forward pass in which families differ ---------------------------------------------------------------------------
+
+// Computes mid, the sum of the residual stream and attention's output, and its norm. Where mid is known, because of a norm after attention or because
+// the forward pass kept it, only the norm is left.
+template <class Dev> void Llama<Dev>::add_and_norm(size_t l, const Pass &pass, const LlamaLayer<X> &w, const LlamaActs<X> &a) {
+    const bool mid_is_kept = pass.phase == Phase::recompute && Base::limits.recompute < Recompute::layer;
+    if (config.norm_after || mid_is_kept) return norm(a.ln2, a.rstd2, a.mid, w.ln2);
+    residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, residual(l, pass.phase), a.proj, w.ln2, row.T, config.C, config.eps,
+                             config.norm_w0);
+}
+
+// Rotates a layer's queries and keys in place; some families norm them first.
+template <class Dev> void Llama<Dev>::rotate(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a) {
+    if (!config.rotates(l) && !config.qk_norm) return;
+    if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
+    const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
+    qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope_of(l), positions_of(l), row.T, config.H,
+                         config.KV, config.D, config.rope.channels(config.D), config.eps, config.norm_w0);
 }
 
 // Norms each token's queries as one vector, and its keys as another. Queries, keys and values share the rows of one array, so queries and keys are
@@ -238,11 +247,28 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
     norm(a.qkv + Q, a.qk_raw + T * Q, a.qk_rstd + T, w.k_norm, K);
 }
 
-template <class Dev> void Llama<Dev>::final_norm_forward() {
-    begin_op(Phase::forward, FINAL_NORM);
-    rmsnorm_forward(dev, acts.normf, rstdf, residual(config.L, Phase::forward), weights.norm, row.T, config.C, config.eps,
-                    config.norm_w0);
-    if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
+// Calls f(first, tokens) for each tile of a layer with experts; the tokens may include other ranks'.
+template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t l, F f) {
+    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(l, t, n, traffic[l])); }, Base::most_tokens,
+                    Base::expert_tile);
+}
+
+// A feed-forward of experts, with the residual sum.
+template <class Dev> void Llama<Dev>::experts_forward(size_t l, const Pass &pass, X *next) {
+    const LlamaActs<X> &a = arrays(l, pass);
+    for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
+        hidden_forward(l, pass, t, n);
+        begin_op(pass.phase, DOWN, l);
+        experts.down(pass, a.experts, weights.layer[l].experts, next + t * config.C, a.mid + t * config.C, n);
+    });
+}
+
+// Computes the hidden arrays of the experts.
+template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n) {
+    const LlamaActs<X> &a = arrays(l, pass);
+    if (Base::runs(UP, l, pass.phase)) experts.up(pass, a.experts, weights.layer[l].experts, hidden_input(a) + t * config.C, n);
+    if (pass.phase == Phase::forward && n.own) Base::add_routing(pass, l, a.experts.probs, a.experts.chosen, t, n.own);
+    if (Base::runs(ACT, l, pass.phase)) experts.activate(a.experts, n);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
@@ -250,8 +276,64 @@ template <class Dev> void Llama<Dev>::final_norm_forward() {
 template <class Dev> void Llama<Dev>::final_norm_backward() {
     begin_op(Phase::backward, FINAL_NORM);
     if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.T);
-    rmsnorm_backward(dev, acts.dx, gradients.norm, norm_scratch, (const X *)nullptr, acts.dx, residual(config.L, Phase::forward),
-                     weights.norm, rstdf, row.T, config.C, config.norm_w0);
+    norm_backward(acts.dx, gradients.norm, nullptr, acts.dx, residual(config.L, Phase::forward), weights.norm, rstdf);
+}
+
+// dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
+// which linear_backward no longer needs.
+template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const Pass &pass) {
+    const size_t C = config.C;
+    const LlamaLayer<X> &w = weights.layer[l];
+    const LlamaLayer<float> &dw = gradients.layer[l];
+    const LlamaActs<X> &a = bwd[l];
+    const auto runs = [&](Op op) { return row.T > 0 && Base::runs(op, l, pass.phase); };
+
+    X *dx = acts.dx, *dinput = hidden_input(a);
+    if (runs(POST2)) norm_backward(dbranch, dw.post2, nullptr, dx, a.down, w.post2, a.post_rstd2);
+    if (config.has_experts(l)) experts_backward(l, pass);
+    else
+        for_tiles([&](size_t t, size_t n) {
+            hidden_forward(l, pass.in(Phase::recompute), t, n);
+            X *dact = a.act, *dgate_up = a.gate_up;
+            begin_op(Phase::backward, DOWN, l);
+            linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down);
+            begin_op(Phase::backward, ACT, l);
+            swiglu_backward(dev, dgate_up, dact, a.gate_up, n, config.F, config.gate);
+            begin_op(Phase::backward, UP, l);
+            linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C,
+                            w.gate_up);
+        });
+    if (row.T) add_gradient(runs(LN2), dinput, dw.ln2, a.mid, w.ln2, a.rstd2);
+}
+
+template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pass &pass) {
+    const LlamaLayer<X> &w = weights.layer[l];
+    const LlamaLayer<float> &dw = gradients.layer[l];
+    const LlamaActs<X> &a = bwd[l];
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
+
+    X *dx = acts.dx, *dqkv = a.qkv;
+    if (runs(POST1)) norm_backward(dbranch, dw.post1, nullptr, dx, a.proj, w.post1, a.post_rstd1);
+    begin_op(Phase::backward, PROJ, l);
+    linear_backward({pass, l, 0, row.T}, Linear::o, a.datt, dw.o, branch_gradient(0, row.T), a.att, w.o);
+    begin_op(Phase::backward, ATTENTION, l);
+    Base::attention_backward(pass, l, a);
+    begin_op(Phase::backward, ROPE, l);
+    rotate_backward(l, w, dw, a);
+    begin_op(Phase::backward, QKV, l);
+    X *input = attention_input(l, pass);
+    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
+    linear_backward({pass, l, 0, row.T}, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv);
+    if (dinput) add_gradient(runs(LN1), dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
+}
+
+// ---- the parts of the backward pass in which families differ --------------------------------------------------------------------------
+
+// Adds the gradient of a half's input, or of its norm, to dx.
+template <class Dev>
+void Llama<Dev>::add_gradient(bool normed, X *dinput, float *dweight, const X *x, const X *weight, const float *rstd) {
+    if (normed) norm_backward(acts.dx, dweight, acts.dx, dinput, x, weight, rstd);
+    else residual_forward(dev, acts.dx, acts.dx, dinput, row.T * config.C);
 }
 
 // Returns the gradient of a half's output for tokens [t, t + n), before its norm or factor and the residual sum.
@@ -263,91 +345,32 @@ template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size
     return scaled;
 }
 
-// dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
-// which linear_backward no longer needs.
-template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const Pass &pass) {
-    const size_t T = row.T, C = config.C, F = config.F;
-    const LlamaLayer<X> &w = weights.layer[l];
-    const LlamaLayer<float> &dw = gradients.layer[l];
-    const LlamaActs<X> &a = bwd[l];
-    X *dx = acts.dx;
-
-    X *dinput = hidden_input(a);
-    if (config.norm_after) {
-        begin_op(Phase::backward, POST2, l);
-        rmsnorm_backward(dev, dbranch, dw.post2, norm_scratch, (const X *)nullptr, dx, a.down, w.post2, a.post_rstd2, T, C,
-                         config.norm_w0);
-    }
-    if (config.has_experts(l))
-        for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
-            experts_forward(l, pass.in(Phase::recompute), t, n);
-            experts_backward(l, pass, t, n);
-        });
-    else
-        for_tiles([&](size_t t, size_t n) {
-            hidden_forward(l, pass.in(Phase::recompute), t, n);
-            X *dact = a.act, *dgate_up = a.gate_up;
-            begin_op(Phase::backward, DOWN, l);
-            linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down);
-            begin_op(Phase::backward, ACT, l);
-            swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F, config.gate);
-            begin_op(Phase::backward, UP, l);
-            linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C,
-                            w.gate_up);
-        });
-    if (T == 0) return;
-    if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
-    begin_op(Phase::backward, LN2, l);
-    rmsnorm_backward(dev, dx, dw.ln2, norm_scratch, dx, dinput, a.mid, w.ln2, a.rstd2, T, C, config.norm_w0);
+template <class Dev>
+void Llama<Dev>::rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a) {
+    const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
+    if (config.rotates(l) || config.qk_norm)
+        qk_norm_rope_backward(dev, a.qkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope_of(l),
+                              positions_of(l), row.T, config.H, config.KV, config.D, config.rope.channels(config.D),
+                              config.norm_w0);
+    if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
 }
 
-// The same for the experts of a layer, with tokens from t on.
-template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n) {
+template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pass) {
     const size_t C = config.C;
     const ExpertWeights<X> &w = weights.layer[l].experts;
     const ExpertWeights<float> &dw = gradients.layer[l].experts;
     const ExpertActs<X> &a = bwd[l].experts;
-    const bool add = Base::accumulates() || t > 0;
-    X *const input = hidden_input(bwd[l]) + t * C;
-    begin_op(Phase::backward, DOWN, l);
-    experts.down_backward(pass, a, w, dw, acts.dx + t * C, n, add);
-    begin_op(Phase::backward, ACT, l);
-    experts.activate_backward(a, n);
-    begin_op(Phase::backward, UP, l);
-    experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.documents + t, n, add);
-}
-
-template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pass &pass) {
-    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D;
-    const LlamaLayer<X> &w = weights.layer[l];
-    const LlamaLayer<float> &dw = gradients.layer[l];
-    const LlamaActs<X> &a = bwd[l];
-    X *dx = acts.dx;
-
-    X *dqkv = a.qkv;
-    if (config.norm_after) {
-        begin_op(Phase::backward, POST1, l);
-        rmsnorm_backward(dev, dbranch, dw.post1, norm_scratch, (const X *)nullptr, dx, a.proj, w.post1, a.post_rstd1, T, C,
-                         config.norm_w0);
-    }
-    begin_op(Phase::backward, PROJ, l);
-    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.o, branch_gradient(0, T), a.att, w.o);
-    begin_op(Phase::backward, ATTENTION, l);
-    Base::attention_backward(pass, l, a);
-    begin_op(Phase::backward, ROPE, l);
-    const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-    if (config.rotates(l) || config.qk_norm)
-        qk_norm_rope_backward(dev, dqkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope_of(l),
-                              positions_of(l), T, H, KV, D, config.rope.channels(D), config.norm_w0);
-    if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
-    begin_op(Phase::backward, QKV, l);
-    X *input = config.norm_before ? a.ln1 : residual(l, pass.phase);
-    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
-    linear_backward({pass, l, 0, T}, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv);
-    if (!dinput) return;
-    if (!config.norm_before) return residual_forward(dev, dx, dx, dinput, T * C);
-    begin_op(Phase::backward, LN1, l);
-    rmsnorm_backward(dev, dx, dw.ln1, norm_scratch, dx, dinput, residual(l, pass.phase), w.ln1, a.rstd1, T, C, config.norm_w0);
+    for_expert_tiles(l, [&](size_t t, const ExpertTokens &n) {
+        hidden_forward(l, pass.in(Phase::recompute), t, n);
+        const bool add = Base::accumulates() || t > 0;
+        X *const input = hidden_input(bwd[l]) + t * C;
+        begin_op(Phase::backward, DOWN, l);
+        experts.down_backward(pass, a, w, dw, acts.dx + t * C, n, add);
+        begin_op(Phase::backward, ACT, l);
+        experts.activate_backward(a, n);
+        begin_op(Phase::backward, UP, l);
+        experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.documents + t, n, add);
+    });
 }
 
 template <class Dev>
@@ -528,6 +551,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     array("down",    f.down, b.down,       {after, C},            never);
     array("post_rstd2", f.post_rstd2, b.post_rstd2, {after},      never);
     // clang-format on
+    if (!c.norm_after) Base::plan_.alias(&f.proj, &f.ln2), Base::plan_.alias(&b.proj, &b.ln2);
     if (c.has_experts(l)) plan_experts(l, f.experts, b.experts);
     Base::plan_attention(l, f, b);
 }
@@ -598,18 +622,18 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     using enum Recompute;
     std::vector<LayerOp> ops(POST2 + 1);
     // clang-format off
-    //               name        recomputed  cost (llmc/model/op_list.h)
-    ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
+    //               name        recomputed  cost (llmc/model/op_list.h), exists
+    ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C), c.norm_before};
     ops[QKV]       = {"qkv",        layer,   cost::linear(c, Linear::qkv)};
     ops[ROPE]      = {"rope",       layer,   cost::elements(2 * (Q + K) + raw, 2 * (Q + K) + raw)};
     ops[ATTENTION] = {"attention",  never,   cost::attention(Q, K)};
     ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
-    ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C)};  // including the residual stream
-    ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C)};
+    ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C), c.norm_after};  // including the residual stream
+    ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C), c.norm_before};
     ops[UP]        = {"up",         layer,   cost::by_layer(c, cost::linear(c, Linear::gate_up), cost::sum(up))};
     ops[ACT]       = {"activation", cheap,   cost::by_layer(c, cost::elements(3 * F, 5 * F), cost::elements(3 * hidden, 5 * hidden))};
     ops[DOWN]      = {"down",       never,   cost::by_layer(c, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // including the residual stream
-    ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C)};  // including the residual stream
+    ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C), c.norm_after};  // including the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION};
 }

@@ -149,9 +149,10 @@ template <class Dev> class Decoder : public Model, public Generator {
         trace_.begin(phase, op, l, bucket);
     }
     void begin_op(Phase phase, RowOp op, size_t bucket = 0) { begin_op(phase, ops.number(op), 0, bucket); }
-    // Begins an op of a half of layer l. Returns false if the op must not run: in Phase::recompute, if its results have been kept.
+    // Begins an op of a half of layer l. Returns false if the op must not run: if the model lacks it, or in Phase::recompute, if its results have been
+    // kept.
     bool runs(size_t op, size_t l, Phase phase) {
-        if (phase == Phase::recompute && limits.recompute < ops.layer[op].from) return false;
+        if (!ops.layer[op].exists || (phase == Phase::recompute && limits.recompute < ops.layer[op].from)) return false;
         begin_op(phase, op, l);
         return true;
     }

@@ -159,6 +159,7 @@ struct LayerOp {
     const char *name;
     Recompute from;  // the backward pass recomputes the op at this level and all higher ones
     CostOf cost;
+    bool exists = true;  // false: the model's layers lack the op
 };
 
 struct OpList {
