@@ -210,12 +210,13 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r, const Pass &pass
 
 // A unit's weights are fetched when the previous layer begins.
 template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
-    const size_t L = config.L, norm = weights_->units.size() - 1;
+    const size_t L = config.L, norm = weights_->units.size() - 1, head = weights_->prefetched.head;
+    const auto behind_layer = [&](size_t l) { return l + 1 < L ? 2 + l : norm; };  // the unit that is used after layer l
     if (!weights_->begin_forward(row.T > 0)) return;
     most_tokens = mesh_->experts ? size_t(mesh_->experts->max(double(row.T))) : row.T;
-    weights_->fetch(0, pass);
-    if (positions_unit) weights_->fetch(positions_unit, pass);
-    weights_->fetch(1, pass);
+    weights_->fetch(0, positions_unit ? positions_unit : 1, pass);
+    if (positions_unit) weights_->fetch(positions_unit, 1, pass);
+    weights_->fetch(1, behind_layer(0), pass);
     weights_->ready(0, pass);
     if (positions_unit) weights_->ready(positions_unit, pass);
     if (row.T) input_forward(pass);
@@ -224,8 +225,8 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
                       config.C);
     for (size_t l = 0; l < L; l++) {
         weights_->ready(1 + l, pass);
-        if (l + 1 < L) weights_->fetch(2 + l, pass);
-        else weights_->fetch(norm, pass), weights_->fetch(weights_->prefetched.head, pass);
+        if (l + 1 < L) weights_->fetch(2 + l, behind_layer(l + 1), pass);
+        else weights_->fetch(norm, head, pass), weights_->fetch(head, no_unit, pass);
         if (row.T) recorded(pass, l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
         else if (joins(l)) feed_forward_half(l, pass);
         if (most_tokens && !pass.generates()) offload(l);
@@ -406,7 +407,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     sum_gradients(weights_->units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_->in_shared_arrays() && l + 1 < L) weights_->ready(1 + l, pass);
-        if (l > 0 && l + 1 < L) weights_->fetch(l, pass);  // the weights of layer l - 1
+        if (l > 0 && l + 1 < L) weights_->fetch(l, l > 1 ? l - 1 : no_unit, pass);  // the weights of layer l - 1
         if (most_tokens) prefetch(l);
         if (row.T) recorded(pass, l, RECOMPUTE, [&] { feed_forward_half(l, recompute); });
         const auto add = [&](size_t, size_t) {

@@ -10,6 +10,8 @@
 #include "../parallel/sharded_parameters.h"
 #include "table.h"
 
+constexpr size_t no_unit = SIZE_MAX;
+
 template <class Dev> class PrefetchedUnits {
   public:
     using X = typename Dev::X;
@@ -33,9 +35,8 @@ template <class Dev> class PrefetchedUnits {
     }
     X *head_weights() const { return here_[head]; }
 
-    // Starts loading a unit, in the order of use: the embedding, learned positions, layers from the first to the last, the final norm,
-    // the head; in the backward pass layers from the last to the first.
-    void fetch(const ShardRanks &ranks, size_t unit, bool backward);
+    // Starts loading a unit. next: the unit of the next call, or no_unit; if units are loaded in two steps, it is read from the store meanwhile.
+    void fetch(const ShardRanks &ranks, size_t unit, size_t next);
     // Waits until a unit has been read from the store. If it is then gathered, Zero::ready() waits for that.
     void wait(size_t unit) {
         if (stored() && !divided()) zero_.pieces.wait(unit);
@@ -46,33 +47,17 @@ template <class Dev> class PrefetchedUnits {
     size_t number_of(size_t unit) const { return unit == head ? table_.head : unit; }
     void bring(size_t unit) { zero_.pieces.bring(number_of(unit), own_[unit]); }
 
-    static constexpr size_t none = SIZE_MAX;
-
     ShardedParameters<Dev> &zero_;
     const Table &table_;
     const size_t layers_;
-    std::vector<size_t> next_;  // (head + 1) the unit that follows in the forward pass
-    std::vector<X *> here_;     // (head + 1) the unit's weights
-    std::vector<X *> own_;      // (head + 1) this rank's part of them: the same array if they are not divided
-    size_t coming_ = none;      // the unit whose local part is being read, to be gathered next
+    std::vector<X *> here_;    // (head + 1) the unit's weights
+    std::vector<X *> own_;     // (head + 1) this rank's part of them: the same array if they are not divided
+    size_t coming_ = no_unit;  // the unit whose local part is being read, to be gathered next
 };
 
 template <class Dev>
 PrefetchedUnits<Dev>::PrefetchedUnits(ShardedParameters<Dev> &of, const Table &table, size_t layers)
-    : head(table.units.size()),
-      zero_(of),
-      table_(table),
-      layers_(layers),
-      next_(head + 1, none),
-      here_(head + 1),
-      own_(head + 1) {
-    std::vector<size_t> order = {0};
-    if (table.positions) order.push_back(table.positions);
-    for (size_t unit = 1; unit < head - 1; unit++)
-        if (unit != table.positions && unit != table.head) order.push_back(unit);
-    order.push_back(head - 1), order.push_back(head);
-    for (size_t i = 0; i + 1 < order.size(); i++) next_[order[i]] = order[i + 1];
-}
+    : head(table.units.size()), zero_(of), table_(table), layers_(layers), here_(head + 1), own_(head + 1) {}
 
 template <class Dev> size_t PrefetchedUnits<Dev>::bytes(size_t unit) const {
     if (!stored()) return 0;
@@ -103,13 +88,13 @@ template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan) {
     add(head, "head");
 }
 
-template <class Dev> void PrefetchedUnits<Dev>::fetch(const ShardRanks &ranks, size_t unit, bool backward) {
+template <class Dev> void PrefetchedUnits<Dev>::fetch(const ShardRanks &ranks, size_t unit, size_t next) {
     if (stored() && coming_ != unit) bring(unit);
     if (!divided()) return;
     const Unit &u = unit_of(unit);
     if (stored()) zero_.pieces.wait(number_of(unit));
     zero_.fetch(ranks, u.begin, u.end, here_[unit], own_[unit]);
     if (!stored()) return;
-    coming_ = !backward ? next_[unit] : unit > 1 ? unit - 1 : none;
-    if (coming_ != none) bring(coming_);
+    coming_ = next;
+    if (coming_ != no_unit) bring(coming_);
 }

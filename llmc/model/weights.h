@@ -1,7 +1,7 @@
 // The weights of a model and their gradients, for every kind of storage: whole on every rank, divided among ranks (../parallel/zero.h), in a store
 // (--offload), in 4 or 8 bits (quantised_layers.h), frozen under adapters (lora.h). A step uses them by unit, for example a layer:
 //
-//     fetch(unit)            called early: starts to copy or gather the unit's weights, if they must be loaded before use (prefetched_units.h)
+//     fetch(unit, next)      called early: starts to copy or gather the unit's weights, if they must be loaded before use (prefetched_units.h)
 //     ready(unit)            called before its weights are read: waits for them, and dequantises them
 //     sum_gradients(unit)    called when the backward pass computes the unit's gradients: adds them to the sum so far, and sums them over ranks
 //
@@ -111,7 +111,7 @@ template <class Dev> class Weights {
     // True if layers share the arrays of their weights, so the next ready() overwrites this layer's weights.
     bool in_shared_arrays() const { return prefetched.any() || quantised.any(); }
 
-    void fetch(size_t unit, const Pass &pass);
+    void fetch(size_t unit, size_t next, const Pass &pass);  // next: the unit of the next call, or no_unit
     void ready(size_t unit, const Pass &pass);
     // `joins`: ranks without a row also add
     template <class F> void sum_gradients(size_t unit, bool complete, F add, bool joins = false) {
@@ -255,12 +255,12 @@ template <class Dev> void Weights<Dev>::end_backward() {
     if (trained.gradients.in_buffers()) trained.gradients.finish(mesh_->shards);
 }
 
-template <class Dev> void Weights<Dev>::fetch(size_t unit, const Pass &pass) {
+template <class Dev> void Weights<Dev>::fetch(size_t unit, size_t next, const Pass &pass) {
     const bool read = reads_ || prefetched.divided();
     if (!prefetched.any() || !read || replaced(unit == prefetched.head ? table.head : unit, pass)) return;
     if (prefetched.stored()) trace_.begin_transfer(pass.phase, FETCH_PARAMS, unit);
     else begin_message(pass.phase, FETCH_PARAMS, unit);
-    prefetched.fetch(mesh_->shards, unit, pass.phase == Phase::backward);
+    prefetched.fetch(mesh_->shards, unit, next);
 }
 
 template <class Dev> void Weights<Dev>::ready(size_t unit, const Pass &pass) {
