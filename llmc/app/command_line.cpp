@@ -455,7 +455,6 @@ struct CommandLine {
     std::vector<Setting> settings;
     std::vector<std::string> notes, problems;
     bool convert = false;
-    std::string as;    // the trainer whose names --as requests; empty: none
     bool ours = true;  // true if no other trainer's names were used
 };
 
@@ -483,16 +482,12 @@ static std::optional<Task> own_task(const std::vector<std::string> &words, bool 
     return task == DEMO && words[0] != task_name(DEMO) ? std::nullopt : std::optional(task);
 }
 
-static ordered_json run_port(const ordered_json &question, const std::string &why) {
+// Translates a command line with another trainer's names by scripts/port.
+static CommandLine ask_port(const std::string &program, const std::vector<std::string> &words, const std::string &stranger) {
     const char *script = "scripts/port/main.py";
     if (!std::filesystem::exists(program_file(script)))
         die("%s, and %s, which knows the names of other trainers, does not exist\n  fix: leave the program in the tree that it was built in, and call it there or by a link",
-            why.c_str(), program_file(script).c_str());
-    return ordered_json::parse(run_python(why + ": to look it up among the names of other trainers", script, {question.dump()}));
-}
-
-// Translates a command line with another trainer's names by scripts/port.
-static CommandLine ask_port(const std::string &program, const std::vector<std::string> &words, const std::string &stranger) {
+            stranger.c_str(), program_file(script).c_str());
     ordered_json question = {
         {"program", program}, {"words", words}, {"ranks", world()}, {"converts", is_asked(words, "--convert")}};
     question["tasks"] = names_of(ALL_TASKS | MERGE);
@@ -502,7 +497,8 @@ static CommandLine ask_port(const std::string &program, const std::vector<std::s
                                      {"boolean", f.boolean},
                                      {"whole", std::string(f.wanted).starts_with("a whole number")},
                                      {"wanted", f.wanted}};
-    const ordered_json answer = run_port(question, stranger);
+    const ordered_json answer = ordered_json::parse(
+        run_python(stranger + ": to look it up among the names of other trainers", script, {question.dump()}));
     CommandLine request;
     request.ours = !answer["foreign"];
     request.task = task_called(answer["task"]);
@@ -516,15 +512,11 @@ static CommandLine read_request(const std::string &program, const std::vector<st
     std::string stranger;  // the first name that is not this program's
     CommandLine request;
     request.task = task.value_or(SFT);
-    const auto is_own = [](const std::string &name) { return name == "convert" || name == "as" || find_flag(name); };
+    const auto is_own = [](const std::string &name) { return name == "convert" || find_flag(name); };
     if (!task) stranger = "there is no task \"" + words[0] + "\"";
     else request.settings = read_settings(words, !words.empty() && !words[0].starts_with("-"), is_own, stranger);
     if (!stranger.empty()) request = ask_port(program, words, stranger);
-    for (const Setting &s : request.settings) {
-        if (s.name == "convert") request.convert = true;
-        if (s.name == "as") request.as = CLI::detail::join(s.values);
-    }
-    std::erase_if(request.settings, [](const Setting &s) { return s.name == "convert" || s.name == "as"; });
+    request.convert = std::erase_if(request.settings, [](const Setting &s) { return s.name == "convert"; }) > 0;
     return request;
 }
 
@@ -554,15 +546,9 @@ static void check_model(const Options &o, Task task, Problems &) {
     }
 }
 
-// Returns the output of --convert and --as: the command, with the notes as shell comments.
+// Returns the output of --convert: the command, with the notes as shell comments.
 static std::string converted(const CommandLine &request, const Parser &parser) {
     std::string text = parser.command() + "\n";
-    if (!request.as.empty()) {
-        const size_t ranks = std::max({world(), parser.options.ranks, size_t(started_by_hand(parser.options).processes)});
-        text = run_port({{"as", request.as}, {"task", task_name(parser.task)}, {"settings", parser.understood}, {"ranks", ranks}},
-                        "--as")
-                   .get<std::string>();
-    }
     for (const std::string &note : request.notes) text += "# " + note + "\n";
     return text;
 }
@@ -593,7 +579,6 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
         } catch (const Error &e) {
             request.problems.push_back(e.what());
         }
-    const bool converts = request.convert || !request.as.empty();
     collect(
         parser, request.ours, request.problems, [&](Problems &) { parser.finish(request.notes); },
         [&](Problems &all) { check_values(parser.options, request.task, all); },
@@ -605,10 +590,10 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
                 else parser.leave_out(flag), request.notes.push_back(problem.substr(0, problem.find('\n')));
         },
         [&](Problems &all) {
-            if (converts) check_model(parser.options, request.task, all);
+            if (request.convert) check_model(parser.options, request.task, all);
         });
     if (brings) request.notes.push_back("without a task this is " + program + " " + CLI::detail::join(words, " "));
-    if (!request.ours && !converts) request.notes.push_back("in the names of this program: " + parser.command());
+    if (!request.ours && !request.convert) request.notes.push_back("in the names of this program: " + parser.command());
     return {request.task,  parser.options, !parser.given.count("max_len"),
-            request.notes, show,           converts ? converted(request, parser) : ""};
+            request.notes, show,           request.convert ? converted(request, parser) : ""};
 }

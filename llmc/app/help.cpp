@@ -69,10 +69,10 @@ std::string help(const std::string &program, Task task, bool all) {
             "flags in JSON or YAML, or a file of TRL, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line takes precedence");
     if (!all) return out + entry("help all", format("all %zu flags", defaults.size()));
     out += entry("convert", "print the command in this program's own names, with notes on differences, and exit");
-    out +=
-        entry("from NAME",
-              "read the command in the names, and with the defaults, of trl, openrlhf, axolotl, llamafactory, swift or megatron");
-    return out + entry("as NAME", "print the command in the names of trl, openrlhf or axolotl, and exit");
+    return out +
+           entry(
+               "from NAME",
+               "read the command in the names, and with the defaults, of trl, openrlhf, axolotl, llamafactory, swift or megatron");
 }
 
 std::string help_of_show(const std::string &program) {

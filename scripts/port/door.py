@@ -43,11 +43,11 @@ def answer(own, words):
             peer, source = writes, file
             notes.append(f"{file} is a file of {peer.name}, the only trainer with the key {key}")
         settings += read
-    settings += [s for s in given if not is_file(s) and s.name not in ("convert", "as", "from")]
+    settings += [s for s in given if not is_file(s) and s.name not in ("convert", "from")]
     if launcher:
         peer, settings = peer._replace(bases=(*peer.bases, ACCELERATE)), launcher + settings
     out = translated(own, peer, task, task_called(name, source) if name and not task else (None, []), settings) if peer else in_own_names(own, task, settings)
-    out["settings"] = [s._asdict() for s in out["settings"] + [s for s in given if s.name in ("convert", "as")]]
+    out["settings"] = [s._asdict() for s in out["settings"] + [s for s in given if s.name == "convert"]]
     return out | {"notes": notes + out["notes"]}
 
 

@@ -4,8 +4,7 @@
     {"program": "train_llama", "words": [...], "tasks": [...], "flags": {NAME: {"tasks": [...], "boolean": ..., "whole": ..., "wanted": ...}}, "defaults": {TASK: {NAME: VALUE}},
      "ranks": N, "converts": BOOL}
 
-The output is a JSON object: {"task": ..., "settings": [{"name": ..., "values": [...], "where": ...}], "notes": [...], "problems": [...]}. With "as" and
-"settings" instead of words, the output is the same run as a command of that peer."""
+The output is a JSON object: {"task": ..., "settings": [{"name": ..., "values": [...], "where": ...}], "notes": [...], "problems": [...]}."""
 
 import json
 import sys
@@ -13,17 +12,14 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from port import back, door  # noqa: E402  (adds data/ to sys.path)
+from port import door  # noqa: E402  (adds data/ to sys.path)
 from errors import DataError, unexpected  # noqa: E402
 
 
 def main(text):
     own = json.loads(text)
     try:
-        if "as" in own:
-            print(json.dumps(back.command_as(own)))
-        else:
-            print(json.dumps(door.answer(own, own["words"])))
+        print(json.dumps(door.answer(own, own["words"])))
     except DataError as error:
         print(error, file=sys.stderr)
         return 1

@@ -624,31 +624,7 @@ def test_own_flags_need_no_python(tmp_path):
     assert "--warmup_ratio is not a flag of this program, and " in said and "\n  fix: leave the program in the tree" in said
 
 
-# ---- conversions to other trainers, files, tables ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("words, text", [
-    ("sft --model M --data D --output_dir O --max_epochs 2 --train_batch_size 32 --min_lr_ratio 0.5 --lora_rank 4 --load_in 8bit --ranks 2 --debug --as trl",
-     "trl sft --lr_scheduler_type cosine_with_min_lr --use_peft true --lora_alpha 16 --lora_dropout 0 --lora_target_modules all-linear "
-     "--model_name_or_path M --dataset_name D --output_dir O --num_train_epochs 2 --lr_scheduler_kwargs '{\"min_lr_rate\": 0.5}' --lora_r 4 --load_in_8bit true --num_processes 2 "
-     "--per_device_train_batch_size 1 --gradient_accumulation_steps 16\n# has no equivalent there: --debug true\n# TRL's defaults where nothing is set: "
-     "learning_rate 2e-5, warmup_ratio 0, adam_beta2 0.999, max_length 1024, truncation_mode keep_start\n"),
-    ("dpo --model M --data D --output_dir O --beta 0.2 --train_batch_size 4 --truncation keep --lora_rank 4 --lora_dropout 0.1 --as axolotl",
-     "rl: dpo\nadapter: lora\nlora_alpha: 16\nlora_target_modules: all-linear\n"
-     "base_model: M\ndatasets:\n  - path: D\noutput_dir: O\nrl_beta: 0.2\nexcess_length_strategy: truncate\nlora_r: 4\nlora_dropout: 0.1\nmicro_batch_size: 1\n"
-     "gradient_accumulation_steps: 4\n# has no equivalent there: dropout in dpo and rm\n# Axolotl's defaults where nothing is set: num_epochs 1, sequence_len 512, "
-     "lr_scheduler cosine, warmup_ratio 0.03, adam_beta2 0.999\n"),
-    ("rm --model M --data D --output_dir O --max_len 64 --as openrlhf",
-     "deepspeed --module openrlhf.cli.train_rm --actor.model_name_or_path M --data.dataset D --ckpt.output_dir O --data.max_len 64\n"
-     "# OpenRLHF's defaults where nothing is set: adam.lr 9e-6, model.aux_loss_coef 0\n"),
-    ("grpo --model M --data D --output_dir O --kl_coef 0.1 --policy_loss_type gspo --as trl",
-     "trl grpo --loss_type grpo --model_name_or_path M --dataset_name D --output_dir O --beta 0.1 --importance_sampling_level sequence\n"
-     "# has no equivalent there: --kl_coef without --kl_use_loss\n# TRL's defaults where nothing is set: learning_rate 1e-6, num_train_epochs 3, "
-     "per_device_train_batch_size 8, lr_scheduler_type linear, warmup_ratio 0, adam_beta2 0.999, num_generations 8, max_completion_length 512, scale_rewards group\n"),
-])
-def test_conversions_to_other_trainers(tmp_path, words, text):
-    assert call(words, tmp_path).stdout == text
-    assert "--as \"nemo\" is unknown\n  fix: trl, openrlhf or axolotl" in call(words.rpartition(" ")[0] + " nemo", tmp_path).stderr
+# ---- files, tables -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_files_of_accelerate(tmp_path):
