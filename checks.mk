@@ -126,7 +126,7 @@ test-ptx: $(TEST_PTX) $(TEST_PTX_LADDERS)    ## nvcc's PTX of the kernels, inter
 	@for l in $(TEST_PTX_LADDERS); do ./$$l || exit 1; done
 	@$(if $(TEST_PTX_LADDERS),$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) --check $(PTX_LADDERS))
 
-count: $(PTX_LADDERS)                        ## what kernels do, counted on the CPU: docs/gpu_counts.md, docs/ladder_counts.md
+count: $(PTX_LADDERS)                        ## what kernels do, counted on the CPU: dev/cuda/gpu_counts.md, dev/cuda/ladder_counts.md
 	@$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) $(PTX_LADDERS)
 	@$(PYTHON) scripts/ladder_counts.py page --nvcc $(NVCC)
 

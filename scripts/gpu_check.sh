@@ -240,7 +240,7 @@ for section in "${sections[@]}"; do
 done
 # One file with all results: machine description, logs, tables, and the predictions to compare with the tables.
 nvidia-smi -q > "$out/nvidia-smi.log" 2>&1
-cp docs/gpu_counts.md "$out"
+cp dev/cuda/gpu_counts.md "$out"
 tar czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"
 echo "$passed passed, $failed failed; logs and tables in $out, all of it in $out.tar.gz"
 [ $failed = 0 ]

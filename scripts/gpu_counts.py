@@ -1,8 +1,8 @@
-"""Counts instructions and memory accesses of the shipped kernels in the PTX interpreter, and writes docs/gpu_counts.md, or checks that no count grew.
+"""Counts instructions and memory accesses of the shipped kernels in the PTX interpreter, and writes dev/cuda/gpu_counts.md, or checks that no count grew.
 
     scripts/gpu_counts.py --nvcc NVCC PROGRAM...               part of `make count`; the programs are build/ptx/dev/cuda/*
     scripts/gpu_counts.py --nvcc NVCC --check PROGRAM...       the last line is "N passed, M failed", with a test per kernel and shape
-    scripts/gpu_counts.py --nvcc NVCC --measured PROGRAM...    writes the table of docs/gpu_model.md: measured times (docs/benchmarks.md) and predictions
+    scripts/gpu_counts.py --nvcc NVCC --measured PROGRAM...    writes the table of dev/emulator/gpu_model.md: measured times (docs/benchmarks.md) and predictions
 
 A check fails on more sectors per request, more bank conflicts, more spilled bytes, or a longer predicted time on one of the GPUs. The counts are
 exact and equal on all machines, but another version of nvcc may generate different code; then nothing is checked.
@@ -17,8 +17,8 @@ import re
 import subprocess
 import sys
 
-PAGE = "docs/gpu_counts.md"
-MODEL, BENCHMARKS = "docs/gpu_model.md", "docs/benchmarks.md"
+PAGE = "dev/cuda/gpu_counts.md"
+MODEL, BENCHMARKS = "dev/emulator/gpu_model.md", "docs/benchmarks.md"
 MEASURED_ON = "H200 us"  # the column for the GPU of the table "The workshop" in the benchmarks
 SAMPLE, PATIENCE = "16", 150  # interpreted blocks per launch; time limit per version in seconds
 # In addition to each ladder's own shape: attention of Qwen2.5-0.5B and of Llama-3-8B, half a head group of it; weights in 8 bits.
@@ -110,7 +110,7 @@ def page(rows, version):
 After this page you can look up the instructions and bytes of each shipped kernel's launch, and its predicted time on a GPU.
 
 `make count` wrote it, with nvcc {version}: the PTX interpreter ran the last version of each ladder, in bf16 where there is one. **No time was measured**:
-times are predictions of the model in [gpu_model.md](gpu_model.md), each with the limiting unit; [their accuracy](gpu_model.md#compared-with-a-gpu). Registers, spilled bytes and
+times are predictions of the model in [gpu_model.md](../emulator/gpu_model.md), each with the limiting unit; [their accuracy](../emulator/gpu_model.md#compared-with-a-gpu). Registers, spilled bytes and
 occupancy are ptxas's for sm_90. `make test-all` fails if sectors per request, conflicts, spilled bytes or a predicted time grow.
 
 """

@@ -3,7 +3,7 @@
 
     scripts/ladder_counts.py try LADDER VERSION [--ptx]    prints the counts of `make try L=LADDER V=VERSION` after the checks: the version and
                                                            the previous one
-    scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes docs/ladder_counts.md, as `make count` does: every version of every ladder, or only
+    scripts/ladder_counts.py page --nvcc NVCC [LADDER...]  writes dev/cuda/ladder_counts.md, as `make count` does: every version of every ladder, or only
                                                            of these ladders; the page keeps the others
     scripts/ladder_counts.py compare [LADDER...]           the emulator's accesses and the interpreter's; the last line is "N equal, M differ"
 
@@ -19,13 +19,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = "docs/ladder_counts.md"
+PAGE = "dev/cuda/ladder_counts.md"
 EMULATOR, INTERPRETER = "build/race/dev/cuda/", "build/ptx/dev/cuda/"
 PIPES = "pipes"
 # Columns with a meaningful sum over a version's kernels; * launches if a column is for one launch.
 ACCESSES = ["loads", "stores", "shared loads", "shared stores", "requests", "sectors", "wavefronts", "conflicts", "barriers"]
 GPUS = ["H100 us", "H200 us", "A100 us", "RTX 4090 us"]
-RANGE = 2 / 3, 3 / 2  # measured / predicted time, for nine of ten versions: docs/gpu_model.md
+RANGE = 2 / 3, 3 / 2  # measured / predicted time, for nine of ten versions: dev/emulator/gpu_model.md
 
 
 def ladders():
@@ -142,8 +142,8 @@ def page(version_of_nvcc, sections):
 After this page you can say which count each step of a ladder changed, and by how much.
 
 `make count` wrote it, with nvcc {version_of_nvcc}: the PTX interpreter ran every version of each ladder at its small shape, in bf16 where there is one, and summed its launches.
-Counts are exact (sectors to a hundredth of one per request). us is the time on an H100 by the model of [gpu_model.md](gpu_model.md): **not measured**, and to be read as a range from
-two thirds to one and a half of it. Measured times are in [benchmarks.md](benchmarks.md#gpus). Conflicts are the wavefronts beyond the least number, caused by different words
+Counts are exact (sectors to a hundredth of one per request). us is the time on an H100 by the model of [gpu_model.md](../emulator/gpu_model.md): **not measured**, and to be read as a range from
+two thirds to one and a half of it. Measured times are in [benchmarks.md](../../docs/benchmarks.md#gpus). Conflicts are the wavefronts beyond the least number, caused by different words
 of one bank. `make try L=rope V=3` counts a version that you have just edited.
 
 How to read a step: the effect of a version's idea is in the column of its bottleneck.

@@ -41,7 +41,7 @@ void rope1(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 //
 // Neighbouring threads rotate neighbouring pairs, one pair per thread. A thread computes token, head and pair from one number with
 // 64-bit divisions, for which no GPU has an instruction. The kernel has twice the instructions of version 3, half of them integer
-// instructions (docs/ladder_counts.md). Instructions are the limit, not bytes.
+// instructions (dev/cuda/ladder_counts.md). Instructions are the limit, not bytes.
 
 template <class X>
 __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,

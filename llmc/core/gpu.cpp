@@ -169,7 +169,7 @@ std::optional<GpuRates> gpu_rates(const std::string &name) {
         if (name != gpu.name || gpu.tflops == 0) continue;
         const double peak = gpu.tflops * 1e12;
         const bool nvlink = gpu.link > gpu.host, hopper = name == "h100" || name == "h200";
-        const double grouped = hopper ? 0.155 : 0.3;  // 64 experts with 256 rows each; on an A100 by docs/gpu_model.md
+        const double grouped = hopper ? 0.155 : 0.3;  // 64 experts with 256 rows each; on an A100 by dev/emulator/gpu_model.md
         return GpuRates{products * peak,
                         grouped * peak,
                         peak,

@@ -41,14 +41,14 @@ ROW = 'some 2,"some_kernel2<bf16, 8>",1,4,128,0,30,{},100 %,1000,32.0,0.00,96,4.
 def test_counts_of_kernels(tmp_path):
     """The counts of a ladder are written to a page, and compared with it."""
     stand_in(tmp_path / "nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "dev/cuda").mkdir(parents=True)
 
     def gpu_counts(*options, spilled=0, microseconds="1.00"):
         stand_in(tmp_path / "some", f"cat <<'END'\n{HEADER}\n{ROW.format(spilled, microseconds)}\nEND")
         return run("gpu_counts.py", "--nvcc", "./nvcc", *options, "./some", cwd=tmp_path)
 
     assert gpu_counts()[0] == 0
-    assert "| `some_kernel2<bf16, 8>` | 4 | 30 | 0 | 100 % |" in (tmp_path / "docs/gpu_counts.md").read_text()
+    assert "| `some_kernel2<bf16, 8>` | 4 | 30 | 0 | 100 % |" in (tmp_path / "dev/cuda/gpu_counts.md").read_text()
     assert gpu_counts("--check") == (0, "1 passed, 0 failed\n")
     for change, said in (({"spilled": 4}, "spilled is 4, and was 0"), ({"microseconds": "1.01"}, "H100 us is 1.01 DRAM, and was 1.00 DRAM")):
         code, text = gpu_counts("--check", **change)

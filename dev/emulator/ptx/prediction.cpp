@@ -6,7 +6,7 @@
 
 namespace ptx {
 
-// Rates from data sheets, the CUDA Programming Guide ("Arithmetic Instructions") and measurements; docs/gpu_model.md gives the source of each figure.
+// Rates from data sheets, the CUDA Programming Guide ("Arithmetic Instructions") and measurements; dev/emulator/gpu_model.md gives the source of each figure.
 // ptxas merges some instructions, integer ones in particular, so the rates in PTX instructions are higher than the machine's 4 and 2. Tensor: a
 // product of m16n8k16 is 4096 FLOP. On an H100 mma.sync reaches about 62 % of the data sheet's rate, which is wgmma's.
 constexpr double issue = 4 / 0.8, integer = 2 / 0.75;

@@ -1,4 +1,4 @@
-// Predicts the time of a launch on a GPU from its counts. The model, its sources and its errors: docs/gpu_model.md.
+// Predicts the time of a launch on a GPU from its counts. The model, its sources and its errors: dev/emulator/gpu_model.md.
 #pragma once
 #include "interpreter.h"
 

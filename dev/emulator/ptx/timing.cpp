@@ -5,7 +5,7 @@
 namespace ptx {
 namespace {
 
-// Cycles from an instruction to the first one that can use its result, on an H100. Sources: published microbenchmarks and docs/gpu_model.md.
+// Cycles from an instruction to the first one that can use its result, on an H100. Sources: published microbenchmarks and dev/emulator/gpu_model.md.
 constexpr float latency_of[pipes] = {
     /* control */ 2, /* integer */ 4.5, /* fp32 */ 4.5, /* fp64 */ 16,  /* special */ 18, /* tensor */ 33,
     /* convert */ 8, /* move */ 0,      /* warp */ 23,  /* global */ 0, /* local */ 42,   /* shared */ 29,

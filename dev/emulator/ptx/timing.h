@@ -1,4 +1,4 @@
-// The issue time of each instruction of a warp that has an SM sub-partition to itself. docs/gpu_model.md calls the time of the last instruction the
+// The issue time of each instruction of a warp that has an SM sub-partition to itself. dev/emulator/gpu_model.md calls the time of the last instruction the
 // block's latency. Within a basic block an instruction issues as soon as its operands are ready, with two exceptions: a load never issues before an
 // earlier store, and an instruction issues at most 16 instructions early, because ptxas moves none further. A basic block begins when the last
 // instruction of the previous one has issued. A barrier ends when the last warp has arrived. Asynchronous work goes through a queue of the SM, and a
