@@ -4,7 +4,7 @@
 // the lists of its tensors, arrays and ops, which determine files, memory and costs. Each op is a free function in llmc/ops, one
 // file per op, with its formula and shapes above it. The base class Decoder (llmc/model/decoder.h) has the parts that all
 // decoder-only models share, from the packed row to the loss, and calls this file's functions. The parts of a run (data, steps,
-// checkpoints, evaluation, generation) begin at llmc/train/run.h. docs/gpt2_tour.md follows a batch through all of it.
+// checkpoints, evaluation, generation) begin at llmc/train/run.h. docs/tour.md follows a batch through all of it.
 //
 // Sizes, here and in every op:   T tokens of a rank's row     C hidden size     H heads     D head size, C = H*D
 //                                F feed-forward size          V vocabulary      L layers    P positions of the longest document
