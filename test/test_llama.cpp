@@ -4,6 +4,7 @@
 #include "check.h"
 #include "golden.h"
 #include "modes.h"
+#include "shared_prompts.h"
 
 struct Goldens : testing::TestWithParam<const char *> {};
 
@@ -86,6 +87,15 @@ TEST(Tiles, ChangeNoBit) {
 // To first order, errors are proportional to roundings. Roundings to e4m3 are 16 times those to bf16. FP8 rounds the same operands as
 // transformers in bf16, which also rounds other values.
 TEST(Modes, LeaveNothingBehind) { expect_modes_leave_nothing_behind(make_device<CpuBf16>(), mode_cases()); }
+
+TEST(SharedPrompts, GiveTheValuesOfSeparateOnes) {
+    for (const char *family : {"llama3", "qwen3", "olmo2", "gpt2", "granite", "llama_yarn", "lora_qwen3", "qwen3_moe"})
+        expect_shared_prompts(make_device<CpuF32>(), family, false, 1e-5);
+    expect_shared_prompts(make_device<CpuF32>(), "llama3", true, 1e-5);
+    expect_shared_prompts(make_device<CpuBf16>(), "qwen3", false, 0.05);
+    for (const Recompute level : {Recompute::cheap, Recompute::layer})
+        expect_shared_prompts(make_device<CpuF32>(), "smollm2", false, 1e-5, {.recompute = level, .poison = true});
+}
 
 TEST(Fp8Model, ErrorsOfGradientsAreProportionalToRoundings) {
     for (const char *family : {"qwen3", "gpt2"}) {

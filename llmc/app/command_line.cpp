@@ -245,6 +245,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.add_bos, "add_bos", "auto,never,always");
     if (!o.stopping_strategy.empty())
         one_of(o.stopping_strategy, "stopping_strategy", "first_exhausted,all_exhausted,all_exhausted_without_replacement");
+    one_of(o.share_prompts, "share_prompts", "auto,true,false");
     one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
     one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,warmup_stable_decay,constant");
     one_of(o.dtype, "dtype", "auto,f32,tf32,bf16");

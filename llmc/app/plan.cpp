@@ -210,7 +210,7 @@ static void print_arrays(const Run &run, Model &model, const ModelLimits &limits
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {
     const Options &o = run.options;
     ModelLimits limits = flag_limits(o);
-    limits.ranks = run.model.ranks;
+    limits.ranks = run.model.ranks, limits.share_prompts = run.share_prompts;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
     if (continuation) continuation->use(limits);
@@ -272,6 +272,7 @@ int print_fit(const Run &run) {
         ModelLimits limits = flag_limits(o);
         try {
             limits.ranks = ranks_of(run, run.model.config, n, o.ring_attn_size > 1 ? o.ring_attn_size : n);
+            limits.share_prompts = run.share_prompts && limits.ranks.sp == 1;
         } catch (const Error &e) {
             printf("  %s", std::string(e.what()).substr(0, std::string(e.what()).find('\n')).c_str());
             continue;

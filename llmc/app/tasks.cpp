@@ -172,6 +172,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         if (o.expert_parallel > 1 && run.model.config.experts.number == 0)
             die("--expert_parallel %zu divides experts, and this model has none\n  fix: leave it out", o.expert_parallel);
         run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
+        run.share_prompts = shares_prompts(run);
     });
     if (parsed.show) return show(run);
     if (run.options.plan) agree(comm, [&] { run.model.co_residents = make_objective(run)->co_residents(); });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -22,14 +23,51 @@ static void check_lengths(const Samples &data, std::span<const size_t> samples, 
         row_tokens, length, data.pairs() ? row_tokens / 2 : row_tokens);
 }
 
-std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens) {
+// Samples that are packed together, because they share a prompt.
+struct Bundle {
+    std::vector<size_t> samples;
+    size_t tokens;
+};
+
+static std::vector<Bundle> bundles_of(const Samples &data, std::span<const size_t> samples, size_t row_tokens) {
+    std::vector<Bundle> bundles;
+    std::map<std::vector<int32_t>, size_t> latest;  // the last bundle of each prompt
+    for (size_t s : samples) {
+        const size_t tokens = outline(data, {&s, 1}, true).doc_offsets.back();
+        const Document first = data.document(data.first(s));
+        const std::vector<int32_t> prompt(first.tokens.begin(), first.tokens.begin() + ptrdiff_t(prompt_length(first)));
+        const auto found = latest.find(prompt);
+        if (found != latest.end()) {
+            Bundle &with = bundles[found->second];
+            const size_t together = outline(data, std::vector<size_t>{with.samples.back(), s}, true).doc_offsets.back() -
+                                    outline(data, {&with.samples.back(), 1}, true).doc_offsets.back();
+            if (with.tokens + together <= row_tokens) {
+                with.samples.push_back(s), with.tokens += together;
+                continue;
+            }
+        }
+        latest[prompt] = bundles.size();
+        bundles.push_back({{s}, tokens});
+    }
+    return bundles;
+}
+
+std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens,
+                                              bool share_prompts) {
     check_lengths(data, samples, row_tokens);
+    std::vector<Bundle> bundles;
+    if (share_prompts) bundles = bundles_of(data, samples, row_tokens);
+    else
+        for (size_t s : samples) bundles.push_back({{s}, data.sample_length(s)});
     std::vector<size_t> lengths;
-    lengths.reserve(samples.size());
-    for (size_t s : samples) lengths.push_back(data.sample_length(s));
-    auto rows = pack_best_fit(lengths, row_tokens);
-    for (auto &row : rows)
-        for (size_t &entry : row) entry = samples[entry];
+    for (const Bundle &bundle : bundles) lengths.push_back(bundle.tokens);
+    std::vector<std::vector<size_t>> rows;
+    for (const auto &row : pack_best_fit(lengths, row_tokens))
+        for (size_t i = 0; i < row.size(); i++) {
+            if (i == 0 || (share_prompts && i % SharedPrompt::most == 0)) rows.emplace_back();
+            const auto &of_bundle = bundles[row[i]].samples;
+            rows.back().insert(rows.back().end(), of_bundle.begin(), of_bundle.end());
+        }
     return rows;
 }
 
@@ -101,6 +139,6 @@ Step DataLoader::next() {
         step.tokens += data_.sample_length(s);
         step.target_tokens += data_.sample_targets(s);
     }
-    step.rows = pack_samples(data_, step.samples, options_.row_tokens);
+    step.rows = pack_samples(data_, step.samples, options_.row_tokens, options_.share_prompts);
     return step;
 }

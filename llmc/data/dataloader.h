@@ -12,13 +12,15 @@
 #include "samples.h"
 
 // Packs the given samples by best-fit decreasing. Returns a list of samples for each row, for make_row. A packed row has at most
-// row_tokens tokens before its padding.
-std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens);
+// row_tokens tokens before its padding. With share_prompts samples with the same prompt stay together as far as a row holds them.
+std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens,
+                                              bool share_prompts = false);
 
 struct LoaderOptions {
     size_t batch_size = 128;  // samples of a step
     size_t batch_tokens = 0;  // unless 0, replaces batch_size: samples fill this token budget; a batch has at least one sample
     size_t row_tokens = 2048;
+    bool share_prompts = false;
     size_t max_samples = 0;    // only the first max_samples samples of the file are used; 0: all
     double eval_fraction = 0;  // share of the samples held out for evaluation, drawn before shuffling
     uint64_t seed = 42;

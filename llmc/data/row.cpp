@@ -14,22 +14,23 @@ static Row empty_row(size_t tokens, size_t documents) {
     return row;
 }
 
-static void append_token(Row &row, int32_t id, size_t begin) {
-    row.doc_pos.push_back(int32_t(row.tokens.size() - begin));
+static void append_token(Row &row, int32_t id, size_t pos, size_t begin) {
+    row.doc_pos.push_back(int32_t(pos));
     row.doc_begin.push_back(int32_t(begin));
     row.tokens.push_back(id);
 }
 
-// An empty mask means that no token is a target. The first token of a document is never a target, because no token precedes it.
-static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
-    const size_t begin = row.tokens.size();
-    for (size_t t = 0; t < tokens.size(); t++) {
-        if (t > 0 && !mask.empty() && mask[t]) {
-            row.predictors.push_back(int32_t(begin + t - 1));
+// Appends a document without its first `shared` tokens, which lie at `begin`. An empty mask means that no token is a target. The first token of a
+// document is never a target, because no token precedes it.
+static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask, size_t begin,
+                            size_t shared = 0) {
+    for (size_t t = shared; t < tokens.size(); t++) {
+        if (t > shared && !mask.empty() && mask[t]) {
+            row.predictors.push_back(int32_t(row.tokens.size() - 1));
             row.targets.push_back(tokens[t]);
             row.target_documents.push_back(int32_t(row.documents.size()));
         }
-        append_token(row, tokens[t], begin);
+        append_token(row, tokens[t], t, begin);
     }
     row.documents.push_back(number);
     row.doc_offsets.push_back(row.tokens.size());
@@ -37,21 +38,45 @@ static void append_document(Row &row, size_t number, std::span<const int32_t> to
 
 static void append_padding(Row &row) {
     const size_t begin = row.doc_offsets.back();
-    while (row.tokens.size() < row.T) {
-        append_token(row, 0, begin);
-        row.doc_pos.back() %= int32_t(row_multiple);  // any position in the rope table
-    }
+    while (row.tokens.size() < row.T)
+        append_token(row, 0, (row.tokens.size() - begin) % row_multiple, begin);  // any position in the rope table
 }
 
-Row make_row(const Samples &data, std::span<const size_t> samples) {
-    size_t tokens = 0;
-    for (size_t s : samples) tokens += data.sample_length(s);
-    Row row = empty_row(tokens, 2 * samples.size());
+// Calls f(number, document, shared) for each document of these samples. shared: the tokens that it shares with the last document that shares none.
+template <class F> static void for_each_document(const Samples &data, std::span<const size_t> samples, bool share_prompts, F f) {
+    std::vector<int32_t> prompt;  // of the last document
     for (size_t s : samples)
         for (size_t i = data.first(s); i < data.first(s + 1); i++) {
-            const auto [tokens, mask] = data.document(i);
-            append_document(row, i, tokens, mask);
+            const Document document = data.document(i);
+            const size_t n = share_prompts ? prompt_length(document) : 0;
+            const bool same =
+                n > 1 && n < document.tokens.size() && std::ranges::equal(std::span(document.tokens).first(n), prompt);
+            f(i, document, same ? n - 1 : 0);
+            if (!same) prompt.assign(document.tokens.begin(), document.tokens.begin() + ptrdiff_t(n));
         }
+}
+
+// Notes that the next document of the row, of `tokens` tokens, lacks its first `shared` ones. Returns their place in the row.
+static size_t share_prompt(Row &row, size_t shared, size_t tokens) {
+    const size_t begin = row.doc_offsets.back(), documents = row.documents.size();
+    if (shared == 0) return begin;
+    if (row.shared.empty() || row.shared.back().end != begin)
+        row.shared.push_back({row.doc_offsets[documents - 1], shared, begin});
+    row.shared.back().end = begin + tokens - shared;
+    return row.shared.back().begin;
+}
+
+Row make_row(const Samples &data, std::span<const size_t> samples, bool share_prompts) {
+    size_t tokens = 0, documents = 0;
+    for_each_document(data, samples, share_prompts, [&](size_t, const Document &document, size_t shared) {
+        tokens += document.tokens.size() - shared, documents++;
+    });
+    Row row = empty_row(tokens, documents);
+    for_each_document(data, samples, share_prompts, [&](size_t i, const Document &document, size_t shared) {
+        const size_t begin = share_prompt(row, shared, document.tokens.size());
+        append_document(row, i, document.tokens, document.mask, begin, shared);
+    });
+    if (row.shared.size() > SharedPrompt::most) die("a row has %zu shared prompts", row.shared.size());
     append_padding(row);
     return row;
 }
@@ -69,19 +94,25 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
     for (const auto &document : documents) tokens += document.size();
     Row row = empty_row(tokens, documents.size());
     for (size_t i = 0; i < documents.size(); i++)
-        append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i]);
+        append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i], row.tokens.size());
     append_padding(row);
     return row;
 }
 
-Row outline(const Samples &data, std::span<const size_t> samples) {
+Row outline(const Samples &data, std::span<const size_t> samples, bool share_prompts) {
     Row row{};
     row.doc_offsets.push_back(0);
-    for (size_t s : samples)
-        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
-            row.doc_offsets.push_back(row.doc_offsets.back() + data.length(i));
-            row.documents.push_back(i);
-        }
+    const auto append = [&](size_t i, size_t tokens, size_t shared) {
+        share_prompt(row, shared, tokens);
+        row.doc_offsets.push_back(row.doc_offsets.back() + tokens - shared);
+        row.documents.push_back(i);
+    };
+    if (share_prompts)
+        for_each_document(data, samples, true,
+                          [&](size_t i, const Document &document, size_t shared) { append(i, document.tokens.size(), shared); });
+    else
+        for (size_t s : samples)
+            for (size_t i = data.first(s); i < data.first(s + 1); i++) append(i, data.length(i), 0);
     row.T = round_up(row.doc_offsets.back(), row_multiple);
     return row;
 }
@@ -101,7 +132,7 @@ template <class F> static void for_each_predictor(const Row &row, std::span<cons
 }
 
 Row local_row(const Row &row, std::span<const size_t> positions) {
-    Row local{positions.size(), {}, {}, row.doc_begin, row.doc_offsets, row.documents, {}, {}, {}};
+    Row local{positions.size(), {}, {}, row.doc_begin, row.doc_offsets, row.shared, row.documents, {}, {}, {}};
     for (size_t p : positions) {
         local.tokens.push_back(row.tokens[p]);
         local.doc_pos.push_back(row.doc_pos[p]);

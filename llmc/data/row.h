@@ -1,6 +1,7 @@
 // A packed row, and all functions that shape one: documents are concatenated, padded for the ranks of a ring, and cut into the ranks' parts. The
 // loader selects the samples of a row (dataloader.h), and the split selects the positions of a rank (../parallel/split.h).
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,26 +11,48 @@
 
 constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, so tiles of matmul and attention divide them
 
+// Documents with the same prompt whose row has it once. The first one is complete, and the others follow it up to `end`. They lack their first `length`
+// tokens, which are the first one's tokens [begin, begin + length). That is the prompt without its last token: each document has its own, which
+// predicts the document's first target.
+struct SharedPrompt {
+    size_t begin, length, end;
+
+    static constexpr size_t most = 15;  // in a row
+};
+
 // A packed row (packed sequence): documents laid end to end, then padding up to T, which is one more document of tokens 0 without targets.
 struct Row {
     size_t T;
-    std::vector<int32_t> tokens;      // (T)
-    std::vector<int32_t> doc_pos;     // (T) position of the token in its document, for rope
-    std::vector<int32_t> doc_begin;   // (T) position in the row of the beginning of the token's document, for attention
+    std::vector<int32_t> tokens;   // (T)
+    std::vector<int32_t> doc_pos;  // (T) position of the token in its document, for rope
+    std::vector<int32_t>
+        doc_begin;  // (T) position in the row of the beginning of the token's document, or of its shared prompt, for attention
     std::vector<size_t> doc_offsets;  // (documents + 1) position in the row of each document's beginning, then of the padding's
-    std::vector<size_t> documents;    // (documents) the number of each in the file
-    std::vector<int32_t> predictors;  // (N) the predictors, increasing: t where t+1 is a target in the same document
-    std::vector<int32_t> targets;     // (N) the token at t+1
+    std::vector<SharedPrompt> shared = {};  // in the order of the row
+    std::vector<size_t> documents;          // (documents) the number of each in the file
+    std::vector<int32_t> predictors;        // (N) the predictors, increasing: t where t+1 is a target in the same document
+    std::vector<int32_t> targets;           // (N) the token at t+1
     std::vector<int32_t> target_documents;  // (N) the document of the row that the predictor belongs to (its segment id)
 };
 
-Row make_row(const Samples &data, std::span<const size_t> samples);
+// The number of (query, key) pairs of a query behind a shared prompt and a key in it.
+inline double shared_scores(const Row &row) {
+    double sum = 0;
+    for (const SharedPrompt &p : row.shared) {
+        const auto second = std::ranges::upper_bound(row.doc_offsets, p.begin);
+        sum += double(p.end - *second) * double(p.length);
+    }
+    return sum;
+}
+
+// With share_prompts successive documents with the same prompt share it. More than SharedPrompt::most prompts are an error (pack_samples).
+Row make_row(const Samples &data, std::span<const size_t> samples, bool share_prompts = false);
 
 // Returns the row for a reward model: the predictors are replaced by the last position of each document, where its score is computed.
 Row at_ends(Row row);
 
-// Returns T, doc_offsets and documents of the row that make_row would return, without tokens; enough to compute its cost.
-Row outline(const Samples &data, std::span<const size_t> samples);
+// Returns T, doc_offsets, shared and documents of the row that make_row would return, without tokens; enough to compute its cost.
+Row outline(const Samples &data, std::span<const size_t> samples, bool share_prompts = false);
 
 // Makes a row from documents in memory, with numbers 0, 1, ... Without masks no token is a target.
 Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});

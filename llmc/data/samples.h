@@ -1,6 +1,7 @@
 // The source of a step's samples: a prepared file (tokens.h), or memory (rollouts). A sample is one document or a pair of documents. The same code
 // packs, splits and deals samples from both sources.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -21,6 +22,11 @@ struct ChatFormat {
     std::string chat_template = {};         // the template that rendered the chats; empty without chats
     std::string read_as = {};  // the class by which transformers reads the tokenizer, if it makes other ids of some texts
 };
+
+// Returns the number of tokens before the first target: of a chat or a rollout, its prompt. A document without targets is all prompt.
+inline size_t prompt_length(const Document &document) {
+    return size_t(std::ranges::find(document.mask, uint8_t(1)) - document.mask.begin());
+}
 
 class Samples {
   public:

@@ -4,6 +4,7 @@
 
 #include "../core/graphs.h"
 #include "../ops/attention.h"
+#include "../ops/attention_prompts.h"
 #include "../ops/embedding.h"
 #include "../ops/loss.h"
 #include "../ops/noise.h"
@@ -89,7 +90,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     const auto sizes = [&](bool backward) {
         return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
-    array("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))});
+    array("out32", &f.out32, {limits.share_prompts ? T * Q : ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))});
     array("ring", &f.ring, {sizes(false).values});
     if (!trains()) return;
     array("ring backward", &b.ring, {sizes(true).values});
@@ -241,7 +242,7 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
 template <class Dev> template <class F> void Decoder<Dev>::recorded(const Pass &pass, size_t l, Stretch stretch, const F &work) {
     const Ranks &r = limits.ranks;
     const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
-    if (!graphs_ || !only_launches || pass.generates() || !pass.adapters) return work();
+    if (!graphs_ || !only_launches || pass.generates() || !pass.adapters || row.shared) return work();
     Graphs::Stretch key{l, stretch, row.T, weights_->accumulates()};
     graphs_->run(key, work);
 }
@@ -287,6 +288,7 @@ template <class Dev> void Decoder<Dev>::attention_forward(const Pass &pass, size
     const AttentionInputs<X> in = attention_inputs(l, a);
     if (pass.generates()) generation_->store(l, in);
     if (pass.keys == Keys::cache) return generation_->attention(l, a.att, in);
+    if (row.shared) return prompts_attention_forward(dev, a.att, a.out32, a.lse, in, *row.shared);
     RingAttention ranks = ring(pass, l);
     if constexpr (is_rehearsal<Dev>) dev.note(a.out32, a.ring, a.ring32);  // the ranks that use these arrays depend on the row
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
@@ -425,10 +427,13 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a) {
+    const AttentionInputs<X> in = attention_inputs(l, a);
+    float *const scratch = reinterpret_cast<float *>(a.scratch);
+    if (row.shared)
+        return prompts_attention_backward(dev, a.qkv, a.grads, a.delta, scratch, in, a.att, a.datt, a.lse, *row.shared);
     RingAttention ranks = ring(pass, l);
     if constexpr (is_rehearsal<Dev>) dev.note(a.ring, a.ring32);
-    ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
-                            a.att, a.datt, a.lse, {a.ring, a.ring32});
+    ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, scratch, in, a.att, a.datt, a.lse, {a.ring, a.ring32});
 }
 
 // ---- the trainer's part ---------------------------------------------------------------------------------------------------------------

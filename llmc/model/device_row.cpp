@@ -11,6 +11,10 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
     plan.add(&first_key, "row.first_key", {positions});
     plan.add(&first_key_window, "row.first_key_window", {positions});
     plan.add(&cuts_, "row.cuts", {std::max<size_t>(1, TileCuts::most(positions))});
+    if (limits_.share_prompts) {
+        plan.add(&answers_first_key_, "row.answers_first_key", {positions});
+        plan.add(&answers_cuts_, "row.answers_cuts", {std::max<size_t>(1, TileCuts::most(positions))});
+    }
     plan.add(&predictors, "row.predictors", {T_max});
     plan.add(&targets, "row.targets", {T_max});
     plan.add(&weights, "row.weights", {T_max});
@@ -62,6 +66,8 @@ void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
 }
 
 void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
+    shared.reset();
+    if (!whole.shared.empty()) return load_shared(whole, memory);
     const int32_t window = int32_t(*std::max_element(config_.window.begin(), config_.window.end()));
     std::vector<int32_t> first(whole.doc_begin.begin(), whole.doc_begin.end()), cut = tile_cuts(whole.doc_offsets, whole.T);
     write(memory, first_key, first);
@@ -71,6 +77,40 @@ void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
         cut.resize(TileCuts::most(whole.T), INT32_MAX);  // a recorded launch needs the same number of blocks for every row
     write(memory, cuts_, cut);
     cuts = {cuts_, cut.size()};
+}
+
+// No sliding window is shorter than a document of such a row.
+void DeviceRow::load_shared(const Row &whole, Memory &memory) {
+    std::vector<size_t> begins;  // of documents, without those behind a shared prompt
+    std::vector<int32_t> answers_first = whole.doc_begin;
+    PromptParts parts{{{{0, whole.T, 0}}, 1}, {{}, 0}, {{}, 0}, answers_first_key_, {}};
+    size_t behind = 0;  // the last shared prompt
+    const auto add = [](Pieces &pieces, size_t begin, size_t end) {
+        if (begin < end) pieces.piece[pieces.count++] = {begin, end, begin};
+    };
+    for (const SharedPrompt &p : whole.shared) {
+        const size_t answers = p.begin + p.length;
+        add(parts.prompts, behind, answers), add(parts.answers, answers, p.end);
+        const auto second = std::ranges::upper_bound(whole.doc_offsets, p.begin);
+        for (auto doc = second; *doc < p.end; doc++)
+            std::fill(answers_first.begin() + ptrdiff_t(*doc), answers_first.begin() + ptrdiff_t(*(doc + 1)), int32_t(*doc));
+        std::fill(answers_first.begin() + ptrdiff_t(answers), answers_first.begin() + ptrdiff_t(*second), int32_t(answers));
+        behind = p.end;
+    }
+    add(parts.prompts, behind, whole.T);
+    for (size_t begin : whole.doc_offsets)
+        if (begin == whole.T || size_t(whole.doc_begin[begin]) == begin) begins.push_back(begin);
+    const auto load_cuts = [&](int32_t *to, const std::vector<size_t> &offsets) {
+        const auto cut = tile_cuts(offsets, whole.T);
+        write(memory, to, cut);
+        return TileCuts{to, cut.size()};
+    };
+    write(memory, first_key, whole.doc_begin);
+    write(memory, first_key_window, whole.doc_begin);
+    write(memory, answers_first_key_, answers_first);
+    cuts = load_cuts(cuts_, begins);
+    parts.answers_cuts = load_cuts(answers_cuts_, whole.doc_offsets);
+    shared = parts;
 }
 
 void DeviceRow::load_weights(std::span<const float> of_whole, float entropy, Memory &memory) {

@@ -7,6 +7,7 @@
 #include "../core/arena.h"
 #include "../core/memory.h"
 #include "../data/dataloader.h"
+#include "../ops/attention_prompts.h"
 #include "../parallel/split.h"
 #include "config.h"
 #include "model.h"
@@ -25,10 +26,11 @@ struct DeviceRow {
     int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; (sequences) for generated tokens
     int32_t *first_key_window;  // (sp*T) the same for layers with a sliding window
     TileCuts cuts = {};         // cuts of the whole row
-    int32_t *predictors;        // (N) the positions whose logits predict the targets
-    int32_t *targets;           // (N)
-    float *weights;             // (N) dL/dnll; for a reward model dL/dscore
-    float entropy_weight;       // dL/dentropy of each predictor
+    std::optional<PromptParts> shared;  // the parts of attention, if documents share prompts
+    int32_t *predictors;                // (N) the positions whose logits predict the targets
+    int32_t *targets;                   // (N)
+    float *weights;                     // (N) dL/dnll; for a reward model dL/dscore
+    float entropy_weight;               // dL/dentropy of each predictor
 
     void plan(Plan &plan, size_t T_max);
     void load(const Row &row, Memory &memory);  // loads a row without padding or division
@@ -42,7 +44,10 @@ struct DeviceRow {
     void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);
 
   private:
-    int32_t *cuts_;  // on the device
+    void load_shared(const Row &whole, Memory &memory);
+
+    int32_t *cuts_;                               // on the device
+    int32_t *answers_first_key_, *answers_cuts_;  // the same for the second part of attention (PromptParts)
     const ModelConfig &config_;
     const ModelLimits &limits_;
 };

@@ -50,15 +50,16 @@ struct ModelLimits {
     bool fp8 = false;                // FP8 in products of the layers' matrices, except in generation (../ops/fp8.h)
     bool bf16_gradients = false;     // storage of gradients between micro-steps (../parallel/zero.h)
     Offload offload;
-    bool graphs = false;        // record and replay the launches of a layer (../core/graphs.h)
-    float temperature = 1;      // divides the head's logits, so nll and entropy refer to the sampling distribution
-    float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
-    size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
-    size_t sequences = 0;       // most documents in a row of next_logits()
-    size_t sequence_pages = 0;  // most pages of a sequence
-    size_t draws = 0;           // most tokens in a call of draw()
-    size_t occurred = 0;        // most tokens of all documents together, with a repetition penalty
-    bool concurrent = false;    // runs concurrently with another model, using half of the CPU's threads
+    bool share_prompts = false;  // rows may share prompts (../data/row.h)
+    bool graphs = false;         // record and replay the launches of a layer (../core/graphs.h)
+    float temperature = 1;       // divides the head's logits, so nll and entropy refer to the sampling distribution
+    float neftune_alpha = 0;     // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
+    size_t cache_pages = 0;      // pages of the key/value cache; 0: next_logits() will not be called
+    size_t sequences = 0;        // most documents in a row of next_logits()
+    size_t sequence_pages = 0;   // most pages of a sequence
+    size_t draws = 0;            // most tokens in a call of draw()
+    size_t occurred = 0;         // most tokens of all documents together, with a repetition penalty
+    bool concurrent = false;     // runs concurrently with another model, using half of the CPU's threads
     Ranks ranks;
 };
 

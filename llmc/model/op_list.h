@@ -54,6 +54,7 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
     for (size_t l = 0; l < c.L; l++)
         for (size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++])
             w.scores[l] += attention_scores(ends[i] - begin, c.window[l]);
+    for (double &scores : w.scores) scores += shared_scores(row);
     return w;
 }
 

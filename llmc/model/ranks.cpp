@@ -32,12 +32,12 @@ SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element
 }
 
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,
-                                          const std::vector<std::vector<size_t>> &rows) {
+                                          const std::vector<std::vector<size_t>> &rows, bool share_prompts) {
     const auto kinds = layer_kinds(config);
     const double flops_per_token = 6 * double(active_parameter_count(config));
     std::vector<double> costs;
     for (const auto &samples : rows)
-        costs.push_back(row_cost(outline(data, samples), kinds, config.H, config.D, flops_per_token));
+        costs.push_back(row_cost(outline(data, samples, share_prompts), kinds, config.H, config.D, flops_per_token));
     const auto dealt = deal_rows(costs, ranks.dp());
     std::vector<std::vector<size_t>> own;
     for (size_t row : dealt[ranks.rank / ranks.sp]) own.push_back(row == no_row ? std::vector<size_t>() : rows[row]);

@@ -36,7 +36,7 @@ SequenceSplit split_row(const ModelConfig &config, const Ranks &ranks, size_t el
 // Returns the samples of the rows of this rank's ring, one row per micro-step. An empty row means that the ring has none in this micro-step
 // (deal_rows).
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,
-                                          const std::vector<std::vector<size_t>> &rows);
+                                          const std::vector<std::vector<size_t>> &rows, bool share_prompts = false);
 
 // Return readable descriptions of the mesh, in one line, and of the part of a row on each rank of a ring.
 std::string mesh_line(const Ranks &ranks);

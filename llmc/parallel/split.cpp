@@ -53,7 +53,7 @@ double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size
     const AttentionCost unit{H, 0, D, 0, 1, 1};
     double sum = flops_per_token * double(row.T);
     for (const LayerKind &kind : kinds) {
-        const double scores = double(scores_of_pieces(row.doc_offsets, row.T, row.T, kind.window)[0]);
+        const double scores = double(scores_of_pieces(row.doc_offsets, row.T, row.T, kind.window)[0]) + shared_scores(row);
         sum += double(kind.layers) * (unit.forward(scores) + unit.backward(scores));
     }
     return sum;

@@ -26,7 +26,7 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
 template <class F>
 static void for_rows_of(const Run &run, const ModelSpec &spec, const Samples &data, std::span<const size_t> samples, F f) {
     auto told = std::chrono::steady_clock::now();
-    for_own_rows(run, spec, data, pack_samples(data, samples, run.options.row_tokens),
+    for_own_rows(run, spec, data, pack_samples(data, samples, run.options.row_tokens, run.share_prompts),
                  [&](const Row &row, size_t i, size_t count) {
                      if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
                          run.say("  %zu of %zu rows", i, count);

@@ -26,11 +26,11 @@ std::vector<std::vector<double>> target_values(const Run &run, const ModelSpec &
 template <class F>
 void for_own_rows(const Run &run, const ModelSpec &spec, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
     const Activity activity("after this row of samples");
-    auto own = own_rows(spec.config, spec.ranks, data, rows);
+    auto own = own_rows(spec.config, spec.ranks, data, rows, run.share_prompts);
     for (size_t i = 0; i < own.size(); i++) {
         const bool stops = run.mesh->sp > 1 ? run.mesh->ring->max(asked_to_stop()) > 0 : asked_to_stop();
         if (stops) own[i].clear();
-        f(make_row(data, own[i]), i, own.size());
+        f(make_row(data, own[i], run.share_prompts), i, own.size());
     }
     agree(run.comm, stop_if_asked);
 }

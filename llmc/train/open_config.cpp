@@ -159,6 +159,28 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     return r;
 }
 
+// Returns why rows cannot share prompts for this model; empty: they can.
+static std::string cannot_share(const Options &o, const ModelConfig &config) {
+    const auto window = std::ranges::find_if(config.window, [&](size_t keys) { return keys > 0 && keys < o.row_tokens; });
+    if (window != config.window.end())
+        return format("a layer of the model sees %zu keys, and a row has %zu tokens", *window, o.row_tokens);
+    if (config.rope.by_length(o.row_tokens)) return "the model rotates by the length of each document";
+    if (config.lora.dropout > 0) return "--lora_dropout drops other channels in each answer's copy of the prompt";
+    if (o.neftune_noise_alpha > 0) return "--neftune_noise_alpha adds other noise to each answer's copy of the prompt";
+    if (config.experts.aux_loss_coef > 0) return "the experts' auxiliary loss counts each answer's copy of the prompt";
+    return "";
+}
+
+bool shares_prompts(const Run &run) {
+    const Options &o = run.options;
+    if (!(run.task & (PAIRS | RL)) || o.share_prompts == "false") return false;
+    const std::string reason =
+        run.model.ranks.sp > 1 ? "--ring_attn_size divides rows among ranks" : cannot_share(o, run.model.config);
+    if (o.share_prompts == "true" && !reason.empty())
+        die("--share_prompts true: %s\n  fix: --share_prompts auto", reason.c_str());
+    return reason.empty();
+}
+
 ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) {
     if (dir.empty()) return run.model;
     ModelSpec out;
@@ -174,6 +196,8 @@ ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) 
             refuse("tokenizer");
         // The models may have different numbers of heads.
         out.ranks = ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);
+        if (const std::string reason = run.share_prompts ? cannot_share(run.options, out.config) : ""; !reason.empty())
+            die("%s %s cannot read rows that share prompts: %s\n  fix: --share_prompts false", flag, dir.c_str(), reason.c_str());
     });
     return out;
 }

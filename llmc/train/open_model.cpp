@@ -40,6 +40,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     limits.mode = mode;
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
+    limits.share_prompts = run.share_prompts;
     if (run.task & RL) limits.temperature = float(run.options.temperature);
     if (mode == Mode::train)
         limits.neftune_alpha = float(run.options.neftune_noise_alpha), limits.graphs = run.options.cuda_graphs;
@@ -48,7 +49,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
 
 ModelLimits co_resident_limits(ModelLimits limits, Mode mode) {
     limits.mode = mode;
-    if (mode == Mode::generate) limits.ranks = {};
+    if (mode == Mode::generate) limits.ranks = {}, limits.share_prompts = false;
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
     return limits;
 }

@@ -130,7 +130,7 @@ Measured Pairs::take(Model &model) {
 
 Measured Pairs::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
     data_ = &data, size_ = step_size(data, samples);
-    for_own_rows(run_, run_.model, data, pack_samples(data, samples, run_.options.row_tokens),
+    for_own_rows(run_, run_.model, data, pack_samples(data, samples, run_.options.row_tokens, run_.share_prompts),
                  [&](const Row &row, size_t, size_t) {
                      const auto reference = reference_logps(model, row);
                      add(row, evaluate_documents(run_.model.config, model, row), reference);

@@ -80,7 +80,7 @@ std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
 
     LoaderOptions options;
     options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;
-    options.seed = o.seed + batch_.begin;
+    options.seed = o.seed + batch_.begin, options.share_prompts = run_.share_prompts;
     DataLoader rollout_loader(batch_.rollouts, options);
     std::vector<Step> out;
     for (size_t i = 0, all = rollout_loader.steps(o.max_epochs); i < all; i++)
@@ -279,7 +279,7 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
     if (targets_in(batch, samples) == 0)
         return {NAN, ordered_json::object(), "nothing to evaluate, every answer was cut off, and --mask_truncated leaves it out"};
     begin_on(batch, samples);
-    for_own_rows(run_, run_.model, data, pack_samples(data, samples, run_.options.row_tokens),
+    for_own_rows(run_, run_.model, data, pack_samples(data, samples, run_.options.row_tokens, run_.share_prompts),
                  [&](const Row &row, size_t, size_t) {
                      add(batch, row, model.evaluate(row));
                      if (critic_) critic_->evaluate(row);

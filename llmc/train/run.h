@@ -50,6 +50,7 @@ struct Run {
     ChatFormat chat = {};   // chat format of the training data
     size_t in_process = 1;  // number of ranks that are threads of this process, including this one
     std::shared_ptr<Mesh> mesh = nullptr;
+    bool share_prompts = false;  // rows have the prompt of several answers once (../data/row.h)
 
     bool is_main_rank() const { return comm.rank == 0; }  // true on one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // prints a line on standard output

@@ -102,7 +102,7 @@ void RunLog::say_split(const Step &step) const {
 ordered_json RunLog::mfu(const Step &step, double seconds) const {
     if (peak_ == 0 || step.target_tokens == 0) return nullptr;
     double flops = 0;
-    for (const auto &samples : step.rows) flops += training_.model->model_flops(outline(*step.data, samples));
+    for (const auto &samples : step.rows) flops += training_.model->model_flops(outline(*step.data, samples, run_.share_prompts));
     return flops / (seconds * peak_ * run_.comm.size);
 }
 

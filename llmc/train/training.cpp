@@ -68,7 +68,7 @@ static ModelLimits open_loader(Run &run, Training &t) {
     LoaderOptions options;
     options.batch_size = drawing.batch_size, options.batch_tokens = drawing.batch_tokens, options.row_tokens = o.row_tokens;
     options.max_samples = o.max_samples, options.eval_fraction = o.eval_fraction, options.seed = o.seed,
-    options.shuffle = o.shuffle;
+    options.shuffle = o.shuffle, options.share_prompts = run.share_prompts;
     t.loader = std::make_unique<DataLoader>(*t.data, options);
     t.steps = o.max_steps ? o.max_steps : steps_of(t, drawing);
 
