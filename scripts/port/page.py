@@ -143,30 +143,41 @@ def defaults_of(peer, names):
 
 
 def here(row):
-    if row.kind == "same":
-        return ", ".join(f"`--{flag}`" for flag in row.text.split(","))
-    text = {"sets": f"`--{row.text}`", "part": f"one number of `--{row.text.split()[0]}`", "note": f"no effect: {row.text}", "refused": f"refused: {row.text}"}
+    text = {"same": ", ".join(f"`--{flag}`" for flag in row.text.split(",")), "sets": f"`--{row.text}`", "part": f"one number of `--{row.text.split()[0]}`"}
     return text.get(row.kind, row.text).replace("|", "\\|")
 
 
-def table(peer):
-    lines = [f"| {peer.name} | default | this program |", "|---|---|---|"]
-    said = set()
-    for row in peer.rows:
-        default = "" if said & set(row.names) else defaults_of(peer, row.names)
-        said |= set(row.names)
-        names = ", ".join(f"`{name}`" for name in row.names) + (": " + ", ".join(f"`{value}`" for value in row.values) if row.values else "")
-        names = names.replace("|", "\\|")
-        lines.append(f"| {names} | {default} | {here(row)} |")
-    return [*lines, ""]
+def names_of(row):
+    values = f" ({', '.join(f'`{value}`' for value in row.values)})" if row.values else ""
+    return ", ".join(f"`{name}`{values}" for name in row.names).replace("|", "\\|")
+
+
+def is_flag(row):
+    """True if the only name is that of the flag."""
+    return row.kind == "same" and row.names == (row.text,)
+
+
+def listed(text, found):
+    return [f"{text}: {', '.join(found)}.", ""] if found else []
+
+
+def tables(peer):
+    """Returns the names that set something in a table, and the others in lists: --convert gives their reasons and alternatives."""
+    rows = {kind: [names_of(row) for row in peer.rows if row.kind == kind] for kind in ("note", "refused")}
+    defaults = {name: defaults_of(peer, row.names) for row in peer.rows for name in row.names[:1]}
+    return [f"| {peer.name} | this program |", "|---|---|",
+            *(f"| {names_of(row)} | {here(row)} |" for row in peer.rows if row.kind not in rows and not is_flag(row)), "",
+            *listed("Flags of the same name", [names_of(row) for row in peer.rows if is_flag(row)]),
+            *listed("Defaults that apply where nothing is set", [f"`{name}` {default}" for name, default in defaults.items() if default]),
+            *listed("Without effect", rows["note"]), *listed("Refused", rows["refused"])]
 
 
 def page_of(peer):
     lines = [f"# Coming from {peer.name}", "", *(example(peer) if peer.name in EXAMPLES else []), f"## Names of {peer.name} {peer.version}", "",
-             "A row with values applies only to these values; other values use the next row with the same name."]
+             "Values in brackets: the row is for these values only. `--convert` says why a name has no effect, and what to write in place of one that is refused."]
     if peer.bases:
-        lines.append(f"The table does not repeat the names of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)}, which also apply.")
-    return "\n".join([*lines, "", *table(peer)])
+        lines.append(f"The names of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)} also apply.")
+    return "\n".join([*lines, "", *tables(peer)])
 
 
 def file_of(peer):
