@@ -173,13 +173,13 @@ def check(plain, marked=None):
 
 def table(templates):
     """Returns a Markdown table for {name: text}, followed by its legend and numbered sentences. NAME_training is the twin of NAME."""
-    rows, notes = [], {}
+    rows, notes = {}, {}  # templates by their cells
     plain = [name for name in templates if not name.endswith("_training")]
     for name in plain:
         verdicts = check(templates[name], templates.get(f"{name}_training")).values()
         cells = [v if v[0] in SIGNS else str(notes.setdefault(v, len(notes) + 1)) for v in verdicts]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    lines = [f"| template | {' | '.join(CHATS)} |", "|---" * (1 + len(CHATS)) + "|", *rows, ""]
+        rows.setdefault(" | ".join(cells), []).append(name)
+    lines = [f"| templates | {' | '.join(CHATS)} |", "|---" * (1 + len(CHATS)) + "|", *(f"| {', '.join(names)} | {cells} |" for cells, names in rows.items()), ""]
     lines += [*(f"- {sign} {meaning}" for sign, meaning in SIGNS.items()), ""]
     lines += [f"{number}. {note}" for note, number in notes.items()]
     return "\n".join([*lines, ""])
