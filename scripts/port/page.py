@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -153,12 +154,12 @@ def names_of(row):
 
 
 def is_flag(row):
-    """True if the only name is that of the flag."""
-    return row.kind == "same" and row.names == (row.text,)
+    """True if the names are that of the flag, with or without a part before a dot."""
+    return row.kind == "same" and {name.rpartition(".")[2] for name in row.names} == {row.text}
 
 
 def listed(text, found):
-    return [f"{text}: {', '.join(found)}.", ""] if found else []
+    return [*textwrap.wrap(f"{text}: {', '.join(found)}.", 160, break_long_words=False, break_on_hyphens=False), ""] if found else []
 
 
 def tables(peer):
@@ -167,14 +168,14 @@ def tables(peer):
     defaults = {name: defaults_of(peer, row.names) for row in peer.rows for name in row.names[:1]}
     return [f"| {peer.name} | this program |", "|---|---|",
             *(f"| {names_of(row)} | {here(row)} |" for row in peer.rows if row.kind not in rows and not is_flag(row)), "",
-            *listed("Flags of the same name", [names_of(row) for row in peer.rows if is_flag(row)]),
+            *listed("Flags of the same name, without a part before a dot", [names_of(row) for row in peer.rows if is_flag(row)]),
             *listed("Defaults that apply where nothing is set", [f"`{name}` {default}" for name, default in defaults.items() if default]),
             *listed("Without effect", rows["note"]), *listed("Refused", rows["refused"])]
 
 
 def page_of(peer):
     lines = [f"# Coming from {peer.name}", "", *(example(peer) if peer.name in EXAMPLES else []), f"## Names of {peer.name} {peer.version}", "",
-             "Values in brackets: the row is for these values only. `--convert` says why a name has no effect, and what to write in place of one that is refused."]
+             "A name with values in brackets stands for these values, and without them for all others. `--convert` says why a name has no effect, and what replaces a refused one."]
     if peer.bases:
         lines.append(f"The names of {' and '.join(f'[{base.name}]({file_of(base)})' for base in peer.bases)} also apply.")
     return "\n".join([*lines, "", *tables(peer)])
