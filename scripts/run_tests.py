@@ -145,7 +145,7 @@ def suites(args):
     if args.cpp:  # before the first Python tests, which wait more than they compute
         jobs["C++"] = unless_slow(args.cpp, args)
     if args.python:
-        subjects = {}  # test_prepare.py and test_prepare_*.py are one process, which loads transformers once
+        subjects = {}  # test_prepare_*.py are one process, which loads transformers once
         for file in sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True):
             subjects.setdefault(re.match("test_[a-z0-9]+", os.path.basename(file))[0], []).append(file)
         jobs["Python"] = [(pytest, subject, files, args.build, args.all) for subject, files in subjects.items()]

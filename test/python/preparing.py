@@ -165,6 +165,14 @@ class Case(NamedTuple):
     flags: list = []
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+GREETING = {"messages": chat("Hi", "Hello")}
+QA = {"prompt": "Q", "completion": "A"}
+AB = {"chosen": "a", "rejected": "b"}
+GOOD = {"sft": GREETING, "prompts": {"prompt": "Q"}, "rl": {"prompt": "Q"}, "pretrain": {"text": "a"},
+        "pref": {"prompt": chat("Hi"), "q": chat("Hi"), "chosen": [said("a")], "good": [said("a")], "rejected": [said("b")]}}  # a record of each task
+
+
 class Bench:
     """A directory with inputs and outputs, and prepare.py called in this process."""
 
@@ -231,3 +239,9 @@ class Bench:
         """The number in the row of the table with this name."""
         found = re.search(rf"^ *{re.escape(name)} +([\d,]+)", self.printed, re.M)
         return int(found[1].replace(",", "")) if found else None
+
+    def refused_record(self, task, template, record, *flags):
+        """The message on the second record, without its place."""
+        error = self.refused(task, self.tokenizer(template), [GOOD[task] if template else {"text": "a"}, record], *flags)
+        assert error.startswith("record 2 (line 2) of in.jsonl: "), error
+        return error.removeprefix("record 2 (line 2) of in.jsonl: ")

@@ -1,6 +1,9 @@
-"""data/prepare.py on chats. The tests decode the trained tokens, for templates of all kinds; tools, reasoning, and other fields of a chat."""
+"""data/prepare.py on chats. The tests decode the trained tokens, for templates of all kinds; tools, reasoning, and other fields of a chat. A chat with a part
+that would be lost is refused."""
 
 import json
+import resource
+import signal
 from datetime import date
 from decimal import Decimal
 
@@ -10,6 +13,8 @@ import pytest
 from preparing import (
     BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, HEADLINES, LAST_MARKED, LLAMA2, PLAIN, THINKING, Case,
     asked, chain, chat, gpt, said, turn)
+
+import limits
 
 QUESTION, ANSWER = chat("Hi"), [said("Hello")]
 HELLO = ["Hello<|im_end|>"]
@@ -22,7 +27,7 @@ def a_chat(*texts, **fields):
     return {"messages": chat(*texts), **fields}
 
 
-# ---- turns and templates
+# ---- turns and templates -----------------------------------------------------------------------------------------------------------------
 
 THOUGHT = [a_chat("1?", "<think>\nhm\n</think>\n\nOne", "2?", "<think>\nso\n</think>\n\nTwo"), a_chat("1?", "One", "2?", "Two")]
 TWO_SPACED = [a_chat("Hi", "Hello you", "?", "Hello")]
@@ -188,7 +193,7 @@ def test_names_of_the_same_two_roles(bench, field, keys, roles):
     assert documents.texts()[0].startswith(turn("user", "Hi"))
 
 
-# ---- system, tools, variables
+# ---- system, tools, variables ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task, record, answers", [
@@ -236,7 +241,7 @@ def test_fields_in_cells_of_csv(bench):
     bench.expect(Case(source, texts=["look|glad|" + asked("Hi", "Be"), "|none|" + asked("Hi")], task="prompts", template=SPEAKING))
 
 
-# ---- forms of tools, reasoning and parts
+# ---- forms of tools, reasoning and parts -------------------------------------------------------------------------------------------------
 
 LOOK = {"name": "look", "arguments": {"place": "Rome", "day": None}}
 RESULT = {"role": "tool", "content": "sunny"}
@@ -375,15 +380,84 @@ def test_json_columns_of_tables(bench, task, records):
         assert bench.run(task, tokenizer, str(bench.path / source)).texts() == expected
 
 
-def test_unused_fields_are_counted(bench):
-    """Notes on a record, and keys of messages that the template does not read."""
-    messages = [QUESTION[0] | {"mood": "glad"}, *ANSWER]
-    bench.run("sft", bench.tokenizer(CHATML), [{"messages": messages, "source": "web", "id": i, "note": ""} for i in range(3)])
-    assert bench.row("fields not used") == 2 and "source (3), id (3)" in bench.printed
-    assert bench.row("keys of messages not read") == 1 and "mood (3) by the template" in bench.printed
-    bench.run("sft", bench.tokenizer(CHATML), [{"messages": CHAT, "weight": 1, "loss_mask": [1, 1], "loss": 0.7, "prompts": "x", "contents": "y", "target": "z"}])
-    assert bench.row("fields not used") == 6
-    bench.run("prompts", bench.tokenizer(CHATML), [{"prompt": "Hi", "id": 1}] * 2)
-    assert bench.row("fields not used") == 1 and "id (2)" in bench.printed
-    bench.run("sft", bench.tokenizer(CHATML.replace("m['content']", "m['content'] + m['mood'] | default('')")), [{"messages": CHAT}])
-    assert "not used" not in bench.printed and "not read" not in bench.printed
+# ---- roles, and parts of messages that the template does not render ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role, meant", [("asistant", "assistant"), ("Asistant", "assistant"), ("usr", "user"), ("tools", "tool")])
+def test_a_misspelled_role(bench, role, meant):
+    error = bench.refused_record("sft", CHATML, {"messages": [*QUESTION, {"role": role, "content": "Hello"}, *ANSWER, *QUESTION]})
+    assert error.startswith(f"has a message of the role {role!r}, which seems to be {meant!r} misspelled\n  fix: ")
+    assert "the known roles are system, developer, user, assistant, tool" in error
+
+
+@pytest.mark.parametrize("role, other", [("system", "assistant"), ("critic", "assistant"), ("critic", "user")])
+def test_a_role_that_is_rendered_as_another(bench, role, other):
+    """The last branch of the template renders every unknown role."""
+    first, last = ("user", "assistant") if other == "assistant" else ("assistant", "user")
+    template = ("{% for m in messages %}{% if m['role'] == 'FIRST' %}FIRST: {% else %}LAST: {% endif %}{{ m['content'] }}{% endfor %}"
+                .replace("FIRST", first).replace("LAST", last))
+    error = bench.refused_record("sft", template, {"messages": [{"role": role, "content": "Well"}, *QUESTION, *ANSWER]})
+    assert f"a message of the role '{role}', which the chat template shows as the {other}'s\n  fix: " in error
+
+
+CRITIC = "has content in a message of the role 'critic', which the chat template does not render"
+CALLS = "has tool calls in a message of the role 'assistant', which the chat template does not render\n  fix: "
+
+
+@pytest.mark.parametrize("template, record, lost", [
+    (CALLING, {"messages": [*QUESTION, {"role": "critic", "content": "Hello"}, *ANSWER]}, CRITIC),  # another message has the same text
+    (CALLING, {"messages": [*QUESTION, {"role": "developer", "content": "Hi"}, *ANSWER]}, "has content in a message of the role 'developer'"),
+    (HEADLINES.replace("{% else %}", "{% elif m['role'] == 'assistant' %}", 1), {"messages": CHAT}, "has content in a message of the role 'system'"),
+    (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"reasoning_content": "hm"}]}, "has reasoning in a message of the role 'assistant'"),
+    (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"thinking": "hm"}, *QUESTION, *ANSWER]}, "has reasoning in a message"),
+    (THINKING.replace("{% if loop.last %}", "{% if false %}"), {"messages": chat("Hi", "<think>hm</think>Hello")}, "has reasoning in a message"),
+    (CHATML, {"messages": called(content="Let me see.", tool_calls=[{"function": LOOK}])}, CALLS),
+    (CHATML, {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [LOOK]}, *QUESTION, *ANSWER]}, CALLS),  # without a content
+    (CALLING.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), {"messages": called(tool_calls=[{"function": LOOK}] * 2)}, "has tool calls in"),
+    (CALLING.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"), {"messages": called(content="Now", tool_calls=[{"function": LOOK}])},
+     "has content beside tool calls in a message of the role 'assistant'"),
+    (CHATML, {"messages": [*QUESTION, *ANSWER], "tools": TOOLS},
+     "has tools, which the chat template does not render\n  fix: leave 'tools' out, or use a template for tools"),
+    (CHATML, {"messages": [QUESTION[0] | {"images": ["a.png"]}, *ANSWER]}, "has images in a message of the role 'user'"),
+    (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"function_calls": "look()"}]}, "has function_calls in a message of the role 'assistant'"),
+    (CALLING, {"messages": [QUESTION[0] | {"tools": "[]"}, *ANSWER]}, "has tools, which the chat template does not render"),  # it renders others
+    (CALLING, {"messages": [*QUESTION, ANSWER[0] | {"reasoning": "a", "thinking": "b"}]}, "messages[1] has reasoning and thinking, which differ"),
+    (CALLING, {"messages": [*QUESTION, said("<think>a</think>b") | {"reasoning": "a"}]}, "messages[1] has reasoning, and a content that begins with <think>"),
+    (CALLING, {"messages": called(tool_calls=[{"function": {"arguments": {}}}])}, "messages[1] calls a tool by an object without a name"),
+    (CALLING, {"conversations": [*gpt("Hi"), {"from": "function_call", "value": "look at Rome"}]}, "conversations[1] calls a tool by a string")])
+def test_parts_that_the_template_does_not_render(bench, template, record, lost):
+    assert bench.refused_record("sft", template, record).startswith(lost)
+
+
+COUNTING = "{% for m in messages %}{{ m['content'] | length }}{% endfor %}"
+MOODY = CHATML.replace("'<|im_end|>\\n'", "('<|im_end|>' if m['content'] == 'Bye' else '<|im_end|>\\n')")
+
+
+@pytest.mark.parametrize("template, turn", [(COUNTING, 2), (MOODY, 4)])
+def test_content_that_the_template_rewrites(bench, template, turn):
+    error = bench.refused("sft", bench.tokenizer(template), [{"messages": CHAT}])
+    assert error.startswith(f"record 1 (line 1) of in.jsonl: messages[{turn}], the assistant's, cannot be found in the")
+
+
+# ---- templates without an end or with too much output ------------------------------------------------------------------------------------
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+RECURSIVE = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template, expected", [
+    *[(template, "the chat template has not ended after 0.2 seconds") for template in (ENDLESS, RECURSIVE, "{{ 3 ** (10 ** 8) % 7 }}")],
+    *[(template, "the chat template needs more than 64 MiB of memory")
+      for template in ("{{ 'a' * 10 ** 11 }}", "{{ '%99999999999d' % 1 }}", DOUBLING)],
+    ("{{ 'a' * 5000 }}", "the chat template makes a text of 5,000 characters, more than 4,000"),
+    ("{% for i in range(10 ** 12) %}{% endfor %}", "the chat template refuses its messages: Range too big"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template refuses its messages: maximum recursion depth exceeded"),
+])
+def test_a_template_beyond_the_limits(bench, monkeypatch, template, expected):
+    for name, value in {"SECONDS": 0.2 if "seconds" in expected else 60, "MEMORY": 64 << 20, "CHARACTERS": 4000}.items():
+        monkeypatch.setattr(limits, name, value)
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    error = bench.refused("sft", bench.tokenizer(template), [{"messages": CHAT}])
+    assert f"record 1 (line 1) of in.jsonl: {expected}" in error
+    assert resource.getrlimit(resource.RLIMIT_AS) == usual and signal.getitimer(signal.ITIMER_PROF)[0] == 0

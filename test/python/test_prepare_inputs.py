@@ -1,5 +1,5 @@
-"""Inputs of data/prepare.py: files and data sets in every layout give the same tokens; several inputs, also drawn with probabilities; llm.c's token
-shards. And the documents that show prints."""
+"""Inputs of data/prepare.py: files and data sets in every layout give the same tokens; refused files; several inputs, also drawn with probabilities; llm.c's
+token shards."""
 
 import datasets
 import gzip
@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from preparing import CHAT, CHATML, DATA, Case, Documents, chat, gpt, prepare, read_safetensors
-import show
+from preparing import CHAT, CHATML, DATA, DEEP, GREETING, Case, Documents, chat, gpt, prepare, read_safetensors
 from test_front_door import cached
 
-# ---- layouts of the same records
+# ---- layouts of the same records ---------------------------------------------------------------------------------------------------------
 
 CHATS = [{"messages": chat(f"Say {i}" + ("" if i % 2 else "\n\naloud"), f"{i}!")} for i in range(6)]
 ALPACA = [{"instruction": f"Say {i}", "input": "" if i % 2 else "aloud", "output": f"{i}!"} for i in range(6)]
@@ -117,14 +116,6 @@ def test_several_files_of_several_kinds(bench):
     assert documents.texts()[1] == "Q, \"and\"\nsonull<|endoftext|>" and documents.metadata["source"] == "a.json,in.csv,c.parquet,d.json"
 
 
-def test_a_tokenizer_that_transformers_reads_otherwise(bench):
-    """The model_type qwen2 gets Qwen2Tokenizer, with its own normalizer and pre-tokenizer. Digits are then single tokens."""
-    records, tokenizer = [{"text": "It is 123."}], bench.tokenizer(merges=[("1", "2")])
-    assert "read_as" not in bench.run("sft", tokenizer, records).metadata and bench.row("read otherwise") is None
-    bench.write("tokenizer/config.json", json.dumps({"model_type": "qwen2"}))
-    assert bench.run("sft", tokenizer, records).metadata["read_as"] == "Qwen2Tokenizer" and "read otherwise" in bench.printed
-
-
 PREPARE_ALL = """
 import contextlib, io, json, sys
 sys.path.insert(0, sys.argv[1])
@@ -184,6 +175,60 @@ def test_a_directory_of_which_files_are_left_out(bench, names, split):
     assert len(bench.run("pretrain", tokenizer, str(folder)).ids) == 1
 
 
+@pytest.mark.parametrize("name, content, message", [
+    ("none.jsonl", None, "none.jsonl: there is no such file"), ("empty.jsonl", "", "empty.jsonl: the file is empty"),
+    ("blank.jsonl", "\n", "blank.jsonl: contains no records"), ("x.txt", "x", "x.txt: unknown kind of file"),
+    ("list.json", "[1", "list.json: broken JSON"), *[(name, "version https://git-lfs.github.com/spec/v1\n", f"{name}: is a pointer of Git LFS")
+                                                     for name in ("a.jsonl", "a.parquet")],
+    ("list.json", DEEP, "list.json: broken JSON: maximum recursion"),
+    ("bad.csv", "prompt,completion\na,b\na,b,c\n", "line 3 of bad.csv: has 3 cells but the header has 2"),
+    ("twice.csv", "prompt,completion,prompt\na,b,c\n", "twice.csv: its header has 'prompt' twice\n  fix: leave one of them out"),
+    ("twice.json", '[{"text": "a", "text": "b"}]', "twice.json: has 'text' twice"),
+    ("bad.parquet", "no", "bad.parquet: broken parquet file"), ("twice.parquet", None, "twice.parquet: its header has 'text' twice"),
+    ("packed.jsonl", b"\x1f\x8b\x08", "packed.jsonl: is compressed by gzip, which its name does not say\n  fix: mv "), ("cut.jsonl.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab", "cut.jsonl.gz: broken compression"),
+    ("nothing", None, "nothing: contains no data set"), ("gaps.jsonl", '{"text": "a"}\n\n{"text": "b"\n',
+                                                      "record 2 (line 3) of gaps.jsonl: broken JSON"),
+    ("latin.jsonl", b'{"text": "\xe9"}\n', "record 1 (line 1) of latin.jsonl: broken JSON: 'utf-8' codec"),
+    ("bad.jsonl[train[3:]]", None, "record 4 (line 4) of bad.jsonl")])
+def test_refused_inputs(bench, name, content, message):
+    (bench.path / "nothing").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], ["text", "text"]), bench.path / "twice.parquet")
+    bench.jsonl(*[GREETING] * 3, {"messages": 1}, name="bad.jsonl")
+    if content is not None:
+        bench.write(name, content)
+    assert message in bench.refused("sft", bench.tokenizer(), str(bench.path / name))
+
+
+@pytest.mark.parametrize("task, column, kind, part", [
+    ("sft", ["a"], "acme.secret", "'text' is a value of Arrow's type acme.secret, not a string"),
+    ("rl", ["a"], "acme.secret", "holds a value of Arrow's type acme.secret, which is no text"),
+    ("rl", [b"a"], "", "holds a bytes, which is no text"),
+    ("sft", ['"a"', "a"], "arrow.json", "record 2 of in.parquet: a value of Arrow's type arrow.json is broken JSON"),
+    ("sft", ['{"a": 1, "a": 2}'], "arrow.json", "record 1 of in.parquet: has 'a' twice"),
+    ("sft", [DEEP], "arrow.json", "record 1 of in.parquet: a value of Arrow's type arrow.json is broken JSON"),
+    ("sft", pyarrow.StructArray.from_arrays([pyarrow.array(["a"])] * 2, ["x", "x"]), "", "in.parquet: broken parquet file: Converting")])
+def test_types_of_tables(bench, task, column, kind, part):
+    array = pyarrow.array(column) if isinstance(column, list) else column
+    field = pyarrow.field("text" if task == "sft" else "answer", array.type, metadata={"ARROW:extension:name": kind, "ARROW:extension:metadata": ""} if kind else {})
+    prompt = [] if task == "sft" else [(pyarrow.field("prompt", pyarrow.string()), ["Hi"] * len(column))]
+    fields, columns = zip((field, array), *prompt)
+    pyarrow.parquet.write_table(pyarrow.table([*columns], pyarrow.schema(fields)), bench.path / "in.parquet")
+    assert part in bench.refused(task, bench.tokenizer(CHATML), str(bench.path / "in.parquet"))
+
+
+def test_arguments_and_files_in_another_encoding(bench):
+    """As from a shell with a locale in Latin-1."""
+    latin = bench.path / os.fsdecode(b"caf\xe9.jsonl")
+    latin.write_text('{"text": "a"}\n')
+    tokenizer = bench.tokenizer(CHATML)
+    for flags in (["prompts", "--prompt", b"caf\xe9"], ["sft", "--input", latin], ["sft", "--input", bench.path / "*.jsonl"]):
+        command = [sys.executable, DATA / "prepare.py", *flags, "--tokenizer", tokenizer, "--out", bench.out]
+        result = subprocess.run(command, capture_output=True)
+        assert result.returncode == 1 and b"\\udce9" in result.stderr and b" is not UTF-8\n  fix: " in result.stderr, result.stderr
+    error = bench.refused("sft", tokenizer, [GREETING], "--tokenizer_chat_template", bench.write("latin.jinja", b"{{ 'caf\xe9' }}"))
+    assert "latin.jinja: is not UTF-8 text" in error
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_data(bench):
     """The peak of the reader and its workers, for some data and for more."""
@@ -202,7 +247,7 @@ def test_memory_does_not_grow_with_the_data(bench):
     assert peak(many) - peak(few) < len(lines(records)) * (many - few) / 2  # text and tokens in memory would need several times that
 
 
-# ---- several inputs, several processes
+# ---- several inputs, several processes ---------------------------------------------------------------------------------------------------
 
 
 def inputs(bench, *counts):
@@ -255,63 +300,15 @@ def test_first_records_of_each_input(bench):
     assert drawn(bench, source, "--max_samples", "1") == ["a0", "b0", "c0"]
 
 
-# ---- show
+@pytest.mark.parametrize("probs, message", [
+    *[(text, f"{text} are not positive numbers that add up to 1") for text in ("0.5,0.4", "1.5,-0.5", "0,1", "nan,1")],
+    ("a,b", "invalid probabilities value: 'a,b'"), ("0.5,0.5", "b.jsonl: contains no records")])
+def test_probabilities(bench, probs, message):
+    source = bench.jsonl({"text": "a"}, name="a.jsonl") + "," + bench.jsonl("", name="b.jsonl")
+    assert message in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", probs)
 
 
-def printed(bench, count, task, tokenizer, *arguments):
-    bench.run(task, tokenizer, *arguments)
-    show.main(bench.out, tokenizer, count)
-    return bench.capsys.readouterr().out
-
-
-def test_trained_runs_between_marks(bench):
-    tokenizer = bench.tokenizer(CHATML)
-    records = [{"messages": CHAT}, {"messages": CHAT[1:3]}, {"text": "One"}]
-    assert printed(bench, 2, "sft", tokenizer, records) == (
-        "⟦trained⟧, ⟦~only some bytes of a character are~⟧\n\n---- document 1: 77 tokens, 12 trained\n"
-        "<|im_start|>system↵\nBe short.<|im_end|>↵\n<|im_start|>user↵\nHi<|im_end|>↵\n"
-        "<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n<|im_start|>user↵\nAnd?<|im_end|>↵\n"
-        "<|im_start|>assistant↵\n⟦Bye<|im_end|>⟧↵\n\n\n---- document 2: 30 tokens, 8 trained\n"
-        "<|im_start|>user↵\nHi<|im_end|>↵\n<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n\n")
-    assert printed(bench, 9, "sft", tokenizer, records).count("---- document") == 3
-
-
-PAIRS = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chosen": "c", "rejected": "d"}]
-
-
-@pytest.mark.parametrize("task, merges, records, count, flags, shown", [
-    # The token at the prompt's end, which is not trained, has the first byte of the emoji.
-    ("sft", [("Q", "ð")], [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], 1, [],
-     ["13 tokens, 12 trained\n⟦~Q😀~⟧⟦漢\\x1b[31m<|endoftext|>⟧\n"]),
-    ("sft", [], [{"prompt": "Q", "completion": "é漢"}], 1, ["--max_len", "4", "--truncation", "keep"], ["4 tokens, 3 trained\nQ⟦é�⟧\n"]),
-    ("pref", [], PAIRS, 1, [], ["pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
-                              "pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]),
-    ("pretrain", [], [{"text": "abcdef"}], 2, ["--max_len", "3"],
-     ["document 1: 3 tokens, 2 trained\na⟦bc⟧", "document 2: 3 tokens, 2 trained\nd⟦ef⟧\n"]),
-], ids=["split characters", "a cut character", "both answers of a pair", "pieces of a text"])
-def test_shown_documents(bench, task, merges, records, count, flags, shown):
-    texts = printed(bench, count, task, bench.tokenizer(merges=merges), records, *flags).split("\n\n")[1:]
-    assert len(texts) == len(shown) and all(text.startswith("---- ") and text.endswith(end) for text, end in zip(texts, shown)), texts
-
-
-def test_shown_text_equals_the_decoded_text(bench):
-    """For byte-level and for sentencepiece tokens, without the marks."""
-    from tokenizer import Tokenizer
-    from tokenizers import Tokenizer as Backend, decoders, models, normalizers
-
-    rng = np.random.default_rng(1)
-    vocab = {token: i for i, token in enumerate(["<unk>", "▁", *(f"<0x{b:02X}>" for b in range(256)), *"Qa", "▁a"])}
-    spm = Backend(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
-    spm.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    spm.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    for backend in (spm, Tokenizer(bench.tokenizer(merges=[("a", "ð"), ("Ã", "©")])).encoder):
-        for _ in range(50):
-            text = "".join(rng.choice(["a", " ", "é", "😀", "漢", "Q", "\n"]) for _ in range(20))
-            ids = backend.encode(text).ids
-            assert "".join(piece for piece, _ in show.pieces(backend, ids, [1] * len(ids))) == backend.decode(ids) == text
-
-
-# ---- llm.c's token shards
+# ---- llm.c's token shards ----------------------------------------------------------------------------------------------------------------
 
 END = 256  # the end token of a tokenizer of bytes
 

@@ -1,4 +1,4 @@
-"""data/prepare.py pref: documents 2i and 2i+1 are the chosen and the rejected answer of pair i."""
+"""data/prepare.py pref: documents 2i and 2i+1 are the chosen and the rejected answer of pair i. Refused pairs."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from preparing import (
-    CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, chain, chat, said)
+    AB, CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Case, asked, chain, chat, said)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 QUESTION = chat("Why?")
@@ -180,3 +180,29 @@ def test_dropped_pairs_are_counted_with_their_reason(bench):
                             "pairs kept": 2,
                             "tokens": 2 * 5 + 2 * 25, "target tokens": 2 * 3 + 2 * 2, "length of the chosen": 15, "length of the rejected": 15},
                       tokenizer={"merges": []}, flags=["--max_len", "25"]))
+
+
+@pytest.mark.parametrize("flags, record, message", [
+    ([], {"chosen": "a"}, "has no field 'rejected', so it is not a pair of answers; it has chosen\n  fix: name the fields with --"),
+    ([], {"prompt": "Q", "completion": "a"}, "records with one answer are for the task sft"),
+    (["--chosen_key", "good"], AB, "has no field 'good', so it is not a pair"),
+    (["--prompt_key", "q"], AB, "chosen, rejected\n  fix: name the right one with --prompt_key"),
+    ([], {"chosen": 1, "rejected": 2}, "'chosen' is a number, neither a string nor a list of messages"),
+    ([], {"chosen": [said("a")], "rejected": "b"}, "'chosen' is a list and 'rejected' a string"),
+    ([], {"chosen": [*QUESTION, said("a")], "rejected": []}, "'rejected' is an empty list"),
+    ([], {"chosen": QUESTION, "rejected": QUESTION}, "'chosen' ends with a message of the role user, not the assistant's"),
+    ([], {"chosen": [*QUESTION, said("a")], "rejected": [{"role": "assistant"}]}, "rejected[0] has no content"),
+    ([], {"chosen": ["a"], "rejected": ["b"]}, "chosen[0] is not a message with a role"),
+    (["--apply_chat_template"], AB, "'chosen' is a string without a prompt, which makes no chat"),
+    *[([], AB | {"margin": value}, f"'margin' is {value!r}, not a finite number") for value in ("much", True, [1], float("nan"), 1e39)],
+    ([], AB | {"margin": 10 ** 400}, "not a finite number"), ([], '{"chosen": "a\\ud83d", "rejected": "b"}', "half of a surrogate pair"),
+    ([], {"post": "Why?", "chosen": "So", "rejected": "Sometimes"},
+     "a pair without a clear prompt: both answers begin only with 'So', but 'post' may be the prompt"),
+    ([], {"query": "Or?", "question": "Why?"} | AB, "but 'query' may be the prompt; it has query, question, chosen, rejected"),  # either name may be the prompt's
+    *[([], pair | {name: [["Why?", "x"]]}, f"has a field {name!r} that no part of the sample would contain")
+      for name in ("question", "instruction", "input", "query", "problem", "context", "history")
+      for pair in (AB, {"chosen": [said("a")], "rejected": [said("b")]})],
+    ([], {"system_prompt": [["Why?"]], "chosen": [said("a")], "rejected": [said("b")]}, "'system_prompt' is a list"),
+])
+def test_refused_pairs(bench, flags, record, message):
+    assert message in bench.refused_record("pref", CHATML, record, *flags)
