@@ -72,24 +72,28 @@ def predicted(program, version, shape):
 
 def comparison(programs):
     """Returns a summary and the table of measured and predicted times."""
-    table = "| op, shape | version | measured us | predicted us | ratio | bound |\n|---|---|---|---|---|---|\n"
+    table = "| op, shape | version 1, 2, ...: predicted us | predicted / measured | bound |\n|---|---|---|---|\n"
     ratios, last, right, wrong, left_out = [], [], 0, 0, []
     for op, shape, times in measured():
         program = next((p for p in programs if os.path.basename(p) == op), None)
-        known = []
+        known, cells = [], []
         for version, us in enumerate(times, 1) if program else []:
             found = predicted(program, version, shape)
             if not found:
                 left_out.append(f"{op} {version}")
+                cells.append(("-", "-", "-"))
                 continue
             ratios.append(found[0] / us)
             print(f"{op} {version}: {us:.0f} us measured, {found[0]:.0f} predicted, {found[1]}", file=sys.stderr, flush=True)
             known.append((us, found[0]))
-            table += f"| {op}, {shape} | {version} | {us:.0f} | {found[0]:.0f} | {ratios[-1]:.2f} | {found[1]} |\n"
-        last += ratios[-1:] if known else []
+            cells.append((f"{found[0]:.0f}", f"{ratios[-1]:.2f}", found[1]))
+        if known:
+            table += f"| {op}, {shape} | " + " | ".join(", ".join(column) for column in zip(*cells)) + " |\n"
+            last.append(ratios[-1])
         for (us, by_model), (other, other_by_model) in itertools.combinations(known, 2):
             right += (us < other) == (by_model < other_by_model)
             wrong += (us < other) != (by_model < other_by_model)
+
     def near(ratios, factor):
         return sum(abs(math.log(r)) < math.log(factor) for r in ratios)
 
