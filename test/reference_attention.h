@@ -5,7 +5,8 @@
 #include <deque>
 #include <string>
 
-#include "../llmc/ops/attention_types.h"
+#include "../llmc/ops/attention_prompts.h"
+#include "../llmc/parallel/split.h"
 #include "check.h"
 #include "float_sums.h"
 
@@ -16,6 +17,8 @@ struct AttentionCase {
     size_t window, H, KV, D;               // window 0: none
     size_t shortest = TileCuts::shortest;  // length from which a document begins with a cut
     size_t cut_slots = 0;                  // the least length of cuts(); unused slots hold INT32_MAX
+    // (documents) or empty: the tokens that a document shares with the last one that shares none; it lacks them, and sees them
+    std::vector<size_t> shared = {};
 
     size_t T() const {
         size_t sum = 0;
@@ -37,6 +40,27 @@ struct AttentionCase {
         out.resize(std::max(out.size(), cut_slots), INT32_MAX);
         return out;
     }
+    // The row as a Row, without tokens.
+    Row outline() const {
+        Row row{};
+        row.T = T(), row.doc_offsets = offsets();
+        for (size_t i = 0; i < documents.size(); i++) {
+            const size_t begin = row.doc_offsets[i], n = shared.empty() ? 0 : shared[i];
+            if (n && shared[i - 1] == 0) row.shared.push_back({row.doc_offsets[i - 1], n, 0});
+            if (n) row.shared.back().end = row.doc_offsets[i + 1];
+            row.doc_begin.insert(row.doc_begin.end(), documents[i], int32_t(n ? row.shared.back().begin : begin));
+        }
+        return row;
+    }
+    // The keys that a query sees.
+    std::vector<size_t> keys(size_t t) const {
+        std::vector<size_t> out;
+        for (const SharedPrompt &p : outline().shared)
+            for (size_t r = p.begin; r < p.begin + p.length && size_t(first_key()[t]) > p.begin && t < p.end; r++)
+                out.push_back(r);
+        for (size_t r = size_t(first_key()[t]); r <= t; r++) out.push_back(r);
+        return out;
+    }
     std::vector<int32_t> first_key() const {
         std::vector<int32_t> out;
         for (size_t length : documents) {
@@ -55,16 +79,16 @@ struct AttentionReference {
     double score_size = 0;                   // of all scores
 };
 
-// Returns P[t, r] of head h for the keys r from first_key to t.
+// Returns P[t, r] of head h for the keys r.
 inline std::vector<double> probabilities(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
-                                         size_t t, size_t h, size_t first_key) {
+                                         size_t t, size_t h, const std::vector<size_t> &keys) {
     const double *q = &qkv[(t * (a.H + 2 * a.KV) + h) * a.D];
-    std::vector<double> p(t + 1 - first_key);
-    for (size_t r = first_key; r <= t; r++) {
-        const double *k = &qkv[(r * (a.H + 2 * a.KV) + a.H + h / (a.H / a.KV)) * a.D];
+    std::vector<double> p(keys.size());
+    for (size_t i = 0; i < keys.size(); i++) {
+        const double *k = &qkv[(keys[i] * (a.H + 2 * a.KV) + a.H + h / (a.H / a.KV)) * a.D];
         double dot = 0, size = 0;
         for (size_t d = 0; d < a.D; d++) dot += q[d] * k[d], size += std::abs(q[d] * k[d]);
-        p[r - first_key] = dot * double(a.scale());
+        p[i] = dot * double(a.scale());
         ref.score_size = std::max(ref.score_size, size * double(a.scale()));
     }
     double sum = 0;
@@ -77,21 +101,21 @@ inline std::vector<double> probabilities(AttentionReference &ref, const Attentio
 
 inline AttentionReference attention_reference(const AttentionCase &a, const std::vector<double> &qkv) {
     const size_t T = a.T(), D = a.D;
-    const auto first_key = a.first_key();
     AttentionReference ref{
         std::vector<double>(T * a.H * D), std::vector<double>(T * a.H * D), std::vector<double>(a.H * T), {}, {}};
-    for (size_t h = 0; h < a.H; h++)
-        for (size_t t = 0; t < T; t++) {
-            const auto p = probabilities(ref, a, qkv, t, h, size_t(first_key[t]));
-            for (size_t r = size_t(first_key[t]); r <= t; r++) {
-                const double p_r = p[r - size_t(first_key[t])],
-                             *v = &qkv[(r * (a.H + 2 * a.KV) + a.H + a.KV + h / (a.H / a.KV)) * D];
+    for (size_t t = 0; t < T; t++) {
+        const auto keys = a.keys(t);
+        for (size_t h = 0; h < a.H; h++) {
+            const auto p = probabilities(ref, a, qkv, t, h, keys);
+            for (size_t i = 0; i < keys.size(); i++) {
+                const double p_r = p[i], *v = &qkv[(keys[i] * (a.H + 2 * a.KV) + a.H + a.KV + h / (a.H / a.KV)) * D];
                 for (size_t d = 0; d < D; d++) {
                     ref.out[(t * a.H + h) * D + d] += p_r * v[d];
                     ref.out_size[(t * a.H + h) * D + d] += p_r * std::abs(v[d]);
                 }
             }
         }
+    }
     return ref;
 }
 
@@ -99,17 +123,17 @@ inline AttentionReference attention_reference(const AttentionCase &a, const std:
 inline void attention_reference_backward(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
                                          const std::vector<double> &out, const std::vector<double> &dout) {
     const size_t T = a.T(), D = a.D, row = a.row();
-    const auto first_key = a.first_key();
     ref.dqkv.assign(T * row, 0);
     ref.dqkv_size.assign(T * row, 0);
     const auto add = [&](size_t at, double term, double size) { ref.dqkv[at] += term, ref.dqkv_size[at] += size; };
-    for (size_t h = 0; h < a.H; h++)
-        for (size_t t = 0; t < T; t++) {
+    for (size_t t = 0; t < T; t++) {
+        const auto keys = a.keys(t);
+        for (size_t h = 0; h < a.H; h++) {
             const size_t o = (t * a.H + h) * D, q = t * row + h * D;
-            const auto p = probabilities(ref, a, qkv, t, h, size_t(first_key[t]));
-            for (size_t r = size_t(first_key[t]); r <= t; r++) {
-                const size_t k = r * row + (a.H + h / (a.H / a.KV)) * D, v = k + a.KV * D;
-                const double p_r = p[r - size_t(first_key[t])];
+            const auto p = probabilities(ref, a, qkv, t, h, keys);
+            for (size_t i = 0; i < keys.size(); i++) {
+                const size_t k = keys[i] * row + (a.H + h / (a.H / a.KV)) * D, v = k + a.KV * D;
+                const double p_r = p[i];
                 double ds = 0, size = 0;  // dP - delta
                 for (size_t d = 0; d < D; d++) {
                     ds += dout[o + d] * (qkv[v + d] - out[o + d]);
@@ -123,6 +147,7 @@ inline void attention_reference_backward(AttentionReference &ref, const Attentio
                 }
             }
         }
+    }
 }
 
 // ---- the op
@@ -188,7 +213,17 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
     const auto inputs = [&](Rank &q, Rank &k) -> AttentionInputs<X> {
         return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), {cuts.data(), a.cuts().size()}, a.shape(q.T)};
     };
-    if (Rank &s = state.front(); state.size() == 1) {
+    if (Rank &s = state.front(); !a.shared.empty()) {
+        const PromptSplit split = split_prompts(a.outline());
+        Array<int32_t> answers_first_key(split.answers_first_key), answers_cuts(split.answers_cuts), prompt_cuts(split.cuts);
+        Array<int32_t> first(a.outline().doc_begin);
+        const PromptParts parts = split.parts(answers_first_key.data(), answers_cuts.data());
+        AttentionInputs<X> in = inputs(s, s);
+        in.first_key = first.data(), in.cuts = {prompt_cuts.data(), split.cuts.size()};
+        prompts_attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), in, parts);
+        prompts_attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), s.scratch.data(), in, s.out.data(),
+                                   s.dout.data(), s.lse.data(), parts);
+    } else if (state.size() == 1) {
         attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), inputs(s, s), s.pieces);
         attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), s.scratch.data(), inputs(s, s), s.out.data(),
                            s.dout.data(), s.lse.data(), s.pieces);

@@ -109,8 +109,10 @@ template <class X> DecodeReference decode_reference(const DecodeShape &s, const 
         const auto qkv = widen(std::vector<X>(in.qkv.begin() + long(at), in.qkv.begin() + long(at + length * s.row())));
         AttentionReference ref;
         ref.lse.resize(s.H * length);
+        std::vector<size_t> keys(length - first);
+        std::iota(keys.begin(), keys.end(), first);
         for (size_t h = 0; h < s.H; h++) {
-            const auto p = probabilities(ref, document, qkv, length - 1, h, first);
+            const auto p = probabilities(ref, document, qkv, length - 1, h, keys);
             for (size_t d = 0; d < s.D; d++) {
                 double sum = 0, size = 0;
                 for (size_t r = first; r < length; r++) {

@@ -81,36 +81,14 @@ void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
 
 // No sliding window is shorter than a document of such a row.
 void DeviceRow::load_shared(const Row &whole, Memory &memory) {
-    std::vector<size_t> begins;  // of documents, without those behind a shared prompt
-    std::vector<int32_t> answers_first = whole.doc_begin;
-    PromptParts parts{{{{0, whole.T, 0}}, 1}, {{}, 0}, {{}, 0}, answers_first_key_, {}};
-    size_t behind = 0;  // the last shared prompt
-    const auto add = [](Pieces &pieces, size_t begin, size_t end) {
-        if (begin < end) pieces.piece[pieces.count++] = {begin, end, begin};
-    };
-    for (const SharedPrompt &p : whole.shared) {
-        const size_t answers = p.begin + p.length;
-        add(parts.prompts, behind, answers), add(parts.answers, answers, p.end);
-        const auto second = std::ranges::upper_bound(whole.doc_offsets, p.begin);
-        for (auto doc = second; *doc < p.end; doc++)
-            std::fill(answers_first.begin() + ptrdiff_t(*doc), answers_first.begin() + ptrdiff_t(*(doc + 1)), int32_t(*doc));
-        std::fill(answers_first.begin() + ptrdiff_t(answers), answers_first.begin() + ptrdiff_t(*second), int32_t(answers));
-        behind = p.end;
-    }
-    add(parts.prompts, behind, whole.T);
-    for (size_t begin : whole.doc_offsets)
-        if (begin == whole.T || size_t(whole.doc_begin[begin]) == begin) begins.push_back(begin);
-    const auto load_cuts = [&](int32_t *to, const std::vector<size_t> &offsets) {
-        const auto cut = tile_cuts(offsets, whole.T);
-        write(memory, to, cut);
-        return TileCuts{to, cut.size()};
-    };
+    const PromptSplit prompts = split_prompts(whole);
     write(memory, first_key, whole.doc_begin);
     write(memory, first_key_window, whole.doc_begin);
-    write(memory, answers_first_key_, answers_first);
-    cuts = load_cuts(cuts_, begins);
-    parts.answers_cuts = load_cuts(answers_cuts_, whole.doc_offsets);
-    shared = parts;
+    write(memory, cuts_, prompts.cuts);
+    write(memory, answers_first_key_, prompts.answers_first_key);
+    write(memory, answers_cuts_, prompts.answers_cuts);
+    cuts = {cuts_, prompts.cuts.size()};
+    shared = prompts.parts(answers_first_key_, answers_cuts_);
 }
 
 void DeviceRow::load_weights(std::span<const float> of_whole, float entropy, Memory &memory) {

@@ -322,7 +322,8 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, Attenti
     for (size_t i = 0; i < blocks_in(span); i++) {
         const Piece block = block_of(span, i);
         const Range active = intervals(t.see, block, tile, in.first_key, Products::multiple);
-        const size_t m = length(clip(tile, tile.begin, block.end));
+        // Products sum groups of keys, of which some may lie behind the block's last key; their P and dS are 0.
+        const size_t m = std::min(length(tile), round_up(length(clip(tile, tile.begin, block.end)), queries));
         if (active.begin == active.end) continue;
         for (size_t h = 0, at = i * queries; h < shape.group(); h++)
             backward_tile(t, products, grads.dq32 + (at * shape.H + h) * D, rows_of(in.q, at, h, D), rows_of(dout, at, h, D),

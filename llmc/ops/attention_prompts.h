@@ -7,15 +7,7 @@
 // Arguments are the same as in attention.h, with T rows of queries, keys and values. out32 has (T, H, D) floats. in.first_key and in.cuts belong to the
 // first part: a document behind a shared prompt begins where the prompt does.
 #pragma once
-#include <tuple>
-
 #include "attention.h"
-
-struct PromptParts {
-    Pieces row, prompts, answers;      // the whole row, and the keys of both parts
-    const int32_t *answers_first_key;  // (T) of the second part; a query without keys there has any that lies in the first part
-    TileCuts answers_cuts;
-};
 
 template <class X> AttentionInputs<X> answers_inputs(AttentionInputs<X> in, const PromptParts &parts) {
     in.first_key = parts.answers_first_key, in.cuts = parts.answers_cuts;

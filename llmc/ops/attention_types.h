@@ -78,6 +78,13 @@ struct PartOrder {
     auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
 
+// The parts of attention of documents that share prompts (attention_prompts.h).
+struct PromptParts {
+    Pieces row, prompts, answers;      // the whole row, and the keys of both parts
+    const int32_t *answers_first_key;  // (T) of the second part; a query without keys there has any that lies in the first part
+    TileCuts answers_cuts;
+};
+
 // The sums that the parts of a backward pass add to.
 struct AttentionGrads {
     float *dq32;  // (T, H, D)

@@ -59,6 +59,34 @@ double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size
     return sum;
 }
 
+// ---- shared prompts
+
+PromptSplit split_prompts(const Row &row) {
+    PromptSplit out{{{{0, row.T, 0}}, 1}, {{}, 0}, {{}, 0}, {}, row.doc_begin, tile_cuts(row.doc_offsets, row.T)};
+    const auto add = [](Pieces &pieces, size_t begin, size_t end) {
+        if (begin < end) pieces.piece[pieces.count++] = {begin, end, begin};
+    };
+    const auto see_from = [&](size_t begin, size_t end) {
+        std::fill(out.answers_first_key.begin() + ptrdiff_t(begin), out.answers_first_key.begin() + ptrdiff_t(end),
+                  int32_t(begin));
+    };
+    size_t behind = 0;  // the last shared prompt's documents
+    for (const SharedPrompt &p : row.shared) {
+        const size_t answers = p.begin + p.length;
+        add(out.prompts, behind, answers), add(out.answers, answers, p.end);
+        auto next = std::ranges::upper_bound(row.doc_offsets, p.begin);
+        see_from(answers, *next);
+        for (; *next < p.end; next++) see_from(*next, *(next + 1));
+        behind = p.end;
+    }
+    add(out.prompts, behind, row.T);
+    std::vector<size_t> begins;  // of documents that are not behind a shared prompt
+    for (size_t begin : row.doc_offsets)
+        if (begin == row.T || size_t(row.doc_begin[begin]) == begin) begins.push_back(begin);
+    out.cuts = tile_cuts(begins, row.T);
+    return out;
+}
+
 // ---- dealing pieces
 
 const char *name_of(Layout layout) {

@@ -118,5 +118,17 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
 constexpr size_t no_row = size_t(-1);
 std::vector<std::vector<size_t>> deal_rows(std::span<const double> costs, size_t groups);
 
+// The parts of attention of a row whose documents share prompts (../ops/attention_prompts.h): its pieces, and the arrays of the second part, which the
+// caller puts on the device. `cuts` belong to the first part, whose first keys are Row::doc_begin.
+struct PromptSplit {
+    Pieces row, prompts, answers;
+    std::vector<int32_t> cuts, answers_first_key, answers_cuts;
+
+    PromptParts parts(const int32_t *first_key, const int32_t *cuts_at) const {
+        return {row, prompts, answers, first_key, {cuts_at, answers_cuts.size()}};
+    }
+};
+PromptSplit split_prompts(const Row &row);
+
 // Returns the floating-point operations of a row, forward and backward, for deal_rows: attention's from its scores, all others from tokens.
 double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size_t D, double flops_per_token);

@@ -5,6 +5,7 @@
 #include "../golden.h"
 #include "../modes.h"
 #include "../rank_cases.h"
+#include "../shared_prompts.h"
 #include "check.cuh"
 #include "gpu_ranks.cuh"
 
@@ -38,6 +39,12 @@ TEST(CudaPairs, EqualTransformers) {
     const auto ctx = make_cuda_context(2);
     expect_preferences(CudaF32{nullptr, ctx.get()}, "qwen3");
     expect_reward_model(CudaF32{nullptr, ctx.get()}, "qwen3");
+}
+
+TEST(CudaSharedPrompts, GiveTheValuesOfSeparateOnes) {
+    const auto ctx = make_cuda_context(2);
+    expect_shared_prompts(CudaF32{nullptr, ctx.get()}, "qwen3", false, 1e-5);
+    expect_shared_prompts(CudaBf16{nullptr, ctx.get()}, "gpt2", false, 0.05);
 }
 
 TEST(CudaMixtures, EqualTransformersWithAuxiliaryLoss) {

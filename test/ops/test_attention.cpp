@@ -1,6 +1,6 @@
 // Attention against a float64 reference that materialises every score. By its contract the result does not depend on the split of a row over ranks, on
 // the number and order of threads, or on other documents.
-#include "../../llmc/ops/attention.h"
+#include "../../llmc/ops/attention_prompts.h"
 
 #include <map>
 
@@ -74,6 +74,15 @@ TYPED_TEST(Attention, EqualsReference) {
 #endif
     };
     for (const auto &[name, a] : shapes) this->check(name.c_str(), a);
+}
+
+TYPED_TEST(Attention, DocumentsBehindASharedPromptSeeIt) {
+    const size_t far = TileCuts::shortest;
+    for (size_t D : {16, 64, 128}) {
+        this->check("one answer behind", {{9, 4}, 0, 2, 1, D, far, 0, {0, 5}});
+        this->check("documents between", {{3, 70, 1, 40, 7, 9, 33, 2, 2}, 0, 2, 1, D, far, 0, {0, 0, 61, 61, 0, 0, 0, 30, 30}});
+        this->check("at once", {{64, 30, 20, 3, 40, 1}, 0, 1, 1, D, 30, 0, {0, 63, 63, 0, 2, 2}});
+    }
 }
 
 TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
