@@ -8,7 +8,7 @@
 // Answers to prompts, of which some have one answer and one is too short to share; before and behind them, documents without a prompt.
 class Answers final : public Samples {
   public:
-    explicit Answers(bool pairs) : pairs_(pairs) {
+    explicit Answers(bool pairs, size_t repeats = 1) : pairs_(pairs) {
         size_t seed = 1;
         const auto ids = [&](size_t n) {
             std::vector<int32_t> out;
@@ -21,12 +21,13 @@ class Answers final : public Samples {
                 prompt.push_back(id), mask.push_back(mask.size() % 5 != 4);  // as if a tool had written some
             all_.push_back({prompt, mask});
         };
-        for (const auto &[prompt, answers] : std::map<size_t, std::vector<size_t>>{
-                 {1, {5, 6}}, {2, {9, 1}}, {23, {7}}, {30, {11, 4, 19, 8}}, {31, {40, 3}}, {33, {2, 30, 2, 2, 2, 2}}}) {
-            const auto begin = ids(prompt);
-            for (size_t answer : answers) add(begin, answer);
-            if (pairs && answers.size() % 2) add(begin, 12);
-        }
+        for (size_t i = 0; i < repeats; i++)
+            for (const auto &[prompt, answers] : std::map<size_t, std::vector<size_t>>{
+                     {1, {5, 6}}, {2, {9, 1}}, {23, {7}}, {30, {11, 4, 19, 8}}, {31, {40, 3}}, {33, {2, 30, 2, 2, 2, 2}}}) {
+                const auto begin = ids(prompt);
+                for (size_t answer : answers) add(begin, answer);
+                if (pairs && answers.size() % 2) add(begin, 12);
+            }
         all_.push_back({ids(9), std::vector<uint8_t>(9, 0)});
         all_.push_back({ids(8), {0, 1, 1, 1, 1, 1, 1, 1}});
     }

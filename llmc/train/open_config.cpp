@@ -174,8 +174,12 @@ static std::string cannot_share(const Options &o, const ModelConfig &config) {
 bool shares_prompts(const Run &run) {
     const Options &o = run.options;
     if (!(run.task & (PAIRS | RL)) || o.share_prompts == "false") return false;
-    const std::string reason =
-        run.model.ranks.sp > 1 ? "--ring_attn_size divides rows among ranks" : cannot_share(o, run.model.config);
+    std::string reason = run.model.ranks.sp > 1 ? "--ring_attn_size divides rows among ranks" : cannot_share(o, run.model.config);
+    for (const std::string &dir : {o.ref_model, o.critic_model})  // they read the same rows
+        if (reason.empty() && fs::exists(dir + "/config.json")) {
+            std::vector<std::string> notes;
+            reason = cannot_share(o, read_config(dir, notes));
+        }
     if (o.share_prompts == "true" && !reason.empty())
         die("--share_prompts true: %s\n  fix: --share_prompts auto", reason.c_str());
     return reason.empty();
@@ -196,8 +200,6 @@ ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) 
             refuse("tokenizer");
         // The models may have different numbers of heads.
         out.ranks = ranks_of(run, out.config, trained.ranks.world, trained.ranks.sp);
-        if (const std::string reason = run.share_prompts ? cannot_share(run.options, out.config) : ""; !reason.empty())
-            die("%s %s cannot read rows that share prompts: %s\n  fix: --share_prompts false", flag, dir.c_str(), reason.c_str());
     });
     return out;
 }

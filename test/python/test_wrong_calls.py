@@ -23,6 +23,8 @@ WRONG = [
     # ranks
     (f"{SFT} --ranks 4 --ring_attn_size 3", "--ring_attn_size 3 does not divide 4 ranks", "1, 2, 4"),
     (f"{SFT} --ranks 2 --ring_attn_size 2 --ring_attn_head_stride 3", "--ring_attn_head_stride 3 does not divide the model's 2 KV heads"),
+    (f"{DPO} --model golden/qwen3 --ranks 2 --ring_attn_size 2 --share_prompts true", "--share_prompts true: --ring_attn_size divides rows",
+     "fix: --share_prompts auto"),
     (f"{SFT} --ranks 2 --ring_attn_size 2 --ring_attn_head_stride 1 --sp_mode ring", "--ring_attn_head_stride is for --sp_mode gather"),
     (f"{SFT} --zero_stage 5", "--zero_stage", "0, 1, 2 or 3"), (f"{SFT} --comm_timeout 0", "--comm_timeout", "above 0"),
     (f"{SFT} --rank 0/2", "--rank and --rendezvous belong together"),
