@@ -1,4 +1,5 @@
-// The interface through which the tasks of llmc/train/run.h use a model. Each call processes a packed row or an optimizer step, so virtual
+// The interfaces through which the tasks of llmc/train/run.h use a model: Model loads, evaluates and saves it, Trainee has the calls of an optimizer step,
+// Generator continues texts, and Diagnosis says what it costs. Each call processes a packed row or an optimizer step, so virtual
 // calls cost nothing here; inside, a model is a template on its device.
 #pragma once
 #include <memory>
@@ -109,46 +110,31 @@ class Generator {
     virtual void finish() = 0;
 };
 
-class Model {
+// What a model says about itself: its memory, its ops, and the cost of a step.
+class Diagnosis {
   public:
-    virtual ~Model() = default;
-    std::shared_ptr<void> device_state;  // state of the device between calls; other models may share it
-
-    virtual Plan &plan() = 0;  // placed by allocate(), or by a caller that only prints it
+    virtual ~Diagnosis() = default;
+    virtual Plan &plan() = 0;  // placed by Model::allocate(), or by a caller that only prints it
     virtual RehearsedSteps rehearse_steps(
-        size_t micro_steps) = 0;         // with `micro_steps` rows each; the result refers to the model
-    virtual void profile() = 0;          // measures all following steps; must be called before allocate()
-    virtual Trace &trace() = 0;          // observes the model's ops
-    virtual Generator &generator() = 0;  // requires limits with a cache
-    // `mesh` is the mesh of limits.ranks and must outlive the model. guards, poison: debugging aids of arena.h
-    virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
+        size_t micro_steps) = 0;  // with `micro_steps` rows each; the result refers to the model
+    virtual void profile() = 0;   // measures all following steps; must be called before Model::allocate()
+    virtual Trace &trace() = 0;   // observes the model's ops
     virtual Arena &arena() = 0;
-    virtual Memory &memory() = 0;                                   // the memory of the arena
-    virtual std::string store_name() const = 0;                     // the storage of offloaded arrays; empty without offloading
-    virtual const std::vector<Tensor> &tensors() const = 0;         // the trained tensors: all tensors, or adapters
-    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own tensors if they are frozen, else none
+    virtual Memory &memory() = 0;                       // the memory of the arena
+    virtual std::string store_name() const = 0;         // the storage of offloaded arrays; empty without offloading
+    virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
+    virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
+};
 
-    // Loads every tensor of the table; each rank reads its own part. The seed initialises the head of a reward model whose file has
-    // a language model.
-    virtual void load(const class HfWeights &, uint64_t seed) = 0;
-    // Loads adapters, which load() has given initial values, and the head of a reward model from the base if the adapter's file has none.
-    virtual void load_adapters(const HfWeights &adapter, const HfWeights &base, uint64_t seed) = 0;
+// The calls of an optimizer step. All ranks make them together, and all ranks of a ring pass the same row.
+class Trainee {
+  public:
+    virtual ~Trainee() = default;
     // Sets the key of dropout in adapters and of noise on embeddings (limits), for all following calls. Without a key both are off.
     virtual void randomise(std::optional<uint64_t> key) = 0;
-
-    // All ranks make the calls below together. All ranks of a ring pass the same row.
-    virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
-    // Rank 0 writes the weights; the caller writes config and tokenizer. Either all ranks throw the same error, or none throws.
-    virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
-    // Runs the forward pass. Returns a value for each predictor of the row: the nll of its target, or a score in a reward model
-    // (ModelConfig::reward), so one per document for a row of at_ends(). All ranks of a ring get the same values. Adds to the sums that take_sums()
-    // returns. Rings may process different numbers of rows, but with sharded weights, ranks with fewer rows pass empty rows at the end.
-    virtual std::vector<double> evaluate(const Row &) = 0;
-    // The same with only the base of adapters: the reference model of dpo and grpo. Does not add to the sums.
-    virtual std::vector<double> evaluate_base(const Row &) = 0;
     // Begins a step. Gradients in bf16 are rounded by random bits that are a function of the key, the micro-step and the parameter's number.
     virtual void zero_gradients(uint64_t key = 0) = 0;
-    // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
+    // Runs the backward pass of the row that Model::evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
     // entropy_weight the derivative with respect to the entropy of each predictor's distribution. Gradients are added to earlier rows'. A row without
     // tokens means that this ring has none in this micro-step. In the `last` micro-step of a step the gradients are summed over ranks, unless that
     // was done before.
@@ -158,17 +144,43 @@ class Model {
     // A forward pass of a mixture of experts that only counts which experts the row's tokens go to, for the derivatives of the auxiliary loss. All
     // rows of a step with an auxiliary loss are passed, up to the `last` one, before the first backward pass. A step of one micro-step does without.
     virtual void count_routing(const Row &, bool last) = 0;
+    virtual Routing routing() = 0;  // of this rank's tokens since zero_gradients(); without experts nothing
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
     virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
+    virtual OptimizerState optimizer_state() = 0;  // this rank's part
     virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
     virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
+};
+
+// A model with its weights, which evaluates rows.
+class Model : public Diagnosis, public Trainee {
+  public:
+    std::shared_ptr<void> device_state;  // state of the device between calls; other models may share it
+
+    virtual Generator &generator() = 0;  // requires limits with a cache
+    // `mesh` is the mesh of limits.ranks and must outlive the model. guards, poison: debugging aids of arena.h
+    virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
+    virtual const std::vector<Tensor> &tensors() const = 0;         // the trained tensors: all tensors, or adapters
+    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own tensors if they are frozen, else none
+
+    // Loads every tensor of the table; each rank reads its own part. The seed initialises the head of a reward model whose file has
+    // a language model.
+    virtual void load(const class HfWeights &, uint64_t seed) = 0;
+    // Loads adapters, which load() has given initial values, and the head of a reward model from the base if the adapter's file has none.
+    virtual void load_adapters(const HfWeights &adapter, const HfWeights &base, uint64_t seed) = 0;
+
+    // All ranks make the calls below together. All ranks of a ring pass the same row.
+    virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
+    // Rank 0 writes the weights; the caller writes config and tokenizer. Either all ranks throw the same error, or none throws.
+    virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
     // Copies all parameters to a model of the same configuration for evaluation or generation, which no ranks share.
     virtual void copy_parameters_to(Model &) = 0;
-
-    virtual OptimizerState optimizer_state() = 0;       // this rank's part
-    virtual LossSums take_sums() = 0;                   // sums over this rank's targets since the last call; waits for the device
-    virtual Routing routing() = 0;                      // of this rank's tokens since zero_gradients(); without experts nothing
-    virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
-    virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
+    // Runs the forward pass. Returns a value for each predictor of the row: the nll of its target, or a score in a reward model
+    // (ModelConfig::reward), so one per document for a row of at_ends(). All ranks of a ring get the same values. Adds to the sums that take_sums()
+    // returns. Rings may process different numbers of rows, but with sharded weights, ranks with fewer rows pass empty rows at the end.
+    virtual std::vector<double> evaluate(const Row &) = 0;
+    // The same with only the base of adapters: the reference model of dpo and grpo. Does not add to the sums.
+    virtual std::vector<double> evaluate_base(const Row &) = 0;
+    virtual LossSums take_sums() = 0;  // sums over this rank's targets since the last call; waits for the device
 };

@@ -98,7 +98,7 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
 // Simulates the events of two steps, and sums the second step.
 class Simulation {
   public:
-    Simulation(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates, size_t micro_steps)
+    Simulation(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates, size_t micro_steps)
         : steps_(model.rehearse_steps(micro_steps)),
           ops_(steps_.ops),
           c_(config),
@@ -271,7 +271,7 @@ class Simulation {
 
 }  // namespace
 
-Payload predict_messages(Model &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps) {
+Payload predict_messages(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps) {
     const RehearsedSteps steps = model.rehearse_steps(micro_steps);
     const RingWork ring(config, limits, steps.layout.element);
     const size_t layers = micro_steps * limits.ranks.dp();
@@ -296,7 +296,7 @@ Payload predict_messages(Model &model, const ModelConfig &config, const ModelLim
 }
 
 // All micro-steps between the first and the last have the same cost.
-StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
+StepSeconds predict_step(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
                          size_t micro_steps) {
     const auto seconds = [&](size_t n) { return Simulation(model, config, limits, rates, n).sum; };
     const StepSeconds few = seconds(std::min<size_t>(micro_steps, 3));
@@ -305,7 +305,7 @@ StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLim
     return sum;
 }
 
-std::vector<Interval> predict_timeline(Model &model, const ModelConfig &config, const ModelLimits &limits,
+std::vector<Interval> predict_timeline(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits,
                                        const GpuRates &rates) {
     std::vector<Interval> intervals = Simulation(model, config, limits, rates, 1).intervals;
     std::ranges::stable_sort(intervals, {}, &Interval::lane);

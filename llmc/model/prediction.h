@@ -10,7 +10,7 @@
 #include "model.h"
 
 // Returns the bytes that all ranks together send in the step, by the tables of ../parallel/ring.h and ../parallel/zero.h.
-Payload predict_messages(Model &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps);
+Payload predict_messages(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps);
 
 // Predicted seconds of the slowest rank.
 struct StepSeconds {
@@ -35,7 +35,8 @@ struct Interval {
 };
 
 // Ranks are GPUs of hosts of 8. The slowest rank counts.
-StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
+StepSeconds predict_step(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
                          size_t micro_steps);
 // Returns the intervals of a step of one micro-step, in their order on each lane.
-std::vector<Interval> predict_timeline(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates);
+std::vector<Interval> predict_timeline(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits,
+                                       const GpuRates &rates);

@@ -104,7 +104,7 @@ def test_adapters_that_do_not_fit_are_refused(task, change, part, tmp_path):
 # ---- tasks --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{"dtype": "bf16"}, {"ref_mode": "resident", "load_in": "4bit", **WHOLE}])
+@pytest.mark.parametrize("more", [{"dtype": "bf16", "share_prompts": "false"}, {"ref_mode": "resident", "load_in": "4bit", **WHOLE}])
 def test_the_base_serves_as_the_reference(tmp_path, more):
     """The results equal those with the base as a second model, which is also quantised."""
     options = dict(task="dpo", max_steps=4, **more, **OF_PAIRS, **LORA)
