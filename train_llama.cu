@@ -369,7 +369,7 @@ template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pas
         begin_op(Phase::backward, ACT, l);
         experts.activate_backward(a, n);
         begin_op(Phase::backward, UP, l);
-        experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.documents + t, n, add);
+        experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.copies + t, n, add);
     });
 }
 

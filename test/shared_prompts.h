@@ -47,6 +47,7 @@ struct Measures {
     std::map<std::pair<size_t, size_t>, double> values;  // by document, and by target or score
     std::vector<float> gradient;
     size_t tokens = 0;
+    double aux_loss = 0;
 };
 
 // Evaluates the samples, and computes the gradient of a sum of their values in which each one has its own weight.
@@ -54,8 +55,12 @@ template <class Dev> Measures measure(Dev dev, const Golden &g, const Samples &d
     Trained<Dev> t(dev, g, o);
     t.model->zero_gradients();
     Measures out;
-    for (const auto &samples : pack_samples(data, first_samples(data.size()), o.row_tokens, o.share_prompts)) {
-        Row row = make_row(data, samples, o.share_prompts);
+    std::vector<Row> rows;
+    for (const auto &samples : pack_samples(data, first_samples(data.size()), o.row_tokens, o.share_prompts))
+        rows.push_back(make_row(data, samples, o.share_prompts));
+    for (size_t i = 0; g.config.experts.aux_loss_coef > 0 && i < rows.size(); i++)
+        t.model->count_routing(rows[i], i + 1 == rows.size());
+    for (Row &row : rows) {
         if (g.config.reward) row = at_ends(std::move(row));
         out.tokens += row.doc_offsets.back();
         const auto values = t.model->evaluate(row);
@@ -70,6 +75,7 @@ template <class Dev> Measures measure(Dev dev, const Golden &g, const Samples &d
         t.model->arena().check_guards();
     }
     out.gradient = t.gradient();
+    out.aux_loss = g.config.experts.number ? t.model->routing().aux_loss() : 0;
     return out;
 }
 
@@ -77,6 +83,7 @@ template <class Dev> Measures measure(Dev dev, const Golden &g, const Samples &d
 template <class Dev>
 void expect_shared_prompts(Dev dev, const std::string &family, bool pairs, double allowed, TrainedOptions o = {}) {
     Golden g(family);
+    if (g.config.experts.number) g.config.experts.aux_loss_coef = 0.5;
     if (pairs) make_reward(g.config), g.config.tied = false;
     const Answers data(pairs);
     o.row_tokens = 192, o.guards = true;
@@ -89,5 +96,6 @@ void expect_shared_prompts(Dev dev, const std::string &family, bool pairs, doubl
     for (const auto &[at, value] : apart.values)
         largest = std::max(largest, std::abs(shared.values.at(at) - value)), scale = std::max(scale, std::abs(value));
     expect_at_most("shared prompts, values", largest / scale, allowed);
+    expect_at_most("shared prompts, auxiliary loss", std::abs(shared.aux_loss - apart.aux_loss), allowed);
     expect_at_most("shared prompts, gradient, L2", relative_distance(shared.gradient, apart.gradient), allowed);
 }

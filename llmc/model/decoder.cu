@@ -205,8 +205,8 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r, const Pass &pass
     trace_.begin_row(whole, limits.ranks.sp);
     begin_pass();
     row.load_part(whole, sizeof(X), memory());
-    if (linears_.drops(pass) || is_noisy(pass) || (trains() && config.experts.number))
-        row.load_documents(whole, is_noisy(pass), memory());
+    if (linears_.drops(pass) || is_noisy(pass)) row.load_documents(whole, is_noisy(pass), memory());
+    if (routes()) row.load_copies(whole, memory());
 }
 
 // A unit's weights are fetched when the previous layer begins.
@@ -454,7 +454,7 @@ template <class Dev>
 void Decoder<Dev>::add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
     const ExpertConfig &c = config.experts;
     if (!routes() || pass.generates() || !pass.adapters) return;
-    router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.documents + t, n, c.number, c.chosen);
+    router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.copies + t, n, c.number, c.chosen);
 }
 
 template <class Dev>

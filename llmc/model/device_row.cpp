@@ -18,8 +18,8 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
     plan.add(&predictors, "row.predictors", {T_max});
     plan.add(&targets, "row.targets", {T_max});
     plan.add(&weights, "row.weights", {T_max});
-    if (trains && (config_.lora.dropout > 0 || limits_.neftune_alpha > 0 || config_.experts.number))
-        plan.add(&documents, "row.document", {T_max});
+    if (trains && (config_.lora.dropout > 0 || limits_.neftune_alpha > 0)) plan.add(&documents, "row.document", {T_max});
+    if (trains && config_.experts.number) plan.add(&copies, "row.copies", {T_max});
     if (trains && limits_.neftune_alpha > 0) plan.add(&magnitudes, "row.noise", {T_max});
 }
 
@@ -63,6 +63,18 @@ void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
         own.push_back(of_whole[p]), own_magnitudes.push_back(magnitude_of_whole[p]);
     write(memory, documents, own);
     if (noise) write(memory, magnitudes, own_magnitudes);
+}
+
+void DeviceRow::load_copies(const Row &whole, Memory &memory) {
+    std::vector<int32_t> of_whole(whole.T, 0), own;
+    std::fill(of_whole.begin(), of_whole.begin() + ptrdiff_t(whole.doc_offsets.back()), 1);
+    for (const SharedPrompt &p : whole.shared) {
+        const auto documents =
+            std::ranges::count_if(whole.doc_offsets, [&](size_t begin) { return p.begin <= begin && begin < p.end; });
+        std::fill_n(of_whole.begin() + ptrdiff_t(p.begin), p.length, int32_t(documents));
+    }
+    for (size_t p : split->positions(limits_.ranks.sp_rank())) own.push_back(of_whole[p]);
+    write(memory, copies, own);
 }
 
 void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {

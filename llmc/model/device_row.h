@@ -21,7 +21,8 @@ struct DeviceRow {
     std::optional<SequenceSplit> split;
     int32_t *tokens;            // (T)
     int32_t *doc_pos;           // (T) position in the document
-    int32_t *documents;         // (T) number of the document in its file, with dropout, noise or experts; below 0: padding
+    int32_t *documents;         // (T) number of the document in its file, with dropout or noise; below 0: padding
+    int32_t *copies;            // (T) with experts: the documents that a token stands for; 0: padding
     float *magnitudes;          // (T) magnitude of each token's noise
     int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; (sequences) for generated tokens
     int32_t *first_key_window;  // (sp*T) the same for layers with a sliding window
@@ -40,6 +41,7 @@ struct DeviceRow {
     void load_first_keys(const Row &whole, Memory &memory);
     // Loads each token's document, for dropout and noise, and the magnitude of its noise.
     void load_documents(const Row &whole, bool noise, Memory &memory);
+    void load_copies(const Row &whole, Memory &memory);
     // Loads this rank's part of the derivatives.
     void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);
 

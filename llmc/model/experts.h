@@ -74,12 +74,12 @@ template <class Dev> class Experts {
               const ExpertTokens &n) const;
 
     // The ops of the backward pass. They add to the gradients of weights if `accumulate`, and overwrite them otherwise; gradients of frozen weights
-    // are null and are skipped. dx may be x. documents (n): each token's document, below 0 for padding. balance (E): router.h, or null
+    // are null and are skipped. dx may be x. copies (n), balance (E): router.h, or null
     void down_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw,
                        const X *dout, const ExpertTokens &n, bool accumulate) const;
     void activate_backward(const ExpertActs<X> &a, const ExpertTokens &n) const;
     void up_backward(const Pass &pass, const ExpertActs<X> &a, const ExpertWeights<X> &w, const ExpertWeights<float> &dw, X *dx,
-                     const X *x, const float *balance, const int32_t *documents, const ExpertTokens &n, bool accumulate) const;
+                     const X *x, const float *balance, const int32_t *copies, const ExpertTokens &n, bool accumulate) const;
 
   private:
     // A run of tokens, and the rows of this rank's experts in it.
@@ -262,7 +262,7 @@ template <class Dev> void Experts<Dev>::activate_backward(const ExpertActs<X> &a
 
 template <class Dev>
 void Experts<Dev>::up_backward(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w,
-                               const ExpertWeights<float> &dw, X *dx, const X *x, const float *balance, const int32_t *documents,
+                               const ExpertWeights<float> &dw, X *dx, const X *x, const float *balance, const int32_t *copies,
                                const ExpertTokens &n, bool accumulate) const {
     const size_t E = c.number, K = c.chosen, S = c.shared_F;
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
@@ -271,8 +271,7 @@ void Experts<Dev>::up_backward(const Pass &pass, const ExpertActs<X> &acts, cons
         const float *const equal = nullptr;
         const size_t m = run.tokens;
         const bool add = accumulate || run.first > 0;
-        router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, documents + run.first, m, E, K,
-                        c.normed);
+        router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, copies + run.first, m, E, K, c.normed);
         if (dw.router) matmul_backward_weight(dev, dw.router, nullptr, a.dlogits, x_t, m, C, E, add);
         const LayerRows held = run.held(pass, held_E), own = run.own(pass);
         if (dw.gate_up || linears.adapts(Linear::experts_gate_up)) gather(run, a, x_t);

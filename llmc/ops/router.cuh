@@ -51,7 +51,7 @@ void router_forward(Cuda<X> dev, float *probs, int32_t *chosen, float *weights, 
 // A warp computes a token's gradient. Each lane holds every 32nd expert, and searches for it among the choices.
 template <class X>
 __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
-                                        const float *weights, const float *balance, const int32_t *documents, size_t T, size_t E,
+                                        const float *weights, const float *balance, const int32_t *copies, size_t T, size_t E,
                                         size_t K, bool normed) {
     const unsigned lane = threadIdx.x % 32;
     const size_t t = blockIdx.x * size_t(router_warps) + threadIdx.x / 32;
@@ -60,14 +60,14 @@ __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const
     const int32_t *of_token = chosen + t * K;
     float along = 0, total = normed ? 0 : 1, mean = 0;
     for (size_t k = 0; normed && k < K; k++) along += dw[k] * w[k], total += p[of_token[k]];
-    const bool balances = balance && documents[t] >= 0;
+    const float copies_of_token = float(copies[t]);
     const auto dp = [&](size_t e) {
-        float d = balances ? balance[e] : 0;
+        float d = balance ? copies_of_token * balance[e] : 0;
         for (size_t k = 0; k < K; k++)
             if (size_t(of_token[k]) == e) d += (dw[k] - along) / total;
         return d;
     };
-    for (size_t e = lane; balances && e < E; e += 32) mean += balance[e] * p[e];
+    for (size_t e = lane; balance && e < E; e += 32) mean += copies_of_token * balance[e] * p[e];
     mean = warp_sum(mean);
     for (size_t k = 0; !normed && k < K; k++) mean += dw[k] * p[of_token[k]];
     for (size_t e = lane; e < E; e += 32) dlogits[t * E + e] = p[e] * (dp(e) - mean);
@@ -75,16 +75,16 @@ __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const
 
 template <class X>
 void router_backward(Cuda<X> dev, X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
-                     const float *weights, const float *balance, const int32_t *documents, size_t T, size_t E, size_t K,
+                     const float *weights, const float *balance, const int32_t *copies, size_t T, size_t E, size_t K,
                      bool normed) {
     launch(dev, router_backward_kernel1<X>, Grid{ceil_div(T, router_warps)}, router_warps * 32, 0, dlogits, dweights, probs,
-           chosen, weights, balance, documents, T, E, K, normed);
+           chosen, weights, balance, copies, T, E, K, normed);
 }
 
 // A block sums over its tokens, with one thread per expert at a time, and adds the integers to the sums in any order.
 constexpr size_t router_run = 64;  // tokens per block
 template <class X>
-__global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *documents, size_t T,
+__global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, size_t T,
                                     size_t E, size_t K) {
     const size_t begin = blockIdx.x * router_run, end = begin + router_run < T ? begin + router_run : T;
     const auto add = [&](size_t i, int64_t n) {
@@ -93,25 +93,24 @@ __global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int
     for (size_t e = threadIdx.x; e < E; e += blockDim.x) {
         int64_t tokens = 0, p = 0;
         for (size_t t = begin; t < end; t++) {
-            if (documents[t] < 0) continue;
-            for (size_t k = 0; k < K; k++) tokens += size_t(chosen[t * K + k]) == e;
-            p += int64_t(probs[t * E + e] * router_unit);
+            for (size_t k = 0; k < K; k++) tokens += size_t(chosen[t * K + k]) == e ? copies[t] : 0;
+            p += copies[t] * int64_t(probs[t * E + e] * router_unit);
         }
         add(e, tokens), add(E + e, p);
     }
     for (size_t t = begin + threadIdx.x; t < end; t += blockDim.x) {
-        if (documents[t] < 0) continue;
+        const int64_t n = copies[t];
         float entropy = 0;
         for (size_t e = 0; e < E; e++)
             if (const float p = probs[t * E + e]; p > 0) entropy -= p * logf(p);
-        add(2 * E, int64_t(entropy * router_unit)), add(2 * E + 1, 1);
+        add(2 * E, n * int64_t(entropy * router_unit)), add(2 * E + 1, n);
     }
 }
 
 template <class X>
-void router_sums(Cuda<X> dev, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *documents, size_t T,
-                 size_t E, size_t K) {
-    launch(dev, router_sums_kernel1<X>, Grid{ceil_div(T, router_run)}, 128, 0, sums, probs, chosen, documents, T, E, K);
+void router_sums(Cuda<X> dev, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, size_t T, size_t E,
+                 size_t K) {
+    launch(dev, router_sums_kernel1<X>, Grid{ceil_div(T, router_run)}, 128, 0, sums, probs, chosen, copies, T, E, K);
 }
 
 // A thread computes one token.

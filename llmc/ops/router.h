@@ -3,18 +3,18 @@
 //   router_forward (dev, probs, chosen, weights, logits, T, E, K, normed)
 //       p = softmax(logits[t])      chosen[t] = the K experts with the largest p, the largest first; ties go to the lower number
 //       weights[t,k] = p[chosen[t,k]], and if `normed` divided by the sum over k
-//   router_backward(dev, dlogits, dweights, probs, chosen, weights, balance, documents, T, E, K, normed)
+//   router_backward(dev, dlogits, dweights, probs, chosen, weights, balance, copies, T, E, K, normed)
 //       dp[chosen[t,k]] = dweights[t,k], or if normed (dweights[t,k] - sum_j dweights[t,j] weights[t,j]) / sum_j p[chosen[t,j]], and 0 elsewhere
-//       dp[e] += balance[e]  except for padding      dlogits[t,e] = p[e] (dp[e] - sum_i dp[i] p[i])
+//       dp[e] += copies[t] balance[e]      dlogits[t,e] = p[e] (dp[e] - sum_i dp[i] p[i])
 //       If normed, and without balance, the last sum is 0. It is then left out, so rounding errors do not reach experts that were not chosen.
-//   router_sums    (dev, sums, probs, chosen, documents, T, E, K)      for each token that is not padding:
+//   router_sums    (dev, sums, probs, chosen, copies, T, E, K)      for each token, as often as it has copies:
 //       sums[e] += 1 for each chosen e     sums[E + e] += 2^32 p[e]     sums[2E] += 2^32 times the entropy of p in nats
 //       sums[2E + 1] += 1
 //   gate_forward   (dev, weights, logits, T)                 weights[t] = 1 / (1 + exp(-logits[t])), the weight of the shared expert
 //   gate_backward  (dev, dlogits, dweights, weights, T)      dlogits[t] = dweights[t] weights[t] (1 - weights[t])
 //
 //   logits, probs (T, E), weights, dweights (T, K) float; chosen (T, K) int32; for a gate (T)      dlogits X      balance (E) float or null
-//   documents (T) int32, below 0 for padding      sums (2E + 2) int64      probs may alias logits      K <= E <= router_experts
+//   copies (T) int32: the documents that a token stands for, 0 for padding      sums (2E + 2) int64      probs may alias logits      K <= E <= router_experts
 //
 // The sums are integers, so their bits depend neither on the order of tokens nor on their division among rows and ranks. They have room for
 // 2^28 tokens. balance is the derivative of the auxiliary loss (Fedus, Zoph and Shazeer, "Switch transformers", JMLR 2022) with respect to
@@ -64,7 +64,7 @@ void router_forward(Cpu<X> dev, float *probs, int32_t *chosen, float *weights, c
 
 template <class X>
 void router_backward(Cpu<X> dev, X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
-                     const float *weights, const float *balance, const int32_t *documents, size_t T, size_t E, size_t K,
+                     const float *weights, const float *balance, const int32_t *copies, size_t T, size_t E, size_t K,
                      bool normed) {
 #pragma omp parallel num_threads(dev.threads)
     {
@@ -75,7 +75,7 @@ void router_backward(Cpu<X> dev, X *dlogits, const float *dweights, const float 
             const int32_t *of_token = chosen + t * K;
             float along = 0, total = normed ? 0 : 1, mean = 0;
             for (size_t k = 0; normed && k < K; k++) along += dw[k] * w[k], total += p[of_token[k]];
-            for (size_t e = 0; e < E; e++) dp[e] = balance && documents[t] >= 0 ? balance[e] : 0, mean += dp[e] * p[e];
+            for (size_t e = 0; e < E; e++) dp[e] = balance ? float(copies[t]) * balance[e] : 0, mean += dp[e] * p[e];
             for (size_t k = 0; k < K; k++) {
                 const float d = (dw[k] - along) / total;
                 dp[size_t(of_token[k])] += d, mean += normed ? 0 : d * p[of_token[k]];
@@ -86,18 +86,19 @@ void router_backward(Cpu<X> dev, X *dlogits, const float *dweights, const float 
 }
 
 template <class X>
-void router_sums(Cpu<X>, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *documents, size_t T, size_t E,
+void router_sums(Cpu<X>, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, size_t T, size_t E,
                  size_t K) {
     for (size_t t = 0; t < T; t++) {
-        if (documents[t] < 0) continue;
+        const int64_t n = copies[t];
+        if (n == 0) continue;
         float entropy = 0;
-        for (size_t k = 0; k < K; k++) sums[chosen[t * K + k]]++;
+        for (size_t k = 0; k < K; k++) sums[chosen[t * K + k]] += n;
         for (size_t e = 0; e < E; e++) {
             const float p = probs[t * E + e];
-            sums[E + e] += int64_t(p * router_unit);
+            sums[E + e] += n * int64_t(p * router_unit);
             if (p > 0) entropy -= p * std::log(p);
         }
-        sums[2 * E] += int64_t(entropy * router_unit), sums[2 * E + 1]++;
+        sums[2 * E] += n * int64_t(entropy * router_unit), sums[2 * E + 1] += n;
     }
 }
 

@@ -167,7 +167,6 @@ static std::string cannot_share(const Options &o, const ModelConfig &config) {
     if (config.rope.by_length(o.row_tokens)) return "the model rotates by the length of each document";
     if (config.lora.dropout > 0) return "--lora_dropout drops other channels in each answer's copy of the prompt";
     if (o.neftune_noise_alpha > 0) return "--neftune_noise_alpha adds other noise to each answer's copy of the prompt";
-    if (config.experts.aux_loss_coef > 0) return "the experts' auxiliary loss counts each answer's copy of the prompt";
     return "";
 }
 
