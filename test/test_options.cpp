@@ -96,7 +96,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
         const std::string help = help_of(task, {"all"}), common = help_of(task);
         const ordered_json json = to_json(default_options(task), task);
         size_t count = 0;
-#define OPT(type, name, value, tasks, text)                                             \
+#define OPT(type, name, value, tasks, ...)                                              \
     EXPECT_EQ(help.find("\n  --" #name " ") != help.npos, bool((tasks)&task)) << #name; \
     EXPECT_EQ(json.contains(#name), bool((tasks)&task)) << #name;                       \
     count += bool((tasks)&task);
@@ -226,7 +226,7 @@ TEST(Options, WrongValuesAreRefused) {
     expect_error(
         sft + "--optimizer muon --offload activations,optimizer",
         "--offload optimizer is for AdamW: Muon's update needs whole matrices\n  fix: leave optimizer out of --offload, or --optimizer adamw");
-    EXPECT_EQ(options(sft + "--optimizer muon --moments bf16 --offload activations").optimizer, "muon");
+    EXPECT_EQ(options(sft + "--optimizer muon --moments bf16 --offload activations").optimizer, OptimizerType::muon);
     expect_error(sft + "--learning_rate 0", "--learning_rate is 0.0 but must be above 0");
     expect_error(sft + "--adam_betas 0.9,1", "--adam_betas is [0.9,1.0] but must be");
     expect_error(sft + "--max_len 1", "--max_len is 1 but must be at least 2");

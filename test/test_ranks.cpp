@@ -479,7 +479,7 @@ struct TooLarge {
         const auto card = [&] { return std::make_unique<SmallCard>(memory, alone, a_communicator); };
         Run run{"train_llama", task, {}, comm, 1, {cpu_models<float>(), card}};
         run.model.config = config, run.model.ranks = limits.ranks;
-        run.options.recompute = recompute, run.options.dtype = "f32";
+        run.options.recompute = find_choice<Recompute>(recompute), run.options.dtype = Dtype::f32;
         return error_of([&] { open_model(run, run.model, limits); });
     }
 };

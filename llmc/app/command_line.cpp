@@ -17,10 +17,8 @@
 #include "../data/python.h"
 #include "../data/tokenizer.h"
 #include "../model/config.h"
-#include "../train/advantages.h"
-#include "../train/preference.h"
-#include "../train/reward.h"
 #include "help.h"
+#include "rules.h"
 #include "settings.h"
 
 using nlohmann::ordered_json;
@@ -37,6 +35,8 @@ struct Flag {
 };
 
 static const char *wanted(const std::string &) { return "text"; }
+template <Choice E> const char *wanted(const E &) { return "text"; }
+template <Choice E> const char *wanted(const Auto<E> &) { return "text"; }
 static const char *wanted(bool) { return "true or false"; }
 static const char *wanted(size_t) { return "a whole number, 0 or more"; }
 static const char *wanted(int64_t) { return "a whole number"; }
@@ -49,21 +49,12 @@ static const char *wanted(const Texts &) { return "text, at least a character, i
 
 template <class T> constexpr bool is_list = std::is_same_v<T, Betas> || std::is_same_v<T, Names> || std::is_same_v<T, Numbers>;
 
-static std::vector<std::string> split(const std::string &names) {
-    return names.empty() ? std::vector<std::string>{} : CLI::detail::split(names, ',');
-}
-
 static const std::vector<Flag> &flags() {
     static const std::vector<Flag> all = {
-#define OPT(type, name, value, tasks, help) {#name, tasks, wanted(type{}), std::is_same_v<type, bool>, is_list<type>},
+#define OPT(type, name, value, tasks, ...) {#name, tasks, wanted(type{}), std::is_same_v<type, bool>, is_list<type>},
 #include "../train/options.def"
     };
     return all;
-}
-
-static bool contains(const std::string &names, const std::string &name) {
-    const auto all = split(names);
-    return std::find(all.begin(), all.end(), name) != all.end();
 }
 
 static const Flag *find_flag(const std::string &name) {
@@ -85,26 +76,41 @@ static std::string task_words(unsigned mask) { return CLI::detail::join(names_of
 
 using Problems = std::vector<std::string>;
 
+static void check_name(const char *flag, const std::string &name, std::vector<std::string> valid) {
+    if (std::ranges::count(valid, name)) return;
+    std::erase(valid, "");
+    die("--%s is \"%s\"\n  fix: use one of %s", flag, name.c_str(), CLI::detail::join(valid, ",").c_str());
+}
+
 struct Parser {
     std::string program;
     Task task;
     Options options;
+    const std::map<std::string, std::vector<std::string>> valid;
     std::set<std::string> given;                                   // flags that were set
     std::vector<std::pair<std::string, std::string>> understood;   // these flags with their values
     std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and the source of its texts
     CLI::App app;
 
-    Parser(const std::string &name, Task t) : program(name), task(t), options(default_options(t)) {
+    Parser(const std::string &name, Task t) : program(name), task(t), options(default_options(t)), valid(valid_names(t)) {
         app.set_help_flag();  // removes CLI11's
-#define OPT(type, name, value, tasks, help) \
+#define OPT(type, name, value, tasks, ...) \
     if (task & (tasks)) add("--" #name, options.name);
 #include "../train/options.def"
     }
 
+    template <class T> CLI::Option *option_of(const char *name, T &field) { return app.add_option(name, field); }
+    template <Choice E> CLI::Option *option_of(const char *name, E &field) {
+        return app.add_option_function<std::string>(name, [&](const std::string &text) { field = *find_choice<E>(text); });
+    }
+    template <Choice E> CLI::Option *option_of(const char *name, Auto<E> &field) {
+        return app.add_option_function<std::string>(name, [&](const std::string &text) { field = find_choice<E>(text); });
+    }
+
     template <class T> void add(const char *name, T &field) {
-        CLI::Option *option = app.add_option(name, field);
+        CLI::Option *option = option_of(name, field);
         if constexpr (std::is_same_v<T, bool>) option->check(true_or_false, "");
-        if constexpr (!std::is_same_v<T, std::string>) option->check(not_empty, "");
+        if constexpr (!std::is_same_v<T, std::string> && !Choice<T>) option->check(not_empty, "");
         if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) option->check(decimal, "");
         if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Steps> || std::is_same_v<T, Betas> ||
                       std::is_same_v<T, Numbers>)
@@ -162,6 +168,10 @@ struct Parser {
         const Options before = options;
         try {
             if (flag.list && std::any_of(values.begin(), values.end(), has_gap)) throw CLI::ValidationError("a gap in a list");
+            if (const auto names = valid.find(flag.name); names != valid.end())
+                for (const std::string &value : values)
+                    for (const std::string &name : flag.list ? names_in(value) : Names{value})
+                        check_name(flag.name, name, names->second);
             option->clear();
             option->add_result(values);
             option->run_callback();
@@ -200,11 +210,11 @@ struct Parser {
         if (options.row_tokens && !given.count("max_len"))
             options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
         if (options.row_tokens == 0) options.row_tokens = documents * options.max_len;
-        if (options.ring_attn_head_stride && options.sp_mode != "gather") {
+        if (options.ring_attn_head_stride && options.sp_mode != SpMode::gather) {
             if (given.count("sp_mode"))
                 die("--ring_attn_head_stride is for --sp_mode gather, not %s\n  fix: leave one of them out",
-                    options.sp_mode.c_str());
-            options.sp_mode = "gather";
+                    name_of(options.sp_mode).c_str());
+            options.sp_mode = SpMode::gather;
             notes.push_back("ring_attn_head_stride: --sp_mode gather");
         }
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
@@ -219,180 +229,63 @@ static constexpr size_t most_count = INT32_MAX;  // of a flag that counts
 
 static void check_values(const Options &o, Task task, Problems &problems) {
     const ordered_json json = to_json(o, task);
-    const auto must = [&](bool ok, const char *flag, const char *rule) {
-        if (!ok)
-            problems.push_back(format("--%s is %s but must be %s\n  fix: change --%s", flag,
-                                      json.value(flag, ordered_json()).dump().c_str(), rule, flag));
-    };
-    const auto one_of = [&](const std::string &value, const char *flag, const char *choices) {
-        if (!contains(choices, value))
-            problems.push_back(format("--%s is \"%s\"\n  fix: use one of %s", flag, value.c_str(), choices));
+    const auto refuse = [&](const char *flag, const std::string &rule) {
+        problems.push_back(format("--%s is %s but must be %s\n  fix: change --%s", flag,
+                                  json.value(flag, ordered_json()).dump().c_str(), rule.c_str(), flag));
     };
     const size_t before = problems.size();
     // Sizes are products of two counts, with a factor of two for pairs.
     const auto must_be_countable = [&](const auto &value, const std::string &flag) {
         if constexpr (std::is_same_v<decltype(value), const size_t &>)
-            must(value <= most_count || flag == "seed", flag.c_str(), "less than 2^31");
+            if (value > most_count && flag != "seed") refuse(flag.c_str(), "less than 2^31");
     };
-#define OPT(type, name, value, tasks, help) must_be_countable(o.name, #name);
+#define OPT(type, name, ...) must_be_countable(o.name, #name);
 #include "../train/options.def"
     if (problems.size() > before) return;
-    must(double(o.n) * double(o.num_episodes) * double(o.max_epochs) <= double(most_count) || !(task & RL), "n",
-         "such that n * num_episodes * max_epochs is less than 2^31");
-    const auto one_or_two = [](const Numbers &x) { return x.size() == 1 || x.size() == 2; };
-    const auto share = [](double x) { return x >= 0 && x <= 1; };
-    const auto steps = [](double x) { return (x > 0 && x < 1) || (x >= 1 && x == std::floor(x) && x < 0x1p53); };
-    one_of(o.add_bos, "add_bos", "auto,never,always");
-    if (!o.stopping_strategy.empty())
-        one_of(o.stopping_strategy, "stopping_strategy", "first_exhausted,all_exhausted,all_exhausted_without_replacement");
-    one_of(o.share_prompts, "share_prompts", "auto,true,false");
-    one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
-    one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,warmup_stable_decay,constant");
-    one_of(o.dtype, "dtype", "auto,f32,tf32,bf16");
-    one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
-    one_of(o.device, "device", "auto,cpu,cuda");
-    one_of(o.gpu_check, "gpu_check", "always,once,never");
-    one_of(o.recompute, "recompute", "auto,none,cheap,layer");
-    one_of(o.ref_mode, "ref_mode", "precompute,resident");
-    if (!o.load_in.empty()) one_of(o.load_in, "load_in", "4bit,8bit");
-    one_of(o.optimizer, "optimizer", "adamw,muon");
-    one_of(o.moments, "moments", "f32,bf16,8bit");
-    one_of(o.grad_dtype, "grad_dtype", "f32,bf16");
-    for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer,weights");
-    must(o.rope_theta == 0 || o.rope_theta > 1, "rope_theta", "above 1, or 0 to keep config.json's");
-    must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
-    must(o.lora_alpha > 0, "lora_alpha", "above 0");
-    must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
-    for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
-
-    must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
-    must(o.max_len >= 2, "max_len", "at least 2: a token is predicted from the one before");
+    if (task & RL && double(o.n) * double(o.num_episodes) * double(o.max_epochs) > double(most_count))
+        refuse("n", "such that n * num_episodes * max_epochs is less than 2^31");
+    each_rule<Must>(o, task, [&](const char *flag, double x, const Must &rule) {
+        if (!rule.holds(x)) refuse(flag, rule.rule);
+    });
+    for (const std::string &name : o.report_to) {
+        const bool project = !name.ends_with(':') && (name.starts_with("wandb:") || name.starts_with("trackio:"));
+        check_name("report_to", project ? name.substr(0, name.find(':')) : name, {"tensorboard", "wandb", "trackio", "none"});
+    }
     if (o.row_tokens < o.max_len)
         die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: use --row_tokens %zu, or lower --max_len",
             o.row_tokens, o.max_len, o.max_len);
-    must(o.max_epochs > 0, "max_epochs", "at least 1");
-    must(o.rollout_batch_size > 0, "rollout_batch_size", "at least 1");
-    must(o.num_episodes > 0, "num_episodes", "at least 1");
-    must(o.async_steps <= 1, "async_steps",
-         "0 or 1: while a batch of answers is trained on, one is written, and more of them would only be older");
-    must(o.dynamic_filtering.empty() || (o.dynamic_filtering.size() == 2 && o.dynamic_filtering[0] < o.dynamic_filtering[1]),
-         "dynamic_filtering", "two numbers, the smaller one first, such as 0,1");
-    must(o.reward_clip_range.empty() || (o.reward_clip_range.size() == 2 && o.reward_clip_range[0] < o.reward_clip_range[1]),
-         "reward_clip_range", "two numbers, the smaller one first, such as -10,10");
-    must(o.learning_rate > 0, "learning_rate", "above 0");
-    must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
-    must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");
-    must(o.lr_warmup == 0 || steps(o.lr_warmup), "lr_warmup", "0 (none), a whole number, or a share of all steps below 1");
-    for (const std::string &name : o.report_to) {
-        const bool project = !name.ends_with(':') && (name.starts_with("wandb:") || name.starts_with("trackio:"));
-        one_of(project ? name.substr(0, name.find(':')) : name, "report_to", "tensorboard,wandb,trackio,none");
-    }
-    must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
-    must(share(o.lr_decay_ratio), "lr_decay_ratio", "between 0 and 1");
-    for (double beta : o.adam_betas) must(beta >= 0 && beta < 1, "adam_betas", "two numbers in [0, 1)");
-    must(o.adam_eps > 0, "adam_eps", "above 0");
-    must(o.weight_decay >= 0, "weight_decay", "0 or more");
-    must(o.neftune_noise_alpha >= 0, "neftune_noise_alpha", "0 (no noise) or more");
-    must(o.max_norm >= 0, "max_norm", "0 (no clipping) or more");
-    must(o.router_aux_loss_coef >= 0 || o.router_aux_loss_coef == -1, "router_aux_loss_coef",
-         "-1 (as config.json says), 0 (no auxiliary loss) or more");
-    must(o.threads <= 4096, "threads", "at most 4096");
-    one_of(o.sp_mode, "sp_mode", "ring,gather,ulysses");
-    must(o.ranks > 0 && o.ranks <= 4096, "ranks", "between 1 and 4096");
-    must(o.ring_attn_size > 0 || task == DEMO, "ring_attn_size", "at least 1");
-    must(o.zero_stage <= 3, "zero_stage", "0, 1, 2 or 3");
-    must(o.expert_parallel > 0 && o.expert_parallel <= 4096, "expert_parallel", "at least 1");
-    must(o.comm_timeout > 0 && o.comm_timeout <= 1e9, "comm_timeout", "above 0 and at most 1e9");
-    must(o.save_steps == -1 || steps(o.save_steps), "save_steps", "-1 (never), a whole number, or a share of all steps below 1");
-    must(o.eval_steps == -1 || steps(o.eval_steps), "eval_steps",
-         "-1 (after each epoch), a whole number, or a share of all steps below 1");
-    must(steps(o.logging_steps), "logging_steps", "a whole number, or a share of all steps below 1");
-    must(o.max_num > 0, "max_num", "at least 1");
-    must(o.eval_fraction >= 0 && o.eval_fraction < 1, "eval_fraction", "at least 0 and less than 1");
-    must(o.nll_loss_coef >= 0, "nll_loss_coef", "0 or more");
-    must(o.center_rewards_coefficient >= 0, "center_rewards_coefficient", "0 or more");
-    must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
-    must(o.n > 0, "n", "at least 1");
-    must(o.max_sequences > 0 && o.max_sequences <= 65536, "max_sequences", "between 1 and 65536");
-    must(one_or_two(o.kl_target) && o.kl_target[0] >= 0 && o.kl_target.back() >= 0, "kl_target",
-         "0 (fixed) or more, and perhaps a number of answers: 6,10000");
-    must(one_or_two(o.eps_clip), "eps_clip", "one number, or a lower and an upper one: 0.2,0.28");
-    must(one_or_two(o.overlong_buffer) && o.overlong_buffer[0] >= 0 && o.overlong_buffer[0] == std::floor(o.overlong_buffer[0]),
-         "overlong_buffer", "a number of tokens, and perhaps a penalty: 4096,1");
-    must(o.temperature >= 0, "temperature", "0 (greedy) or more");
-    must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
-    must(o.min_p >= 0 && o.min_p <= 1, "min_p", "0 (all) to 1");
-    must(o.repetition_penalty > 0, "repetition_penalty", "above 0");
 }
 
 // Returns the flags that differ from their defaults and, because of another flag, have no effect; each with a message.
 static std::map<std::string, std::string> idle_flags(const Options &o, Task task) {
     const ordered_json json = to_json(o, task), defaults = to_json(default_options(task), task);
     std::map<std::string, std::string> idle;
-    const auto need = [&](bool met, const char *flags, const char *what, const char *fix) {
-        for (const std::string &flag : split(flags))
-            if (!met && json.contains(flag) && json[flag] != defaults[flag])
-                idle[flag] = format("--%s has no effect without %s\n  fix: %s, or leave it out", flag.c_str(), what, fix);
+    const auto check = [&](const std::string &flag, double, const Needs &rule) {
+        if (!rule.met && json.contains(flag) && json[flag] != defaults[flag])
+            idle[flag] = format("--%s has no effect without %s\n  fix: %s, or leave it out", flag.c_str(), rule.what, rule.fix);
     };
-    const auto smoothed = [](const std::string &loss) { return contains("sigmoid,sigmoid_norm,robust,exo_pair", loss); };
-    need(o.lora_rank > 0, "lora_alpha,lora_dropout,lora_targets,lora_modules_to_save,use_rslora",
-         "--lora_rank, which adds new adapters; --adapter has options of its own", "--lora_rank 16, say");
-    need(!o.offload.empty(), "offload_dir", "--offload", "--offload activations, for example");
-    need(!(task & (PRETRAIN | SFT)) || o.sample_every,
-         "prompt,temperature,top_k,top_p,min_p,repetition_penalty,stop,max_new_tokens", "--sample_every",
-         "--sample_every 100, say");
-    need(o.temperature > 0, task == GENERATE ? "top_k,top_p,min_p,n" : "top_k,top_p,min_p",
-         "--temperature: at 0 every answer to a prompt is the greedy one", "--temperature 1");
-    need(contains("cosine_with_min_lr,warmup_stable_decay", o.lr_scheduler), "min_lr_ratio", "a schedule with a smallest rate",
-         "--lr_scheduler cosine_with_min_lr or warmup_stable_decay");
-    need(o.lr_scheduler == "warmup_stable_decay", "lr_decay_ratio", "a schedule with a final decay",
-         "--lr_scheduler warmup_stable_decay");
-    need(o.lr_scheduler != "constant" || o.lr_warmup == 0, "lr_warmup", "a schedule with a warm-up",
-         "--lr_scheduler constant_with_warmup");
-    need(std::ranges::count(o.loss_type, "simpo"), "simpo_gamma", "the loss that has this margin", "--loss_type simpo");
-    need(std::ranges::any_of(o.loss_type, smoothed), "label_smoothing", "a loss that smooths labels",
-         "--loss_type sigmoid, sigmoid_norm, robust or exo_pair");
-    need(o.kl_coef > 0, "kl_use_loss,kl_estimator", "--kl_coef, the weight of the divergence", "--kl_coef 0.001, say");
-    need(contains("gae,reinforce,reinforce_baseline", o.advantage_estimator), "no_std_norm",
-         "an --advantage_estimator that whitens", "--advantage_estimator dr_grpo, which is group_norm without the division");
-    need(contains("gae,reinforce", o.advantage_estimator), "gamma", "an --advantage_estimator that discounts",
-         "--advantage_estimator reinforce");
-    need(o.policy_loss_type != "cispo", "dual_clip", "a --policy_loss_type that clips losses", "--policy_loss_type ppo or gspo");
-    need(std::ranges::any_of(o.reward, is_model_reward), "normalize_reward", "a reward model", "--reward DIRECTORY");
-    need(
-        o.rollouts.empty(),
-        "reward,reward_weights,normalize_reward,dynamic_filtering,save_rollouts,num_episodes,kl_target,async_steps,is_correction",
-        "--data: the answers of --rollouts are given, with their rewards, as one batch", "--data FILE");
+    each_rule<Needs>(o, task, check);
     const auto raw = [](const std::string &path) { return !path.empty() && !path.ends_with(".safetensors"); };
-    std::vector<std::string> of_prepare;
+    const Needs raw_data = needs(raw(o.data) || raw(o.eval_data) || (o.data + o.rollouts).empty(),
+                                 "raw data: a prepared file has the tokens already", "raw --data");
     for (const Flag &f : flags())  // prepared documents that are too long are refused, whatever the truncation
-        if (f.tasks & PREPARE && !contains("max_len,truncation", f.name)) of_prepare.push_back(f.name);
-    need(raw(o.data) || raw(o.eval_data) || (o.data + o.rollouts).empty(), CLI::detail::join(of_prepare).c_str(),
-         "raw data: a prepared file has the tokens already", "raw --data");
+        if (f.tasks & PREPARE && f.name != std::string("max_len") && f.name != std::string("truncation"))
+            check(f.name, 0, raw_data);
     return idle;
 }
 
 static void check_together(const std::string &program, const Options &o, Task task, bool show, Problems &problems) {
-    const auto both = [&](bool wrong, const char *a, const char *b, const char *why) {
-        if (wrong)
-            problems.push_back(
-                format("--%s and --%s were both given: %s\n  fix: leave one of them out, on the command line or in --config", a,
-                       b, why));
-    };
     const auto need = [&](bool missing, const char *what) {
         if (missing)
             problems.push_back(format("%s needs %s\n  fix: %s %s --help shows its flags", task_name(task), what, program.c_str(),
                                       task_name(task)));
     };
-    both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens", "each defines a step");
-    both(!o.model.empty() && !o.preset.empty(), "model", "preset", "a preset starts from random weights");
-    both(!o.eval_data.empty() && o.eval_fraction > 0, "eval_data", "eval_fraction", "evaluation has one source");
-    both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
-    both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
-    both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
-    both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
-    both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
-    both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
+    each_rule<Excludes>(o, task, [&](const char *flag, double, const Excludes &rule) {
+        if (rule.both)
+            problems.push_back(
+                format("--%s and --%s were both given: %s\n  fix: leave one of them out, on the command line or in --config",
+                       flag, rule.other, rule.why));
+    });
     if (!o.dynamic_filtering.empty() && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
     if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
@@ -400,16 +293,15 @@ static void check_together(const std::string &program, const Options &o, Task ta
             o.reward.size());
     if (o.early_stopping_patience && o.eval_data.empty() && o.eval_fraction == 0)
         die("--early_stopping_patience counts evaluations, and there are none\n  fix: --eval_data FILE, or --eval_fraction 0.05");
-    both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((started_by_hand(o).processes == 0) != o.rendezvous.empty())
         die("--rank and --rendezvous belong together\n  fix: --rank 0/2 --rendezvous HOST:29500, say");
-    if (std::ranges::count(o.offload, "weights") && !o.load_in.empty())
+    if (std::ranges::count(o.offload, "weights") && o.load_in != LoadIn::dtype)
         die("--offload weights: the matrices that --load_in %s makes small stay in memory\n  fix: leave weights out of --offload, or leave --load_in out",
-            o.load_in.c_str());
-    if (o.optimizer == "muon" && o.moments == "8bit")
+            name_of(o.load_in).c_str());
+    if (o.optimizer == OptimizerType::muon && o.moments == Moments::blockwise)
         die("--moments 8bit is for AdamW: Muon's one moment is stored in f32 or bf16\n  fix: --moments bf16, or --optimizer adamw");
     for (const std::string &name : o.offload)
-        if (o.optimizer == "muon" && name != "activations")
+        if (o.optimizer == OptimizerType::muon && name != "activations")
             die("--offload %s is for AdamW: Muon's update needs whole matrices\n  fix: leave %s out of --offload, or --optimizer adamw",
                 name.c_str(), name.c_str());
     if (o.zero_group && (o.zero_group == 1 || o.zero_stage == 0))
@@ -418,9 +310,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.expert_parallel > 1 && o.zero_group % o.expert_parallel)
         die("--expert_parallel %zu does not divide --zero_group %zu: a group would have parts of several ranks' experts\n  fix: use a group of %zu ranks, or of a multiple",
             o.expert_parallel, o.zero_group, o.expert_parallel);
-    if (o.expert_parallel > 1 && !o.load_in.empty())
+    if (o.expert_parallel > 1 && o.load_in != LoadIn::dtype)
         die("--expert_parallel %zu: with --load_in %s every rank has all experts\n  fix: leave one of them out",
-            o.expert_parallel, o.load_in.c_str());
+            o.expert_parallel, name_of(o.load_in).c_str());
     if (o.expert_parallel > 1 && o.async_steps)
         die("--expert_parallel %zu: the copy of the policy that samples during training would need all experts on every rank\n  fix: --async_steps 0",
             o.expert_parallel);
@@ -430,10 +322,10 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (!o.timeline.empty() && (!o.plan || o.fit))
         die("--timeline belongs to --plan without --fit\n  fix: --plan --timeline %s", o.timeline.c_str());
-    if (!o.load_in.empty() && task & TRAINING && o.lora_rank == 0 && o.adapter.empty())
+    if (o.load_in != LoadIn::dtype && task & TRAINING && o.lora_rank == 0 && o.adapter.empty())
         problems.push_back(format(
             "--load_in %s freezes the matrices of the layers, and without adapters nothing would be trained\n  fix: --lora_rank 16, say, or leave --load_in out",
-            o.load_in.c_str()));
+            name_of(o.load_in).c_str()));
     if (task == DEMO) return;  // the demo brings its own model and data
     if (task & TRAINING & ~RL)
         need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");

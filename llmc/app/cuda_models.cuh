@@ -25,7 +25,7 @@ struct CudaHalf {
 
     // Without a cache, products are not tuned: the next run would choose other algorithms, with other bits.
     explicit CudaHalf(const Options &options)
-        : ctx(make_cuda_context(int(options.threads), options.dtype == "tf32", cache_is_writable())) {}
+        : ctx(make_cuda_context(int(options.threads), options.dtype == Dtype::tf32, cache_is_writable())) {}
 };
 
 // Each rank checks its own GPU, once for each kind of model that it creates; one rank prints the result.
@@ -45,20 +45,20 @@ Device make_cuda_device(const Options &options, const ModelFactory &cpu, Comm &h
             if (own) dev.stream = own->stream, dev.ctx = own->ctx.get();
             return std::make_unique<M<decltype(dev)>>(dev, config, limits);
         };
-        auto model = options.dtype == "bf16" ? model_on(CudaBf16()) : model_on(CudaF32());
+        auto model = options.dtype == Dtype::bf16 ? model_on(CudaBf16()) : model_on(CudaF32());
         model->device_state = own;
         return model;
     };
     const ModelFactory check = [make, cpu, options, main = host.rank == 0, checked = std::make_shared<std::set<std::string>>()](
                                    const ModelConfig &config, const ModelLimits &limits) {
         auto model = make(config, limits);
-        const std::string key = name_of_gpu(model->memory()) + ", " + options.dtype + ", " + kernels_of(config, limits);
+        const std::string key = name_of_gpu(model->memory()) + ", " + name_of(options.dtype) + ", " + kernels_of(config, limits);
         if (limits.concurrent || !checked->insert(key).second || !gpu_check_is_due(options.gpu_check, key)) return model;
         const auto begin = std::chrono::steady_clock::now();
-        const size_t ops = check_gpu(make, cpu, config, limits, options.dtype != "f32");
+        const size_t ops = check_gpu(make, cpu, config, limits, options.dtype != Dtype::f32);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         if (main) printf("GPU check: %zu ops of a step agree with the CPU (%.1f s)\n", ops, seconds);
-        if (options.gpu_check == "once") remember_gpu_check(key);
+        if (options.gpu_check == GpuCheck::once) remember_gpu_check(key);
         return model;
     };
     const auto make_gpu_memory = [half] { return make_memory(CudaF32{.stream = half ? cudaStream_t(half->stream) : nullptr}); };

@@ -142,7 +142,7 @@ static std::string memory_of(const std::string &key) {
     return cache_file("gpu_check_" + hash_of(key + " " + fingerprint(program)));
 }
 
-bool gpu_check_is_due(const std::string &option, const std::string &key) {
-    return option == "always" || (option == "once" && !std::filesystem::exists(memory_of(key)));
+bool gpu_check_is_due(GpuCheck wanted, const std::string &key) {
+    return wanted == GpuCheck::always || (wanted == GpuCheck::once && !std::filesystem::exists(memory_of(key)));
 }
 void remember_gpu_check(const std::string &key) { write_file(memory_of(key), ""); }

@@ -16,7 +16,7 @@ size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelCo
 // Returns a text with all properties of a configuration that affect the launched kernels.
 std::string kernels_of(const ModelConfig &config, const ModelLimits &limits);
 
-// True if the option gpu_check (always | once | never) requests a check. `once` stores passed checks in the user's cache: `key` names the GPU, the
+// True if --gpu_check requests a check. `once` stores passed checks in the user's cache: `key` names the GPU, the
 // driver and the kind of model; this function adds the program.
-bool gpu_check_is_due(const std::string &option, const std::string &key);
+bool gpu_check_is_due(GpuCheck wanted, const std::string &key);
 void remember_gpu_check(const std::string &key);

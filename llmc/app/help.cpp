@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
-#include "../train/advantages.h"
 #include "../train/preference.h"
+#include "rules.h"
 
 static constexpr size_t column = 36, width = 120;  // first column of the texts; longest line
 static constexpr size_t one_screen = 35;           // a task with at most this number of flags shows them all
@@ -45,22 +45,30 @@ static std::string entry(const std::string &name, const std::string &text) {
     return out + '\n';
 }
 
+// Returns "a | b".
+static std::string listed(const std::vector<std::string> &names) {
+    std::string out;
+    for (const std::string &name : names) out += (out.empty() ? "" : " | ") + name;
+    return out;
+}
+
 std::string help(const std::string &program, Task task, bool all) {
     const auto defaults = to_json(default_options(task), task);
+    const auto valid = valid_names(task);
     const bool every_flag = all || defaults.size() <= one_screen;
     const std::string name = program + (task == DEMO ? "" : std::string(" ") + task_name(task));
     std::string out = std::string(about(task)) + "\nusage: " + name + " [--flag value]...\n\n", subject;
     const auto add = [&](const char *flag, unsigned tasks, std::string text) {
         if (!(tasks & task) || (!every_flag && !(tasks & COMMON))) return;
-        for (const auto &[word, names] : {std::pair{"{losses}", preference_names()}, {"{estimators}", estimator_names()}})
-            if (const size_t at = text.find(word); at != text.npos) text.replace(at, strlen(word), names);
+        if (const size_t at = text.find("{losses}"); at != text.npos) text.replace(at, strlen("{losses}"), preference_names());
+        if (const auto names = valid.find(flag); names != valid.end()) text = listed(names->second) + ": " + text;
         const std::string value = to_text(defaults[flag]);
         out += subject +
                entry(flag + (value.empty() || value == "false" ? "" : " " + value), all ? text : text.substr(0, text.find("; ")));
         subject.clear();
     };
 #define SUBJECT(text) subject = text "\n";
-#define OPT(type, name, value, tasks, text) add(#name, tasks, text);
+#define OPT(type, name, value, tasks, text, ...) add(#name, tasks, text);
 #include "../train/options.def"
     out +=
         "\n" +

@@ -80,7 +80,7 @@ int merge(Run &run) {
         TensorSpec spec{t.name, t.shape, "F32"};
         if (t.transposed) std::swap(spec.shape[0], spec.shape[1]);
         const TensorInfo *stored = weights.find(t.name);
-        if (o.export_dtype == "bf16" || (o.export_dtype == "auto" && stored && stored->dtype == "BF16")) spec.dtype = "BF16";
+        if (o.export_dtype == Dtype::bf16 || (!o.export_dtype && stored && stored->dtype == "BF16")) spec.dtype = "BF16";
         if (stored) type = spec.dtype;
         specs.push_back(spec);
     }

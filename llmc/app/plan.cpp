@@ -28,7 +28,7 @@ struct Room {
 // Returns the predicted time of a step on the planned GPU; nothing if its rates are unknown, or if a step consists of more than passes of one model.
 static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, const ModelLimits &limits, size_t micro_steps) {
     const auto rates = gpu_rates(run.options.gpu);
-    if (!rates || run.options.dtype != "bf16" || run.task & RL) return {};
+    if (!rates || run.options.dtype != Dtype::bf16 || run.task & RL) return {};
     return predict_step(model, run.model.config, limits, *rates, micro_steps);
 }
 
@@ -108,7 +108,7 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
 
 // Returns all valid values of --offload for the run.
 static std::vector<Names> offload_choices(const Run &run) {
-    const bool muon = run.options.optimizer == "muon";
+    const bool muon = run.options.optimizer == OptimizerType::muon;
     Names names = {"activations"};
     if (!muon) names.push_back("optimizer");
     if (!muon && !run.model.config.weight_bits) names.push_back("weights");
@@ -119,25 +119,25 @@ static std::vector<Names> offload_choices(const Run &run) {
 }
 
 // Flags with which the run fits, the predicted seconds of a step, and the needs of each rank.
-struct Choice {
+struct Candidate {
     std::string flags;
     double seconds;
     size_t bytes, of_host;
 };
 
 // Returns all levels of recomputation, ZeRO stages and values of --offload that fit. None of them changes a bit.
-static std::vector<Choice> fitting_choices(const Run &run, ModelLimits limits, size_t memory) {
-    std::vector<Choice> choices;
+static std::vector<Candidate> fitting_choices(const Run &run, ModelLimits limits, size_t memory) {
+    std::vector<Candidate> choices;
     for (int stage : run.model.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.model.ranks.zero_stage})
         for (const Names &offload : offload_choices(run))
-            for (auto [name, level] : recompute_levels) {
+            for (Recompute level : recompute_levels) {
                 limits.ranks.zero_stage = stage;
                 set_offload(limits, offload);
-                const auto model = plan_model(run, run.model, name, limits, memory);
+                const auto model = plan_model(run, run.model, level, limits, memory);
                 const size_t needs = rank_bytes(run, run.model, *model, limits);
                 const auto s = predicted_step(run, *model, limits, micro_steps_of(run));
                 if (!s || needs > memory) continue;
-                std::string flags = format("--recompute %s", name);
+                std::string flags = "--recompute " + name_of(level);
                 if (run.model.ranks.world > 1) flags += format(" --zero_stage %d", stage);
                 for (size_t i = 0; i < offload.size(); i++) flags += (i ? "," : " --offload ") + offload[i];
                 choices.push_back({flags, s->all(), needs, rank_store_bytes(run, run.model, *model, limits)});
@@ -149,16 +149,16 @@ static std::vector<Choice> fitting_choices(const Run &run, ModelLimits limits, s
 // chosen, because the host's size is unknown. Gradients in bf16 round the results, so they are only considered if nothing fits without them.
 static void print_fastest(const Run &run, ModelLimits limits, size_t memory) {
     if (!gpu_rates(run.options.gpu)) return;
-    std::vector<Choice> choices = fitting_choices(run, limits, memory);
+    std::vector<Candidate> choices = fitting_choices(run, limits, memory);
     const bool rounds = choices.empty();
     if (rounds) {
         limits.bf16_gradients = true;
         choices = fitting_choices(run, limits, memory);
     }
     if (choices.empty()) return;
-    const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
-    std::erase_if(choices, [&](const Choice &c) { return c.seconds > 1.02 * least; });
-    const Choice &best = *std::ranges::min_element(choices, {}, &Choice::of_host);
+    const double least = std::ranges::min_element(choices, {}, &Candidate::seconds)->seconds;
+    std::erase_if(choices, [&](const Candidate &c) { return c.seconds > 1.02 * least; });
+    const Candidate &best = *std::ranges::min_element(choices, {}, &Candidate::of_host);
     printf("fastest that fits, by prediction: %s%s (%s, %s%s for each rank)\n", best.flags.c_str(),
            rounds ? " --grad_dtype bf16" : "", seconds(best.seconds).c_str(), human_bytes(best.bytes).c_str(),
            best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
@@ -193,7 +193,7 @@ static void print_arrays(const Run &run, Model &model, const ModelLimits &limits
     if (run.model.config.experts.aux_loss_coef > 0 && run.task & TRAINING)
         printf("the auxiliary loss of experts adds a forward pass to steps of several rows for a rank\n");
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.model.config),
-           o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model.plan().table().c_str());
+           o.row_tokens, o.max_len, name_of(limits.recompute).c_str(), model.plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
     const char *const place = o.offload_dir.empty() ? "in the host's memory" : "on disk";
     printf("%s", model.plan().store_table(place).c_str());
@@ -236,7 +236,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
 
 // Returns for example "1573888* 310.2 s ": the longest sample, a star if it exceeds the model's positions, and the seconds of a step with this
 // sample.
-static std::string cell(const Run &run, const char *recompute, ModelLimits limits, size_t memory) {
+static std::string cell(const Run &run, Recompute recompute, ModelLimits limits, size_t memory) {
     const size_t longest = longest_sample(run, run.model, recompute, limits, memory, INT32_MAX);
     std::string time;
     if (longest) {
@@ -254,18 +254,18 @@ int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);
     const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.model.config.max_positions;
-    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.model.config), o.dtype.c_str(),
+    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.model.config), name_of(o.dtype).c_str(),
            o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
-    const bool timed = gpu_rates(o.gpu).has_value(), varies = o.recompute == "auto";
-    std::vector<const char *> levels;
-    for (auto [name, level] : recompute_levels)
-        if (varies || o.recompute == name) levels.push_back(name);
+    const bool timed = gpu_rates(o.gpu).has_value(), varies = !o.recompute;
+    std::vector<Recompute> levels;
+    for (Recompute level : recompute_levels)
+        if (level == o.recompute.value_or(level)) levels.push_back(level);
     const std::string sharing = o.ring_attn_size > 1 ? format("rings of --ring_attn_size %zu", o.ring_attn_size) : "ranks";
     printf("longest sample in tokens%s, on %s that share it (%s), by number of ranks%s as given\n%6s",
-           timed ? ", and the predicted seconds of a step of it" : "", sharing.c_str(), o.sp_mode.c_str(),
-           varies ? " and --recompute; all other flags" : format("; --recompute %s and all other flags", levels[0]).c_str(),
+           timed ? ", and the predicted seconds of a step of it" : "", sharing.c_str(), name_of(o.sp_mode).c_str(),
+           varies ? " and --recompute; all other flags" : format("; --recompute %s and all other flags", name_of(levels[0]).c_str()).c_str(),
            "ranks");
-    for (const char *name : levels) printf("%12s %*s", name, timed ? 9 : 0, "");
+    for (Recompute level : levels) printf("%12s %*s", name_of(level).c_str(), timed ? 9 : 0, "");
     bool beyond = false;
     for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {
         printf("\n%6zu", n);
@@ -277,8 +277,8 @@ int print_fit(const Run &run) {
             printf("  %s", std::string(e.what()).substr(0, std::string(e.what()).find('\n')).c_str());
             continue;
         }
-        for (const char *name : levels) {
-            const std::string text = cell(run, name, limits, memory);
+        for (Recompute level : levels) {
+            const std::string text = cell(run, level, limits, memory);
             printf("%s", text.c_str());
             beyond |= text.find('*') != text.npos;
         }

@@ -29,18 +29,18 @@ static GpuQuery query_driver() {
 }
 
 static bool finds_gpu(const Program &program, const Options &o, std::string &note) {
-    return use_gpu(o.device, program.query_gpus ? program.query_gpus() : query_driver(), note);
+    return use_gpu(name_of(o.device), program.query_gpus ? program.query_gpus() : query_driver(), note);
 }
 
 // Decides whether to compute on a GPU, and sets the options that depend on it. --plan --gpu needs no GPU, only the scratch sizes of kernels.
 static bool choose_device(const Program &program, Options &o, bool is_main_rank) {
     std::string note;
-    const bool gpu = program.cuda_device && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
+    const bool gpu = program.cuda_device && o.plan && !o.gpu.empty() ? o.device != Processor::cpu : finds_gpu(program, o, note);
     if (!note.empty() && is_main_rank) printf("note: %s\n", note.c_str());
-    o.device = gpu ? "cuda" : "cpu";
-    if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
-    if (o.dtype == "tf32" && !gpu) {
-        o.dtype = "f32";
+    o.device = gpu ? Processor::cuda : Processor::cpu;
+    if (!o.dtype) o.dtype = gpu || !o.gpu.empty() ? Dtype::bf16 : Dtype::f32;  // on GPUs bf16 is the default
+    if (o.dtype == Dtype::tf32 && !gpu) {
+        o.dtype = Dtype::f32;
         if (is_main_rank)
             printf("note: --dtype tf32 is for a GPU's tensor cores; a CPU multiplies floats in full precision, as with f32\n");
     }
@@ -49,9 +49,9 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     if (o.cuda_graphs && !gpu && is_main_rank)
         printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();
-    if (o.fp8 && for_gpu && o.dtype != "bf16")
+    if (o.fp8 && for_gpu && o.dtype != Dtype::bf16)
         die("--fp8 rounds weights and activations in bf16, and --dtype is %s\n  fix: use --dtype bf16, or leave --fp8 out",
-            o.dtype.c_str());
+            name_of(o.dtype).c_str());
     if (o.fp8 && !gpu_has_fp8(o.gpu))
         die("--fp8 needs tensor cores of compute capability 8.9 or later, and --gpu %s has none\n  fix: use another GPU, or leave --fp8 out",
             o.gpu.c_str());

@@ -10,26 +10,17 @@ namespace {
 
 enum class Baseline { none, mean, mean_of_others, standard_score };
 
-struct Estimator {
-    const char *name;
+constexpr struct {
     Baseline baseline;
     bool whitened;
+} estimators[] = {
+    {Baseline::none, true},             // gae
+    {Baseline::none, true},             // reinforce
+    {Baseline::mean, true},             // reinforce_baseline
+    {Baseline::mean_of_others, false},  // rloo
+    {Baseline::standard_score, false},  // group_norm
+    {Baseline::mean, false},            // dr_grpo
 };
-constexpr const char *with_critic = "gae";
-constexpr Estimator estimators[] = {
-    {with_critic, Baseline::none, true},
-    {"reinforce", Baseline::none, true},
-    {"reinforce_baseline", Baseline::mean, true},
-    {"rloo", Baseline::mean_of_others, false},
-    {"group_norm", Baseline::standard_score, false},
-    {"dr_grpo", Baseline::mean, false},
-};
-
-const Estimator &find_estimator(const std::string &name) {
-    for (const Estimator &e : estimators)
-        if (name == e.name) return e;
-    die("--advantage_estimator %s is not known\n  fix: use one of %s", name.c_str(), estimator_names().c_str());
-}
 
 struct Group {
     size_t rollouts = 0;
@@ -88,16 +79,12 @@ void whiten(std::vector<std::vector<double>> &batch, bool divide) {
 
 }  // namespace
 
-std::string estimator_names() {
-    std::string names;
-    for (const Estimator &e : estimators)
-        if (e.name != with_critic) names += (names.empty() ? "" : ", ") + std::string(e.name);
-    return names;
-}
+bool whitens(Estimator e) { return estimators[size_t(e)].whitened; }
+bool discounts(Estimator e) { return estimators[size_t(e)].baseline == Baseline::none; }
 
-KlEstimate kl_estimate(const std::string &name, double d) {
-    if (name == "k1") return {d, 1};
-    if (name == "k2") return {d * d / 2, d};
+KlEstimate kl_estimate(KlEstimator estimator, double d) {
+    if (estimator == KlEstimator::k1) return {d, 1};
+    if (estimator == KlEstimator::k2) return {d * d / 2, d};
     const double power = std::expm1(std::min(-d, 20.0));
     return {power + d, d < -20 ? 1 : -power};
 }
@@ -107,8 +94,6 @@ double adapted_kl_coef(double coef, double kl, double target, double answers, do
 }
 
 void check_options(const AdvantageOptions &o) {
-    find_estimator(o.estimator);
-    if (o.kl != "k1" && o.kl != "k2" && o.kl != "k3") die("--kl_estimator %s is not known\n  fix: k1, k2 or k3", o.kl.c_str());
     if (!(o.gamma > 0 && o.gamma <= 1)) die("--gamma %g must be above 0 and at most 1\n  fix: --gamma 1", o.gamma);
     if (!(o.gae_lambda >= 0 && o.gae_lambda <= 1))
         die("--gae_lambda %g must be between 0 and 1\n  fix: --gae_lambda 1", o.gae_lambda);
@@ -116,10 +101,10 @@ void check_options(const AdvantageOptions &o) {
 }
 
 Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> batch) {
-    const Estimator &estimator = find_estimator(o.estimator);
-    const bool critic = estimator.name == with_critic;
-    const double gamma = estimator.baseline == Baseline::none ? o.gamma : 1, lambda = critic ? o.gae_lambda : 1;
-    const std::vector<double> shaped = shaped_rewards(estimator.baseline, batch);
+    const Baseline baseline = estimators[size_t(o.estimator)].baseline;
+    const bool critic = o.estimator == Estimator::gae;
+    const double gamma = discounts(o.estimator) ? o.gamma : 1, lambda = critic ? o.gae_lambda : 1;
+    const std::vector<double> shaped = shaped_rewards(baseline, batch);
     Estimated out;
     out.clipped.resize(batch.size());
     for (size_t i = 0; i < batch.size(); i++) {
@@ -140,7 +125,7 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
         }
         out.advantages.push_back(std::move(own)), out.returns.push_back(std::move(returns));
     }
-    if (estimator.whitened) whiten(out.advantages, !o.no_std_norm);
+    if (whitens(o.estimator)) whiten(out.advantages, !o.no_std_norm);
     for (size_t i = 0; i < batch.size(); i++) out.advantages[i].resize(batch[i].logp.size());  // 0 without a reward
     return out;
 }

@@ -27,18 +27,18 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "choices.h"
 #include "rollouts.h"
 
 struct AdvantageOptions {
-    std::string estimator = "group_norm";
+    Estimator estimator = Estimator::group_norm;
     double gamma = 1, gae_lambda = 1;
     bool no_std_norm = false;
     std::array<double, 2> reward_clip = {-INFINITY, INFINITY};
     double kl_coef = 0;  // weight of the KL divergence in the reward
-    std::string kl = "k1";
+    KlEstimator kl = KlEstimator::k1;
 };
 
 struct ScoredRollout {
@@ -55,8 +55,9 @@ struct Estimated {
     std::vector<bool> clipped;                 // (rollouts) true: reward_clip has changed the shaped reward
 };
 
-std::string estimator_names();                 // estimators without a critic: "reinforce, reinforce_baseline, ..."
-void check_options(const AdvantageOptions &);  // dies if a name is unknown or a number is out of range
+bool whitens(Estimator);
+bool discounts(Estimator);  // true if gamma has an effect
+void check_options(const AdvantageOptions &);  // dies if a number is out of range
 
 // Dies if the baseline needs other rollouts and a group has only one.
 Estimated advantages(const AdvantageOptions &options, std::span<const ScoredRollout> batch);
@@ -66,7 +67,7 @@ Estimated advantages(const AdvantageOptions &options, std::span<const ScoredRoll
 struct KlEstimate {
     double value, slope;
 };
-KlEstimate kl_estimate(const std::string &name, double d);  // k1, k2 or k3: Schulman, "Approximating KL divergence", 2020
+KlEstimate kl_estimate(KlEstimator, double d);  // Schulman, "Approximating KL divergence", 2020
 
 // Returns the coefficient of the divergence after a batch of `answers` answers with the divergence `kl`:
 //   coef (1 + clip(kl / target - 1, -0.2, 0.2) answers / horizon)        Ziegler et al., 2019, arXiv:1909.08593, section 2.2

@@ -48,7 +48,7 @@ void expect_own_family(const Run &run, const ModelConfig &config, const std::str
             trainer.c_str());
 }
 
-size_t weight_bits(const Options &o) { return o.load_in == "4bit" ? 4 : o.load_in == "8bit" ? 8 : 0; }
+size_t weight_bits(const Options &o) { return o.load_in == LoadIn::nf4 ? 4 : o.load_in == LoadIn::int8 ? 8 : 0; }
 
 // Compares config.json with the weights, if the model has any. A head in the file that differs from the embedding means untied weights, even if
 // config.json has tied weights, as in transformers 5.
@@ -146,12 +146,12 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     if (o.zero_group) check_divides("zero_group", int(o.zero_group), int(world), 2);
     Ranks r;
     r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
-    r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
+    r.sp_mode = o.sp_mode;
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : config.KV;
     r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
     r.expert_parallel = expert_ranks(o, config, world);
     // Constants keep runs reproducible: measured rates would choose other layouts, which sum in another order.
-    const bool gpu = o.device == "cuda";
+    const bool gpu = o.device == Processor::cuda;
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
     if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
         r.flops = attention_rate(*rates, config.D, o.max_len, false), r.bandwidth = rates->link;

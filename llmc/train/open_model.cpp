@@ -17,9 +17,9 @@ void set_offload(ModelLimits &limits, const Names &offload) {
 
 ModelLimits flag_limits(const Options &o) {
     ModelLimits limits;
-    limits.moments = o.moments == "bf16" ? Moments::bf16 : o.moments == "8bit" ? Moments::blockwise : Moments::f32;
-    limits.muon = o.optimizer == "muon";
-    limits.bf16_gradients = o.grad_dtype == "bf16";
+    limits.moments = o.moments;
+    limits.muon = o.optimizer == OptimizerType::muon;
+    limits.bf16_gradients = o.grad_dtype == Dtype::bf16;
     limits.fp8 = o.fp8;
     limits.offload.dir = o.offload_dir, limits.offload.patience = o.comm_timeout;
     set_offload(limits, o.offload);
@@ -68,11 +68,11 @@ size_t available_memory(const Run &run) {
     return least;
 }
 
-std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits &limits,
+std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory) {
     std::unique_ptr<Model> planned;
-    for (auto [name, level] : recompute_levels) {
-        if (recompute != "auto" && recompute != name) continue;
+    for (Recompute level : recompute_levels) {
+        if (level != recompute.value_or(level)) continue;
         limits.recompute = level;
         planned = run.device.make_model(model.config, limits);
         planned->plan().place();
@@ -101,7 +101,7 @@ size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, 
 
 size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
 
-size_t most_tokens(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits limits, size_t memory,
+size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits limits, size_t memory,
                    size_t limit) {
     const size_t unit = row_multiple * limits.ranks.sp;
     size_t low = 0, high = ceil_div(limit, unit) + 1;  // in units; low fits, high does not
@@ -114,7 +114,7 @@ size_t most_tokens(const Run &run, const ModelSpec &model, const std::string &re
     return std::min(low * unit, limit);
 }
 
-size_t longest_sample(const Run &run, const ModelSpec &model, const std::string &recompute, const ModelLimits &limits,
+size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits,
                       size_t memory, size_t limit) {
     const size_t documents = documents_of_sample(run);
     return most_tokens(run, model, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
@@ -132,7 +132,7 @@ size_t larger_ring(const Run &run, const ModelSpec &model, ModelLimits limits, s
 bool fits(const Run &run, const ModelSpec &model, ModelLimits limits) {
     const size_t memory = available_memory(run) / 20 * 19;
     size_t bytes = 0;
-    agree(run.comm, [&] { bytes = plan_model(run, model, "none", limits, memory)->plan().bytes(); });
+    agree(run.comm, [&] { bytes = plan_model(run, model, Recompute::none, limits, memory)->plan().bytes(); });
     return run.comm.all(bytes <= memory);
 }
 
@@ -142,8 +142,8 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits) {
     const std::string cause =
         format("the plan needs %s but only %s of memory are free (%s)", human_bytes(planned.plan().bytes()).c_str(),
                human_bytes(memory).c_str(), planned.memory().device().c_str());
-    const std::string smaller = run.options.dtype != "bf16" ? "--dtype bf16, or a smaller model" : "a smaller model";
-    const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
+    const std::string smaller = run.options.dtype != Dtype::bf16 ? "--dtype bf16, or a smaller model" : "a smaller model";
+    const bool keeps_too_much = run.options.recompute.value_or(Recompute::layer) != Recompute::layer;
     const size_t documents = documents_of_sample(run), fits = limits.mode == Mode::generate
                                                                   ? 0
                                                                   : most_tokens(run, model, run.options.recompute, limits, memory,

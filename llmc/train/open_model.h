@@ -3,12 +3,10 @@
 #pragma once
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "run.h"
 
-inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
-    {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
+inline constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::cheap, Recompute::layer};
 
 // ---- limits
 
@@ -28,7 +26,7 @@ size_t usable_memory(const Run &run, const Memory &memory);
 size_t available_memory(const Run &run);
 
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or the last level if none fits.
-std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits &limits,
+std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory);
 // Returns one of model.co_residents, whose plan is placed.
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits);
@@ -39,10 +37,10 @@ size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, 
 size_t documents_of_sample(const Run &run);  // 2 for pairs
 // Returns the largest number of tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes per rank, or 0 if not even
 // the shortest row fits. The ranks of a ring share the row.
-size_t most_tokens(const Run &run, const ModelSpec &model, const std::string &recompute, ModelLimits limits, size_t memory,
+size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits limits, size_t memory,
                    size_t limit);
 // Returns the same as a value of --max_len, for rows with room for one sample.
-size_t longest_sample(const Run &run, const ModelSpec &model, const std::string &recompute, const ModelLimits &limits,
+size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits,
                       size_t memory, size_t limit);
 // Returns the smallest larger ring whose plan fits, or 0 if there is none.
 size_t larger_ring(const Run &run, const ModelSpec &model, ModelLimits limits, size_t memory);

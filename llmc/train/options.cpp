@@ -39,7 +39,7 @@ Options default_options(Task task) {
     if (task == DPO) o.learning_rate = 1e-6;
     if (task == RM) o.learning_rate = 9e-6;
     if (task & RL) o.learning_rate = 1e-6, o.temperature = 1, o.n = 8;
-    if (task == PPO) o.advantage_estimator = "gae", o.n = 1;
+    if (task == PPO) o.advantage_estimator = Estimator::gae, o.n = 1;
     if (task & PAIRS) o.max_len = 512;
     if (task == PRETRAIN) o.truncation = "split";
     if (task == DEMO) {
@@ -57,10 +57,14 @@ void to_json(nlohmann::ordered_json &json, const Steps &steps) {
     else json = steps.value;
 }
 
+template <class T> static const T &plain(const T &value) { return value; }
+template <Choice E> static std::string plain(const E &value) { return name_of(value); }
+template <Choice E> static std::string plain(const Auto<E> &value) { return name_of(value); }
+
 nlohmann::ordered_json to_json(const Options &options, Task task) {
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
-#define OPT(type, name, value, tasks, help) \
-    if (task & (tasks)) json[#name] = options.name;
+#define OPT(type, name, value, tasks, ...) \
+    if (task & (tasks)) json[#name] = plain(options.name);
 #include "options.def"
     return json;
 }
@@ -80,7 +84,7 @@ std::vector<std::string> prepare_flags(const Options &options, Task task) {
         if (const std::string value = to_text(json[name]); !value.empty())
             out.insert(out.end(), {std::string("--") + name, value});
     };
-#define OPT(type, name, value, tasks, help) \
+#define OPT(type, name, value, tasks, ...) \
     if (((tasks)&PREPARE) && ((tasks)&task)) add(#name);
 #include "options.def"
     return out;

@@ -8,6 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "../model/op_list.h"
+#include "../ops/settings.h"
+#include "../parallel/split.h"
+#include "choices.h"
+
+template <> inline constexpr const char *choice_names<Moments> = "f32, bf16, 8bit";
+template <> inline constexpr const char *choice_names<Recompute> = "none, cheap, layer";
+template <> inline constexpr const char *choice_names<SpMode> = "ring, gather, ulysses";
+
 enum Task : unsigned {
     DEMO = 1,
     PRETRAIN = 2,
@@ -50,7 +59,7 @@ struct StartedByHand {  // from --rank R/N; 0 processes without it
 };
 
 struct Options {
-#define OPT(type, name, value, tasks, help) type name = value;
+#define OPT(type, name, value, tasks, ...) type name = value;
 #include "options.def"
 };
 

@@ -44,7 +44,7 @@ Pairs::Pairs(const Run &run) : run_(run) {
 }
 
 std::vector<CoResidentModel> Pairs::co_residents() const {
-    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident" || reference_is_base(run_))
+    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != RefMode::resident || reference_is_base(run_))
         return {};
     return {{"the reference model, resident", reference_spec(run_).config, Mode::evaluate}};
 }

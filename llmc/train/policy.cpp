@@ -249,7 +249,7 @@ Measured Policy::take_sums(Model &model, const Batch &batch, const std::string &
                    {prefix + "clip_ratio", sums.clipped / n},
                    {prefix + "entropy", entropy}};
     out.metrics.update(answer_metrics(prefix));
-    if (!options_.loss.correction.empty())
+    if (options_.loss.correction != Correction::none)
         out.metrics.update({{prefix + "sampler_kl", sums.stale / n},
                             {prefix + "is_weight", sums.weights / n},
                             {prefix + "is_cut", sums.cut / n}});

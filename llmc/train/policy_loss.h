@@ -31,19 +31,21 @@
 //                                                   Schulman et al., 2017, as in the code of its experiments
 #pragma once
 #include <span>
-#include <string>
 #include <vector>
 
+#include "choices.h"
+
 struct PolicyLossOptions {
-    std::string type = "ppo", aggregation = "auto";         // auto: sequence_mean for gspo, else token_mean
+    PolicyLossType type = PolicyLossType::ppo;
+    Auto<Aggregation> aggregation = {};                     // auto: sequence_mean for gspo, else token_mean
     double clip_low = 0.2, clip_high = 0.2, dual_clip = 0;  // dual_clip 0: none
     double kl_coef = 0;
-    std::string kl = "k3";
-    std::string correction = "";  // tis, icepop, seq-mask-tis, or none
+    KlEstimator kl = KlEstimator::k3;
+    Correction correction = Correction::none;
     double correction_low = 0.5, correction_high = 5;
 };
 
-void check_options(const PolicyLossOptions &);  // dies if a name is unknown or a number is out of range
+void check_options(const PolicyLossOptions &);  // dies if a number is out of range, or two values contradict each other
 
 // Arrays over the tokens of an answer, (tokens) each.
 struct PolicyTokens {

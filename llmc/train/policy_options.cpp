@@ -14,12 +14,15 @@ static void check_kl_target(const Options &o) {
 
 // --is_correction NAME or NAME,C,D
 static void set_correction(PolicyLossOptions &out, const std::string &text) {
-    out.correction = text.substr(0, text.find(','));
+    const std::string name = text.substr(0, text.find(','));
+    const auto correction = find_choice<Correction>(name);
     char more;
-    if (out.correction != text && (out.correction.empty() || sscanf(text.c_str() + out.correction.size(), ",%lf,%lf%c",
-                                                                    &out.correction_low, &out.correction_high, &more) != 2))
+    if (!correction) die("--is_correction %s is not known\n  fix: tis, icepop or seq-mask-tis", name.c_str());
+    out.correction = *correction;
+    if (name != text && (name.empty() || sscanf(text.c_str() + name.size(), ",%lf,%lf%c", &out.correction_low,
+                                                &out.correction_high, &more) != 2))
         die("--is_correction %s is not NAME,C,D with the smallest and the largest weight\n  fix: --is_correction %s,0.5,5, say",
-            text.c_str(), out.correction.empty() ? "tis" : out.correction.c_str());
+            text.c_str(), name.empty() ? "tis" : name.c_str());
 }
 
 PolicyOptions policy_options(const Options &o, Task task) {
@@ -32,7 +35,7 @@ PolicyOptions policy_options(const Options &o, Task task) {
     if (const Numbers &range = o.reward_clip_range; !range.empty()) out.advantage.reward_clip = {range[0], range[1]};
     check_options(out.advantage);
     check_kl_target(o);
-    if (task == GRPO && o.advantage_estimator == "gae")
+    if (task == GRPO && o.advantage_estimator == Estimator::gae)
         die("--advantage_estimator gae has a critic, and grpo has none\n  fix: use the task ppo, or another estimator");
     out.loss = {o.policy_loss_type, o.loss_aggregation, o.eps_clip.front(),
                 o.eps_clip.back(),  o.dual_clip,        o.kl_use_loss ? o.kl_coef : 0,

@@ -35,7 +35,7 @@ StepReport StepMeter::report() {
 }
 
 RunLog::RunLog(const Run &run, const Training &training)
-    : run_(run), o_(run.options), training_(training), peak_(gpu_peak(training.model->memory().device(), run.options.dtype)) {}
+    : run_(run), o_(run.options), training_(training), peak_(gpu_peak(training.model->memory().device(), name_of(run.options.dtype))) {}
 
 void RunLog::open(size_t step, bool within_step) {
     if (!run_.is_main_rank()) return;
@@ -82,7 +82,7 @@ void RunLog::describe_run() {
         say("adapters of rank %zu: %zu parameters are trained", run_.model.config.lora.rank,
             trained_parameters(run_.model.config));
     say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
-        o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", samples, training_.steps,
+        name_of(o_.dtype).c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", samples, training_.steps,
         human_bytes(plan.bytes()).c_str());
     if (plan.store_bytes())
         say("offloaded: %s to %s%s", human_bytes(plan.store_bytes()).c_str(), training_.model->store_name().c_str(),
@@ -92,7 +92,7 @@ void RunLog::describe_run() {
 void RunLog::say_split(const Step &step) const {
     if (run_.model.ranks.sp == 1 || !run_.is_main_rank()) return;
     const Row row = pad_row(make_row(*step.data, step.rows[0]), run_.model.ranks.sp);
-    run_.say("%s", pieces_table(split_row(run_.model.config, run_.model.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
+    run_.say("%s", pieces_table(split_row(run_.model.config, run_.model.ranks, o_.dtype == Dtype::bf16 ? 2 : 4, row)).c_str());
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------------------------

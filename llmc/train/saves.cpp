@@ -18,8 +18,8 @@ Saves::Saves(const Run &run, Training &training)
       training_(training),
       output_(training.output.get()),
       every_(run.options.save_steps.of(training.steps)) {
-    const std::string exported = o_.export_dtype != "auto" ? o_.export_dtype : run.model.config.lora.rank ? "f32" : o_.dtype;
-    export_dtype_ = exported == "bf16" ? "BF16" : "F32";
+    const Auto<Dtype> exported = o_.export_dtype ? o_.export_dtype : run.model.config.lora.rank ? Dtype::f32 : o_.dtype;
+    export_dtype_ = exported == Dtype::bf16 ? "BF16" : "F32";
 }
 
 TrainerState Saves::resume(const TrainerState &state) {

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <string>
 
-#include "../core/common.h"
+#include "choices.h"
 
 struct Schedule {
-    std::string type;  // "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_min_lr" | "warmup_stable_decay"
+    Scheduler type;
     double learning_rate;  // the peak
-    size_t warmup;         // steps of the linear warm-up from 0; "constant" has none
+    size_t warmup;         // steps of the linear warm-up from 0; constant has none
     double min_lr_ratio;   // cosine_with_min_lr, warmup_stable_decay: the last rate, as a share of the peak
     size_t steps;          // the number of steps of the whole training
     double decay_ratio;    // warmup_stable_decay: share of all steps, at the end, in which the rate decays
@@ -31,18 +30,15 @@ inline double warmup_stable_decay(const Schedule &schedule, size_t step) {
 // Returns the rate of update number `step`, counted from 0: with a warm-up the first update has rate 0, as in transformers.
 inline double learning_rate_at(const Schedule &schedule, size_t step) {
     const size_t warmup = schedule.warmup;
-    if (schedule.type == "constant") return schedule.learning_rate;
-    if (schedule.type == "warmup_stable_decay") return schedule.learning_rate * warmup_stable_decay(schedule, step);
+    if (schedule.type == Scheduler::constant) return schedule.learning_rate;
+    if (schedule.type == Scheduler::warmup_stable_decay) return schedule.learning_rate * warmup_stable_decay(schedule, step);
     if (step < warmup) return schedule.learning_rate * (double(step) / double(warmup));
-    if (schedule.type == "constant_with_warmup") return schedule.learning_rate;
+    if (schedule.type == Scheduler::constant_with_warmup) return schedule.learning_rate;
 
     const double decay_steps = schedule.steps > warmup ? double(schedule.steps - warmup) : 1;
-    if (schedule.type == "linear")
+    if (schedule.type == Scheduler::linear)
         return schedule.learning_rate * std::max(0.0, (double(schedule.steps) - double(step)) / decay_steps);
-    if (schedule.type != "cosine" && schedule.type != "cosine_with_min_lr")
-        die("--lr_scheduler %s is not known\n  fix: constant, constant_with_warmup, linear, cosine, cosine_with_min_lr or warmup_stable_decay",
-            schedule.type.c_str());
     const double cosine = 0.5 * (1 + std::cos(M_PI * (double(step - warmup) / decay_steps)));
-    const double end = schedule.type == "cosine" ? 0 : schedule.min_lr_ratio;
+    const double end = schedule.type == Scheduler::cosine ? 0 : schedule.min_lr_ratio;
     return schedule.learning_rate * (cosine * (1 - end) + end);
 }

@@ -284,7 +284,7 @@ int Trainer::leave(int signal) {
 int Trainer::train() {
     signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
     start_or_resume();
-    if (o_.lr_scheduler != "constant" && o_.lr_warmup.of(state_.steps) >= state_.steps)
+    if (o_.lr_scheduler != Scheduler::constant && o_.lr_warmup.of(state_.steps) >= state_.steps)
         log_.say("note: the whole run belongs to the warm-up, whose first step has the rate 0%s: --lr_warmup 0 leaves it out",
                  state_.steps == 1 ? " and changes no weight" : "");
     try {

@@ -651,7 +651,7 @@ def test_the_pages_have_the_tables():
 
 def test_rows_are_sound():
     """Every row can match, and sets a flag of this program."""
-    flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
+    flags = set(re.findall(r"^OPT\([\w:<>]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
     for peer in peers.TABLES:
         seen = set()
         for row in peer.rows:
@@ -674,7 +674,7 @@ def test_every_name_is_known(whose):
     peer = next(peer for peer in peers.TABLES if peer.name == whose)
     rows = peer.every_row()
     values = {"x", *(value for row in rows for value in row.values)}
-    flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
+    flags = set(re.findall(r"^OPT\([\w:<>]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
     names = {re.sub(r"^(pretraining_dataset|test_datasets)\.", "datasets.", name) for name in SCHEMAS[whose]}
     unknown = [name for name in names if name.removeprefix("trl.") not in flags and not re.fullmatch(HOLDERS, name) and not any(table.find(rows, name, value) for value in values)]
     assert unknown == []
