@@ -350,7 +350,8 @@ template <class Dev> struct GoldenPairs {
 
     GoldenPairs(Dev dev, const std::string &name, Task task)
         : GoldenPairs(dev, read_json("test/golden/preference.json")["models"][name], name, task) {
-        run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = RefMode::resident;
+        run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(),
+        run.options.ref_mode = RefMode::resident;
         if (task == RM) set("score.weight", expected["score"]);
     }
     // The model golden/`name`, with an adapter if one is given.

@@ -341,7 +341,8 @@ TEST(PolicyLoss, WrongOptionsAreRefused) {
         {{"dual_clip", "0.5"}, [](auto &o) { o.dual_clip = 0.5; }},
         {{"eps_clip"}, [](auto &o) { o.clip_low = -1; }},
         {{"--is_correction tis,2,5", "0.5,5"}, [](auto &o) { o.correction = Correction::tis, o.correction_low = 2; }},
-        {{"--is_correction tis", "gspo", "leave it out"}, [](auto &o) { o.correction = Correction::tis, o.type = PolicyLossType::gspo; }},
+        {{"--is_correction tis", "gspo", "leave it out"},
+         [](auto &o) { o.correction = Correction::tis, o.type = PolicyLossType::gspo; }},
     };
     for (const auto &[words, set] : wrong) expect_error([&] { check_options(with(set)); }, words);
 }

@@ -35,7 +35,8 @@ static const std::map<std::string, std::vector<double>> transformers = {
 TEST(Schedule, EqualsTransformersStepByStep) {
     for (const auto &[type, rates] : transformers)
         for (size_t step = 0; step < rates.size(); step++)
-            EXPECT_NEAR(learning_rate_at({*find_choice<Scheduler>(type), 2e-4, Steps(0.2).of(12), 0.1, 12, 0.3}, step), rates[step], 2e-4 * 0x1p-51)
+            EXPECT_NEAR(learning_rate_at({*find_choice<Scheduler>(type), 2e-4, Steps(0.2).of(12), 0.1, 12, 0.3}, step),
+                        rates[step], 2e-4 * 0x1p-51)
                 << type << ", step " << step;
 }
 
@@ -43,7 +44,8 @@ TEST(Schedule, NoWarmupAndOnlyWarmup) {  // also of transformers
     const std::vector<double> none = {0.0002, 0.000155, 6.500000000000002e-05, 2e-05};
     const std::vector<double> all = {0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0};
     for (size_t step = 0; step < 4; step++) {
-        EXPECT_NEAR(learning_rate_at({Scheduler::cosine_with_min_lr, 2e-4, 0, 0.1, 3, 0}, step), none[step], 2e-4 * 0x1p-51) << step;
+        EXPECT_NEAR(learning_rate_at({Scheduler::cosine_with_min_lr, 2e-4, 0, 0.1, 3, 0}, step), none[step], 2e-4 * 0x1p-51)
+            << step;
         EXPECT_NEAR(learning_rate_at({Scheduler::linear, 2e-4, 3, 0.1, 3, 0}, step), all[step], 2e-4 * 0x1p-51) << step;
     }
 }

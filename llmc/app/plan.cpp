@@ -254,8 +254,9 @@ int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);
     const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.model.config.max_positions;
-    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.model.config), name_of(o.dtype).c_str(),
-           o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
+    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.model.config),
+           name_of(o.dtype).c_str(), o.zero_stage, human_bytes(memory).c_str(),
+           room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
     const bool timed = gpu_rates(o.gpu).has_value(), varies = !o.recompute;
     std::vector<Recompute> levels;
     for (Recompute level : recompute_levels)
@@ -263,7 +264,8 @@ int print_fit(const Run &run) {
     const std::string sharing = o.ring_attn_size > 1 ? format("rings of --ring_attn_size %zu", o.ring_attn_size) : "ranks";
     printf("longest sample in tokens%s, on %s that share it (%s), by number of ranks%s as given\n%6s",
            timed ? ", and the predicted seconds of a step of it" : "", sharing.c_str(), name_of(o.sp_mode).c_str(),
-           varies ? " and --recompute; all other flags" : format("; --recompute %s and all other flags", name_of(levels[0]).c_str()).c_str(),
+           varies ? " and --recompute; all other flags"
+                  : format("; --recompute %s and all other flags", name_of(levels[0]).c_str()).c_str(),
            "ranks");
     for (Recompute level : levels) printf("%12s %*s", name_of(level).c_str(), timed ? 9 : 0, "");
     bool beyond = false;

@@ -33,7 +33,8 @@ Device cuda_device(const Options &, const ModelFactory &cpu, Comm &host, bool ow
 template <template <class> class M> Device make_cpu_device(const Options &options) {
     const int threads = int(options.threads);
     std::shared_ptr<Context> ctx = make_context();
-    const auto make_model = [=, bf16_storage = options.dtype == Dtype::bf16](const ModelConfig &config, const ModelLimits &limits) {
+    const auto make_model = [=, bf16_storage = options.dtype == Dtype::bf16](const ModelConfig &config,
+                                                                             const ModelLimits &limits) {
         const std::shared_ptr<Context> own = limits.concurrent ? make_context() : ctx;
         const int share = limits.concurrent ? std::max(1, threads / 2) : threads;
         std::unique_ptr<Model> model;

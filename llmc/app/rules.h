@@ -16,9 +16,15 @@ struct Must {  // the message: "--x is VALUE but must be RULE"
     std::function<bool(double)> holds;
     std::string rule;
 };
-inline Must must(bool ok, const char *rule) { return {[=](double) { return ok; }, rule}; }
-inline Must above(double low) { return {[=](double x) { return x > low; }, format("above %g", low)}; }
-inline Must at_most(double high) { return {[=](double x) { return x <= high; }, format("at most %g", high)}; }
+inline Must must(bool ok, const char *rule) {
+    return {[=](double) { return ok; }, rule};
+}
+inline Must above(double low) {
+    return {[=](double x) { return x > low; }, format("above %g", low)};
+}
+inline Must at_most(double high) {
+    return {[=](double x) { return x <= high; }, format("at most %g", high)};
+}
 inline Must between(double low, double high) {
     return {[=](double x) { return x >= low && x <= high; }, format("between %g and %g", low, high)};
 }
@@ -71,10 +77,10 @@ template <class R, class Visit> void each_rule(const Options &o, Task task, cons
         if constexpr (!(std::is_same_v<Rules, OneOf> || ...)) one(one_of_type(value));
     };
 #define NEED(name, met, what, fix) const Needs name = needs(met, what, fix);
-#define OPT(type, name, value, tasks, help, ...)     \
-    if (task & (tasks)) {                            \
-        const auto &x = o.name;                      \
-        row(#name, x __VA_OPT__(, ) __VA_ARGS__);    \
+#define OPT(type, name, value, tasks, help, ...)  \
+    if (task & (tasks)) {                         \
+        const auto &x = o.name;                   \
+        row(#name, x __VA_OPT__(, ) __VA_ARGS__); \
     }
 #include "../train/options.def"
 }

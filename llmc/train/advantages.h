@@ -56,7 +56,7 @@ struct Estimated {
 };
 
 bool whitens(Estimator);
-bool discounts(Estimator);  // true if gamma has an effect
+bool discounts(Estimator);                     // true if gamma has an effect
 void check_options(const AdvantageOptions &);  // dies if a number is out of range
 
 // Dies if the baseline needs other rollouts and a group has only one.

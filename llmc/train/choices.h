@@ -27,12 +27,15 @@ CHOICE(Aggregation, token_mean, sequence_mean, constant)
 
 enum class LoadIn { dtype, nf4, int8 };
 template <> inline constexpr const char *choice_names<LoadIn> = ", 4bit, 8bit";
+enum class Switch { on, off };
+template <> inline constexpr const char *choice_names<Switch> = "true, false";
 enum class Correction { none, tis, icepop, seq_mask_tis };
 template <> inline constexpr const char *choice_names<Correction> = ", tis, icepop, seq-mask-tis";
 
 template <class E> using Auto = std::optional<E>;  // a choice with one more value, auto, which is nullopt
 template <class E>
-concept Choice = choice_names<E> != nullptr;
+concept Choice = choice_names<E>
+!= nullptr;
 
 // Returns the names in "a, b".
 inline std::vector<std::string> names_in(const std::string &list) {

@@ -114,8 +114,8 @@ size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recom
     return std::min(low * unit, limit);
 }
 
-size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits,
-                      size_t memory, size_t limit) {
+size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits, size_t memory,
+                      size_t limit) {
     const size_t documents = documents_of_sample(run);
     return most_tokens(run, model, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }

@@ -40,8 +40,8 @@ size_t documents_of_sample(const Run &run);  // 2 for pairs
 size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits limits, size_t memory,
                    size_t limit);
 // Returns the same as a value of --max_len, for rows with room for one sample.
-size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits,
-                      size_t memory, size_t limit);
+size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits, size_t memory,
+                      size_t limit);
 // Returns the smallest larger ring whose plan fits, or 0 if there is none.
 size_t larger_ring(const Run &run, const ModelSpec &model, ModelLimits limits, size_t memory);
 // Returns true if the plan fits into the memory that a rank may take. All ranks call it.

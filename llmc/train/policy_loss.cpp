@@ -50,7 +50,9 @@ double within_20(double log_ratio) { return std::clamp(log_ratio, -20.0, 20.0); 
 
 // What a token's loss is multiplied by.
 double token_weight(const PolicyLossOptions &o, const PolicyStep &step, size_t tokens) {
-    const bool per_sequence = o.aggregation.value_or(o.type == PolicyLossType::gspo ? Aggregation::sequence_mean : Aggregation::token_mean) == Aggregation::sequence_mean;
+    const bool per_sequence =
+        o.aggregation.value_or(o.type == PolicyLossType::gspo ? Aggregation::sequence_mean : Aggregation::token_mean) ==
+        Aggregation::sequence_mean;
     if (per_sequence) return 1 / (step.sequences * double(tokens));
     return o.aggregation == Aggregation::constant ? 1 / (step.sequences * step.longest) : 1 / step.tokens;
 }

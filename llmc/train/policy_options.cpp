@@ -19,8 +19,8 @@ static void set_correction(PolicyLossOptions &out, const std::string &text) {
     char more;
     if (!correction) die("--is_correction %s is not known\n  fix: tis, icepop or seq-mask-tis", name.c_str());
     out.correction = *correction;
-    if (name != text && (name.empty() || sscanf(text.c_str() + name.size(), ",%lf,%lf%c", &out.correction_low,
-                                                &out.correction_high, &more) != 2))
+    if (name != text &&
+        (name.empty() || sscanf(text.c_str() + name.size(), ",%lf,%lf%c", &out.correction_low, &out.correction_high, &more) != 2))
         die("--is_correction %s is not NAME,C,D with the smallest and the largest weight\n  fix: --is_correction %s,0.5,5, say",
             text.c_str(), name.empty() ? "tis" : name.c_str());
 }

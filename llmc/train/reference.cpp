@@ -63,8 +63,8 @@ std::string Reference::side_file(const Samples &data, size_t pairs) const {
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
     if (spec_.config.lora.rank)  // from --adapter
         for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(spec_.adapter + name);
-    std::string key = format("reference 3 %s%s %zu %s", name_of(run_.options.dtype).c_str(), name_of(run_.options.load_in).c_str(), pairs,
-                             data.fingerprint().c_str());
+    std::string key = format("reference 3 %s%s %zu %s", name_of(run_.options.dtype).c_str(),
+                             name_of(run_.options.load_in).c_str(), pairs, data.fingerprint().c_str());
     for (const std::string &file : files) key += format(" %s", fingerprint(InputFile(file)).c_str());
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
 }

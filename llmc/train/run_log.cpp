@@ -35,7 +35,10 @@ StepReport StepMeter::report() {
 }
 
 RunLog::RunLog(const Run &run, const Training &training)
-    : run_(run), o_(run.options), training_(training), peak_(gpu_peak(training.model->memory().device(), name_of(run.options.dtype))) {}
+    : run_(run),
+      o_(run.options),
+      training_(training),
+      peak_(gpu_peak(training.model->memory().device(), name_of(run.options.dtype))) {}
 
 void RunLog::open(size_t step, bool within_step) {
     if (!run_.is_main_rank()) return;
