@@ -12,7 +12,7 @@ ModelConfig with_adapters(ModelConfig config) {
 }
 }  // namespace
 
-template <class Dev> struct GpuCheck : testing::Test {
+template <class Dev> struct GpuChecks : testing::Test {
     const std::unique_ptr<CudaContext> context = make_cuda_context(1);
 #ifdef LLMC_EMULATE
     CUstream_st stream{0};
@@ -27,9 +27,9 @@ template <class Dev> struct GpuCheck : testing::Test {
         return check_gpu(models_on(dev), cpu_models<X>(), config, limits, sizeof(X) == 2);
     }
 };
-TYPED_TEST_SUITE(GpuCheck, CudaDevices);
+TYPED_TEST_SUITE(GpuChecks, CudaDevices);
 
-TYPED_TEST(GpuCheck, OpsOfEachKindOfModelAgreeWithTheCpu) {
+TYPED_TEST(GpuChecks, OpsOfEachKindOfModelAgreeWithTheCpu) {
     ModelLimits trains, generates, compact, muon;
     generates.mode = Mode::generate, generates.cache_pages = 1;
     compact.moments = Moments::blockwise, compact.bf16_gradients = true, compact.recompute = Recompute::layer;
