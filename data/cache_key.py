@@ -14,10 +14,9 @@ from xxhash import xxh3_128
 
 from hub import is_hub_name, snapshot
 from sources import hub_version, source_of, split_names, splits_of
+from tokenizer import tokenizer_files
 from versions import LIBRARIES, version_of
 
-# The files that transformers may read in a tokenizer's directory. It repairs Mistral's tokenizers depending on the model in config.json.
-TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
 UNREAD = ("key", "out", "input", "tokenizer")  # options without an effect on the result, and options whose files are hashed instead
 
 
@@ -40,7 +39,7 @@ def input_key(name):
 
 def files_of_saved(data):
     directories = dict.fromkeys(os.path.dirname(part["filename"]) for part in data.cache_files)
-    return [path for directory in directories for path in files_in(directory, ("*",))]
+    return [path for directory in directories for path in sorted(glob.glob(f"{glob.escape(directory)}/*")) if os.path.isfile(path)]
 
 
 def tokenizer_key(directory):
@@ -48,12 +47,7 @@ def tokenizer_key(directory):
         return None
     if is_hub_name(directory):
         directory = snapshot(*directory.split("@"), weights=False)
-    return [(os.path.relpath(path, directory), hash_of(path)) for path in files_in(directory, TOKENIZER)]
-
-
-def files_in(directory, patterns):
-    found = {path for pattern in patterns for path in glob.glob(os.path.join(glob.escape(directory), pattern))}
-    return sorted(path for path in found if os.path.isfile(path))
+    return [(os.path.relpath(path, directory), hash_of(path)) for path in tokenizer_files(directory)]
 
 
 def code_key():

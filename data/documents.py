@@ -91,7 +91,8 @@ def refuse_unseen(fields, drafts, is_named=False):
         if known in MEDIA:
             raise DataError(f"has {name!r}, and only text is trained on", f"leave {name!r} out, and the record too if its text is about them")
         rename = f"write {known!r}, if that is meant; " if known != name else ""
-        texts, place = [one_line(text) for text in texts_in(parsed(fields[name]))], whole if known in CHATS else asked
+        value = fields[name] if known == name else fields.get(name)  # a misspelled field counts as unused
+        texts, place = [one_line(text) for text in texts_in(parsed(value))], whole if known in CHATS else asked
         if not all(text in place for text in texts):
             raise DataError(f"has a field {name!r} that no part of the sample would contain; it has {seen(fields)}",
                             f"{rename}put {name!r} into the prompt or the messages, or leave it out; the fields of prompts and answers are named by "

@@ -142,6 +142,8 @@ def tool_calls(value, where):
 
 
 def check_train_flags(message, where):
+    if len(message) < 3:  # a role and a content
+        return
     flags = [name for name in (*TRAIN_FLAGS, *LOSS_FLAGS) if has(message, name)]
     for name in flags:
         if message[name] not in (0, 1):
@@ -149,7 +151,7 @@ def check_train_flags(message, where):
     for name in ("train_detail", "training_detail"):  # Axolotl's
         if message.get(name):
             raise DataError(f"{where} has {name}, which trains parts of a content", f"leave {name} out, or write input_ids with labels")
-    for name in message.keys() - KNOWN if len(message) > 2 else ():
+    for name in message.keys() - KNOWN:
         if is_mark(name):
             refuse_mark(name, message[name], f"mark the message by train (true, false), or leave {name!r} out", where + " ")
         if known := misspelled(name, KNOWN):
@@ -161,7 +163,7 @@ def check_train_flags(message, where):
 def trained_messages(messages, first_trained):
     """Returns the indices of the trained messages: the assistant's from number first_trained on, unless a message's flag says otherwise."""
     def is_trained(i, message):
-        flag = next((message[name] for name in TRAIN_FLAGS if has(message, name)), None)
+        flag = next((message[name] for name in TRAIN_FLAGS if has(message, name)), None) if len(message) > 2 else None
         if flag is not None:
             return flag
         return message["role"] == "assistant" and i >= first_trained and all(message[name] for name in LOSS_FLAGS if has(message, name))

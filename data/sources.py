@@ -66,6 +66,8 @@ def check(source):
 
 
 def check_file(source):
+    if os.path.exists(source.name) and not os.path.isfile(source.name):
+        raise DataError(f"{source.name}: is not a regular file", "write the records to a file, whose name tells its kind: records.jsonl")
     if not os.path.isfile(source.name):
         raise DataError(f"{source.name}: there is no such file", "give --input an existing file, several with commas between them")
     if source.subset not in (None, "default") or source.directory:

@@ -1,6 +1,7 @@
 """Reads a Hugging Face tokenizer directory: converts text to ids with offsets, identifies special tokens, and computes the hash that ties data
 to a model."""
 
+import glob
 import json
 import os
 from functools import lru_cache
@@ -12,6 +13,9 @@ from errors import DataError
 from hub import is_hub_name, snapshot
 from whole_file import refuse_disguise
 
+# The files that transformers may read in a tokenizer's directory. It repairs Mistral's tokenizers depending on the model in config.json.
+FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
+OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "config.json")  # without tokenizer.json
 MOST_IDS = 1 << 24  # an id beyond this is a broken file, not a vocabulary
 # Texts in which tokenizers differ: numbers, contractions, spaces, capitals, accents, scripts.
 PROBES = ("The sum of 123456 and 7.5e3 isn't 2024-01-31!", "  two  spaces\n\n\ttabs\r\n", "na\u00efve cafe\u0301 \ufb01 \u00bd \u0130stanbul", "\u65e5\u672c\u8a9e\u3002\ud55c\uad6d\uc5b4",
@@ -26,6 +30,9 @@ class Tokenizer:
             directory = snapshot(*directory.split("@"), weights=False)
         self.directory = directory
         entries = read_vocabulary(directory)
+        for path in tokenizer_files(directory):
+            if os.path.basename(path) in OBJECTS:
+                refuse_broken(path)
         self.hash = tokenizer_hash(entries)
         self.vocab_size = max(entries) + 1  # the largest id + 1
         self.hf = load_fast_tokenizer(directory)
@@ -99,12 +106,32 @@ class Ids:
         return []
 
 
+def tokenizer_files(directory):
+    """Returns the files of a tokenizer. Refuses a link without its target, a pipe or a device in place of one, which transformers ignores."""
+    paths = sorted({path for pattern in FILES for path in glob.glob(os.path.join(glob.escape(directory), pattern))})
+    for path in paths:
+        if not os.path.isfile(path) and (path.endswith((".json", ".jinja")) or not os.path.isdir(path)):
+            raise DataError(f"{path}: is not a regular file", "copy the file from the model again")
+    return [path for path in paths if os.path.isfile(path)]
+
+
+def refuse_broken(path):
+    """Refuses a file that is not a JSON object, with its name, which messages of transformers lack."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+        if not isinstance(value, dict):
+            raise ValueError("it is not an object")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is broken JSON: {error}", "copy the file from the model again") from None
+
+
 def read_vocabulary(directory):
     """Returns {id: (token, special)} of tokenizer.json: the model's vocabulary, in which added tokens replace others of the same id."""
     if not os.path.isdir(directory):
         raise DataError(f"{directory}: there is no such directory", "give --tokenizer the directory of a model or tokenizer")
     path = os.path.join(directory, "tokenizer.json")
-    if not os.path.isfile(path):
+    if path not in tokenizer_files(directory):
         raise DataError(f"{directory}: contains no tokenizer.json",
                         "load it with transformers' AutoTokenizer and save it again with save_pretrained")
     refuse_disguise(path)

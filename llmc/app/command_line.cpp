@@ -369,8 +369,8 @@ static Task task_called(const std::string &name) {
 }
 
 // Returns the task of words in this program's names; without a name it is the demo.
-static std::optional<Task> own_task(const std::vector<std::string> &words, bool show = false) {
-    if (words.empty() || words[0].starts_with("-")) return show || is_asked(words, "--plan") ? SFT : DEMO;
+static std::optional<Task> own_task(const std::vector<std::string> &words) {
+    if (words.empty() || words[0].starts_with("-")) return is_asked(words, "--plan") ? SFT : DEMO;
     const Task task = task_called(words[0]);
     return task == DEMO && words[0] != task_name(DEMO) ? std::nullopt : std::optional(task);
 }
@@ -400,8 +400,8 @@ static CommandLine ask_port(const std::string &program, const std::vector<std::s
     return request;
 }
 
-static CommandLine read_request(const std::string &program, const std::vector<std::string> &words, bool show) {
-    const std::optional<Task> task = own_task(words, show);
+static CommandLine read_request(const std::string &program, const std::vector<std::string> &words) {
+    const std::optional<Task> task = own_task(words);
     std::string stranger;  // the first name that is not this program's
     CommandLine request;
     request.task = task.value_or(SFT);
@@ -452,16 +452,17 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     const bool brings = !asks && !bundled.empty() && own_task(given) == DEMO;
     std::vector<std::string> words = brings ? bundled : given;
     if (show) words.erase(words.begin());
+    if (show && (words.empty() || words[0].starts_with("-"))) words.insert(words.begin(), task_name(SFT));
     if (brings) words.insert(words.end(), given.begin(), given.end());
     if (brings && given.empty()) words.push_back("--overwrite");  // the directory only holds runs of this command
     if (asks) {                                                   // the task may follow --help
         const bool all = std::erase(words, "all") > 0;
         std::erase(words, "--help"), std::erase(words, "-h");
-        const auto own = own_task(words, show);
-        const Task task = own ? *own : read_request(program, words, show).task;
+        const auto own = own_task(words);
+        const Task task = own ? *own : read_request(program, words).task;
         return {task, default_options(task), true, {}, show, show ? help_of_show(program) : help(program, task, all)};
     }
-    CommandLine request = read_request(program, words, show);
+    CommandLine request = read_request(program, words);
     if (show && !(request.task & TRAINING & ~DEMO))
         die("show is for data that is trained on, and not for %s\n  fix: one of %s", task_name(request.task),
             task_words(TRAINING & ~DEMO).c_str());

@@ -81,13 +81,15 @@ static std::vector<uint8_t> mask(const Fields &fields, size_t n) {
     return out;
 }
 
+static constexpr double least_logp = -1e4;  // of a token that was sampled; its ratio of probabilities would overflow far above
+
 static std::vector<double> logprobs(const Fields &fields, std::span<const uint8_t> mask) {
     const nlohmann::json &list = of_tokens(fields, "logprobs", mask.size());
     std::vector<double> out;
     for (size_t t = 0; t < mask.size(); t++) {
         if (!mask[t]) continue;
         const double logp = list[t].is_number() ? list[t].get<double>() : NAN;
-        if (!std::isfinite(logp) || logp > 1e-3)
+        if (!(logp >= least_logp && logp <= 1e-3))
             fields.refuse(
                 "logprobs",
                 format(

@@ -53,7 +53,8 @@ def read_flags(words):
         while not equals and words and not words[0].startswith("--"):
             values.append(words.pop(0))
         name = word[2:].replace("-", "_")
-        if len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name not in WHOLE and is_object(values[0]):
+        values = ["{}" if re.fullmatch(r"\s*\{\s*\}\s*", value) else value for value in values]
+        if len(values) == 1 and re.match(r"\s*\{\s*\"", values[0]) and name not in WHOLE and is_object(values[0]):
             settings += read_settings(parse_json(values[0], word), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
         else:
             settings.append(Setting(name, values, word))
@@ -81,7 +82,7 @@ def read_settings(value, prefix, where):
     settings = []
     for key, inner in value.items():
         name, place = (prefix + key).replace("-", "_"), f"{prefix}{key} {'of' if where.startswith('--') else 'in'} {where}"
-        if isinstance(inner, dict) and name.rpartition(".")[2] not in WHOLE:
+        if isinstance(inner, dict) and inner and name.rpartition(".")[2] not in WHOLE:
             settings += read_settings(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
         elif isinstance(inner, list) and any(isinstance(entry, dict) for entry in inner):
             is_data = all(isinstance(entry, dict) and ("path" in entry or "dataset" in name) for entry in inner)

@@ -7,13 +7,13 @@
     Note       has no effect here; the text gives the reason
     Refused    has no equivalent here, and ignoring it would change the run; the text gives an alternative
 
-Sets, Together and Refused do nothing for the value false, unless the row lists it. Note and Refused match a name with any prefix
+Sets, Together and Refused do nothing for the values false and {}, unless the row lists it. Note and Refused match a name with any prefix
 ("ds.packing_samples"); the other rows match only prefixes in NESTED ("trl.beta", but not "critic.model_name_or_path")."""
 
 from typing import NamedTuple
 
 NESTED = {"trl", "fsdp_config", "parallelism_config", "deepspeed_config", "special_tokens", "tokens", "generation_kwargs"}
-OFF = {"false"}
+OFF = {"false", "{}"}
 SPEED = "it concerns memory and speed, and changes no result"
 
 

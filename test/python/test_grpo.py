@@ -142,6 +142,7 @@ def test_a_step_with_masked_answers_alone_is_no_update(tmp_path):
     ({"logprobs": [-1.0]}, ["line 5", "logprobs", "1 number"]),
     ({"logprobs": ["x"] * 9}, ["line 5", 'logprobs has "x" for token 0']),
     ({"logprobs": [0.5] * 9}, ["line 5", "logprobs", "0.5"]),
+    ({"logprobs": [-1e308] * 9}, ["line 5", "logprobs has -1e+308 for token 0"]),
     ({"group": -1}, ["line 5", "group"]),
     ({"group": 2**63}, ["line 5", "group is 9223372036854775808", "0 to 9223372036854775807"]),
     ({"group": 0}, ["line 5", "prompt_ids differ from line 1's", "group 0"]),

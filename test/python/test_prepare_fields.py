@@ -110,6 +110,8 @@ def test_unused_fields_are_counted(bench):
     assert bench.row("keys of messages not read") == 1 and "mood (3) by the template" in bench.printed
     bench.run("sft", bench.tokenizer(CHATML), [{"messages": CHAT, "weight": 1, "loss_mask": [1, 1], "loss": 0.7, "prompts": "x", "contents": "y", "target": "z"}])
     assert bench.row("fields not used") == 6
+    bench.run("sft", bench.tokenizer(CHATML), [{"messages": CHAT, "mesages": CHAT, "documets": ["e"], "chosen_": "e"}])  # misspelled, of words that the sample has
+    assert bench.row("fields not used") == 3
     bench.run("prompts", bench.tokenizer(CHATML), [{"prompt": "Hi", "id": 1}] * 2)
     assert bench.row("fields not used") == 1 and "id (2)" in bench.printed
     bench.run("sft", bench.tokenizer(CHATML.replace("m['content']", "m['content'] + m['mood'] | default('')")), [{"messages": CHAT}])

@@ -176,7 +176,7 @@ def test_a_directory_of_which_files_are_left_out(bench, names, split):
 
 
 @pytest.mark.parametrize("name, content, message", [
-    ("none.jsonl", None, "none.jsonl: there is no such file"), ("empty.jsonl", "", "empty.jsonl: the file is empty"),
+    ("none.jsonl", None, "none.jsonl: there is no such file"), ("/dev/zero", None, "/dev/zero: is not a regular file"), ("empty.jsonl", "", "empty.jsonl: the file is empty"),
     ("blank.jsonl", "\n", "blank.jsonl: contains no records"), ("x.txt", "x", "x.txt: unknown kind of file"),
     ("list.json", "[1", "list.json: broken JSON"), *[(name, "version https://git-lfs.github.com/spec/v1\n", f"{name}: is a pointer of Git LFS")
                                                      for name in ("a.jsonl", "a.parquet")],

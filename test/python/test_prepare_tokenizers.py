@@ -1,6 +1,7 @@
 """Tokenizers for data/prepare.py: their hash, other kinds of tokenizers, and refusals of broken ones."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -82,4 +83,13 @@ def test_broken_tokenizers(bench, name, break_it):
     text = (path / name).read_text() if (path / name).exists() else "{}" * 9
     (path / name).write_bytes(break_it(text))
     message = bench.refused("sft", path, [{"text": "a"}])
-    assert "tokenizer" in message and len(message) < 1000
+    assert (f"tokenizer/{name}: is " if break_it in BROKEN else "tokenizer") in message and len(message) < 1000
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
+def test_what_is_not_a_file_of_a_tokenizer(bench, name, make):
+    path = shutil.copytree(DATA / "demo" / "model", bench.path / "tokenizer")
+    (path / name).unlink(missing_ok=True)
+    make(path / name)
+    assert f"tokenizer/{name}: is not a regular file" in bench.refused("sft", path, [{"text": "a"}])

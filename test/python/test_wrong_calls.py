@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from runs import DEMO, GOLDEN, PAIRS, change_json, command, model_with, random_documents, refused, write_data, write_lines
+from runs import DEMO, GOLDEN, PAIRS, PROGRAM, call, change_json, command, model_with, random_documents, refused, write_data, write_lines
 from test_grpo import rollouts
 from test_preference import MODELS, random_pairs, reward_model, write_pairs
 from test_sampling import with_tokenizer
@@ -42,6 +42,7 @@ WRONG = [
     *((f"{call} --data long.safetensors", "document 2", "65 tokens") for call in (SFT, EVAL)),
     *((f"{call} --data asked.safetensors", "holds prompts") for call in (SFT, EVAL)),
     *((f"{call} --model spoiled", "model.norm.weight", "NaN") for call in (SFT, EVAL)),
+    *((f"{SFT} --{name} '{value}'", f"unknown flag {where}") for name, value, where in (("foo", "{}", "--foo"), ("foo", '{"a": {}}', "foo.a of --foo"))),
     (f"show {EVAL}", "show is for data that is trained on, and not for eval", "pretrain, sft"), ("show sft --model golden/qwen3", "sft needs --data"),
     (f"show {SFT} --model golden/llama3 --data long.safetensors", "has tokens, whose texts only a tokenizer knows", "tokenizer.json"),
     # preferences
@@ -168,6 +169,11 @@ def words_of(text, output):
             flags[name] = None if word == "none" else word
     program, *arguments = command(task, **flags)
     return [program, *["show"] * shows, *arguments]
+
+
+def test_show_without_a_task_is_of_sft():
+    error = call([str(PROGRAM), "show", "--per_device_train_batch_size", "3"]).stderr
+    assert "train_llama: 3 problems:" in error and "--per_device_train_batch_size 3: --train_batch_size 3" in error and "sft needs --data" in error
 
 
 @pytest.mark.parametrize("text, parts", [(text, parts) for text, *parts in WRONG], ids=[text for text, *_ in WRONG])
