@@ -48,20 +48,21 @@ template <class Weight> __device__ uint32_t locate(SampleShared &s, uint32_t n, 
 // Row::cut with digits of 4 bits: in each of 8 passes every thread keeps the sums of 15 digits in registers.
 template <class Weight>
 __device__ void cut(SampleShared &s, Kept &kept, const float *l, uint32_t n, uint64_t target, Weight weight) {
+    using Sum = decltype(weight(0u));  // 32 bits if weights count ids
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t prefix = 0, mask = 0;
     for (int shift = 28; shift >= 0; shift -= 4) {
-        uint64_t sums[digits - 1] = {};  // cumulative, by digit
+        Sum sums[digits - 1] = {};  // cumulative, by digit
         for (uint32_t v = threadIdx.x; v < n; v += sample_threads) {
             const uint32_t rank = rank_of(l[v]);
             if ((rank & mask) != prefix || !kept.has(rank, v)) continue;
-            const uint64_t w = weight(v);
+            const Sum w = weight(v);
 #pragma unroll
             for (uint32_t d = 0; d < digits - 1; d++) sums[d] += (rank >> shift & (digits - 1)) <= d ? w : 0;
         }
 #pragma unroll
         for (uint32_t d = 0; d < digits - 1; d++) {
-            const uint64_t sum = warp_sum(sums[d]);
+            const Sum sum = warp_sum(sums[d]);
             if (lane == 0) s.of_digit[warp][d] = sum;
         }
         __syncthreads();
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(sample_threads)
     uint64_t all = 0;
     if (!rule.greedy) {
         if (rule.top_k && rule.top_k < n) {
-            cut(s, kept, l, n, rule.top_k - 1, [](uint32_t) { return uint64_t(1); });
+            cut(s, kept, l, n, rule.top_k - 1, [](uint32_t) { return 1u; });
             kept.last_id = n;  // with all equal ones
         }
         all = total();
