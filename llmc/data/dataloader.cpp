@@ -32,22 +32,21 @@ struct Bundle {
 static std::vector<Bundle> bundles_of(const Samples &data, std::span<const size_t> samples, size_t row_tokens) {
     std::vector<Bundle> bundles;
     std::map<std::vector<int32_t>, size_t> latest;  // the last bundle of each prompt
+    const auto tokens_of = [&](const std::vector<size_t> &row) { return outline(data, row, true).doc_offsets.back(); };
     for (size_t s : samples) {
-        const size_t tokens = outline(data, {&s, 1}, true).doc_offsets.back();
         const Document first = data.document(data.first(s));
         const std::vector<int32_t> prompt(first.tokens.begin(), first.tokens.begin() + ptrdiff_t(prompt_length(first)));
         const auto found = latest.find(prompt);
         if (found != latest.end()) {
             Bundle &with = bundles[found->second];
-            const size_t together = outline(data, std::vector<size_t>{with.samples.back(), s}, true).doc_offsets.back() -
-                                    outline(data, {&with.samples.back(), 1}, true).doc_offsets.back();
-            if (with.tokens + together <= row_tokens) {
-                with.samples.push_back(s), with.tokens += together;
+            const size_t last = with.samples.back(), more = tokens_of({last, s}) - tokens_of({last});
+            if (with.tokens + more <= row_tokens) {
+                with.samples.push_back(s), with.tokens += more;
                 continue;
             }
         }
         latest[prompt] = bundles.size();
-        bundles.push_back({{s}, tokens});
+        bundles.push_back({{s}, tokens_of({s})});
     }
     return bundles;
 }

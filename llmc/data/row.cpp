@@ -4,10 +4,9 @@
 
 #include "../core/common.h"
 
-static Row empty_row(size_t tokens, size_t documents) {
-    Row row;
-    row.T = round_up(tokens, row_multiple);
-    for (auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) v->reserve(row.T);
+static Row empty_row(size_t tokens, size_t documents) {  // with room for as many
+    Row row{};
+    for (auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) v->reserve(round_up(tokens, row_multiple));
     row.doc_offsets.reserve(documents + 1);
     row.documents.reserve(documents);
     row.doc_offsets.push_back(0);
@@ -36,15 +35,16 @@ static void append_document(Row &row, size_t number, std::span<const int32_t> to
     row.doc_offsets.push_back(row.tokens.size());
 }
 
-static void append_padding(Row &row) {
+static void append_padding(Row &row, size_t multiple) {
     const size_t begin = row.doc_offsets.back();
+    row.T = round_up(row.tokens.size(), multiple);
     while (row.tokens.size() < row.T)
         append_token(row, 0, (row.tokens.size() - begin) % row_multiple, begin);  // any position in the rope table
 }
 
 // Calls f(number, document, shared) for each document of these samples. shared: the tokens that it shares with the last document that shares none.
 template <class F> static void for_each_document(const Samples &data, std::span<const size_t> samples, bool share_prompts, F f) {
-    std::vector<int32_t> prompt;  // of the last document
+    std::vector<int32_t> prompt;  // of that document
     for (size_t s : samples)
         for (size_t i = data.first(s); i < data.first(s + 1); i++) {
             const Document document = data.document(i);
@@ -67,17 +67,15 @@ static size_t share_prompt(Row &row, size_t shared, size_t tokens) {
 }
 
 Row make_row(const Samples &data, std::span<const size_t> samples, bool share_prompts) {
-    size_t tokens = 0, documents = 0;
-    for_each_document(data, samples, share_prompts, [&](size_t, const Document &document, size_t shared) {
-        tokens += document.tokens.size() - shared, documents++;
-    });
-    Row row = empty_row(tokens, documents);
+    size_t tokens = 0;
+    for (size_t s : samples) tokens += data.sample_length(s);
+    Row row = empty_row(tokens, 2 * samples.size());
     for_each_document(data, samples, share_prompts, [&](size_t i, const Document &document, size_t shared) {
         const size_t begin = share_prompt(row, shared, document.tokens.size());
         append_document(row, i, document.tokens, document.mask, begin, shared);
     });
     if (row.shared.size() > SharedPrompt::most) die("a row has %zu shared prompts", row.shared.size());
-    append_padding(row);
+    append_padding(row, row_multiple);
     return row;
 }
 
@@ -95,7 +93,7 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
     Row row = empty_row(tokens, documents.size());
     for (size_t i = 0; i < documents.size(); i++)
         append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i], row.tokens.size());
-    append_padding(row);
+    append_padding(row, row_multiple);
     return row;
 }
 
@@ -118,8 +116,7 @@ Row outline(const Samples &data, std::span<const size_t> samples, bool share_pro
 }
 
 Row pad_row(Row row, size_t ranks) {
-    if (ranks > 1) row.T = round_up(row.T, row_multiple * ranks);
-    append_padding(row);
+    append_padding(row, row_multiple * ranks);
     return row;
 }
 

@@ -35,13 +35,15 @@ struct Row {
     std::vector<int32_t> target_documents;  // (N) the document of the row that the predictor belongs to (its segment id)
 };
 
+// The places in the row where the documents begin that share a prompt.
+inline std::span<const size_t> sharers(const Row &row, const SharedPrompt &p) {
+    return {std::ranges::lower_bound(row.doc_offsets, p.begin), std::ranges::lower_bound(row.doc_offsets, p.end)};
+}
+
 // The number of (query, key) pairs of a query behind a shared prompt and a key in it.
 inline double shared_scores(const Row &row) {
     double sum = 0;
-    for (const SharedPrompt &p : row.shared) {
-        const auto second = std::ranges::upper_bound(row.doc_offsets, p.begin);
-        sum += double(p.end - *second) * double(p.length);
-    }
+    for (const SharedPrompt &p : row.shared) sum += double(p.end - sharers(row, p)[1]) * double(p.length);
     return sum;
 }
 

@@ -68,11 +68,8 @@ void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
 void DeviceRow::load_copies(const Row &whole, Memory &memory) {
     std::vector<int32_t> of_whole(whole.T, 0), own;
     std::fill(of_whole.begin(), of_whole.begin() + ptrdiff_t(whole.doc_offsets.back()), 1);
-    for (const SharedPrompt &p : whole.shared) {
-        const auto documents =
-            std::ranges::count_if(whole.doc_offsets, [&](size_t begin) { return p.begin <= begin && begin < p.end; });
-        std::fill_n(of_whole.begin() + ptrdiff_t(p.begin), p.length, int32_t(documents));
-    }
+    for (const SharedPrompt &p : whole.shared)
+        std::fill_n(of_whole.begin() + ptrdiff_t(p.begin), p.length, int32_t(sharers(whole, p).size()));
     for (size_t p : split->positions(limits_.ranks.sp_rank())) own.push_back(of_whole[p]);
     write(memory, copies, own);
 }

@@ -66,17 +66,15 @@ PromptSplit split_prompts(const Row &row) {
     const auto add = [](Pieces &pieces, size_t begin, size_t end) {
         if (begin < end) pieces.piece[pieces.count++] = {begin, end, begin};
     };
-    const auto see_from = [&](size_t begin, size_t end) {
-        std::fill(out.answers_first_key.begin() + ptrdiff_t(begin), out.answers_first_key.begin() + ptrdiff_t(end),
-                  int32_t(begin));
-    };
     size_t behind = 0;  // the last shared prompt's documents
     for (const SharedPrompt &p : row.shared) {
         const size_t answers = p.begin + p.length;
         add(out.prompts, behind, answers), add(out.answers, answers, p.end);
-        auto next = std::ranges::upper_bound(row.doc_offsets, p.begin);
-        see_from(answers, *next);
-        for (; *next < p.end; next++) see_from(*next, *(next + 1));
+        for (size_t begin : sharers(row, p)) {  // each overwrites what the one before has set behind its own end
+            const size_t first = std::max(begin, answers);
+            std::fill(out.answers_first_key.begin() + ptrdiff_t(first), out.answers_first_key.begin() + ptrdiff_t(p.end),
+                      int32_t(first));
+        }
         behind = p.end;
     }
     add(out.prompts, behind, row.T);
