@@ -19,6 +19,8 @@ SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, inp
                "or the fields named by --input_key and --output_key")
 PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
                 "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
+UNPAIRED_FORMATS = ("label (or kto_tag), true for a desirable answer and false for an undesirable one, with prompt and completion, messages, conversations, or "
+                    "instruction, input and output; or pairs as of pref, which become two answers")
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages; conversations"
 RL_FORMATS = ("messages; conversations; prompt, question, query, problem, instruction or context_messages; and, if there is a right answer, "
@@ -128,6 +130,8 @@ def texts_in(value):
 
 
 def sft_draft(fields, options, template):
+    if not options.input_key:
+        refuse_other_losses(fields)
     draft = keyed_draft(fields, options, template) if options.input_key else formed_draft(fields, options, template)
     refuse_unseen(fields, [draft], bool(options.input_key))
     return draft._replace(spans=None) if options.train_on_prompt else draft
@@ -135,7 +139,6 @@ def sft_draft(fields, options, template):
 
 def formed_draft(fields, options, template):
     """Returns the draft of a record; the record's fields determine its format."""
-    refuse_other_losses(fields)
     name = chat_field(fields)
     if name:
         messages = checked_messages(fields[name], name)
@@ -168,13 +171,56 @@ def formed_draft(fields, options, template):
     raise missing(fields, SFT_FORMATS)
 
 
+def unpaired_drafts(fields, options, template):
+    """Returns the draft of a judged answer, or the two of a pair, which have no label of their own."""
+    if has(fields, pair_keys(fields, options)[0]) or has(fields, "rejected_response") or judged_pair(fields) != (None, []):
+        return pair_drafts(fields, options, template)
+    name = chat_field(fields)
+    if name and not has(fields, "completion"):
+        messages = checked_messages(fields[name], name)
+        if messages[-1]["role"] != "assistant":
+            raise DataError(f"{name!r} ends with a message of the role {messages[-1]['role']}, so it has no answer that the label could judge",
+                            "end it with the assistant's message")
+        draft = final_answer_draft(messages, fields, options, template)
+    elif options.prompt_key or options.input_template and has(fields, "completion"):
+        draft = named_draft(fields, options.prompt_key or "prompt", "completion", options, template)
+    else:
+        draft = formed_draft(fields, options, template)
+        draft = draft if has(fields, "completion") or not draft.spans else draft._replace(spans=draft.spans[-1:])
+    if not draft.spans and (draft.text or draft.ids is not None):
+        raise DataError(f"has no prompt beside the answer that is judged; it has {seen(fields)}", f"the supported formats are {UNPAIRED_FORMATS}")
+    refuse_unseen(fields, [draft], bool(options.prompt_key))
+    return [draft]
+
+
+def label_of(fields):
+    """Returns whether a record's answer is desirable. A CSV cell is a string."""
+    name = next((name for name in ("label", "kto_tag") if has(fields, name)), None)
+    if name is None:
+        raise DataError(f"has no label, which says whether its answer is desirable, and is no pair of answers; it has {seen(fields)}",
+                        "write 'label': true or false; answers without a judgement are for the task sft")
+    label = {"true": True, "false": False, "1": True, "0": False}.get(str(fields[name]).strip().lower())
+    if label is None:
+        raise DataError(f"{name!r} is {fields[name]!r}, neither true nor false", f"write {name!r} as true for a desirable answer, and false for an undesirable one")
+    return label
+
+
 def pref_drafts(fields, options, template):
+    refuse_other_losses(fields)
+    return pair_drafts(fields, options, template)
+
+
+def pair_keys(fields, options):
+    """Returns the names of the fields with the chosen and the rejected answer."""
+    return [next((name for name in (key, f"{key}_response", f"{key}_messages") if has(fields, name)), key)
+            for key in (options.chosen_key, options.rejected_key)]
+
+
+def pair_drafts(fields, options, template):
     """Returns the drafts of the chosen and of the rejected answer, or none if neither is better. Drafts without spans are texts; their common
     beginning is the prompt."""
-    refuse_other_losses(fields)
     split_swift_pair(fields)
-    keys = [next((name for name in (key, f"{key}_response", f"{key}_messages") if has(fields, name)), key)
-            for key in (options.chosen_key, options.rejected_key)]
+    keys = pair_keys(fields, options)
     found, judged = judged_pair(fields) if not has(fields, keys[0]) else (None, keys)
     if judged is None:
         return []
@@ -446,12 +492,12 @@ def is_text(value):
 
 
 def refuse_other_losses(fields):
-    """Refuses records for unsupported losses: single answers with a judgement (KTO), or answers judged step by step."""
+    """Refuses records for other losses: single answers with a judgement (KTO), or answers judged step by step."""
     label = fields.get("label", fields.get("kto_tag"))
     judgements = ("true", "false", "0", "1") if has(fields, "completion") else ("true", "false") if chat_field(fields) else ()
     if str(label).lower() in judgements:
         raise DataError("is one answer with a judgement, which is a label true or false: unpaired data, as for KTO",
-                        "make pairs of chosen and rejected for the task pref; or keep the good answers, without the label")
+                        "learn from the label with dpo --loss_type kto (prepare.py unpaired); or keep the good answers, without the label")
     if isinstance(fields.get("completions"), list) and has(fields, "labels"):
         raise DataError("is an answer in steps with a label for each, as for a process reward model, which is not trained here",
                         "join the steps of the good answers into 'completion'")
@@ -536,4 +582,4 @@ def missing(fields, accepted):
     return DataError(f"has fields {seen(fields)}, which match no supported format", f"the supported formats are {accepted}")
 
 
-DRAFTS = {"sft": sft_draft, "rl": rl_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}
+DRAFTS = {"sft": sft_draft, "rl": rl_draft, "pref": pref_drafts, "unpaired": unpaired_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}

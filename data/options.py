@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from documents import (ALPACA, CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, RL_FORMATS, SFT_FORMATS)
+from documents import (ALPACA, CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, RL_FORMATS, SFT_FORMATS, UNPAIRED_FORMATS)
 from messages import reserved_variable
 from program import Parser
 from sources import files_for
@@ -178,18 +178,19 @@ def build_parser(description=None):
             parser_of_task.add_argument("--train_on_prompt", default=False, **FLAG,
                                         help="train on all tokens of a sample, not only on the answer or the assistant's messages")
 
-    pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
-                            description=f"Fields: {PREF_FORMATS}. {CHAT_FIELDS}.")
-    add_common(pref)
-    add_length(pref, "drop", ["drop", "keep"])
-    add_template(pref)
-    pref.add_argument("--prompt_key", metavar="FIELD",
-                      help="field of the prompt: a string, or a list of messages (default prompt, if present)")
-    pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="field of the better answer (default chosen)")
-    pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="field of the worse answer (default rejected)")
-    pref.add_argument("--input_template", metavar="TEXT", type=input_template,
-                      help="text around the prompt string where no chat template is applied (default nothing)")
-    pref.add_argument("--apply_chat_template", default=False, **FLAG, help="turn prompt and answers that are strings into messages")
+    for task, what, forms in (("pref", "pairs of a better and a worse answer", PREF_FORMATS),
+                              ("unpaired", "single answers, each judged desirable or undesirable", UNPAIRED_FORMATS)):
+        pref = tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {forms}. {CHAT_FIELDS}.")
+        add_common(pref)
+        add_length(pref, "drop", ["drop", "keep"])
+        add_template(pref)
+        pref.add_argument("--prompt_key", metavar="FIELD",
+                          help="field of the prompt: a string, or a list of messages (default prompt, if present)")
+        pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="field of the better answer (default chosen)")
+        pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="field of the worse answer (default rejected)")
+        pref.add_argument("--input_template", metavar="TEXT", type=input_template,
+                          help="text around the prompt string where no chat template is applied (default nothing)")
+        pref.add_argument("--apply_chat_template", default=False, **FLAG, help="turn prompt and answers that are strings into messages")
 
     pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
     add_common(pretrain, takes_ids=True)

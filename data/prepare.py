@@ -28,7 +28,7 @@ import numpy as np
 
 from cache_key import cache_key
 from chat import SENTINEL, ChatTemplate, ending, mark_targets
-from documents import DRAFTS, columns_of, margin_of
+from documents import DRAFTS, columns_of, label_of, margin_of
 from errors import DataError
 from json_yaml import read_object
 from limits import Place, refuse_late
@@ -55,6 +55,7 @@ class Lot(NamedTuple):
     mask: np.ndarray
     lengths: np.ndarray
     margins: np.ndarray  # one for each pair, NaN if the pair has none
+    labels: np.ndarray  # of unpaired: for each document 1 if its answer is desirable, else 0
     columns: list  # of rl: for each document a JSON object for reward functions
     ends: set  # the special tokens that ended trained turns
     longest: int  # tokens of a document that exceeds max_len
@@ -71,6 +72,7 @@ class Recipe:
         self.longest = 0
         self.has_targets = task not in ("prompts", "rl")
         self.is_pref = task == "pref"
+        self.is_unpaired = task == "unpaired"
         self.has_columns = task == "rl"
         self.options = options
         self.tokenizer = tokenizer
@@ -89,24 +91,33 @@ class Recipe:
         texts = [draft.text for draft in all_drafts if draft.ids is None]
         encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in all_drafts)))
         counts = Counter(read=len(records))
-        documents, margins, columns, ends = [], [], [], set()
-        for record, (drafts, margin, others, unused) in zip(records, samples):
+        documents, rejected, margins, labels, columns, ends = [], [], [], [], [], set()
+        for record, (drafts, margin, label, others, unused) in zip(records, samples):
             parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
             ends.update(*(trained_ends(ids, mask, self.tokenizer) for ids, mask in parts))
             needs_target = self.has_targets or bool(drafts[0].spans)
-            fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], needs_target, counts)
+            is_pair = self.is_pref or self.is_unpaired and label is None
+            fitted = self._fitted_pair(drafts, parts, counts) if is_pair else self._fitted(*parts[0], needs_target, counts)
             counts.update(("left out", name) for draft in drafts for name in draft.left_out)
             counts.update(("unused", name) for name in unused)
             counts["plain"] += self.warns_of_plain and not any(draft.is_chat or draft.ids is not None for draft in drafts) and bool(drafts)
             counts["unanswered"] += not needs_target
+            if self.is_unpaired and is_pair:
+                counts["taken apart"] += bool(fitted)
+                rejected += fitted[1:]  # after all others: neighbours form the mismatched pairs of kto, which need different prompts
+                fitted, label = fitted[:1], True
             documents += fitted
+            labels += [label] * len(fitted) if self.is_unpaired else []
             margins += [margin] if self.is_pref and fitted else []
             columns += [others] * len(fitted) if self.has_columns else []
+        documents += rejected
+        labels += [False] * len(rejected)
+        counts["desirable"], counts["undesirable"] = labels.count(True), labels.count(False)
         margins = np.array(margins, np.float32)
         counts["no margin"] = int(np.isnan(margins).sum())
         ids, masks = zip(*documents) if documents else ((), ())
         return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
-                   np.array([len(i) for i in ids], np.int64), margins, columns, ends, self.longest,
+                   np.array([len(i) for i in ids], np.int64), margins, np.array(labels, np.float32), columns, ends, self.longest,
                    self.usual_ends() if counts["chats"] and not ends else [], counts, sum(record.size for record in records))
 
     def _marked(self, records):
@@ -136,10 +147,13 @@ class Recipe:
             raise too_deep(record) from None
 
     def _drafted(self, record):
-        """Returns the drafts of a record (two for a pair), the margin of the pair, the JSON of its columns, and the names of the unused fields."""
+        """Returns the drafts of a record (two for a pair), the margin of the pair, the label of the answer, the JSON of its columns, and the names of the unused fields."""
         fields = record.fields()
         drafts = self.draft(fields, self.options, self.template)
-        drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts] if self.is_pref else [drafts]
+        if self.is_pref:
+            drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts]
+        elif not self.is_unpaired:
+            drafts = [drafts]
         for draft in drafts:
             try:
                 (draft.text or "").encode()
@@ -147,8 +161,9 @@ class Recipe:
                 half = draft.text[error.start]
                 raise DataError(f"its text has half of a surrogate pair: {half!r}", "write the whole character") from None
         margin = margin_of(fields) if self.is_pref else None
+        label = label_of(fields) if self.is_unpaired and len(drafts) == 1 else None
         columns = columns_of(fields) if self.has_columns else None
-        return drafts, margin, columns, fields.unused()
+        return drafts, margin, label, columns, fields.unused()
 
     def _ended(self, text):
         """Removes white space after a special token that ends the text, because a reward is read at the last token of a document."""
@@ -398,7 +413,7 @@ def prepare(task, options, processes):
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
-            file.append(lot.tokens, lot.mask, lot.lengths, lot.margins, lot.columns)
+            file.append(lot.tokens, lot.mask, lot.lengths, lot.margins, lot.labels, lot.columns)
             counts += lot.counts
             ends |= lot.ends
             usual_ends.update(lot.usual_ends)
@@ -483,6 +498,10 @@ def table(task, options, counts, lengths, targets):
         rows += [("without a margin", f"{counts['no margin']:,}", "which is 0")]
     if counts["other prompts"]:
         rows += [("different prompts", f"{counts['other prompts']:,}", "pairs whose answers do not follow the same text")]
+    if task == "unpaired":
+        rows += [(name, f"{counts[name]:,}", "answers") for name in ("desirable", "undesirable")]
+    if counts["taken apart"]:
+        rows += [("pairs taken apart", f"{counts['taken apart']:,}", "into a desirable and an undesirable answer each")]
     if counts["unanswered"] and task == "rl":
         rows += [("without an answer", f"{counts['unanswered']:,}", "prompts alone, for rewards that need no label")]
     if counts["left out", "reasoning"]:

@@ -62,12 +62,14 @@ def main(path, directory, count):
     sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
     with safe_open(path, "numpy") as file:
         are_pairs = file.metadata()["kind"] == "pref"
+        labels = file.get_tensor("label") if file.metadata()["kind"] == "unpaired" else None
         tokens, mask = file.get_slice("tokens"), file.get_slice("loss_mask")
         offsets = file.get_tensor("doc_offsets").tolist()
         offsets = offsets[:int(count) * (2 if are_pairs else 1) + 1] if int(count) else offsets  # 0: all
         print(LEGEND[color])
         for i, (begin, end) in enumerate(zip(offsets, offsets[1:])):
             name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if are_pairs else f"document {i + 1}"
+            name += f", {('undesirable', 'desirable')[int(labels[i])]}" if labels is not None else ""
             ids, targets = tokens[begin:end], mask[begin:end]
             print(f"\n---- {name}: {end - begin:,} tokens, {targets.sum():,} trained\n{shown(backend, ids, targets, color)}")
 

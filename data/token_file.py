@@ -6,6 +6,8 @@
     margin      F32 (pairs)           only of kind pref, and if any record has one; 0 where a record has none. Documents 2i and
                                       2i+1 are the chosen and the rejected one of pair i
 
+    label       F32 (documents)       only of kind unpaired: 1 if the answer is desirable, else 0
+
     column_offsets I64, columns U8      only of kind rl, and if any record has other fields: bytes column_offsets[i] .. column_offsets[i+1]-1 of columns
                                       are a JSON object with those of record i, for reward functions
 
@@ -43,14 +45,16 @@ class TokenFile:
             raise DataError(f"{path}: cannot be written: {error.strerror}", "give --out a place that can be written to") from None
         self.lengths = []
         self.margins = []
+        self.labels = []
         self.columns = []
 
-    def append(self, tokens, mask, lengths, margins=(), columns=()):
-        """Appends documents. margins: one for each pair, NaN without one. columns: one JSON object for each document, or none."""
+    def append(self, tokens, mask, lengths, margins=(), labels=(), columns=()):
+        """Appends documents. margins: one for each pair, NaN without one. labels, columns: a number and a JSON object for each document, or none."""
         self.tokens.write(tokens.astype(DTYPES[self.dtype]).tobytes())
         self.mask.write(mask.astype(np.uint8).tobytes())
         self.lengths.append(lengths)
         self.margins.append(np.array(margins, DTYPES["F32"]))
+        self.labels.append(np.array(labels, DTYPES["F32"]))
         self.columns += [text.encode() for text in columns]
 
     def all_tokens(self):
@@ -60,12 +64,14 @@ class TokenFile:
     def write(self, metadata):
         lengths = np.concatenate(self.lengths)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(DTYPES["I64"])
-        margins = np.concatenate(self.margins)
+        margins, labels = np.concatenate(self.margins), np.concatenate(self.labels)
         count = int(offsets[-1])
         # The widest arrays come first, so that each is aligned.
         arrays = [("doc_offsets", "I64", offsets)]
         if not np.isnan(margins).all():
             arrays.append(("margin", "F32", np.nan_to_num(margins)))
+        if len(labels):
+            arrays.append(("label", "F32", labels))
         if any(text != b"{}" for text in self.columns):
             arrays.append(("column_offsets", "I64", np.concatenate([[0], np.cumsum([len(text) for text in self.columns])]).astype(DTYPES["I64"])))
             text = b"".join(self.columns)

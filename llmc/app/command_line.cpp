@@ -206,7 +206,7 @@ struct Parser {
 
     // Sets options that follow from several flags together.
     void finish(std::vector<std::string> &notes) {
-        const size_t documents = task & PAIRS ? 2 : 1;  // per sample
+        const size_t documents = documents_of_sample(options, task);
         if (options.row_tokens && !given.count("max_len"))
             options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
         if (options.row_tokens == 0) options.row_tokens = documents * options.max_len;

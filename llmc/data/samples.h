@@ -40,6 +40,8 @@ class Samples {
     virtual std::string fingerprint() const { return ::fingerprint(file()); }  // hash of all contents
     virtual ChatFormat chat_format() const { return {}; }
     virtual bool pairs() const { return false; }  // true: a sample is two documents
+    virtual bool judged() const { return false; }  // true: each sample has a label, which desirable() returns
+    virtual bool desirable(size_t /*sample*/) const { return true; }
     virtual bool has_margins() const { return false; }
     virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: the amount by which its chosen answer is better
 

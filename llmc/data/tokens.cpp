@@ -50,6 +50,7 @@ Document PreparedData::document(size_t i) const {
 
 uint64_t PreparedData::checksum_of_arrays() const {
     const uint64_t offsets = hash_number(offsets_.data(), offsets_.size() * sizeof(int64_t));
+    if (!labels_.empty()) return hash_number(labels_.data(), labels_.size() * sizeof(float), offsets);
     if (!margins_.empty()) return hash_number(margins_.data(), margins_.size() * sizeof(float), offsets);
     if (column_offsets_.empty()) return offsets;
     return hash_number(columns_.data(), columns_.size(),
@@ -75,8 +76,8 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
     for (const char *key : {"kind", "vocab_size"})
         if (!metadata().contains(key))
             die("%s: this is not prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
-    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "rl" && kind() != "prompts")
-        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\", \"rl\" and \"prompts\" are\n  fix: %s",
+    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "unpaired" && kind() != "rl" && kind() != "prompts")
+        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\", \"unpaired\", \"rl\" and \"prompts\" are\n  fix: %s",
             path().c_str(), kind().c_str(), prepare_again);
     const auto hash = metadata().find("tokenizer_hash");
     if (hash != metadata().end() && !hash->second.empty() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
@@ -108,6 +109,7 @@ void PreparedData::read_arrays() {
             die("%s: this is no prepared data: there is no array \"%s\"\n  fix: %s", path().c_str(), name, prepare_again);
     offsets_ = file_.array<int64_t>("doc_offsets");
     if (tensors.contains("margin")) margins_ = file_.array<float>("margin");
+    if (tensors.contains("label")) labels_ = file_.array<float>("label");
     if (tensors.contains("columns"))
         columns_ = file_.array<uint8_t>("columns"), column_offsets_ = file_.array<int64_t>("column_offsets");
     const size_t tokens = size_of(file_, "tokens"), mask = size_of(file_, "loss_mask");
@@ -128,6 +130,9 @@ void PreparedData::check_offsets() const {
     for (size_t i = 0; i < margins_.size(); i++)
         if (!std::isfinite(margins_[i]))
             die("%s: the margin of pair %zu is not finite\n  fix: %s", path().c_str(), i, prepare_again);
+    if (labels_.size() != (judged() ? documents() : 0) || std::ranges::any_of(labels_, [](float l) { return l != 0 && l != 1; }))
+        die("%s: has %zu labels for %zu documents of kind %s, and each must be 0 or 1\n  fix: %s", path().c_str(), labels_.size(),
+            documents(), kind().c_str(), prepare_again);
     const auto &columns = column_offsets_;
     if (!columns.empty() && (pairs() || columns.size() != offsets_.size() || columns[0] != 0 ||
                              !std::ranges::is_sorted(columns) || size_t(columns.back()) > columns_.size()))
@@ -151,7 +156,7 @@ void PreparedData::read_checksums() {
     if (stored_.empty() || !in.eof() || block_tokens_ == 0)
         die("%s: its metadata \"checksums\" is damaged\n  fix: copy the file again, or %s", path().c_str(), prepare_again);
     if (stored_[0] != checksum_of_arrays())
-        die("%s: doc_offsets or margin is damaged: its checksum is another than when the file was written\n  fix: copy the file again, or %s",
+        die("%s: doc_offsets, margin or label is damaged: its checksum is another than when the file was written\n  fix: copy the file again, or %s",
             path().c_str(), prepare_again);
 }
 
@@ -201,10 +206,13 @@ void PreparedData::check_documents(size_t vocab) {
         die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
             "  fix: %s and read its line on targets",
             path().c_str(), total_tokens(), prepare_again);
-    for (size_t i = 0; pairs() && i < documents(); i++)
+    for (size_t i = 0; (pairs() || judged()) && i < documents(); i++)
         if (targets_[i] == 0)
-            die("%s: the %s answer of pair %zu has no token that is a target\n  fix: %s", path().c_str(),
-                i % 2 ? "rejected" : "chosen", i / 2, prepare_again);
+            die("%s: the %s of %s %zu has no token that is a target\n  fix: %s", path().c_str(),
+                judged() ? "answer"
+                : i % 2  ? "rejected answer"
+                         : "chosen answer",
+                judged() ? "document" : "pair", judged() ? i : i / 2, prepare_again);
 }
 
 // Reports documents [first, last), whose checksum differs from the written one.

@@ -8,18 +8,20 @@
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
 //   loss_mask[t] = 1 marks token t as a target, predicted from the tokens before it; it is 0 for a document's first token;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
-// Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
+// Metadata, all strings: kind ("pretrain", "sft", "pref", "unpaired", "rl", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
 // (tokenizer.h; empty if there was none), and optionally end_of_turn (ids with commas between), chat_template and read_as (ChatFormat in samples.h), and
 // further entries that data/prepare.py adds for information.
 //
 // The optional entry `checksums` detects damage and edits: numbers separated by spaces, the first decimal, the others with 16 hex digits. A checksum
 // is XXH3 with 64 bits (../core/hash.h), with the previous checksum as seed where several arrays are combined:
 //   LEAST     a block is the shortest run of documents with at least this many tokens; the last block has the rest
-//   ARRAYS    checksum of doc_offsets, and then of margin, or of column_offsets and columns, if there are any
+//   ARRAYS    checksum of doc_offsets, and then of margin, of label, or of column_offsets and columns, if there are any
 //   BLOCK...  checksum of each block: of its tokens, as I32, and then of its loss_mask
 //
 // In data of kind pref, documents form pairs: document 2i is the prompt of pair i with the chosen answer, and 2i+1 the prompt with the rejected
 // answer; targets are the tokens of the answers. The optional array margin (pairs) F32 is the amount by which the chosen answer is better.
+// In data of kind unpaired, a document is a prompt with an answer, whose tokens are the targets. The array label (documents) F32 is 1 if the answer
+// is desirable, else 0.
 // In data of kind rl, bytes column_offsets[i] .. column_offsets[i+1]-1 of the optional array columns U8 are the record's other fields, a JSON object.
 #pragma once
 #include <cstddef>
@@ -44,6 +46,8 @@ class PreparedData final : public Samples {
     std::string fingerprint() const override;  // of the arrays, without the metadata
     ChatFormat chat_format() const override { return chat_format_; }
     bool pairs() const override { return pairs_; }
+    bool judged() const override { return kind() == "unpaired"; }
+    bool desirable(size_t s) const override { return !judged() || labels_[s] == 1; }
     bool has_margins() const override { return !margins_.empty(); }
     float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
     std::string columns(size_t s) const override;
@@ -71,6 +75,7 @@ class PreparedData final : public Samples {
     ChatFormat chat_format_;
     std::vector<int64_t> offsets_;         // (documents + 1)
     std::vector<float> margins_;           // (pairs) or empty
+    std::vector<float> labels_;            // (documents) or empty
     std::vector<int64_t> column_offsets_;  // (documents + 1) or empty
     std::vector<uint8_t> columns_;
     std::vector<size_t> targets_;      // (documents)

@@ -22,6 +22,13 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
     return config.reward ? model.evaluate(at_ends(row)) : document_sums(row, model.evaluate(row));
 }
 
+void backward_documents(const ModelConfig &config, Model &model, const Row &row, const std::vector<float> &d_values, bool last) {
+    if (config.reward) return model.backward(d_values, 0, last);
+    std::vector<float> weights;  // of the row's targets
+    for (int32_t document : row.target_documents) weights.push_back(d_values[size_t(document)]);
+    model.backward(weights, 0, last);
+}
+
 // Calls f with each of this ring's rows of these samples, and reports progress.
 template <class F>
 static void for_rows_of(const Run &run, const ModelSpec &spec, const Samples &data, std::span<const size_t> samples, F f) {

@@ -12,6 +12,9 @@ std::vector<double> document_sums(const Row &row, std::span<const double> values
 // Evaluates a row. Returns a value for each of its documents: the sum of its targets' nll, or its score in a reward model.
 std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, const Row &row);
 
+// Runs the backward pass from the derivatives of the loss with respect to the values of the row's documents, which were evaluated last.
+void backward_documents(const ModelConfig &config, Model &model, const Row &row, const std::vector<float> &d_values, bool last);
+
 // Evaluates the documents of these samples. Returns [i] = the value of document i, the same on all ranks. Adds to take_sums().
 std::vector<double> document_values(const Run &run, const ModelSpec &spec, Model &model, const Samples &data,
                                     std::span<const size_t> samples);

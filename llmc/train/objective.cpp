@@ -6,6 +6,7 @@
 #include "evaluate.h"
 #include "pairs.h"
 #include "policy.h"
+#include "unpaired.h"
 
 using nlohmann::ordered_json;
 
@@ -46,6 +47,7 @@ class LanguageModel final : public Objective {
 
 std::unique_ptr<Objective> make_objective(const Run &run) {
     if (run.task & RL) return std::make_unique<Policy>(run);
+    if (learns_unpaired(run.options)) return std::make_unique<Unpaired>(run);
     if (run.task & PAIRS) return std::make_unique<Pairs>(run);
     return std::make_unique<LanguageModel>(run);
 }

@@ -38,11 +38,14 @@ void expect_same_files(const Run &run, const std::vector<std::string> &paths) {
     }
 }
 
+// Returns the kind of data that dpo and rm learn from.
+static std::string preference_kind(const Run &run) { return learns_unpaired(run.options) ? "unpaired" : "pref"; }
+
 std::string prepared_file(const Run &run, Task task, const std::string &flag, const std::string &path,
                           const std::vector<std::string> &extra) {
     const std::string kind = task == PRETRAIN   ? "pretrain"
                              : task == GENERATE ? "prompts"
-                             : task & PAIRS     ? "pref"
+                             : task & PAIRS     ? preference_kind(run)
                              : task & RL        ? "rl"
                                                 : "sft";
     const TokenMeaning meaning{run.model.tokenizer_dir, run.model.tokenizer_hash, run.model.config.V, run.model.config.eos};
@@ -70,10 +73,14 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
     std::unique_ptr<PreparedData> data;
     agree(run.comm, [&] {
         data = std::make_unique<PreparedData>(path, run.model.config.V, run.model.tokenizer_hash);
-        if ((run.task & (PRETRAIN | SFT | PAIRS | RL)) && data->pairs() != ((run.task & PAIRS) != 0))
-            die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
-                run.task & PAIRS ? "pairs" : "single documents",
-                run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "use the task dpo or rm, or other data");
+        const bool unpaired = learns_unpaired(run.options);
+        if (run.task & PAIRS && data->kind() != preference_kind(run))
+            die("%s is of kind %s, but %s trains on %s\n  fix: prepare %s with data/prepare.py %s", path.c_str(),
+                data->kind().c_str(), unpaired ? ("--loss_type " + run.options.loss_type[0]).c_str() : task_name(run.task),
+                unpaired ? "single answers with a label" : "pairs", unpaired ? "them" : "pairs", preference_kind(run).c_str());
+        if (run.task & (PRETRAIN | SFT | RL) && (data->pairs() || data->judged()))
+            die("%s is of kind %s, but %s trains on single documents\n  fix: use the task %s, or other data", path.c_str(),
+                data->kind().c_str(), task_name(run.task), data->judged() ? "dpo with --loss_type kto" : "dpo or rm");
         expect_positions(run, run.model, *data);
     });
     expect_same(run, path, data->fingerprint());

@@ -99,8 +99,6 @@ size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, 
     return bytes;
 }
 
-size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
-
 size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits limits, size_t memory,
                    size_t limit) {
     const size_t unit = row_multiple * limits.ranks.sp;
@@ -116,7 +114,7 @@ size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recom
 
 size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, const ModelLimits &limits, size_t memory,
                       size_t limit) {
-    const size_t documents = documents_of_sample(run);
+    const size_t documents = documents_of_sample(run.options, run.task);
     return most_tokens(run, model, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }
 
@@ -144,7 +142,7 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits) {
                human_bytes(memory).c_str(), planned.memory().device().c_str());
     const std::string smaller = run.options.dtype != Dtype::bf16 ? "--dtype bf16, or a smaller model" : "a smaller model";
     const bool keeps_too_much = run.options.recompute.value_or(Recompute::layer) != Recompute::layer;
-    const size_t documents = documents_of_sample(run), fits = limits.mode == Mode::generate
+    const size_t documents = documents_of_sample(run.options, run.task), fits = limits.mode == Mode::generate
                                                                   ? 0
                                                                   : most_tokens(run, model, run.options.recompute, limits, memory,
                                                                                 documents * model.config.max_positions);

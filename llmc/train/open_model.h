@@ -34,7 +34,6 @@ std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &
 size_t rank_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
 size_t rank_store_bytes(const Run &run, const ModelSpec &model, Model &planned, const ModelLimits &limits);
 
-size_t documents_of_sample(const Run &run);  // 2 for pairs
 // Returns the largest number of tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes per rank, or 0 if not even
 // the shortest row fits. The ranks of a ring share the row.
 size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits limits, size_t memory,

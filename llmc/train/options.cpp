@@ -1,10 +1,12 @@
 #include "options.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
+#include "preference.h"
 
 const char *task_name(Task task) {
     switch (task) {
@@ -21,6 +23,12 @@ const char *task_name(Task task) {
     }
     return "";
 }
+
+bool learns_unpaired(const Options &o) { return std::ranges::any_of(o.loss_type, is_unpaired); }
+
+bool estimates_kl(const Options &o) { return std::ranges::count(o.loss_type, "kto") > 0; }
+
+size_t documents_of_sample(const Options &o, Task task) { return task & PAIRS && !learns_unpaired(o) ? 2 : 1; }
 
 StartedByHand started_by_hand(const Options &o) {
     StartedByHand out;

@@ -44,9 +44,8 @@ Pairs::Pairs(const Run &run) : run_(run) {
 }
 
 std::vector<CoResidentModel> Pairs::co_residents() const {
-    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != RefMode::resident || reference_is_base(run_))
-        return {};
-    return {{"the reference model, resident", reference_spec(run_).config, Mode::evaluate}};
+    if (!preference_ || !preference_->needs_reference()) return {};
+    return Reference::co_residents(run_);
 }
 
 void Pairs::open(const ModelLimits &limits, const Samples &data, size_t pairs, const Samples *eval_data) {
@@ -60,7 +59,7 @@ void Pairs::open(const ModelLimits &limits, const Samples &data, size_t pairs, c
             expect_margins(data);
             if (eval_data) expect_margins(*eval_data);
         });
-    if (!preference_ || !preference_->needs_reference() || reference_is_base(run_)) return;
+    if (!preference_ || !preference_->needs_reference()) return;
     reference_ = std::make_unique<Reference>(run_, limits);
     reference_->use(data, pairs);
     if (eval_data) reference_->use(*eval_data, eval_data->size());
@@ -77,11 +76,7 @@ PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
 
 // Returns the reference's log p of a row's documents, or zeros without a reference. It is called before the model evaluates the row.
 std::vector<double> Pairs::reference_logps(Model &model, const Row &row) const {
-    if (reference_) return reference_->logps(*data_, row);
-    if (!preference_ || !preference_->needs_reference()) return std::vector<double>(row.documents.size());
-    std::vector<double> logps = document_sums(row, model.evaluate_base(row));
-    for (double &value : logps) value = -value;
-    return logps;
+    return reference_ ? reference_->logps(model, *data_, row) : std::vector<double>(row.documents.size());
 }
 
 // Adds a row's pairs to the totals, and returns the derivatives of the loss with respect to the documents' values.
@@ -110,10 +105,7 @@ void Pairs::begin(const Step &step, uint64_t) { data_ = step.data, size_ = step_
 void Pairs::accumulate(Model &model, const Row &row, bool last) {
     const auto reference = reference_logps(model, row);
     const auto d_values = add(row, evaluate_documents(run_.model.config, model, row), reference);
-    if (run_.model.config.reward) return model.backward(d_values, 0, last);
-    std::vector<float> weights;
-    for (int32_t document : row.target_documents) weights.push_back(d_values[size_t(document)]);
-    model.backward(weights, 0, last);
+    backward_documents(run_.model.config, model, row, d_values, last);
 }
 
 PairTotals Pairs::take_totals() { return over_ranks(run_.comm, std::exchange(totals_, {})); }

@@ -86,7 +86,7 @@ static const PreferenceFormula formulas[] = {
 std::string preference_names() {
     std::string list;
     for (const PreferenceFormula &f : formulas) list += std::string(f.name) + ", ";
-    return list + "sft";  // of PreferenceLoss
+    return list + "sft, kto, apo_zero_unpaired";  // of PreferenceLoss, and of answer_loss
 }
 
 const PreferenceFormula &preference_formula(const std::string &name) {
@@ -147,6 +147,14 @@ PairLoss PreferenceLoss::operator()(const PairSums &pair, const StepSize &step) 
         sum.loss += share * term.loss, sum.d_chosen += share * term.d_chosen, sum.d_rejected += share * term.d_rejected;
     }
     return sum;
+}
+
+bool is_unpaired(const std::string &loss) { return loss == "kto" || loss == "apo_zero_unpaired"; }
+
+AnswerLoss answer_loss(double u, double z, double beta, bool desirable) {
+    const double sign = desirable ? 1 : -1;
+    const Dual loss = 1 - s(sign * beta * (Dual(u, 1) - z));
+    return {loss.value, loss.c};
 }
 
 PairLoss reward_loss(double chosen, double rejected, double margin, double center) {

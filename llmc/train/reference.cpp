@@ -33,60 +33,72 @@ std::unique_ptr<Model> open_reference(const Run &run, const ModelSpec &reference
     return open_model(run, reference, co_resident_limits(limits, Mode::evaluate));
 }
 
+// True if a second model is in memory while the first one is trained.
+static bool is_resident(const Run &run) {
+    const RefMode usual = estimates_kl(run.options) ? RefMode::resident : RefMode::precompute;
+    return !reference_is_base(run) && run.options.ref_mode.value_or(usual) == RefMode::resident;
+}
+
+std::vector<CoResidentModel> Reference::co_residents(const Run &run) {
+    if (!is_resident(run)) return {};
+    return {{"the reference model, resident", reference_spec(run).config, Mode::evaluate}};
+}
+
 Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), spec_(reference_spec(run)), limits_(limits) {
-    if (run.options.ref_mode == RefMode::resident) model_ = open_reference(run, spec_, limits_);
+    if (is_resident(run)) model_ = open_reference(run, spec_, limits_);
 }
 
-void Reference::use(const Samples &data, size_t pairs) {
+void Reference::use(const Samples &data, size_t samples) {
+    if (reference_is_base(run_)) return;
     agree(run_.comm, [&] { expect_positions(run_, spec_, data); });
-    if (!model_) precomputed_[&data] = precompute(data, pairs);
+    if (!model_) precomputed_[&data] = precompute(data, samples);
 }
 
-std::vector<double> Reference::logps(const Samples &data, const Row &row) {
+std::vector<double> Reference::logps(Model &trained, const Samples &data, const Row &row) {
     std::vector<double> out;
-    if (model_) {
-        out = evaluate_documents(spec_.config, *model_, row);
-        for (double &value : out) value = -value;
-    } else {
+    if (!model_ && !reference_is_base(run_)) {
         const auto &all = precomputed_.at(&data);
         for (size_t document : row.documents) out.push_back(all[document]);
+        return out;
     }
+    out = model_ ? evaluate_documents(spec_.config, *model_, row) : document_sums(row, trained.evaluate_base(row));
+    for (double &value : out) value = -value;
     return out;
 }
 
 // ---- --ref_mode precompute ----------------------------------------------------------------------------------------------------------
 
 // Returns all inputs of the numbers as text, for the hash. max_len and the template have already shaped the data.
-std::string Reference::side_file(const Samples &data, size_t pairs) const {
+std::string Reference::side_file(const Samples &data, size_t documents) const {
     std::set<std::string> files = {spec_.dir + "/config.json"};
     for (const auto &entry : fs::directory_iterator(spec_.dir))
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
     if (spec_.config.lora.rank)  // from --adapter
         for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(spec_.adapter + name);
-    std::string key = format("reference 3 %s%s %zu %s", name_of(run_.options.dtype).c_str(),
-                             name_of(run_.options.load_in).c_str(), pairs, data.fingerprint().c_str());
+    std::string key = format("reference 4 %s%s %zu %s", name_of(run_.options.dtype).c_str(),
+                             name_of(run_.options.load_in).c_str(), documents, data.fingerprint().c_str());
     for (const std::string &file : files) key += format(" %s", fingerprint(InputFile(file)).c_str());
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
 }
 
 static const char *const side_array = "logps";
 
-static void write_side_file(const std::string &path, const std::vector<double> &values, size_t pairs) {
-    std::vector<float> floats(values.begin(), values.begin() + ptrdiff_t(2 * pairs));
+static void write_side_file(const std::string &path, const std::vector<double> &values) {
+    const std::vector<float> floats(values.begin(), values.end());
     HostMemory host;
-    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}},
-                             {{"kind", "log-probabilities of pairs by a reference model"}});
+    SafetensorsWriter writer(path, {{side_array, {floats.size()}, "F32"}},
+                             {{"kind", "log-probabilities of documents by a reference model"}});
     writer.write(side_array, floats.data(), host);
     writer.finish();
 }
 
 // Returns nothing if the file does not exist or is damaged; it is then written again.
-static std::vector<float> read_side_file(const std::string &path, size_t pairs) {
+static std::vector<float> read_side_file(const std::string &path, size_t documents) {
     if (!fs::exists(path)) return {};
     try {
-        std::vector<float> floats(2 * pairs);
+        std::vector<float> floats(documents);
         const SafetensorsFile file(path);
-        file.expect_shape(side_array, {pairs, 2});
+        file.expect_shape(side_array, {documents});
         file.read(side_array, floats.data());
         return floats;
     } catch (const Error &) {
@@ -94,37 +106,40 @@ static std::vector<float> read_side_file(const std::string &path, size_t pairs) 
     }
 }
 
-std::vector<double> Reference::precompute(const Samples &data, size_t pairs) const {
+std::vector<double> Reference::precompute(const Samples &data, size_t samples) const {
     std::string path;
     bool known = false;
-    std::vector<double> values(2 * data.size());
+    const size_t documents = data.first(samples);
+    const char *const noun = data.pairs() ? "pairs" : "answers";
+    std::vector<double> values(documents);
     agree(run_.comm, [&] {
         if (!run_.is_main_rank()) return;
-        path = side_file(data, pairs);
-        const auto floats = read_side_file(path, pairs);
+        path = side_file(data, documents);
+        const auto floats = read_side_file(path, documents);
         known = !floats.empty();
         std::copy(floats.begin(), floats.end(), values.begin());
     });
     known = run_.comm.max(known) > 0;
     if (known) {
         share(run_.comm, values);  // sends rank 0's values to all ranks
-        run_.say("reference: %zu pairs, read from %s", pairs, path.c_str());
+        run_.say("reference: %zu %s, read from %s", samples, noun, path.c_str());
         return values;
     }
     const auto start = std::chrono::steady_clock::now();
     {
         const auto model = open_reference(run_, spec_, limits_);
-        values = document_values(run_, spec_, *model, data, first_samples(pairs));
+        values = document_values(run_, spec_, *model, data, first_samples(samples));
+        values.resize(documents);
     }
     for (double &value : values) value = -double(float(value));  // the file stores floats, so this run also uses floats
     agree(run_.comm, [&] {
-        for (size_t i = 0; i < 2 * pairs; i++)
+        for (size_t i = 0; i < documents; i++)
             if (!std::isfinite(values[i]))
                 die("log p of document %zu of %s by the reference %s is not finite\n  fix: look for NaN in its weights", i,
                     data.name().c_str(), spec_.dir.c_str());
-        if (run_.is_main_rank()) write_side_file(path, values, pairs);
+        if (run_.is_main_rank()) write_side_file(path, values);
     });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    run_.say("reference: %zu pairs in %.1f s, kept in %s", pairs, seconds, path.c_str());
+    run_.say("reference: %zu %s in %.1f s, kept in %s", samples, noun, seconds, path.c_str());
     return values;
 }

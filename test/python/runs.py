@@ -27,7 +27,7 @@ PAIRS = GOLDEN / "pairs.safetensors"
 # data/prepare.py runs with this python3; ranks of one host need no TCP, and Open MPI 5 warns of interfaces that do not reach each other.
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMPI_MCA_btl": "^tcp"}
 OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # in a checkpoint of one rank
-VARYING = ("tok_s", "step_s", "peak_mem", "peak_mem_min", "mfu", "compute_s", "comm_s", "optimizer_s", "generation_s",
+VARYING = ("tok_s", "step_s", "peak_mem", "peak_mem_min", "mfu", "compute_s", "comm_s", "optimizer_s", "generation_s", "kl_s",
            "generation_tok_s")  # fields of a log line with times and memory
 SMALL = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}  # options for random_documents
 OF_PAIRS = {"data": PAIRS, "max_len": 64, "row_tokens": 128, "train_batch_size": 10}
@@ -37,14 +37,22 @@ needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in
 
 # ---- data -------------------------------------------------------------------------------------------------------------------------
 
-def write_data(path, documents, kind="sft", vocab=96):
-    """Writes prepared data. documents: a list of (ids, mask)."""
+def write_data(path, documents, kind="sft", vocab=96, labels=()):
+    """Writes prepared data. documents: a list of (ids, mask). labels: of kind unpaired."""
     file = TokenFile(str(path), vocab)
     ids, masks = zip(*documents)
-    file.append(np.concatenate(ids), np.concatenate(masks), np.array([len(d) for d in ids]))
+    file.append(np.concatenate(ids), np.concatenate(masks), np.array([len(d) for d in ids]), labels=labels)
     file.write({"kind": kind, "vocab_size": str(vocab)})
     file.close()
     return path
+
+
+def write_judged(path):
+    """The golden pairs as single answers with labels."""
+    arrays = read_tensors(PAIRS)
+    tokens, mask, offsets = (arrays[name] for name in ("tokens", "loss_mask", "doc_offsets"))
+    documents = [(tokens[a:b], mask[a:b]) for a, b in zip(offsets, offsets[1:])]
+    return write_data(path, documents, kind="unpaired", labels=np.arange(len(documents)) % 2 == 0)
 
 
 def random_documents(count, seed=0, longest=60):

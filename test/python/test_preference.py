@@ -127,6 +127,54 @@ def test_weighted_losses_are_added(tmp_path):
     near(line["loss"], 0.7 * sigmoid + 0.2 * sft + 0.5 * nll, 1e-5)
 
 
+# ---- single answers ---------------------------------------------------------------------------------------------------------------
+
+WEIGHTS = {True: 1.5, False: 0.5}
+JUDGED = {"shuffle": "false", "desirable_weight": WEIGHTS[True], "undesirable_weight": WEIGHTS[False]}
+
+
+def judged(path, documents, labels):
+    return write_data(path, documents, kind="unpaired", labels=labels)
+
+
+def mismatched(documents):
+    """Each prompt with the answer of the document before it."""
+    parts = [np.split(ids, [mask.argmax()]) for ids, mask in documents]
+    pairs = [(prompt, parts[i - 1][1]) for i, (prompt, _) in enumerate(parts)]
+    return [(np.concatenate(pair), np.concatenate([0 * pair[0], 0 * pair[1] + 1])) for pair in pairs]
+
+
+def log_ratios(tmp_path, policy, reference, documents):
+    """log p - log p of the reference, of each document."""
+    data = write_data(tmp_path / "documents.safetensors", documents)
+    policy, reference = ([line["logp"] for line in evaluate(model, tmp_path, data=data)[1]] for model in (policy, reference))
+    return np.array(policy) - reference
+
+
+def unpaired_loss(u, z, labels, beta, weights=WEIGHTS):
+    """The mean loss of answers with these log-ratios, in float64."""
+    signs = np.where(labels, 1, -1)
+    return np.mean(np.where(labels, weights[True], weights[False]) * (1 - 1 / (1 + np.exp(-beta * signs * (u - z)))))
+
+
+@pytest.mark.parametrize("policy, reference, is_positive", [("llama31", "llama2", True), ("llama2", "llama31", False)])
+def test_kto_is_the_formula(policy, reference, is_positive, tmp_path):
+    """With the models in the other order the mean over the mismatched pairs has the other sign, and z is 0."""
+    policy, reference = GOLDEN / policy, GOLDEN / reference
+    documents, labels = golden_pairs(), np.arange(len(golden_pairs())) % 3 != 1
+    data = judged(tmp_path / "judged.safetensors", documents, labels)
+    u, mean = (log_ratios(tmp_path, policy, reference, some) for some in (documents, mismatched(documents)))
+    z, beta = max(0, mean.mean()), 0.02
+    for name, loss_type, kl in (("kto", "kto", z), ("apo", "apo_zero_unpaired", 0)):
+        line = step("dpo", tmp_path / name, model=policy, ref_model=reference, data=data, loss_type=loss_type, beta=beta, max_len=128, **JUDGED)
+        near(line["loss"], unpaired_loss(u, kl, labels, beta), 1e-5)
+        near(line["rewards/chosen"], beta * u[labels].mean(), 1e-5)
+        near(line["rewards/rejected"], beta * u[~labels].mean(), 1e-5)
+        near(line["rewards/margins"], line["rewards/chosen"] - line["rewards/rejected"], 0, 1e-12)
+        assert line.get("kl", 0) == pytest.approx(kl, rel=1e-5) and ("kl" in line) == (name == "kto")
+    assert abs(mean.mean()) > 1 and (z > 1) == is_positive
+
+
 # ---- the reference ----------------------------------------------------------------------------------------------------------------
 
 def test_the_side_file_is_used_again(own_cache, tmp_path):

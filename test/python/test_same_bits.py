@@ -6,13 +6,14 @@ import time
 
 import pytest
 from runs import (
-    GOLDEN, OF_PAIRS, ROOT, SMALL, command, first_step, log_lines, near, stable, start, succeeds, weights, write_lines)
+    GOLDEN, OF_PAIRS, ROOT, SMALL, command, first_step, log_lines, near, stable, start, succeeds, weights, write_judged, write_lines)
 from test_grpo import rollouts
 from test_sampling import with_tokenizer
 
 EXPERTS = {"model": GOLDEN / "qwen2_moe", "data": GOLDEN / "qwen2_moe" / "golden.safetensors", "max_len": 128, "train_batch_size": 2}
 MIXTRAL = {"model": GOLDEN / "mixtral", "data": GOLDEN / "mixtral" / "golden.safetensors", "max_len": 128}
 PAIRS = {**OF_PAIRS, "train_batch_size": 4, "eval_fraction": 0.2}
+KTO = {"task": "dpo", "judged": True, "loss_type": "kto", "undesirable_weight": 0.7, "max_len": 67, "train_batch_size": 3, "eval_fraction": 0.2}
 OF_ROLLOUTS = {"rollouts": True, "max_len": 67, "recompute": "cheap"}
 ANSWERS = {"prompts": True, "max_len": 67, "rollout_batch_size": 6, "n": 32, "max_new_tokens": 1, "train_batch_size": 64, "num_episodes": 9, "at": 6,
            "max_steps": 12}  # an iteration has 3 steps, or 6 with max_epochs 2
@@ -38,6 +39,9 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
                                     "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "dpo of divided experts": {**MIXTRAL, "task": "dpo", **PAIRS, "ref_model": MIXTRAL["model"], "ref_mode": "resident", "ranks": 6, "expert_parallel": 3},
     "dpo": {"task": "dpo", **PAIRS, "ref_model": GOLDEN / "llama2", "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
+    "kto": {**KTO, "ref_model": GOLDEN / "llama2", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
+    "kto of adapters": {**KTO, "lora_rank": 4, "lora_dropout": 0.3, "ranks": 2, "zero_stage": 2},
+    "kto of experts": {**KTO, "model": MIXTRAL["model"], "ranks": 3, "router_aux_loss_coef": 0.1},
     "rm": {"task": "rm", **PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "grpo": {"task": "grpo", **OF_ROLLOUTS, "ranks": 2, "zero_stage": 3, "max_epochs": 4},
     "ppo": {"task": "ppo", **OF_ROLLOUTS, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
@@ -60,6 +64,8 @@ def words_of(data, prompts, tmp_path):
         options = {"task": "sft", "data": data, "max_steps": 9, "max_num": 9, **SMALL, **RUNS[name], **more}
         if options.pop("rollouts", None):
             options |= {"data": None, "rollouts": write_lines(tmp_path / "rollouts.jsonl", rollouts())}
+        if options.pop("judged", None):
+            options |= {"data": write_judged(tmp_path / "judged.safetensors")}
         if options.pop("prompts", None):
             options |= {"data": prompts}
         if options.pop("spoken", None):
