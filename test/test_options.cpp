@@ -49,7 +49,7 @@ TEST(Options, DefaultsDependOnTheTask) {
         {"--output_dir mine", R"({"overwrite": false})"},
         {sft, R"({"learning_rate": 5e-6, "truncation": "drop", "train_batch_size": 128, "row_tokens": 2048, "max_len": 2048})"},
         {"pretrain --preset tiny --data D --output_dir O", R"({"learning_rate": 3e-4, "truncation": "split"})"},
-        {dpo, R"({"learning_rate": 1e-6, "beta": 0.1, "ref_mode": "precompute", "loss_weights": [], )" + pair + "}"},
+        {dpo, R"({"learning_rate": 1e-6, "beta": 0.1, "ref_mode": "auto", "loss_weights": [], )" + pair + "}"},
         {rm, R"({"learning_rate": 9e-6, )" + pair + "}"},
         {"generate --model M --prompt Hi", R"({"max_new_tokens": 128})"},
     };
@@ -251,7 +251,7 @@ TEST(Options, WrongValuesAreRefused) {
     expect_error(sft + "--expert_parallel 4 --zero_group 6", "--expert_parallel 4 does not divide --zero_group 6");
     expect_error(sft + "--expert_parallel 2 --load_in 4bit --lora_rank 2", "with --load_in 4bit every rank has all experts");
     expect_error(sft + "--expert_parallel 2 --plan --fit", "which --expert_parallel 2 does not all divide\n  fix: --plan alone");
-    expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: use one of precompute,resident");
+    expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: use one of auto,precompute,resident");
     expect_error(dpo + "--nll_loss_coef -1", "--nll_loss_coef is -1.0 but must be 0 or more");
     expect_error(rm + "--loss_type hinge", "--loss_type is \"hinge\"\n  fix: use one of sigmoid,logexp");
     expect_error(rm + "--center_rewards_coefficient -1", "must be 0 or more");

@@ -112,6 +112,24 @@ TEST(Preference, SeveralLossesWithWeights) {
     expect_error([] { PreferenceLoss({}, {}, {}, 0); }, {"--loss_type is empty"});
 }
 
+TEST(Preference, LossesOfSingleAnswers) {
+    const auto s = [](double x) { return 1 / (1 + std::exp(-x)); };
+    for (double u : {-40.0, -3.0, 0.0, 2.0, 25.0})
+        for (double z : {0.0, 1.5, 30.0})
+            for (bool desirable : {true, false}) {
+                const double beta = 0.3, h = 1e-5, want = 1 - (desirable ? s(beta * (u - z)) : s(beta * (z - u)));
+                const AnswerLoss got = answer_loss(u, z, beta, desirable);
+                EXPECT_NEAR(got.loss, want, 1e-15);
+                const auto loss = [&](double at) { return answer_loss(at, z, beta, desirable).loss; };
+                EXPECT_NEAR(got.d_logp, (loss(u + h) - loss(u - h)) / (2 * h), 1e-10);  // roundings of 1e-16 over h
+                EXPECT_EQ(got.d_logp <= 0, desirable);
+            }
+    // apo_zero_unpaired of the two answers of a pair adds up to apo_zero.
+    const PairSums p{-8, -21, -10, -20, 4, 10};
+    EXPECT_NEAR(answer_loss(2, 0, 0.5, true).loss + answer_loss(-1, 0, 0.5, false).loss, value("apo_zero", p, {.beta = 0.5}), 1e-15);
+    for (double u : {-1e4, 1e4}) EXPECT_TRUE(std::isfinite(answer_loss(u, 0, 1, true).loss + answer_loss(u, 0, 1, true).d_logp));
+}
+
 TEST(Preference, RewardLoss) {
     const auto s = [](double x) { return 1 / (1 + std::exp(-x)); };
     const struct {

@@ -170,7 +170,8 @@ GREETING = {"messages": chat("Hi", "Hello")}
 QA = {"prompt": "Q", "completion": "A"}
 AB = {"chosen": "a", "rejected": "b"}
 GOOD = {"sft": GREETING, "prompts": {"prompt": "Q"}, "rl": {"prompt": "Q"}, "pretrain": {"text": "a"},
-        "pref": {"prompt": chat("Hi"), "q": chat("Hi"), "chosen": [said("a")], "good": [said("a")], "rejected": [said("b")]}}  # a record of each task
+        "pref": {"prompt": chat("Hi"), "q": chat("Hi"), "chosen": [said("a")], "good": [said("a")], "rejected": [said("b")]},
+        "unpaired": QA | {"label": True}}  # a record of each task
 
 
 class Bench:

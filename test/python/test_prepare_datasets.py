@@ -105,6 +105,15 @@ LAYOUTS = [
     ("openbmb/UltraFeedback", {"instruction": Q, "completions": [{"response": A, "overall_score": 8.0}]}, "pref", NO_PAIR),
     ("kto-mix for pairs", {"prompt": chat(Q), "completion": chat("", A)[1:], "label": True}, "pref", "is one answer with a judgement"),
     ("oasst1 for pairs", {"text": Q, "role": "prompter", "rank": None}, "pref", "is a single message of a conversation"),
+    ("trl-lib/kto-mix-14k, judged", {"prompt": chat(Q), "completion": chat("", A)[1:], "label": False}, "unpaired", ONE),
+    ("the same in CSV, judged", {"prompt": Q, "completion": A, "label": "False"}, "unpaired", [plain(Q, A)]),
+    ("LLaMA-Factory's judged chats", {"messages": chat("Hi", "Hello", Q, A), "kto_tag": True}, "unpaired", [document("Hi", "Hello", Q, A)]),
+    ("LLaMA-Factory's judged answers", {"instruction": Q, "output": A, "history": [["a", "b"]], "kto_tag": True}, "unpaired", [document("a", "b", Q, A)]),
+    ("ms-swift's judged chats", {"messages": chat(Q, A), "label": 1}, "unpaired", ONE),
+    ("a judged answer of several turns", {"prompt": chat(Q), "completion": chat("", A, "Sure?", "Yes.")[1:], "label": 0}, "unpaired",
+     [document(Q, A, "Sure?", "Yes.", trained=(1, 3))]),
+    ("pairs as single answers", PAIRED | {"score_chosen": 8.0}, "unpaired", [document(Q, A), document(Q, B)]),
+    ("HelpSteer3 as single answers", {"context": chat(Q), "response1": A, "response2": B, "overall_preference": -2}, "unpaired", [document(Q, A), document(Q, B)]),
     ("trl-lib/DeepMath-103K", {"prompt": chat(Q), "solution": A}, "rl", ONE),
     ("BytedTsinghua-SIA/DAPO-Math-17k", {"data_source": "d", "prompt": chat(Q), "reward_model": {"ground_truth": A, "style": "rule"}}, "rl", ONE),
     ("trl-lib/ultrafeedback-prompt", {"prompt": chat(Q)}, "rl", [document(Q)]),
@@ -116,7 +125,7 @@ LAYOUTS = [
     ("kto-mix", {"prompt": Q, "completion": A, "label": True}, "rl", "is one answer with"),
 ]
 JUDGES = {"better_response_id", "overall_preference", "preference_strength", "winner", "labels"}
-ELSEWHERE = {"reward_model", "role", "tools", "answers", "messages", "conversations", "context"}  # fields that are read, and look different in the document
+ELSEWHERE = {"reward_model", "role", "tools", "answers", "messages", "conversations", "context", "label", "kto_tag"}  # fields that are read, and look different in the document
 
 
 def texts_in(value):

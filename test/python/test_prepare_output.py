@@ -176,9 +176,10 @@ PAIRS = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chose
     ("sft", [], [{"prompt": "Q", "completion": "é漢"}], 1, ["--max_len", "4", "--truncation", "keep"], ["4 tokens, 3 trained\nQ⟦é�⟧\n"]),
     ("pref", [], PAIRS, 1, [], ["pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
                               "pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]),
+    ("unpaired", [], [{"prompt": "Q", "completion": "a", "label": False}], 1, [], ["document 1, undesirable: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧\n"]),
     ("pretrain", [], [{"text": "abcdef"}], 2, ["--max_len", "3"],
      ["document 1: 3 tokens, 2 trained\na⟦bc⟧", "document 2: 3 tokens, 2 trained\nd⟦ef⟧\n"]),
-], ids=["split characters", "a cut character", "both answers of a pair", "pieces of a text"])
+], ids=["split characters", "a cut character", "both answers of a pair", "a judged answer", "pieces of a text"])
 def test_shown_documents(bench, task, merges, records, count, flags, shown):
     texts = printed(bench, count, task, bench.tokenizer(merges=merges), records, *flags).split("\n\n")[1:]
     assert len(texts) == len(shown) and all(text.startswith("---- ") and text.endswith(end) for text, end in zip(texts, shown)), texts

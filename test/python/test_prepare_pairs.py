@@ -169,6 +169,18 @@ def test_margins(bench):
                                      [pair, pair | {"rejected": "", "margin": 1}]).arrays  # no pair that is kept has one
 
 
+def test_labels(bench):
+    """The rejected answers of pairs follow the other answers; a draw and an empty answer have no label in the file."""
+    answer, pair = {"prompt": "Q", "completion": "a"}, {"prompt": "P", "chosen": "c", "rejected": "r"}
+    judged = [answer | {"label": label} for label in (True, "0", "true", False, 1)]
+    documents = bench.run("unpaired", bench.tokenizer(merges=[]), [*judged[:3], pair, *judged[3:], pair | {"rejected": "c"}, answer | {"completion": "", "label": True}])
+    assert documents.metadata["kind"] == "unpaired" and list(documents.arrays) == ["doc_offsets", "label", "tokens", "loss_mask"]
+    label = documents.arrays["label"]
+    assert (label.dtype, label.tolist()) == (np.float32, [1, 0, 1, 1, 0, 1, 0])
+    assert [text[1] for text in documents.texts()] == list("aaacaar")
+    assert [bench.row(name) for name in ("desirable", "undesirable", "pairs taken apart", "dropped")] == [4, 3, 1, 2]
+
+
 def test_dropped_pairs_are_counted_with_their_reason(bench):
     good = {"prompt": "Q:", "chosen": "ab", "rejected": "ac"}
     talk = {"prompt": QUESTION, "chosen": [said("a")], "rejected": [said("b")]}

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from runs import DEMO, GOLDEN, PAIRS, PROGRAM, call, change_json, command, model_with, random_documents, refused, write_data, write_lines
+from runs import DEMO, GOLDEN, PAIRS, PROGRAM, call, change_json, command, model_with, random_documents, refused, write_data, write_judged, write_lines
 from test_grpo import rollouts
 from test_preference import MODELS, random_pairs, reward_model, write_pairs
 from test_sampling import with_tokenizer
@@ -14,6 +14,7 @@ from test_sampling import with_tokenizer
 # Beginnings of calls; names without a folder are files of `place`.
 SFT, EVAL, GENERATE = "sft --data data.safetensors --max_len 64", "eval --data data.safetensors --max_len 64", "generate --prompt a"
 DPO, RM = "dpo --model golden/llama2 --data pairs.safetensors --max_len 67", "rm --model golden/llama2 --data pairs.safetensors --max_len 67"
+KTO = f"{DPO} --data judged.safetensors --loss_type kto"
 GRPO, PPO = "grpo --rollouts rollouts --max_len 67", "ppo --rollouts rollouts --max_len 67"
 ANSWERS, PLAN = "grpo --data prompts.safetensors --max_new_tokens 9 --max_len 67", "sft --plan --model none --preset qwen2.5-0.5b"
 MOE = "sft --model golden/qwen2_moe --data golden/qwen2_moe/golden.safetensors --max_len 128"
@@ -59,6 +60,16 @@ WRONG = [
     (f"{EVAL} --model headless --data pairs.safetensors", "has no score.weight"), (f"{DPO} --ref_model judge", "--ref_model", "is a reward model"), (f"{EVAL} --model judge", "is a reward model", "no pairs to rank", "--scores FILE"),
     *((f"{DPO} --ref_mode {mode} --ref_model {model}", *parts) for mode in ("precompute", "resident") for model, parts in (
         ("spoiled", ["spoiled/model.safetensors", "model.norm.weight", "NaN"]), ("short", ["document ", "of short is 60", "--max_len 60"]))),
+    # single answers
+    (f"{KTO},sigmoid", "--loss_type kto learns from single answers, and cannot be added to other losses", "--loss_type kto alone"),
+    (f"{KTO} --loss_weights 1", "--loss_weights has no effect without losses of pairs", "--desirable_weight"), (f"{KTO} --beta 0", "--beta is 0", "--loss_type kto"),
+    (f"{KTO} --train_batch_size 1", "--train_batch_size 1: the mismatched pairs", "2 or more"), (f"{KTO} --nll_loss_coef 1", "--nll_loss_coef has no effect"),
+    (f"{KTO} --ref_mode precompute", "--ref_mode and --loss_type were both given: the mismatched pairs of kto are only known in their step"),
+    (f"{KTO} --desirable_weight -1", "--desirable_weight is -1.0 but must be 0 or more"), (f"{DPO} --undesirable_weight 2", "--undesirable_weight has no effect without"),
+    (f"{KTO} --data pairs.safetensors", "is of kind pref, but --loss_type kto trains on single answers with a label", "data/prepare.py unpaired"),
+    (f"{DPO} --data judged.safetensors", "is of kind unpaired, but dpo trains on pairs", "data/prepare.py pref"),
+    (f"{SFT} --data judged.safetensors --max_len 128", "is of kind unpaired, but sft trains on single documents", "fix: use the task dpo with --loss_type kto"),
+    (f"{KTO} --ref_model golden/mistral", "--ref_model", "another vocabulary"), (f"{RM} --loss_type kto", "fix: use one of sigmoid,logexp"),
     # policies
     ("grpo --max_len 67", "--rollouts"), (f"{GRPO} --advantage_estimator gae", "--advantage_estimator gae", "the task ppo"),
     (f"{GRPO} --policy_loss_type trpo", '--policy_loss_type is "trpo"\n  fix: use one of ppo,gspo,cispo'), (f"{GRPO} --temperature 0", "--temperature 0", "greedy"),
@@ -145,6 +156,7 @@ def place(tmp_path_factory, data, prompts):
     documents = random_documents(4)
     write_data(place / "long.safetensors", [*documents[:2], (np.full(65, 5), np.arange(65) > 0)])
     write_data(place / "asked.safetensors", [(ids, 0 * mask) for ids, mask in documents], kind="prompts")
+    write_judged(place / "judged.safetensors")
     write_lines(place / "rollouts", rollouts())
     write_pairs(place / "no_margins.safetensors", random_pairs(2))
     shutil.copytree(reward_model(place / "judge", "llama2", MODELS["llama2"]["score"]), place / "headless")
