@@ -441,7 +441,7 @@ template <class Dev> void expect_preferences(Dev dev, const std::string &name) {
     expect_near_relative("entropy", sums.entropy / sums.targets, golden["entropy"], 1e-5);
     Reference reference(t.run, t.limits);
     for (size_t s : t.samples)
-        for (double logp : reference.logps(*t.data, make_row(*t.data, {&s, 1}))) of_reference.push_back(logp);
+        for (double logp : reference.logps(*t.model, *t.data, make_row(*t.data, {&s, 1}))) of_reference.push_back(logp);
     expect_logps("log p of the reference", of_reference, golden["reference_logps"]);
     for (const auto &[loss, want] : golden["dpo"].items()) {
         t.run.options.loss_type = {want["loss_type"]}, t.run.options.label_smoothing = want["label_smoothing"];

@@ -12,7 +12,7 @@ struct Prepared {
     std::vector<int64_t> offsets = {0};
     std::map<std::string, std::string> metadata = {
         {"kind", "sft"}, {"vocab_size", "100"}, {"tokenizer_hash", "00000000deadbeef"}};
-    std::vector<float> margins;
+    std::vector<float> margins, labels;
     bool wide = false;  // I32 instead of U16
 
     void add(const std::vector<int32_t> &ids, const std::vector<uint8_t> &targets) {
@@ -34,6 +34,7 @@ struct Prepared {
         else append("tokens", "U16", std::vector<uint16_t>(tokens.begin(), tokens.end()));
         append("loss_mask", "U8", mask);
         if (!margins.empty()) append("margin", "F32", margins);
+        if (!labels.empty()) append("label", "F32", labels);
         header += R"("__metadata__": {)";
         for (const char *comma = ""; const auto &[key, value] : metadata) {
             header += format(R"(%s"%s": "%s")", comma, key.c_str(), value.c_str());

@@ -114,20 +114,24 @@ TEST(Preference, SeveralLossesWithWeights) {
 
 TEST(Preference, LossesOfSingleAnswers) {
     const auto s = [](double x) { return 1 / (1 + std::exp(-x)); };
+    const AnswerLossOptions o{.beta = 0.3, .desirable_weight = 1.5, .undesirable_weight = 0.4};
     for (double u : {-40.0, -3.0, 0.0, 2.0, 25.0})
         for (double z : {0.0, 1.5, 30.0})
             for (bool desirable : {true, false}) {
-                const double beta = 0.3, h = 1e-5, want = 1 - (desirable ? s(beta * (u - z)) : s(beta * (z - u)));
-                const AnswerLoss got = answer_loss(u, z, beta, desirable);
+                const double want = desirable ? 1.5 * (1 - s(0.3 * (u - z))) : 0.4 * (1 - s(0.3 * (z - u))), h = 1e-5;
+                const AnswerLoss got = answer_loss(o, u, z, desirable);
                 EXPECT_NEAR(got.loss, want, 1e-15);
-                const auto loss = [&](double at) { return answer_loss(at, z, beta, desirable).loss; };
+                const auto loss = [&](double at) { return answer_loss(o, at, z, desirable).loss; };
                 EXPECT_NEAR(got.d_logp, (loss(u + h) - loss(u - h)) / (2 * h), 1e-10);  // roundings of 1e-16 over h
                 EXPECT_EQ(got.d_logp <= 0, desirable);
             }
     // apo_zero_unpaired of the two answers of a pair adds up to apo_zero.
-    const PairSums p{-8, -21, -10, -20, 4, 10};
-    EXPECT_NEAR(answer_loss(2, 0, 0.5, true).loss + answer_loss(-1, 0, 0.5, false).loss, value("apo_zero", p, {.beta = 0.5}), 1e-15);
-    for (double u : {-1e4, 1e4}) EXPECT_TRUE(std::isfinite(answer_loss(u, 0, 1, true).loss + answer_loss(u, 0, 1, true).d_logp));
+    const double apo = answer_loss({.beta = 0.5}, 2, 0, true).loss + answer_loss({.beta = 0.5}, -1, 0, false).loss;
+    EXPECT_NEAR(apo, value("apo_zero", {-8, -21, -10, -20, 4, 10}, {.beta = 0.5}), 1e-15);
+    for (double u : {-1e4, 1e4})
+        EXPECT_TRUE(std::isfinite(answer_loss({}, u, 0, true).loss + answer_loss({}, u, 0, true).d_logp));
+    EXPECT_EQ(divergence(6, 4), 1.5);
+    EXPECT_EQ(divergence(-6, 4), 0);
 }
 
 TEST(Preference, RewardLoss) {

@@ -87,6 +87,25 @@ TEST(PreparedData, ReadsPairs) {
     EXPECT_EQ(file.open().margin(1), -2);
 }
 
+TEST(PreparedData, ReadsLabels) {
+    Prepared p = two_pairs();
+    p.metadata["kind"] = "unpaired", p.labels = {1, 0, 0, 1};
+    const PreparedFile file(p);
+    const PreparedData data = file.open();
+    EXPECT_TRUE(data.judged() && !data.pairs());
+    EXPECT_EQ(data.size(), 4u);
+    for (size_t i = 0; i < 4; i++) EXPECT_EQ(data.desirable(i), p.labels[i] == 1);
+    std::swap(p.labels[0], p.labels[1]);
+    EXPECT_NE(PreparedFile(p).open().fingerprint(), data.fingerprint());
+    const auto refused = [&](const std::function<void(Prepared &)> &change, const char *words) {
+        expect_refusal(p, change, {words});
+    };
+    refused([](Prepared &p) { p.labels.pop_back(); }, "has 3 labels for 4 documents of kind unpaired");
+    refused([](Prepared &p) { p.labels[1] = 0.5f; }, "and each must be 0 or 1");
+    refused([](Prepared &p) { p.metadata["kind"] = "sft"; }, "has 4 labels for 4 documents of kind sft");
+    refused([](Prepared &p) { p.mask[8] = 0; }, "the answer of document 2 has no token that is a target");
+}
+
 TEST(PreparedData, ChangeOfAnOpenFileIsNoticed) {
     const Prepared right = three_documents();
     Prepared other = right;
@@ -135,8 +154,8 @@ TEST(PreparedData, DamageIsNoticed) {
     refused([](Prepared &p) { p.tokens[1] ^= 1; }, {"documents 0 to 1 are damaged", "\n  fix: copy the file again"});
     refused([](Prepared &p) { p.mask[6] = 1; }, {"documents 2 to 2 are damaged", "(tokens)", "(loss_mask)"});
     refused([](Prepared &p) { p.tokens[7] = 30000; }, {"documents 2 to 2 are damaged"});
-    refused([](Prepared &p) { p.offsets[1] = 2; }, {"doc_offsets or margin is damaged"});
-    refused([](Prepared &p) { p.add({5}, {0}); }, {"doc_offsets or margin is damaged"});
+    refused([](Prepared &p) { p.offsets[1] = 2; }, {"doc_offsets, margin or label is damaged"});
+    refused([](Prepared &p) { p.add({5}, {0}); }, {"doc_offsets, margin or label is damaged"});
     for (const char *text : {"", "4", "0 1 2 3", "4 x", "4 1 2 3 -"})
         refused([&](Prepared &p) { p.metadata["checksums"] = text; }, {"damaged"});
     refused([&](Prepared &p) { p.metadata["checksums"] += " 1"; }, {"has 3 blocks, and its documents are 2"});

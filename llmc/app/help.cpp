@@ -19,7 +19,8 @@ static const char *about(Task task) {
                    "show (samples of your data, with the trained tokens), plot and report (the log of a run).";
         case PRETRAIN: return "Train on all tokens of plain text.";
         case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
-        case DPO: return "Train on pairs of a better and a worse answer (DPO and related losses), or on single judged answers (KTO).";
+        case DPO:
+            return "Train on pairs of a better and a worse answer (DPO and related losses), or on single judged answers (KTO).";
         case RM: return "Train a reward model on pairs of a better and a worse answer.";
         case GRPO: return "Learn from rewards of sampled answers: GRPO and related estimators.";
         case PPO: return "Learn from rewards of sampled answers with a critic.";

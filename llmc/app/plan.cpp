@@ -28,8 +28,7 @@ struct Room {
 // Returns the predicted time of a step on the planned GPU; nothing if its rates are unknown, or if a step consists of more than passes of one model.
 static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, const ModelLimits &limits, size_t micro_steps) {
     const auto rates = gpu_rates(run.options.gpu);
-    if (!rates || run.options.dtype != Dtype::bf16 || run.task & RL || estimates_kl(run.options))
-        return {};
+    if (!rates || run.options.dtype != Dtype::bf16 || run.task & RL || estimates_kl(run.options)) return {};
     return predict_step(model, run.model.config, limits, *rates, micro_steps);
 }
 
@@ -38,7 +37,8 @@ static std::string seconds(double s) { return format(s < 1000 ? "%.4g s" : "%.0f
 // Returns the number of rows of a ring in a step of train_batch_size samples, if all samples have the maximum length.
 static size_t micro_steps_of(const Run &run) {
     const Options &o = run.options;
-    const size_t all = o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run.options, run.task) * o.max_len;
+    const size_t all =
+        o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run.options, run.task) * o.max_len;
     return ceil_div(ceil_div(all, o.row_tokens), run.model.ranks.dp());
 }
 
@@ -241,7 +241,8 @@ static std::string cell(const Run &run, Recompute recompute, ModelLimits limits,
     const size_t longest = longest_sample(run, run.model, recompute, limits, memory, INT32_MAX);
     std::string time;
     if (longest) {
-        limits.row_tokens = round_up(documents_of_sample(run.options, run.task) * longest, row_multiple), limits.positions = longest;
+        limits.row_tokens = round_up(documents_of_sample(run.options, run.task) * longest, row_multiple),
+        limits.positions = longest;
         const auto model = plan_model(run, run.model, recompute, limits, memory);
         if (const auto s = predicted_step(run, *model, limits, 1)) time = seconds(s->all());
     }

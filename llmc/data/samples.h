@@ -39,7 +39,7 @@ class Samples {
     virtual const InputFile &file() const = 0;                                 // the source of the samples
     virtual std::string fingerprint() const { return ::fingerprint(file()); }  // hash of all contents
     virtual ChatFormat chat_format() const { return {}; }
-    virtual bool pairs() const { return false; }  // true: a sample is two documents
+    virtual bool pairs() const { return false; }   // true: a sample is two documents
     virtual bool judged() const { return false; }  // true: each sample has a label, which desirable() returns
     virtual bool desirable(size_t /*sample*/) const { return true; }
     virtual bool has_margins() const { return false; }

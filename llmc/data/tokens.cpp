@@ -76,7 +76,8 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
     for (const char *key : {"kind", "vocab_size"})
         if (!metadata().contains(key))
             die("%s: this is not prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
-    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "unpaired" && kind() != "rl" && kind() != "prompts")
+    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "unpaired" && kind() != "rl" &&
+        kind() != "prompts")
         die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\", \"unpaired\", \"rl\" and \"prompts\" are\n  fix: %s",
             path().c_str(), kind().c_str(), prepare_again);
     const auto hash = metadata().find("tokenizer_hash");

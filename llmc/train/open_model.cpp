@@ -142,10 +142,10 @@ bool fits(const Run &run, const ModelSpec &model, ModelLimits limits) {
                human_bytes(memory).c_str(), planned.memory().device().c_str());
     const std::string smaller = run.options.dtype != Dtype::bf16 ? "--dtype bf16, or a smaller model" : "a smaller model";
     const bool keeps_too_much = run.options.recompute.value_or(Recompute::layer) != Recompute::layer;
-    const size_t documents = documents_of_sample(run.options, run.task), fits = limits.mode == Mode::generate
-                                                                  ? 0
-                                                                  : most_tokens(run, model, run.options.recompute, limits, memory,
-                                                                                documents * model.config.max_positions);
+    const size_t documents = documents_of_sample(run.options, run.task),
+                 fits = limits.mode == Mode::generate ? 0
+                                                      : most_tokens(run, model, run.options.recompute, limits, memory,
+                                                                    documents * model.config.max_positions);
     const size_t ring = larger_ring(run, model, limits, memory);
     const std::string wider = ring ? format("--ring_attn_size %zu (now %zu), ", ring, limits.ranks.sp) : "";
     if (fits == 0)

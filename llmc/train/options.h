@@ -63,9 +63,9 @@ struct Options {
 #include "options.def"
 };
 
-bool learns_unpaired(const Options &);                     // a loss of --loss_type learns from single answers with a judgement
-bool estimates_kl(const Options &);                        // kto: each step begins with an estimate of the KL divergence
-size_t documents_of_sample(const Options &, Task);         // 2 for pairs
+bool learns_unpaired(const Options &);              // a loss of --loss_type learns from single answers with a judgement
+bool estimates_kl(const Options &);                 // kto: each step begins with an estimate of the KL divergence
+size_t documents_of_sample(const Options &, Task);  // 2 for pairs
 StartedByHand started_by_hand(const Options &);
 Options default_options(Task);                                  // a task's defaults, before any flag is read
 nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back

@@ -151,11 +151,13 @@ PairLoss PreferenceLoss::operator()(const PairSums &pair, const StepSize &step) 
 
 bool is_unpaired(const std::string &loss) { return loss == "kto" || loss == "apo_zero_unpaired"; }
 
-AnswerLoss answer_loss(double u, double z, double beta, bool desirable) {
-    const double sign = desirable ? 1 : -1;
-    const Dual loss = 1 - s(sign * beta * (Dual(u, 1) - z));
+AnswerLoss answer_loss(const AnswerLossOptions &o, double u, double z, bool desirable) {
+    const double sign = desirable ? 1 : -1, weight = desirable ? o.desirable_weight : o.undesirable_weight;
+    const Dual loss = weight * (1 - s(sign * o.beta * (Dual(u, 1) - z)));
     return {loss.value, loss.c};
 }
+
+double divergence(double sum, double pairs) { return std::max(0.0, sum / pairs); }
 
 PairLoss reward_loss(double chosen, double rejected, double margin, double center) {
     const Dual c{chosen, 1, 0}, r{rejected, 0, 1};

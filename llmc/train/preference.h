@@ -46,7 +46,7 @@ struct PairLoss {
 // One of the losses above: an entry of the table in preference.cpp.
 struct PreferenceFormula;
 const PreferenceFormula &preference_formula(const std::string &name);  // dies with the list of names
-std::string preference_names();                                        // "sigmoid, sigmoid_norm, ...", also those of single answers
+std::string preference_names();  // "sigmoid, sigmoid_norm, ...", also those of single answers
 bool needs_reference(const PreferenceFormula &);
 void check_options(const PreferenceFormula &, const PairLossOptions &);  // dies if the formula has no value for these options
 PairLoss pair_loss(const PreferenceFormula &, const PairLossOptions &options, const PairSums &pair);
@@ -79,14 +79,19 @@ class PreferenceLoss {
 //   kto                desirable: 1 - s(beta (u - z))       undesirable: 1 - s(beta (z - u))       Ethayarajh et al., "KTO", 2024, arXiv:2402.01306
 //   apo_zero_unpaired  the same with z = 0: apo_zero, whose two terms each depend on one answer    D'Oosterlinck et al., as above
 //
-// u is the answer's log p - log p of the reference. z estimates the policy's KL divergence from the reference, in nats (unpaired.h); the derivative
+// Each loss is multiplied by the weight of its label. u is the answer's log p - log p of the reference. z estimates the policy's KL divergence from the reference, in nats (unpaired.h); the derivative
 // treats it as a constant.
 bool is_unpaired(const std::string &loss);
+
+struct AnswerLossOptions {
+    double beta = 0.1, desirable_weight = 1, undesirable_weight = 1;
+};
 
 struct AnswerLoss {
     double loss, d_logp;  // d_logp: dL/du
 };
-AnswerLoss answer_loss(double u, double z, double beta, bool desirable);
+AnswerLoss answer_loss(const AnswerLossOptions &options, double u, double z, bool desirable);  // multiplied by its weight
+double divergence(double sum, double pairs);  // z from the sum of u over the mismatched pairs (unpaired.h)
 
 // Reward models: -log s(c - r - margin) + center (c + r)^2, where c and r are the rewards of the answers.
 //   Ouyang et al., 2022, arXiv:2203.02155; margin: Touvron et al., "Llama 2", 2023, arXiv:2307.09288; center: Eisenstein et al., 2023,

@@ -70,9 +70,10 @@ static void note_balance(const Run &run, const Samples &data, size_t samples) {
     const Options &o = run.options;
     const double ratio = o.desirable_weight * desirable / (o.undesirable_weight * undesirable);
     if (!(ratio >= 0.99 && ratio <= 4 / 3. + 0.01))
-        run.say("note: the weights of %.0f desirable and %.0f undesirable answers have the ratio %.3g; 1 to 1.33 is usual: --desirable_weight %.3g or --undesirable_weight %.3g",
-                desirable, undesirable, ratio, o.undesirable_weight * undesirable / desirable,
-                o.desirable_weight * desirable / undesirable);
+        run.say(
+            "note: the weights of %.0f desirable and %.0f undesirable answers have the ratio %.3g; 1 to 1.33 is usual: --desirable_weight %.3g or --undesirable_weight %.3g",
+            desirable, undesirable, ratio, o.undesirable_weight * undesirable / desirable,
+            o.desirable_weight * desirable / undesirable);
 }
 
 void Unpaired::open(const ModelLimits &limits, const Samples &data, size_t samples, const Samples *eval_data) {
@@ -85,7 +86,7 @@ void Unpaired::open(const ModelLimits &limits, const Samples &data, size_t sampl
 // ---- steps ---------------------------------------------------------------------------------------------------------------------------
 
 // Returns z, the same on all ranks.
-double Unpaired::divergence(Model &model, const Samples &data, std::span<const size_t> samples) {
+double Unpaired::mismatched_divergence(Model &model, const Samples &data, std::span<const size_t> samples) {
     if (!estimates_kl(run_.options)) return 0;
     const Mismatched pairs(data, samples, longest_);
     std::vector<double> sum = {0};
@@ -97,13 +98,13 @@ double Unpaired::divergence(Model &model, const Samples &data, std::span<const s
                      for (size_t i = 0; run_.mesh->sp_rank == 0 && i < nll.size(); i++) sum[0] += -nll[i] - reference[i];
                  });
     model.take_sums();  // they are not those of the samples
-    return std::max(0.0, run_.comm.sum(sum)[0] / double(pairs.size()));
+    return divergence(run_.comm.sum(sum)[0], double(pairs.size()));
 }
 
 std::vector<Step> Unpaired::draw(Model &model, DataLoader &loader, size_t) {
     Step step = loader.next();
     const auto start = std::chrono::steady_clock::now();
-    z_ = divergence(model, *step.data, step.samples);
+    z_ = mismatched_divergence(model, *step.data, step.samples);
     kl_seconds_ = seconds_since(start);
     return {std::move(step)};
 }
@@ -116,10 +117,9 @@ std::vector<float> Unpaired::add(const Row &row, std::span<const double> nll, st
     for (size_t i = 0; i < nll.size(); i++) {
         const bool desirable = data_->desirable(row.documents[i]);
         const double logp = -nll[i], u = logp - reference[i];
-        const AnswerLoss loss = answer_loss(u, z_, o.beta, desirable);
-        const double share = (desirable ? o.desirable_weight : o.undesirable_weight) / answers_;
-        derivatives.push_back(float(-share * loss.d_logp));
-        totals.loss += share * loss.loss;
+        const AnswerLoss loss = answer_loss({o.beta, o.desirable_weight, o.undesirable_weight}, u, z_, desirable);
+        derivatives.push_back(float(-loss.d_logp / answers_));
+        totals.loss += loss.loss / answers_;
         AnswerTotals &own = desirable ? totals.desirable : totals.undesirable;
         own.answers++, own.reward += o.beta * u, own.logp += logp;
     }
@@ -165,7 +165,7 @@ Measured Unpaired::take(Model &model) {
 }
 
 Measured Unpaired::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
-    data_ = &data, answers_ = double(samples.size()), z_ = divergence(model, data, samples);
+    data_ = &data, answers_ = double(samples.size()), z_ = mismatched_divergence(model, data, samples);
     for_own_rows(run_, run_.model, data, pack_samples(data, samples, run_.options.row_tokens, run_.share_prompts),
                  [&](const Row &row, size_t, size_t) {
                      const auto reference = reference_->logps(model, data, row);

@@ -53,7 +53,7 @@ class Unpaired final : public Objective {
     Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override;
 
   private:
-    double divergence(Model &model, const Samples &data, std::span<const size_t> samples);
+    double mismatched_divergence(Model &model, const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll, std::span<const double> reference);
     Measured take(Model &model, const std::string &prefix);
 

@@ -9,7 +9,7 @@ from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import name_template
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
-from .trl import TRL, add_sft, note_orpo, set_rewards
+from .trl import TRL, add_sft, complete_kto, note_orpo, set_rewards
 
 ROWS = [
     # model and data
@@ -98,6 +98,8 @@ ROWS = [
     Same("beta", "rl_beta, dpo_beta, orpo_alpha"),
     Sets("loss_type ipo_mean", "dpo_loss_type", "ipo"),
     Same("loss_type", "dpo_loss_type"),
+    Same("desirable_weight", "kto_desirable_weight"),
+    Same("undesirable_weight", "kto_undesirable_weight"),
     Same("loss_weights", "dpo_loss_weights"),
     Same("label_smoothing", "dpo_label_smoothing"),
     Same("simpo_gamma", "simpo_gamma"),
@@ -106,7 +108,7 @@ ROWS = [
     Sets("ref_mode precompute", "precompute_ref_log_probs", "true"),
     Note("the reference is computed once, before training, on packed rows", "dpo_use_logits_to_keep, dpo_use_liger_kernel, dpo_generate_during_eval"),
     Refused("there is no such variant of DPO here; leave it out",
-      "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, dpo_use_weighting, dpo_ld_alpha, kto_desirable_weight, kto_undesirable_weight"),
+      "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, dpo_use_weighting, dpo_ld_alpha"),
     Note("a reward model gives one number", "num_labels", "1"),
     # reinforcement learning
     Same("n", "num_generations"),
@@ -258,7 +260,7 @@ ROWS = [
     Same("lr_scheduler", "lr_scheduler"),
     Together("min_lr_ratio", "with cosine: --lr_scheduler cosine_with_min_lr --min_lr_ratio", "cosine_min_lr_ratio"),
     Together("batch_size", "--train_batch_size", "batch_size"),
-    Together("rl", "the task, and for ipo, orpo and simpo --loss_type", "rl"),
+    Together("rl", "the task, and for ipo, orpo, simpo and kto --loss_type", "rl"),
     Together("reward_model", "the task rm", "reward_model"),
     Refused("rm trains one reward for each answer; leave it out", "process_reward_model, num_labels"),
     Together("reward_funcs", "--reward, a directory or FILE.py; functions of a module are refused", "reward_funcs"),
@@ -315,7 +317,7 @@ CHATS = ("chat_template", "chat_template.default", "sharegpt", "bradley_terry.ch
          "orpo.chat_template", "chat_template.default")
 PROMPTS = {"intel": "question", "icr": "input", "prompt_pairs": "prompt", "ultra": "prompt", "argilla_chat": None, "argilla": None, "default": None}
 TEXTS = ("completion", "pretrain")
-PREFERENCES = {"dpo": None, "ipo": "ipo_mean", "orpo": "orpo", "simpo": "simpo"}
+PREFERENCES = {"dpo": None, "ipo": "ipo_mean", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
 HARMLESS = ("cut_cross_entropy", "liger", "swanlab", "KernelsPlugin")
 
 
@@ -330,7 +332,7 @@ def task_of(given, task):
 
     if says("rl"):
         rl = given["rl"].value
-        return "dpo" if rl in PREFERENCES or rl in ("kto", "bco") else "grpo", f"{given['rl'].where} \"{rl}\""
+        return "dpo" if rl in PREFERENCES or rl == "bco" else "grpo", f"{given['rl'].where} \"{rl}\""
     if says("reward_model"):
         return "rm", given["reward_model"].where
     if "pretraining_dataset" in given:
@@ -477,6 +479,7 @@ def complete_task(t):
         elif t.task == "dpo" and PREFERENCES.get(rl):
             t.set("loss_type", PREFERENCES[rl], where)
             note_orpo(t)
+            complete_kto(t)
         if rl == "simpo":
             add_sft(t, t.together.get("cpo_alpha", Setting("cpo_alpha", ["1"], "cpo_alpha (Axolotl's default)")))
     if t.has("reward_funcs"):

@@ -8,7 +8,6 @@ INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix
     (r"(openenv|harbor|openreward)/\w+|grpo_agent", "plays several turns with an environment",
      "grpo, with one answer to each prompt and --reward FILE.py"),
     ("rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
-    ("kto", "learns from single answers labelled good or bad", "dpo, with pairs of a better and a worse answer"),
     ("bco", "is a loss here", "dpo, with --loss_type bco_pair"),
     ("cpo", "trains pairs without a reference", "dpo, with --loss_type simpo,sft --loss_weights 1,ALPHA, which is CPO-SimPO"),
     ("tpo", "learns from three answers to a prompt", "dpo, with two of them"),

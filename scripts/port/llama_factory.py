@@ -10,7 +10,7 @@ from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import THINKING, name_template, set_variables
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
-from .trl import add_sft
+from .trl import add_sft, complete_kto
 
 ROWS = [
     # model and data
@@ -53,7 +53,7 @@ ROWS = [
     Refused("--rope_scaling '{\"rope_type\": \"yarn\", \"factor\": 4}' takes it as JSON, with a factor", "rope_scaling"),
     Refused("change config.json in the directory of --model", "shift_attn, mixture_of_depths, train_from_scratch"),
     # the method
-    Together("stage", "the task: pt is pretrain, sft, rm, dpo", "stage"),
+    Together("stage", "the task: pt is pretrain, sft, rm, dpo; kto is dpo with --loss_type kto", "stage"),
     Together("finetuning_type", "lora, which is the default there, or full", "finetuning_type"),
     Together("lora_r", "with finetuning_type lora: --lora_rank", "lora_rank"),
     Together("lora_alpha", "with finetuning_type lora: --lora_alpha; twice the rank by default", "lora_alpha"),
@@ -94,7 +94,9 @@ ROWS = [
     Same("simpo_gamma", "simpo_gamma"),
     Same("label_smoothing", "dpo_label_smoothing"),
     Same("ref_model", "ref_model"),
-    Refused("there is no such variant of DPO here; leave it out", "pref_bco_weight, ld_alpha, kto_chosen_weight, kto_rejected_weight, ref_model_adapters, "
+    Same("desirable_weight", "kto_chosen_weight"),
+    Same("undesirable_weight", "kto_rejected_weight"),
+    Refused("there is no such variant of DPO here; leave it out", "pref_bco_weight, ld_alpha, ref_model_adapters, "
       "ref_model_quantization_bit"),
     Refused("the tasks grpo and ppo learn from rewards, with other flags (docs/rl.md)",
       "ppo_buffer_size, ppo_epochs, ppo_score_norm, ppo_target, ppo_whiten_rewards, reward_model, reward_model_adapters, reward_model_quantization_bit, "
@@ -136,7 +138,7 @@ ROWS = [
       "model_class, dist_config, train_dataset, sample_backend, kernel_config, quant_config, peft_config, init_config, batching_strategy, optim_config"),
 ]
 
-STAGES = {"pt": "pretrain", "sft": "sft", "rm": "rm", "dpo": "dpo"}
+STAGES = {"pt": "pretrain", "sft": "sft", "rm": "rm", "dpo": "dpo", "kto": "dpo"}
 # For each column of a data set: the names that need no flag, and the flag of another name (None: there is none).
 COLUMNS = {"prompt": ("instruction, text", "input_key"), "query": ("input", None), "response": ("output", "output_key"), "history": ("history", None),
            "messages": ("messages, conversations", "input_key"), "chosen": ("chosen", "chosen_key"), "rejected": ("rejected", "rejected_key"), "tools": ("tools", None),
@@ -163,7 +165,7 @@ def complete(t):
     if t.has("stage") and t.get("stage") not in STAGES:
         where, stage = t.together["stage"].where, t.get("stage")
         t.refuse(f"{where}: {no_task(stage)}" if instead(stage) else
-                 f'{where} "{stage}" is not supported\n  fix: use the stages pt, sft, rm and dpo; the tasks grpo and ppo learn from rewards')
+                 f'{where} "{stage}" is not supported\n  fix: use the stages pt, sft, rm, dpo and kto; the tasks grpo and ppo learn from rewards')
     kind = t.get("finetuning_type", "lora")
     if kind == "lora" and "adapter" not in t.flags:
         rank = t.count("lora_r", 8)
@@ -193,7 +195,12 @@ def complete(t):
         t.refuse(f"{t.flags['dataset_probs'].where} needs a mix_strategy that interleaves\n  fix: mix_strategy: interleave_under, interleave_over or interleave_once")
     if t.has("template") and t.task != "pretrain":
         name_template(t, t.get("template"), t.together["template"].where)
-    if t.has("pref_ftx"):
+    if t.get("stage") == "kto":
+        t.set("loss_type", "kto", t.together["stage"].where)
+        complete_kto(t)
+        if float(t.get("pref_ftx", "0")) > 0:
+            t.refuse(f"{t.together['pref_ftx'].where} is not supported with stage kto\n  fix: leave it out; the loss kto cannot be added to others")
+    elif t.has("pref_ftx"):
         add_sft(t, t.together["pref_ftx"])
     set_variables(t, "enable_thinking", "preserve_thinking")
     packs = t.has("neat") or t.get("packs", str(t.task == "pretrain")).lower() == "true"
@@ -245,9 +252,12 @@ def name_fields(t, name, entry, where):
     columns, chats = entry.get("columns", {}), entry.get("formatting") in ("sharegpt", "openai")
     if {"images", "videos", "audios"} & set(columns):
         t.refuse(f'{where} "{name}" contains images or audio\n  fix: use a data set of text')
-    if "kto_tag" in columns:
-        t.refuse(f'{where} "{name}" contains single answers labelled good or bad\n  fix: use pairs of a better and a worse answer')
-    if entry.get("ranking") is not None and bool(entry["ranking"]) != (t.task in ("dpo", "rm")):
+    judges, wanted = "kto_tag" in columns, t.get("stage") == "kto"
+    if judges and not wanted:
+        t.refuse(f'{where} "{name}" contains single answers labelled good or bad\n  fix: use the stage kto')
+    if judges and columns["kto_tag"] not in ("kto_tag", "label"):
+        t.refuse(f'{where} "{name}" has its kto_tag in the field {columns["kto_tag"]!r}\n  fix: rename the field to kto_tag or label')
+    if entry.get("ranking") is not None and bool(entry["ranking"]) != (t.task in ("dpo", "rm") and not wanted):
         t.refuse(f'{where} "{name}" contains {"pairs" if entry["ranking"] else "single answers"}, which {t.task} does not train on\n  fix: use another task or data set')
     for tag, value in entry.get("tags", {}).items():
         if value not in TAGS.get(tag, "").split(", "):

@@ -2,7 +2,7 @@
 
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
 from .translate import same_values
-from .trl import PART
+from .trl import PART, complete_kto, learns_unpaired
 
 CORRECTIONS = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
 CRITIC = {"critic.adam.betas": "adam_betas", "critic.adam.eps": "adam_eps", "critic.adam.weight_decay": "weight_decay", "critic.lr_scheduler": "lr_scheduler",
@@ -44,6 +44,8 @@ ROWS = [
     Same("loss_type", "model.loss_type, loss"),
     Same("beta", "model.beta"),
     Same("label_smoothing", "model.label_smoothing"),
+    Same("desirable_weight", "desirable_loss_weight"),
+    Same("undesirable_weight", "undesirable_loss_weight"),
     Same("nll_loss_coef", "model.nll_loss_coef"),
     Same("router_aux_loss_coef", "model.aux_loss_coef, actor.aux_loss_coef, aux_loss_coef"),
     Same("ref_model", "ref.model_name_or_path, ref_pretrain"),
@@ -239,7 +241,12 @@ def task_of(given, task):
 
 
 def complete(t):
-    pairs, length = 2 if t.task in ("dpo", "rm") else 1, t.number("max_len", 512 if t.task in ("dpo", "rm") else 2048)
+    if learns_unpaired(t):  # of train_kto, which OpenRLHF removed in 2026
+        t.set("beta", "0.01", "beta (OpenRLHF's default)", by_default=True)
+        t.set("max_len", "2048", "max_len (OpenRLHF's default)", by_default=True)
+        complete_kto(t)
+    learns_pairs = t.task in ("dpo", "rm") and not learns_unpaired(t)
+    pairs, length = 2 if learns_pairs else 1, t.number("max_len", 512 if learns_pairs else 2048)
     critic(t)
     if t.task in ("grpo", "ppo"):
         complete_rewards(t, length)

@@ -9,7 +9,7 @@ from .table import Note, Peer, Refused, Same, Sets, Together
 from .templates import THINKING, name_template, set_variables
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
-from .trl import TRL, add_sft, set_rewards
+from .trl import TRL, add_sft, complete_kto, set_rewards
 
 ROWS = [
     # model and data
@@ -70,7 +70,7 @@ ROWS = [
     Refused("this program trains only text models", "freeze_llm, max_pixels, norm_bbox, vit_gradient_checkpointing, vit_lr, aligner_lr, mrl_dims"),
     Together("tokens", "--add_tokens", "new_special_tokens"),
     # the method
-    Together("rlhf_type", "the task: dpo, rm, grpo, and for orpo and simpo --loss_type", "rlhf_type"),
+    Together("rlhf_type", "the task: dpo, rm, grpo, and for orpo, simpo and kto --loss_type", "rlhf_type"),
     Together("tuner_type", "lora, which is the default there, or full", "tuner_type, train_type, sft_type"),
     Together("lora_r", "with tuner_type lora: --lora_rank", "lora_rank"),
     Together("lora_alpha", "with tuner_type lora: --lora_alpha", "lora_alpha"),
@@ -105,8 +105,7 @@ ROWS = [
     Note("samples are always packed into rows of --row_tokens tokens, and never attend to each other", "padding_free"),
     Together("rpo_alpha", "--loss_type sigmoid,sft --loss_weights 1,RPO_ALPHA", "rpo_alpha"),
     Together("cpo_alpha", "with rlhf_type simpo: --loss_type simpo,sft --loss_weights 1,CPO_ALPHA; the default there is 1", "cpo_alpha"),
-    *TRL.only("simpo_gamma, label_smoothing, ld_alpha, discopop_tau").rows,
-    Refused("pairs of a better and a worse answer have equal weights; leave it out", "desirable_weight, undesirable_weight"),
+    *TRL.only("simpo_gamma, label_smoothing, desirable_weight, undesirable_weight, ld_alpha, discopop_tau").rows,
     Refused("sft on the teacher's answers, which generate --model TEACHER writes", "teacher_model, teacher_adapters, teacher_model_type, teacher_model_revision, teacher_deepspeed, "
       "teacher_model_server, offload_teacher_model, teacher_tag_key, teacher_kl_coef, sft_alpha, lmbda, seq_kd, gkd_logits_topk"),
     Refused("MODEL@REVISION", "ref_model_revision, reward_model_revision"),
@@ -164,7 +163,7 @@ ROWS = [
 ]
 
 ANSWERS = {"num_generations": "8", "max_completion_length": "512", "temperature": "0.9", "beta": "0.04", "loss_type": "grpo"}  # grpo's defaults
-TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "rm": "rm", "grpo": "grpo"}
+TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "kto": "dpo", "rm": "rm", "grpo": "grpo"}
 
 
 def task_of(given, task):
@@ -207,7 +206,7 @@ def finish(t, kind):
         t.note("", "without max_length ms-swift allows samples up to the model's number of positions; here --max_len is 2048, and for pairs 512")
     if t.has("rlhf_type"):
         rlhf, where = t.get("rlhf_type"), t.together["rlhf_type"].where
-        if rlhf == "orpo":
+        if rlhf == "orpo" or rlhf == "kto" and "loss_type" not in t.given:
             t.set("loss_type", rlhf, where)
         elif rlhf == "simpo":
             t.set("loss_type", rlhf, where)
@@ -216,6 +215,7 @@ def finish(t, kind):
             add_sft(t, t.together.get("cpo_alpha", Setting("cpo_alpha", ["1"], "cpo_alpha (ms-swift's default)")))
     if t.has("rpo_alpha"):
         add_sft(t, t.together["rpo_alpha"])
+    complete_kto(t)
     if t.task == "grpo":
         complete_advantages(t)
     set_variables(t, "enable_thinking", "preserve_thinking")

@@ -67,6 +67,8 @@ ROWS = [
     Same("loss_type", "loss_type"),
     Same("loss_weights", "loss_weights"),
     Same("label_smoothing", "label_smoothing"),
+    Same("desirable_weight", "desirable_weight"),
+    Same("undesirable_weight", "undesirable_weight"),
     Refused("--loss_type simpo needs no reference", "reference_free"),
     Sets("ref_mode precompute", "precompute_ref_log_probs", "true"),
     Note("the reference is computed once, before training, on packed rows", "precompute_ref_batch_size"),
@@ -205,8 +207,11 @@ def complete(t):
         t.note(t.flags.pop("label_smoothing").where, "ignored: in TRL 1.16 it changes only the losses robust and exo_pair; --label_smoothing here also changes sigmoid, as in cDPO")
     if t.task == "dpo" and "ipo" in (losses := t.flag("loss_type", "").split(",")):
         t.set("loss_type", ["ipo_mean" if loss == "ipo" else loss for loss in losses], t.flags["loss_type"].where)
+    if learns_unpaired(t) and not t.has("streams") and not any(s.name == "train_sampling_strategy" for s in t.settings):
+        t.set("shuffle", "false", "train_sampling_strategy (TRL's default for KTO)", by_default=True)
     order(t)
     note_orpo(t)
+    complete_kto(t)
     if t.has("packing_strategy"):
         setting = t.together["packing_strategy"]
         if t.has("packs"):
@@ -220,7 +225,7 @@ def complete(t):
         t.note("", f"{text}, as in TRL with use_bias_correction_kl false; its default is true")
     if t.task in ("sft", "dpo", "grpo") and "router_aux_loss_coef" not in t.flags:
         balance(t)
-    if t.task in ("dpo", "rm"):
+    if t.task in ("dpo", "rm") and not learns_unpaired(t):
         t.note("", "in chats TRL also scores the text that the template adds after an answer's end of turn, such as a line break; here the end of turn is the last scored token")
     samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
     if t.task == "dpo" and accumulated > 1 and "sft" in t.flag("loss_type", "sigmoid").split(","):
@@ -265,6 +270,19 @@ def balance(t):
 def note_orpo(t):
     if t.flag("loss_type") == "orpo":
         t.note("", "the NLL of orpo is the mean over the chosen answers of the mean over their tokens; TRL's is the mean over all tokens of a batch, with the prompts")
+
+
+def learns_unpaired(t):
+    return t.flag("loss_type") in ("kto", "apo_zero_unpaired")
+
+
+def complete_kto(t):
+    """The mismatched pairs of kto are those of a step, which the reference can only evaluate then."""
+    if t.flag("loss_type") != "kto":
+        return
+    t.note("", "the estimate of the KL divergence in kto is the mean over the mismatched pairs of a whole step; TRL's trainer has one for each batch of a device")
+    if "ref_mode" in t.flags:
+        t.note(t.flags.pop("ref_mode").where, "the reference stays in memory (--ref_mode resident): the mismatched pairs of kto are only known in their step")
 
 
 def targets_of(t):

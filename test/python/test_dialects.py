@@ -97,6 +97,12 @@ SAME = [  # words, and the flags of this program
     (f"reward {TRL}", {"max_len": "1024", "truncation": None}), (f"dpo {TRL}", {"truncation": "keep"}),
     (f"dpo {TRL} --label_smoothing 0.1", {"label_smoothing": None}),  # TRL's sigmoid ignores it
     (f"dpo {TRL} --label_smoothing 0.1 --loss_type robust", {"label_smoothing": "0.1"}),
+    (f"trl kto {TRL} --desirable_weight 1.5 --undesirable_weight 0.5", {"loss_type": "kto", "desirable_weight": "1.5", "undesirable_weight": "0.5", "shuffle": "false",
+                                                                       "max_len": "1024", "truncation": "keep"}),
+    (f"trl kto {TRL} --loss_type apo_zero_unpaired --train_sampling_strategy random", {"loss_type": "apo_zero_unpaired", "shuffle": None}),
+    *((f"trl {words} {TRL} --precompute_ref_log_probs", {"ref_mode": mode}) for words, mode in (("dpo", "precompute"), ("kto", None), ("kto --loss_type apo_zero_unpaired", "precompute"))),
+    (f"openrlhf.cli.train_kto --pretrain M --dataset D --save_path O --undesirable_loss_weight 2 --micro_train_batch_size 2",
+     {"loss_type": "kto", "undesirable_weight": "2", "beta": "0.01", "max_len": "2048", "row_tokens": "4096"}),
     (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
     (f"dpo {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100 --model.ipo_enable", {"row_tokens": "400", "loss_type": "ipo_sum", "learning_rate": "1e-5"}),
     (f"sft {OPENRLHF} --data.input_template ''", {"input_template": "{}"}),
@@ -136,6 +142,7 @@ SAME = [  # words, and the flags of this program
         ("sft --enable_thinking true --preserve_thinking false", {"chat_template_kwargs": '{"enable_thinking": true, "preserve_thinking": false}'}),
         ("sft --template chatml --loss_scale ignore_empty_think --enable_thinking false --use_chat_template true", {"tokenizer_chat_template": "chatml"}),
         ("pt --use_chat_template false --loss_scale all", {"truncation": "drop"}), ("pt --truncation_strategy split", {"truncation": "split"}),
+        ("rlhf --rlhf_type kto --desirable_weight 2", {"loss_type": "kto", "desirable_weight": "2"}),
         ("rlhf --rlhf_type simpo", {"loss_type": "simpo,sft", "loss_weights": "1,1", "beta": "2.0", "simpo_gamma": "1"}),
         ("rlhf --rlhf_type simpo --cpo_alpha 0 --beta 1 --simpo_gamma 2", {"loss_type": "simpo", "loss_weights": None, "beta": "1", "simpo_gamma": "2"}),
         ("rlhf --rlhf_type dpo --rpo_alpha 0.5 --loss_scale last_round", {"loss_type": "sigmoid,sft", "loss_weights": "1,0.5"}),
@@ -174,6 +181,8 @@ FILES = [  # fields of a file of Axolotl in addition to AXOLOTL, and the flags o
     ({"sample_packing": True, "micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 1024}, {"train_batch_tokens": "8192"}),
     ({"val_set_size": 0.05, "evals_per_epoch": 4, "num_epochs": 2}, {"eval_fraction": "0.05", "eval_steps": "0.125"}),
     ({"rl": "orpo", "orpo_alpha": 0.3, "datasets": [{"path": "a/b", "type": "chat_template.argilla"}]}, {"loss_type": "orpo", "beta": "0.3"}),
+    ({"rl": "kto", "datasets": [{"path": "a/b"}], "kto_desirable_weight": 0.2, "kto_undesirable_weight": 3}, {"loss_type": "kto", "desirable_weight": "0.2",
+                                                                                                             "undesirable_weight": "3"}),
     ({"rl": "dpo", "datasets": [{"path": "a/b", "type": "llama3.intel"}]},
      {"tokenizer_chat_template": "llama3", "prompt_key": "question", "apply_chat_template": "true"}),
     ({"chat_template": "llama3", "datasets": [{"path": "a/b", "type": "chat_template", "field_messages": "talk"}]},
@@ -203,6 +212,8 @@ CONVERTED = [
     # Flags of this program take precedence over a file.
     ("sft --eval_fraction 0 --input_template 'Q: {}'", AXOLOTL | {"val_set_size": 0.1}, {"eval_fraction": "0", "input_template": "Q: {}"}),
     *(("llamafactory-cli train", FACTORY | {"stage": stage}, {"task": task}) for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm"))),
+    ("", FACTORY | {"stage": "kto", "kto_chosen_weight": 1.2, "kto_rejected_weight": 0.7},
+     {"task": "dpo", "loss_type": "kto", "desirable_weight": "1.2", "undesirable_weight": "0.7"}),
     ("", FACTORY | {"add_tokens": "<a>", "resize_vocab": True}, {"add_tokens": "<a>", "lora_modules_to_save": "embed_tokens,lm_head"}),
     ("", FACTORY | {"additional_target": "embed_tokens"}, {"lora_modules_to_save": "embed_tokens"}),
     ("", FACTORY | {"finetuning_type": "full", "resize_vocab": True}, {"lora_modules_to_save": None})]
@@ -387,7 +398,7 @@ def test_functions_of_trl_are_called(tmp_path, monkeypatch):
 
 NOT_HERE = [  # words, the task, its definition, and the fix
     ("rloo", "rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
-    ("trl kto", "kto", "learns from single answers labelled good or bad", "dpo, "),
+    ("trl bco", "bco", "is a loss here", "dpo, with --loss_type bco_pair"),
     ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
     ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on images", "a text model with"),
     ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
@@ -468,7 +479,7 @@ REFUSED = [
     *((other, AXOLOTL | more, f"asks for the task {task}, not {other}\n  fix: start with {task}") for more, task in TASKS[1:5] for other in ["rm" if task == "dpo" else "dpo"]),
     *(("llamafactory-cli train", FACTORY | more, message) for more, message in FACTORY_LINES),
     ("llamafactory-cli train --data x.jsonl", FACTORY | {"max_samples": 5}, "max_samples in c.yml belongs to dataset\n  fix: --data 'NAME[train[:5]]'"),
-    ("", FACTORY | {"stage": "kto"}, 'stage in c.yml: there is no task "kto"'), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),
+    ("", FACTORY | {"stage": "kto", "pref_ftx": 0.5}, "pref_ftx in c.yml is not supported with stage kto"), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),
     ("swift rlhf --rlhf_type ppo --model M --dataset a/b", None, 'train_llama: --rlhf_type "ppo" is not supported\n  fix: the task ppo with flags of this program'),
     ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
     ("", FACTORY | {"dataset": "identity"}, 'train_llama: dataset in c.yml "identity" is a name in LLaMA-Factory\'s data/dataset_info.json, which is not here'),
