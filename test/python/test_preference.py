@@ -175,6 +175,20 @@ def test_kto_is_the_formula(policy, reference, is_positive, tmp_path):
     assert abs(mean.mean()) > 1 and (z > 1) == is_positive
 
 
+def test_mismatched_pairs_are_cut_to_max_len(tmp_path):
+    """A prompt and an answer of different samples can be longer than any sample."""
+    rng = np.random.default_rng(5)
+    documents = [(rng.integers(4, 96, 61), np.arange(61) >= begin) for begin in (60, 1)]
+    data = judged(tmp_path / "judged.safetensors", documents, [1, 0])
+    for max_len in (61, 100, 200):
+        cut = [(ids[:max_len], mask[:max_len]) for ids, mask in mismatched(documents)]
+        assert len(cut[0][0]) == min(max_len, 120)
+        kl = log_ratios(tmp_path, GOLDEN / "qwen3", GOLDEN / "llama2", cut).mean()
+        line = step("dpo", tmp_path / "run", model=GOLDEN / "qwen3", ref_model=GOLDEN / "llama2", data=data, loss_type="kto", max_len=max_len, shuffle="false")
+        near(line["kl"], max(0, kl), 1e-5)
+        assert kl > 1
+
+
 # ---- the reference ----------------------------------------------------------------------------------------------------------------
 
 def test_the_side_file_is_used_again(own_cache, tmp_path):
