@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "../core/common.h"
+#include "../core/contention.h"
 #include "../core/signals.h"
 #include "../data/python.h"
 #include "../parallel/comm_mpi.h"
@@ -165,6 +166,7 @@ std::string called_name(const char *name, const char *argv0) { return (strchr(ar
 int run_program(const Program &program, const std::vector<std::string> &arguments) {
     expect_streams();
     expect_interrupts();
+    const ContentionWatch watch;
     try {
         const int code = run_all_ranks(program, arguments);
         const bool lost = ferror(stdout);  // errno may be from a later call
