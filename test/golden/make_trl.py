@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What TRL's DPOTrainer and RewardTrainer compute of the pairs of make_preference.py. In float32: so are TRL's log-probabilities,
+"""What TRL's DPOTrainer, KTOTrainer and RewardTrainer compute of the pairs of make_preference.py. In float32: so are TRL's log-probabilities,
 whatever the model is.
 
     pip install torch transformers safetensors numpy trl
@@ -11,10 +11,12 @@ writes test/golden/trl.json:
   dpo.TYPE             by TRL's name of a loss: beta, label_smoothing, loss, grad_norm (L2, all parameters, tied ones once), and
                        metrics: what the trainer logs, by its names. Its "ipo" is our ipo_mean, its "sigmoid" knows no
                        label_smoothing, and "sft" is the mean of -log p over the tokens of all chosen answers
+  kto.TYPE             beta, desirable_weight, undesirable_weight, learning_rate, batch_size, labels; steps: for each step of an epoch, in the order of
+                       pairs.safetensors, what the trainer logs. The models have changed places, so that the divergence is above 0
   reward.NAME          of the reward model and the losses of preference.json: margin, center_rewards_coefficient, loss, grad_norm,
                        rewards (chosen, rejected by pair), metrics
 
-One batch holds all pairs. TRL tokenizes and pads them, from text in which token i is spelled "<i>", and its compute_loss gives loss
+Except for kto, one batch holds all pairs. TRL tokenizes and pads them, from text in which token i is spelled "<i>", and its compute_loss gives loss
 and metrics. Padding is id 0, which no document has: transformers reads a reward at the last token that is not padding, so with eos as
 padding, TRL's choice for a tokenizer without any, it would read each document before its final eos, and the loss be another.
 """
@@ -29,12 +31,13 @@ import trl
 from safetensors.numpy import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 
 from make import HERE, global_norm, load, write_json
 from make_preference import BETA, EOS, PAIRS, REWARD_LOSSES, load_reward_model, vocabulary
 
 POLICY = "llama2"
+KTO_BATCH = 7  # of 20 answers
 SMOOTHED = {"exo_pair", "robust"}
 BETAS = {"discopop": 0.02}  # with which its gate, at beta (u - v) / 0.05, is neither open nor shut; all others BETA
 LOSSES = ["sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "bco_pair",
@@ -101,6 +104,25 @@ def make_dpo(golden, documents, pairs, tokenizer):
     return dict(tokens=tokens, logps={key: value.tolist() for key, value in logps.items()}, dpo=out)
 
 
+def make_kto(golden, documents, pairs, tokenizer):
+    labels = [i % 3 != 1 for i in range(len(documents))]
+    completions = [text for pair in zip(pairs["chosen"], pairs["rejected"]) for text in pair]
+    answers = datasets.Dataset.from_dict(dict(prompt=np.repeat(pairs["prompt"], 2).tolist(), completion=completions, label=labels))
+    settings = dict(beta=BETA, desirable_weight=1.5, undesirable_weight=0.5, learning_rate=1e-3)
+    out = {}
+    for loss_type in ("kto", "apo_zero_unpaired"):
+        args = KTOConfig(**options(loss_type=loss_type, per_device_train_batch_size=KTO_BATCH, num_train_epochs=1, lr_scheduler_type="constant", logging_steps=1,
+                                   gradient_checkpointing=False, save_strategy="no", **settings))
+        trainer = KTOTrainer(load(HERE / golden["reference"], torch.float32), load(HERE / POLICY, torch.float32), args, train_dataset=answers,
+                             processing_class=tokenizer)
+        trainer.train()
+        names = ("loss", "grad_norm", "kl", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected")
+        steps = [{name: line[name] for name in names if name in line} for line in trainer.state.log_history if "grad_norm" in line]
+        out[loss_type] = dict(**settings, batch_size=KTO_BATCH, labels=labels, steps=steps)
+        print(f"{loss_type:13}", steps, flush=True)
+    return out
+
+
 def make_reward(golden, documents, pairs, tokenizer):
     out = {}
     for name, loss_options in REWARD_LOSSES.items():
@@ -125,7 +147,7 @@ def main():
     tokenizer = make_tokenizer()
     versions = dict(trl=trl.__version__, transformers=transformers.__version__, torch=torch.__version__)
     made = dict(policy=POLICY, reference=golden["reference"], **make_dpo(golden, documents, pairs, tokenizer),
-                reward=make_reward(golden, documents, pairs, tokenizer))
+                kto=make_kto(golden, documents, pairs, tokenizer), reward=make_reward(golden, documents, pairs, tokenizer))
     write_json(HERE / "trl.json", {**versions, **made}, depth=2)
 
 

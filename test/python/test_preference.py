@@ -175,6 +175,23 @@ def test_kto_is_the_formula(policy, reference, is_positive, tmp_path):
     assert abs(mean.mean()) > 1 and (z > 1) == is_positive
 
 
+@pytest.mark.parametrize("name", TRL["kto"])
+def test_a_run_of_kto_equals_trl(name, tmp_path):
+    """Three steps, each of one batch of TRL's. AdamW divides the first gradient by its own size, which magnifies the rounding of its small elements."""
+    trl = TRL["kto"][name]
+    data = judged(tmp_path / "judged.safetensors", golden_pairs(), trl["labels"])
+    weights = {key: trl[key] for key in ("beta", "desirable_weight", "undesirable_weight", "learning_rate")}
+    run("dpo", tmp_path / "run", model=GOLDEN / TRL["reference"], ref_model=GOLDEN / TRL["policy"], data=data, loss_type=name, train_batch_size=trl["batch_size"],
+        max_steps=None, shuffle="false", lr_scheduler="constant", lr_warmup=0, adam_betas="0.9,0.999", **weights)
+    steps = [line for line in log_lines(tmp_path / "run") if "grad_norm" in line]
+    for step, want in zip(steps, trl["steps"], strict=True):
+        near(step["loss"], want["loss"], 1e-5)
+        near(step["grad_norm"], want["grad_norm"], 1e-4)
+        for key in want.keys() - {"loss", "grad_norm"} - ({"kl"} if name != "kto" else set()):
+            near(step[key], want[key], 1e-5, 1e-4)
+    assert (max(step["kl"] for step in trl["steps"]) > 1) == (name == "kto")
+
+
 def test_mismatched_pairs_are_cut_to_max_len(tmp_path):
     """A prompt and an answer of different samples can be longer than any sample."""
     rng = np.random.default_rng(5)
