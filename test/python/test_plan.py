@@ -58,6 +58,8 @@ def test_a_resident_reference_counts(tmp_path):
     assert abs(needed(resident) - needed(precomputed) - beside) < 0.02 * UNITS["GiB"]
     for loss, counts in (("simpo", False), ("simpo,hinge", True)):
         assert ("the reference model, resident" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
+    assert "the reference model, resident" in plan(loss_type="kto", **options) and "rows of 1024 tokens" in plan(loss_type="kto", **options)
+    assert "the reference model" not in plan(loss_type="apo_zero_unpaired", **options)
     longest = longest_sample(resident)
     assert longest < longest_sample(precomputed) < 32768
     long = {**options, "ref_mode": "resident"}

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 from runs import (
-    ENVIRONMENT, GOLDEN, PAIRS, change_json, command, first_step, header_of, log_lines, near, read_lines, read_tensors, same_run, succeeds, write_data,
-    write_tensors)
+    ENVIRONMENT, GOLDEN, PAIRS, call, change_json, command, first_step, header_of, log_lines, near, read_lines, read_tensors, same_run, succeeds, write_data,
+    write_lines, write_tensors)
+from test_sampling import with_tokenizer
 
 MODELS = json.loads((GOLDEN / "preference.json").read_text())["models"]
 TRL = json.loads((GOLDEN / "trl.json").read_text())
@@ -190,6 +191,21 @@ def test_a_run_of_kto_equals_trl(name, tmp_path):
         for key in want.keys() - {"loss", "grad_norm"} - ({"kl"} if name != "kto" else set()):
             near(step[key], want[key], 1e-5, 1e-4)
     assert (max(step["kl"] for step in trl["steps"]) > 1) == (name == "kto")
+
+
+def test_labels_of_records(tmp_path):
+    """Pairs become single answers. A note says if labels and weights are out of balance."""
+    (tmp_path / "model").mkdir()
+    model = with_tokenizer(tmp_path / "model")
+    pair, answer = {"prompt": "ab", "chosen": "cd", "rejected": "efg"}, {"prompt": "ab", "completion": "cd"}
+    for name, records, said in (("pairs", [pair] * 4, [f"{'pairs taken apart':<32}{4:>16}  into a desirable"]), ("good", [answer | {"label": True}] * 3, ["note: all 3 answers", "are desirable"]),
+                                ("mixed", [answer | {"label": i == 0} for i in range(3)], ["note: the weights of 1 desirable and 2 undesirable answers have the ratio 0.5",
+                                                                                         "--desirable_weight 2 or --undesirable_weight 0.5"])):
+        result = call(words("dpo", tmp_path / name, model=model, data=write_lines(tmp_path / f"{name}.jsonl", records), loss_type="kto", max_len=32))
+        printed = result.stdout + result.stderr
+        assert result.returncode == 0 and all(text in printed for text in said) and ("note: the weights" in printed or "note: all" in printed) == (name != "pairs"), printed
+        line = first_step(tmp_path / name)
+        assert ("rewards/chosen" in line, "rewards/rejected" in line, "rewards/margins" in line) == (True, name != "good", name != "good")
 
 
 def test_mismatched_pairs_are_cut_to_max_len(tmp_path):
