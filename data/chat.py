@@ -5,10 +5,11 @@ import json
 import os
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from errors import DataError
+from errors import DataError, GeneralError
 from limits import Limits, checked_length
 from messages import LOSS_FLAGS, REASONING, TRAIN_FLAGS
 
@@ -22,6 +23,7 @@ OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "v
                   "functions", "function_calls"}
 READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", REASONING[0], *TRAIN_FLAGS, *LOSS_FLAGS, *OTHER_CONTENTS}  # others are counted
 
+FEW = 2  # trained messages, which are found sooner by rendering the chat up to each than by a Reading of it
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # of published templates
 
 
@@ -62,8 +64,9 @@ class ChatTemplate:
     A template's inputs and the messages it shows are found by rendering short chats with a sentinel in each text, once for each kind of chat. `kind` is
     JSON: the variables, among them an empty list for any tools, and, to find the shown messages, an outline of them."""
 
-    def __init__(self, hf_tokenizer):
+    def __init__(self, hf_tokenizer, source):
         self.hf = hf_tokenizer
+        self.source = source  # the directory or the flag that has given the template
         self.special_tokens = hf_tokenizer.special_tokens_map
         special = [token.content for token in hf_tokenizer.added_tokens_decoder.values() if token.special]
         self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
@@ -71,6 +74,7 @@ class ChatTemplate:
         self.call_form = lru_cache(maxsize=64)(self._call_form)
         self.usual_turn = lru_cache(maxsize=64)(self._usual_turn)
         self.missing = lru_cache(maxsize=1024)(self._missing)
+        self.compiled = lru_cache(maxsize=64)(self._compiled)
         self.refuse_disguised = lru_cache(maxsize=64)(self._refuse_disguised)
         self.limits = Limits()
 
@@ -90,7 +94,7 @@ class ChatTemplate:
         refuse_lost([word for word in lost if "content" not in word], messages)
         marks = self._marks(messages, variables) if has_generation_marks(self._template(variables)) else {}
         turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, self.usual_turn(kind_of(variables)),
-                      self.special)
+                      self.special, self._settled(messages, variables, text) if len(trained) > FEW else [])
         spans = [marks[i] if i in marks else turns.span(i) for i in trained]
         refuse_lost(lost, messages)
         return text, spans, left_out
@@ -104,6 +108,17 @@ class ChatTemplate:
                          else ("no chat template", "use the tokenizer of an instruct model"))
             raise DataError(f"contains a chat, but the tokenizer has {has}", f"{take}, or give --tokenizer_chat_template FILE") from None
 
+    def _compiled(self, template):
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            with self.limits:
+                return _compile_jinja_template(template)
+        except Exception as error:
+            problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise GeneralError(f"the chat template of {self.source} does not compile: {problem}",
+                               "correct it, or use another template with --tokenizer_chat_template FILE") from None
+
     def _render(self, messages, variables, generation_prompt=False):
         return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]
 
@@ -115,6 +130,7 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template  # imported here, because that takes a second
 
         template = self._template(variables)
+        self.compiled(template)
         variables = {**self.special_tokens, **variables}
         try:
             with self.limits:
@@ -134,6 +150,19 @@ class ChatTemplate:
             roles = " ".join(message["role"] for message in messages)
             raise DataError(f"the chat template refuses its messages: {error} (roles: {roles})",
                             "correct the record, or use another template with --tokenizer_chat_template FILE") from None
+
+    def _settled(self, messages, variables, text):
+        """Returns how much of the text is settled by the messages before each one, and by all of them: the rendering of messages[:i] begins with
+        text[:settled[i]]. Returns an empty list if more text follows the last message, or if the template cannot read a Reading."""
+        reading = Reading(self._formed(messages, variables))
+        variables = {**self.special_tokens, **variables, "messages": reading.messages(), "add_generation_prompt": False}
+        try:
+            with self.limits:
+                for part in self.compiled(self._template(variables)).generate(variables):
+                    reading.rendered += len(part)
+        except Exception:  # as in _rendered_as_given
+            return []
+        return reading.settled if reading.settled[-1:] == [len(text)] == [reading.rendered] else []
 
     # ---- the template's inputs
 
@@ -218,12 +247,10 @@ class ChatTemplate:
             variables["tools"] = [EXAMPLE_TOOL]
         try:
             text = self._render(messages, variables)
-            words = [match[0] for match in WORD.finditer(json.dumps([variables["tools"], messages]))]
-            lost, left_out = [], 0
-            for word in dict.fromkeys(words):
+            words = dict.fromkeys(match[0] for match in WORD.finditer(json.dumps([variables["tools"], messages])))
+            shown, lost, left_out = {match[0] for match in WORD.finditer(text)}, [], 0
+            for word in (word for word in words if word not in shown):
                 i, what = WORD.fullmatch(word).groups()
-                if word in text:
-                    continue
                 if what in ("reasoning", "thought") and word in self._render(messages[:int(i) + 1], variables):
                     left_out += 1
                 else:
@@ -398,33 +425,91 @@ def refuse_lost(lost, messages):
     raise DataError(f"has {what}{beside} in a message of the role {message['role']!r}, which the chat template does not render", fix)
 
 
-class Turns:
-    """Finds the text of a trained message in a rendered chat. It uses the template only through render(messages, generation_prompt) and
-    usual_turn; `special` is a pattern of the special tokens.
+class Reading:
+    """Notes how much of a text a template has rendered when it first reads each message, or finds that there are no more: the text up to there does not
+    depend on that message and those after it."""
 
-    There are four ways. 1. Usually a turn is the message's content, unchanged, between both parts of usual_turn.
+    def __init__(self, messages):
+        self.all = messages
+        self.rendered = 0  # characters
+        self.settled = []
+
+    def messages(self):
+        return ReadMessages(self, 0)
+
+    def read(self, i):
+        self.settled += [self.rendered] * (i + 1 - len(self.settled))
+
+
+class ReadMessages(Sequence):
+    """The messages of a Reading from a first one on. Its names begin with _, which a template cannot use."""
+
+    def __init__(self, reading, first):
+        self._reading, self._first = reading, first
+
+    def __bool__(self):
+        self._reading.read(self._first)
+        return self._first < len(self._reading.all)
+
+    def __len__(self):
+        self._reading.read(len(self._reading.all))
+        return max(0, len(self._reading.all) - self._first)
+
+    def __iter__(self):
+        for i in range(self._first, len(self._reading.all)):
+            self._reading.read(i)
+            yield self._reading.all[i]
+        self._reading.read(len(self._reading.all))
+
+    def __getitem__(self, key):
+        if isinstance(key, slice) and key.stop is key.step is None and (key.start or 0) >= 0:
+            return ReadMessages(self._reading, self._first + (key.start or 0))
+        if isinstance(key, int) and 0 <= key < len(self._reading.all) - self._first:
+            self._reading.read(self._first + key)
+            return self._reading.all[self._first + key]
+        self._reading.read(len(self._reading.all))
+        return self._reading.all[self._first:][key]
+
+
+class Turns:
+    """Finds the text of a trained message in a rendered chat. It uses the template only through render(messages, generation_prompt), usual_turn and
+    `settled`, which may be empty; `special` is a pattern of the special tokens.
+
+    There are four ways, of which the first needs no further rendering where `settled` shows that the rendering up to a message is a prefix of the
+    whole chat's. 1. Usually a turn is the message's content, unchanged, between both parts of usual_turn.
     2. Otherwise the chat is rendered up to this turn. If this text is a prefix of the whole chat's, the turn is between the generation
     prompt and the end of the shorter text. 3. Templates that rewrite earlier turns (some drop the reasoning) break this. Then the whole
     chat is rendered with a sentinel in place of the content, and the turn is where both texts differ. In the ways 2 and 3 a sentinel also
     reveals text after the content within the turn. 4. Before the third: a tool call may end differently from a content, and reasoning may
     replace a part of the generation prompt; then the turn is the part of the rendering after the common prefix with the generation prompt."""
 
-    def __init__(self, render, messages, text, usual_turn, special):
+    def __init__(self, render, messages, text, usual_turn, special, settled):
         self.render = render
         self.messages = messages
         self.text = text
         self.usual_turn = usual_turn
         self.special = special
-        self.rendered = {(len(messages), False): text}
+        self.settled = settled
+        self.rendered = {}
         self.around = {}
 
     def span(self, i):
-        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_of_turn(i) or self._span_of_call(i) or self._span_in_whole(i)
+        span = self._settled_span(i) or self._plain_span(i) or self._span_in_prefix(i) or self._span_of_turn(i) or self._span_of_call(i) or self._span_in_whole(i)
         if span is None:
             role = self.messages[i]["role"]
             raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
                             "use a template with {% generation %} marks: --tokenizer_chat_template FILE")
         return span
+
+    def _settled_span(self, i):
+        header, after = self.usual_turn
+        if not self.settled or self.messages[i]["role"] != "assistant" or not header or after is None:
+            return None
+        begin, end = self.settled[i], self.settled[i + 1]  # a text that ends with the turn, and begins in the turn before it or behind that
+        turn, plain = self.text[begin:end], f"{header}{self.messages[i].get('content') or ''}{after}"
+        start = len(turn) - len(plain) if turn.endswith(plain) else turn.find(header) if turn.count(header) == 1 and turn.endswith(after) else -1
+        start, content_end = begin + start + len(header), end - len(after)
+        return Span(start, content_end, end) if begin + len(header) <= start <= content_end else None
 
     def _plain_span(self, i):
         content, end_of_turn = self.messages[i].get("content"), self._prefix(i + 1)
@@ -519,26 +604,34 @@ class Turns:
 
     def _prefix(self, count, generation_prompt=False):
         """Returns the rendering of the first `count` messages alone, or None if the template refuses them."""
-        key = count, generation_prompt
-        if key not in self.rendered:
-            self.rendered[key] = self._try(self.messages[:count], generation_prompt) if count else None
-        return self.rendered[key]
+        if (count, generation_prompt) == (len(self.messages), False):
+            return self.text
+        return kept(self.rendered, (count, generation_prompt), lambda: self._try(self.messages[:count], generation_prompt) if count else None)
 
     def _around_sentinel(self, i, rest, generation_prompt=False):
         """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content is not rendered.
         `rest` is empty, or all following messages."""
-        key = i, len(rest), generation_prompt
-        if key not in self.around:
+        def around():
             message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
             text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], generation_prompt) or ""
-            self.around[key] = tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
-        return self.around[key]
+            return tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
+
+        return kept(self.around, (i, len(rest), generation_prompt), around)
 
     def _try(self, messages, generation_prompt):
         try:
             return self.render(messages, generation_prompt)
         except Unrenderable:
             return None
+
+
+def kept(values, key, compute):
+    """Returns the value of a key, of which only the last few are kept: in a long chat each is a long text."""
+    if key not in values:
+        values[key] = compute()
+        if len(values) > 8:
+            del values[next(iter(values))]
+    return values[key]
 
 
 def ending(ids, first, stop, tokenizer):

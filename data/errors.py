@@ -51,3 +51,7 @@ class DataError(Exception):
 
     def __str__(self):
         return presentable(f"{self.what}\n  fix: {self.fix}")
+
+
+class GeneralError(DataError):
+    """An error that is not a record's, found when a record was read."""

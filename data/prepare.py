@@ -29,7 +29,7 @@ import numpy as np
 from cache_key import cache_key
 from chat import SENTINEL, ChatTemplate, ending, mark_targets
 from documents import DRAFTS, columns_of, label_of, margin_of
-from errors import DataError
+from errors import DataError, GeneralError
 from json_yaml import read_object
 from limits import Place, refuse_late
 from options import build_parser, snake_case, trainers_names
@@ -76,7 +76,7 @@ class Recipe:
         self.has_columns = task == "rl"
         self.options = options
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer.hf)
+        self.template = ChatTemplate(tokenizer.hf, "--tokenizer_chat_template" if options.tokenizer_chat_template else options.tokenizer)
         self.adds_bos = {"auto": tokenizer.adds_bos, "always": True, "never": False}[options.add_bos]
         self.appends_eos = options.append_eos
         self.warns_of_plain = options.chat_template and not options.input_template and task not in ("pretrain", "prompts")
@@ -141,6 +141,8 @@ class Recipe:
     def _in_record(record, work):
         try:
             return work()
+        except GeneralError:
+            raise
         except DataError as error:
             raise DataError(f"{record.where()}: {error.what}", error.fix) from None
         except RecursionError:

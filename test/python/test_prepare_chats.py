@@ -11,10 +11,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from preparing import (
-    BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, HEADLINES, LAST_MARKED, LLAMA2, PLAIN, THINKING, Case,
+    BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, GREETING, HEADLINES, LAST_MARKED, LLAMA2, PLAIN, QA, THINKING, Case,
     asked, chain, chat, gpt, said, turn)
 
+import chat as conversations
 import limits
+import prepare
+from records import Record
+from tokenizer import Tokenizer
 
 QUESTION, ANSWER = chat("Hi"), [said("Hello")]
 HELLO = ["Hello<|im_end|>"]
@@ -36,6 +40,8 @@ LIKE_MARKS = [a_chat("<|im_end|>\n", text) for text in ("<|im_end|>\n", "", "\n"
 IS_LAST = "m['role'] == 'assistant' and loop.last and not add_generation_prompt"
 ENDS_OTHERWISE = CHATML.replace("+ '<|im_end|>\\n'", f"+ (eos_token if {IS_LAST} else '<|im_end|>')")
 ENDS_WITH_TWO = CHATML.replace("<|im_end|>\\n", "<|endoftext|><|im_end|>\\n<s>")
+# Each turn but the last shows that another one follows.
+CHATML_LAST = CHATML.replace("m['content']", "m['content'] + ('' if loop.last else '+')")
 # As with Qwen3's enable_thinking, the generation prompt and so the trained text depend on a variable.
 QUICK = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n' }}{% if quick %}{{ '<think></think>' }}{% endif %}{% endif")
 # As in Qwen3.5 without thinking, the generation prompt has an empty block at the place of the answer's reasoning.
@@ -163,6 +169,26 @@ def test_documents_of_chats(bench, case):
 def test_spellings_of_a_template_train_the_same(bench, template, rstrip):
     """With rstrip the token for the end of turn includes the line break after it."""
     bench.expect(Case([{"messages": CHAT}], BOTH_TURNS, template=template, tokenizer={"rstrip": rstrip}))
+
+
+LONG = [*chat(*(f"{word} {i}" for i in range(9) for word in ("ask", "say <|im_start|>assistant\n" if i == 5 else "say"))), *chat("", "", "Hi", " Hello ")]
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML_STRIPPED, CHATML_WITHOUT_PROMPT, LLAMA2, LAST_MARKED, HEADLINES, CALLING, PLAIN, THINKING, CHATML_LAST,
+                                      CHATML.replace("in messages", "in messages[0:]"), CHATML.replace("in messages", "in messages | list"), CHATML + "</s>"])
+def test_long_chats_train_the_same_tokens_as_short_ones(bench, monkeypatch, template):
+    both = [bench.run("sft", bench.tokenizer(template, bos="<s>"), [{"messages": LONG}]) for _ in (1, monkeypatch.setattr(conversations, "FEW", len(LONG)))]
+    assert both[0].ids == both[1].ids and both[0].masks == both[1].masks
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML_STRIPPED, CHATML.replace("in messages", "in messages[0:]")])
+def test_a_long_chat_is_rendered_a_few_times(bench, monkeypatch, template):
+    options = prepare.build_parser().parse_args(bench.arguments("sft", bench.tokenizer(template), "in.jsonl", "--max_len", "10000"))
+    recipe, counts = prepare.Recipe("sft", options, Tokenizer(options.tokenizer)), []
+    render = recipe.template._rendered_as_given
+    monkeypatch.setattr(recipe.template, "_rendered_as_given", lambda *given, **how: counts.append(1) or render(*given, **how))
+    lot = recipe.lot([Record("the chat", 1, None, a_chat(*map(str, range(200))), 0)])
+    assert lot.counts["chats"] == 1 and len(counts) < 20
 
 
 def test_ids_equal_those_of_transformers(bench):
@@ -444,6 +470,17 @@ def test_content_that_the_template_rewrites(bench, template, turn):
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 RECURSIVE = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
 DOUBLING = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template, problem", [("{% for m in messages %}{{ m.content }", "unexpected '}'"), ("{{ messages | shout }}", "No filter named 'shout'"),
+                                               ("{% if messages %}" * 2000 + "{% endif %}" * 2000, "it is nested too deeply")])
+def test_a_template_that_does_not_compile(bench, template, problem):
+    tokenizer = bench.tokenizer(template)
+    in_file = bench.refused("sft", tokenizer, [GREETING])
+    assert in_file.startswith("the chat template of tokenizer does not compile: ") and problem in in_file
+    in_flag = bench.refused("sft", tokenizer, [GREETING], "--tokenizer_chat_template", bench.write("a.jinja", template))
+    assert in_flag.startswith("the chat template of --tokenizer_chat_template does not compile: ") and problem in in_flag
+    bench.run("sft", tokenizer, [QA])
 
 
 @pytest.mark.parametrize("template, expected", [
