@@ -199,7 +199,7 @@ def label_of(fields):
     if name is None:
         raise DataError(f"has no label, which says whether its answer is desirable, and is no pair of answers; it has {seen(fields)}",
                         "write 'label': true or false; answers without a judgement are for the task sft")
-    label = {"true": True, "false": False, "1": True, "0": False}.get(str(fields[name]).strip().lower())
+    label = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}.get(str(fields[name]).strip().lower())
     if label is None:
         raise DataError(f"{name!r} is {fields[name]!r}, neither true nor false", f"write {name!r} as true for a desirable answer, and false for an undesirable one")
     return label

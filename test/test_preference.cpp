@@ -132,6 +132,7 @@ TEST(Preference, LossesOfSingleAnswers) {
         EXPECT_TRUE(std::isfinite(answer_loss({}, u, 0, true).loss + answer_loss({}, u, 0, true).d_logp));
     EXPECT_EQ(divergence(6, 4), 1.5);
     EXPECT_EQ(divergence(-6, 4), 0);
+    EXPECT_TRUE(std::isnan(divergence(NAN, 4)));  // the step is then skipped
 }
 
 TEST(Preference, RewardLoss) {

@@ -157,7 +157,7 @@ AnswerLoss answer_loss(const AnswerLossOptions &o, double u, double z, bool desi
     return {loss.value, loss.c};
 }
 
-double divergence(double sum, double pairs) { return std::max(0.0, sum / pairs); }
+double divergence(double sum, double pairs) { return std::max(sum / pairs, 0.0); }
 
 PairLoss reward_loss(double chosen, double rejected, double margin, double center) {
     const Dual c{chosen, 1, 0}, r{rejected, 0, 1};

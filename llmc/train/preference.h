@@ -91,7 +91,7 @@ struct AnswerLoss {
     double loss, d_logp;  // d_logp: dL/du
 };
 AnswerLoss answer_loss(const AnswerLossOptions &options, double u, double z, bool desirable);  // multiplied by its weight
-double divergence(double sum, double pairs);  // z from the sum of u over the mismatched pairs (unpaired.h)
+double divergence(double sum, double pairs);  // z from the sum of u over the mismatched pairs (unpaired.h); NAN stays
 
 // Reward models: -log s(c - r - margin) + center (c + r)^2, where c and r are the rewards of the answers.
 //   Ouyang et al., 2022, arXiv:2203.02155; margin: Touvron et al., "Llama 2", 2023, arXiv:2307.09288; center: Eisenstein et al., 2023,

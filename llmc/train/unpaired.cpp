@@ -47,19 +47,19 @@ Unpaired::Unpaired(const Run &run) : run_(run) {
 // A mismatched pair is as long as a sample may be, even if no sample is: --max_len cuts it, as it has cut the samples.
 void Unpaired::reserve(const Samples &data, ModelLimits &limits) {
     if (!estimates_kl(run_.options)) return;
+    const size_t most = std::min({run_.options.max_len, run_.options.row_tokens, run_.model.config.max_positions,
+                                  reference_spec(run_).config.max_positions});
     size_t longest = 0, prompt = 0, answer = 0;
     for (size_t i = 0; i < data.documents(); i++) {
         const size_t length = data.length(i), before = prompt_length(data.document(i));
         longest = std::max(longest, length), prompt = std::max(prompt, before), answer = std::max(answer, length - before);
     }
-    const size_t most = std::min({run_.options.max_len, run_.options.row_tokens, run_.model.config.max_positions,
-                                  reference_spec(run_).config.max_positions});
     longest_ = std::max({longest_, longest, std::min(prompt + answer, most)});
     limits.positions = std::max(limits.positions, longest_);
     limits.row_tokens = std::max(limits.row_tokens, round_up(longest_, row_multiple));
 }
 
-// Notes labels of one kind, and weights that leave one kind the larger part of the loss: the paper's section 4.2 recommends a ratio of 1 to 4/3.
+// Notes labels of one kind, and weights that leave one kind the larger part of the loss: the paper recommends a ratio of 1 to 4/3 (equation 8).
 static void note_balance(const Run &run, const Samples &data, size_t samples) {
     double desirable = 0;
     for (size_t s = 0; s < samples; s++) desirable += data.desirable(s);

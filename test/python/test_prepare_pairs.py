@@ -172,7 +172,7 @@ def test_margins(bench):
 def test_labels(bench):
     """The rejected answers of pairs follow the other answers; a draw and an empty answer have no label in the file."""
     answer, pair = {"prompt": "Q", "completion": "a"}, {"prompt": "P", "chosen": "c", "rejected": "r"}
-    judged = [answer | {"label": label} for label in (True, "0", "true", False, 1)]
+    judged = [answer | {"label": label} for label in (True, "0", "true", False, 1.0)]
     documents = bench.run("unpaired", bench.tokenizer(merges=[]), [*judged[:3], pair, *judged[3:], pair | {"rejected": "c"}, answer | {"completion": "", "label": True}])
     assert documents.metadata["kind"] == "unpaired" and list(documents.arrays) == ["doc_offsets", "label", "tokens", "loss_mask"]
     label = documents.arrays["label"]
