@@ -72,6 +72,16 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     void attention_half_backward(size_t l, const Pass &pass) override;
     void input_backward() override;
 
+    // Norms of the row's tokens (T, C).
+    NormShape norm_shape() const { return {row.T, config.C, config.eps}; }
+    void norm(X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> w) {
+        layernorm_forward(dev, out, stats, x, w, norm_shape());
+    }
+    void norm_backward(X *dx, LayerNormWeights<float> dw, const X *dresidual, const X *dout, const X *x, const X *w,
+                       LayerNormStats stats) {
+        layernorm_backward(dev, dx, dw, norm_scratch, dresidual, dout, x, w, stats, norm_shape());
+    }
+
     void plan_layer(size_t l);
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Gpt2>(log, calls); }
@@ -101,12 +111,12 @@ template <class Dev> void Gpt2<Dev>::input_forward(const Pass &pass) {
 // Its first half computes att, attention's output before the projection. In Phase::recompute, runs(op) is false for an op whose
 // results were kept.
 template <class Dev> void Gpt2<Dev>::attention_half(size_t l, const Pass &pass) {
-    const size_t T = row.T, C = config.C;
+    const size_t T = row.T;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
-    if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, residual(l, pass.phase), w.ln1, w.ln1_bias, T, C, config.eps);
+    if (runs(LN1)) norm(a.ln1, {a.mean1, a.rstd1}, residual(l, pass.phase), {w.ln1, w.ln1_bias});
     if (runs(QKV)) linear_forward({pass, l, 0, T}, Linear::qkv, a.qkv, a.ln1, w.qkv);
     if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
 }
@@ -118,14 +128,15 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, const Pass &pas
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
     const X *x = residual(l, pass.phase);
-    const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     X *proj = a.ln2;  // ln2 holds the projection until its norm replaces it
     if (runs(PROJ)) linear_forward({pass, l, 0, T}, Linear::o, proj, a.att, w.proj);
     if (runs(LN2)) {
-        if (recompute && mid_is_kept) layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, w.ln2, w.ln2_bias, T, C, eps);
-        else residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, proj, w.ln2, w.ln2_bias, T, C, eps);
+        const LayerNormStats stats2{a.mean2, a.rstd2};
+        const LayerNormWeights<const X> weights2{w.ln2, w.ln2_bias};
+        if (recompute && mid_is_kept) norm(a.ln2, stats2, a.mid, weights2);
+        else residual_layernorm_forward(dev, a.mid, a.ln2, stats2, x, proj, weights2, norm_shape());
     }
     if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
     for_tiles([&](size_t t, size_t n) {
@@ -148,22 +159,21 @@ template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, const Pass &pass, 
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
     begin_op(Phase::forward, FINAL_NORM);
-    layernorm_forward(dev, acts.normf, meanf, rstdf, residual(config.L, Phase::forward), weights.norm, weights.norm_bias, row.T,
-                      config.C, config.eps);
+    norm(acts.normf, {meanf, rstdf}, residual(config.L, Phase::forward), {weights.norm, weights.norm_bias});
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Gpt2<Dev>::final_norm_backward() {
     begin_op(Phase::backward, FINAL_NORM);
-    layernorm_backward(dev, acts.dx, gradients.norm, gradients.norm_bias, norm_scratch, (const X *)nullptr, acts.dx,
-                       residual(config.L, Phase::forward), weights.norm, meanf, rstdf, row.T, config.C);
+    norm_backward(acts.dx, {gradients.norm, gradients.norm_bias}, nullptr, acts.dx, residual(config.L, Phase::forward),
+                  weights.norm, {meanf, rstdf});
 }
 
 // dx is first the gradient of the layer's output and finally the gradient of its input. An input's gradient overwrites the input,
 // which linear_backward no longer needs.
 template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const Pass &pass) {
-    const size_t T = row.T, C = config.C, F = config.F;
+    const size_t C = config.C, F = config.F;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Layer<float> &dw = gradients.layer[l];
     const Gpt2Acts<X> &a = bwd[l];
@@ -180,11 +190,11 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const 
         linear_backward({pass, l, t, n}, Linear::gate_up, dln2 + t * C, dw.fc, dfc, a.ln2 + t * C, w.fc);
     });
     begin_op(Phase::backward, LN2, l);
-    layernorm_backward(dev, dx, dw.ln2, dw.ln2_bias, norm_scratch, dx, dln2, a.mid, w.ln2, a.mean2, a.rstd2, T, C);
+    norm_backward(dx, {dw.ln2, dw.ln2_bias}, dx, dln2, a.mid, w.ln2, {a.mean2, a.rstd2});
 }
 
 template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pass &pass) {
-    const size_t T = row.T, C = config.C;
+    const size_t T = row.T;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Layer<float> &dw = gradients.layer[l];
     const Gpt2Acts<X> &a = bwd[l];
@@ -199,8 +209,7 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pas
     linear_backward({pass, l, 0, T}, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv);
     if (!dln1) return;
     begin_op(Phase::backward, LN1, l);
-    layernorm_backward(dev, dx, dw.ln1, dw.ln1_bias, norm_scratch, dx, dln1, residual(l, pass.phase), w.ln1, a.mean1, a.rstd1, T,
-                       C);
+    norm_backward(dx, {dw.ln1, dw.ln1_bias}, dx, dln1, residual(l, pass.phase), w.ln1, {a.mean1, a.rstd1});
 }
 
 // The input is a sum of two embeddings, of tokens and of positions, so each of them gets the gradient of the sum. The gradients

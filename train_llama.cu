@@ -86,11 +86,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void input_backward() override;
 
     // Norms of the row's tokens (T, C).
-    void norm(X *out, float *rstd, const X *x, const X *weight) {
-        rmsnorm_forward(dev, out, rstd, x, weight, row.T, config.C, config.eps, config.norm_w0);
-    }
+    NormShape norm_shape() const { return {row.T, config.C, config.eps, config.norm_w0}; }
+    void norm(X *out, float *rstd, const X *x, const X *weight) { rmsnorm_forward(dev, out, rstd, x, weight, norm_shape()); }
     void norm_backward(X *dx, float *dweight, const X *dresidual, const X *dout, const X *x, const X *weight, const float *rstd) {
-        rmsnorm_backward(dev, dx, dweight, norm_scratch, dresidual, dout, x, weight, rstd, row.T, config.C, config.norm_w0);
+        rmsnorm_backward(dev, dx, dweight, norm_scratch, dresidual, dout, x, weight, rstd, norm_shape());
     }
 
     // What families add to the layer of Llama (docs/contributing.md).
@@ -131,6 +130,9 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     // Returns the factor of the embedding. transformers rounds Gemma's to the type of the weights, but not Granite's.
     float embedding_factor() const {
         return config.gemma() ? float(X(config.embedding_multiplier)) : config.embedding_multiplier;
+    }
+    QkShape qk_shape() const {
+        return {row.T, config.H, config.KV, config.D, config.rope.channels(config.D), config.eps, config.norm_w0};
     }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
@@ -221,8 +223,7 @@ template <class Dev> void Llama<Dev>::final_norm_forward() {
 template <class Dev> void Llama<Dev>::add_and_norm(size_t l, const Pass &pass, const LlamaLayer<X> &w, const LlamaActs<X> &a) {
     const bool mid_is_kept = pass.phase == Phase::recompute && Base::limits.recompute < Recompute::layer;
     if (config.norm_after || mid_is_kept) return norm(a.ln2, a.rstd2, a.mid, w.ln2);
-    residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, residual(l, pass.phase), a.proj, w.ln2, row.T, config.C, config.eps,
-                             config.norm_w0);
+    residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, residual(l, pass.phase), a.proj, w.ln2, norm_shape());
 }
 
 // Rotates a layer's queries and keys in place; some families norm them first.
@@ -230,8 +231,8 @@ template <class Dev> void Llama<Dev>::rotate(size_t l, const LlamaLayer<X> &w, c
     if (!config.rotates(l) && !config.qk_norm) return;
     if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
-    qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, q_norm, w.k_norm, rope_of(l), positions_of(l), row.T, config.H,
-                         config.KV, config.D, config.rope.channels(config.D), config.eps, config.norm_w0);
+    qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, QkWeights<const X>{q_norm, w.k_norm}, rope_of(l), positions_of(l),
+                         qk_shape());
 }
 
 // Norms each token's queries as one vector, and its keys as another. Queries, keys and values share the rows of one array, so queries and keys are
@@ -240,7 +241,7 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
     const size_t T = row.T, Q = config.H * config.D, K = config.KV * config.D, stride = Q + 2 * K;
     const auto norm = [&](X *x, X *raw, float *rstd, const X *weight, size_t width) {
         copy_rows(dev, raw, width, x, stride, T, width);
-        rmsnorm_forward(dev, qk_normed, rstd, raw, weight, T, width, config.eps);
+        rmsnorm_forward(dev, qk_normed, rstd, raw, weight, NormShape{T, width, config.eps});
         copy_rows(dev, x, stride, qk_normed, width, T, width);
     };
     norm(a.qkv, a.qk_raw, a.qk_rstd, w.q_norm, Q);
@@ -349,9 +350,8 @@ template <class Dev>
 void Llama<Dev>::rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a) {
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
     if (config.rotates(l) || config.qk_norm)
-        qk_norm_rope_backward(dev, a.qkv, dw.q_norm, dw.k_norm, norm_scratch, a.qk_raw, q_norm, w.k_norm, a.qk_rstd, rope_of(l),
-                              positions_of(l), row.T, config.H, config.KV, config.D, config.rope.channels(config.D),
-                              config.norm_w0);
+        qk_norm_rope_backward(dev, a.qkv, QkWeights<float>{dw.q_norm, dw.k_norm}, norm_scratch, a.qk_raw,
+                              QkWeights<const X>{q_norm, w.k_norm}, a.qk_rstd, rope_of(l), positions_of(l), qk_shape());
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
 }
 
@@ -378,7 +378,8 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
     const size_t T = row.T, Q = config.H * config.D, K = config.KV * config.D, stride = Q + 2 * K;
     const auto norm = [&](X *dx, float *dweight, const X *raw, const float *rstd, const X *weight, size_t width) {
         copy_rows(dev, qk_normed, width, dx, stride, T, width);
-        rmsnorm_backward(dev, qk_normed, dweight, norm_scratch, (const X *)nullptr, qk_normed, raw, weight, rstd, T, width);
+        rmsnorm_backward(dev, qk_normed, dweight, norm_scratch, (const X *)nullptr, qk_normed, raw, weight, rstd,
+                         NormShape{T, width, config.eps});
         copy_rows(dev, dx, stride, qk_normed, width, T, width);
     };
     norm(a.qkv, dw.q_norm, a.qk_raw, a.qk_rstd, w.q_norm, Q);

@@ -100,11 +100,15 @@ template <class Dev> static void gpt2_streams(Dev dev) {
     std::vector<X> out(n);
     std::vector<float> mean(T), rstd(T), dw(C), dbias(C), scratch(layernorm_scratch(dev, C)), copied(n);
     const std::vector<float> values = noise<float>(n, 16);
+    const LayerNormStats stats{mean.data(), rstd.data()};
+    const NormShape shape{T, C, 1e-5f};
     const auto t = fastest(
-        5, {[&] { layernorm_forward(dev, out.data(), mean.data(), rstd.data(), a.data(), w.data(), bias.data(), T, C, 1e-5f); },
+        5, {[&] {
+                layernorm_forward(dev, out.data(), stats, a.data(), LayerNormWeights<const X>{w.data(), bias.data()}, shape);
+            },
             [&] {
-                layernorm_backward(dev, out.data(), dw.data(), dbias.data(), scratch.data(), b.data(), b.data() + T * C, a.data(),
-                                   w.data(), mean.data(), rstd.data(), T, C);
+                layernorm_backward(dev, out.data(), LayerNormWeights<float>{dw.data(), dbias.data()}, scratch.data(), b.data(),
+                                   b.data() + T * C, a.data(), w.data(), stats, shape);
             },
             [&] { gelu_forward(dev, out.data(), a.data(), n, Gelu::tanh); },
             [&] { gelu_backward(dev, out.data(), b.data(), a.data(), n, Gelu::tanh); },
@@ -131,10 +135,11 @@ template <class Dev> static void streams(Dev dev) {
     std::vector<int16_t> lower(n);
     const AdamW adamw{1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10};
 
-    const auto t = fastest(5, {[&] { rmsnorm_forward(dev, out.data(), rstd.data(), a.data(), w.data(), T, C, 1e-5f); },
+    const NormShape shape{T, C, 1e-5f};
+    const auto t = fastest(5, {[&] { rmsnorm_forward(dev, out.data(), rstd.data(), a.data(), w.data(), shape); },
                                [&] {
                                    rmsnorm_backward(dev, out.data(), dw.data(), scratch.data(), b.data(), b.data() + T * C,
-                                                    a.data(), w.data(), rstd.data(), T, C);
+                                                    a.data(), w.data(), rstd.data(), shape);
                                },
                                [&] { swiglu_forward(dev, out.data(), a.data(), T, F, Gate::silu); },
                                [&] { swiglu_backward(dev, out.data(), b.data(), a.data(), T, F, Gate::silu); },

@@ -58,11 +58,14 @@ __global__ void layernorm_dw_kernel1(float *dw, float *dbias, const X *dout, con
 }
 
 template <class X>
-void layernorm_backward1(Cuda<X> dev, X *dx, float *dw, float *dbias, float *, const X *dresidual, const X *dout, const X *x,
-                         const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
-    launch(dev, layernorm_dw_kernel1<X>, Grid{ceil_div(C, 128)}, 128, 0, dw, dbias, dout, x, mean, rstd, T, C);  // before dx
-    launch(dev, layernorm_dx_kernel1<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, dx, dresidual, dout, x, w, mean, rstd,
-           T, C);
+void layernorm_backward1(Cuda<X> dev, X *dx, LayerNormWeights<float> dweights, float *, const X *dresidual, const X *dout,
+                         const X *x, const X *w, LayerNormStats stats, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
+    launch(dev, layernorm_dw_kernel1<X>, Grid{ceil_div(C, 128)}, 128, 0, dweights.w, dweights.bias, dout, x, stats.mean,
+           stats.rstd, T,
+           C);  // before dx
+    launch(dev, layernorm_dx_kernel1<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, dx, dresidual, dout, x, w, stats.mean,
+           stats.rstd, T, C);
 }
 
 // ---- version 2: everything in one kernel ---------------------------------------------------------------------------------------
@@ -88,13 +91,14 @@ __global__ void layernorm_backward_kernel2(X *dx, float *dw_parts, float *dbias_
 }
 
 template <class X>
-void layernorm_backward2(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
-                         const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+void layernorm_backward2(Cuda<X> dev, X *dx, LayerNormWeights<float> dweights, float *scratch, const X *dresidual, const X *dout,
+                         const X *x, const X *w, LayerNormStats stats, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
     const size_t bytes = 2 * C * sizeof(float), warps = norm_warps(96 << 10, bytes);
     const size_t blocks = std::min(norm_blocks, ceil_div(T, warps));
     launch(dev, layernorm_backward_kernel2<X>, Grid{blocks}, unsigned(warps * 32), warps * bytes, dx, scratch,
-           scratch + blocks * C, dresidual, dout, x, w, mean, rstd, T, C);
-    norm_add_runs(dev, dw, dbias, scratch, blocks, C);
+           scratch + blocks * C, dresidual, dout, x, w, stats.mean, stats.rstd, T, C);
+    norm_add_runs(dev, dweights.w, dweights.bias, scratch, blocks, C);
 }
 
 // ---- version 3: 16 bytes per load ----------------------------------------------------------------------------------------------
@@ -103,9 +107,9 @@ void layernorm_backward2(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scr
 // memory bandwidth. This version is shipped for rows of more than 8192 elements: layernorm_backward_any in llmc/ops/layernorm.cuh.
 
 template <class X>
-void layernorm_backward3(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
-                         const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
-    layernorm_backward_any(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C);
+void layernorm_backward3(Cuda<X> dev, X *dx, LayerNormWeights<float> dweights, float *scratch, const X *dresidual, const X *dout,
+                         const X *x, const X *w, LayerNormStats stats, NormShape shape) {
+    layernorm_backward_any(dev, dx, dweights, scratch, dresidual, dout, x, w, stats, shape);
 }
 
 // ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
@@ -114,9 +118,9 @@ void layernorm_backward3(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scr
 // a row need one barrier. The memory bandwidth is the limit.
 
 template <class X>
-void layernorm_backward4(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
-                         const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
-    layernorm_backward(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C);
+void layernorm_backward4(Cuda<X> dev, X *dx, LayerNormWeights<float> dweights, float *scratch, const X *dresidual, const X *dout,
+                         const X *x, const X *w, LayerNormStats stats, NormShape shape) {
+    layernorm_backward(dev, dx, dweights, scratch, dresidual, dout, x, w, stats, shape);
 }
 
 template <class X> struct LayernormBackward {
@@ -146,14 +150,13 @@ template <class X> struct LayernormBackward {
           dbias(std::vector<float>(C, 3)),
           scratch(layernorm_scratch(Cuda<X>{}, C)) {}
 
-    static constexpr void (*versions[])(Cuda<X>, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual,
-                                        const X *dout, const X *x, const X *w, const float *mean, const float *rstd, size_t T,
-                                        size_t C) = {layernorm_backward1, layernorm_backward2, layernorm_backward3,
-                                                     layernorm_backward4};
+    static constexpr void (*versions[])(Cuda<X>, X *dx, LayerNormWeights<float> dweights, float *scratch, const X *dresidual,
+                                        const X *dout, const X *x, const X *w, LayerNormStats stats, NormShape shape) = {
+        layernorm_backward1, layernorm_backward2, layernorm_backward3, layernorm_backward4};
 
     void run(Cuda<X> dev, size_t version) {
-        versions[version - 1](dev, dx.data(), dw.data(), dbias.data(), scratch.data(), d_dresidual.data(), d_dout.data(),
-                              d_x.data(), d_w.data(), mean.data(), rstd.data(), T, C);
+        versions[version - 1](dev, dx.data(), {dw.data(), dbias.data()}, scratch.data(), d_dresidual.data(), d_dout.data(),
+                              d_x.data(), d_w.data(), {mean.data(), rstd.data()}, {T, C, float(eps)});
     }
 
     void check(Check &check) const {

@@ -38,10 +38,10 @@ __global__ void layernorm_forward_kernel1(X *out, float *mean, float *rstd, cons
 }
 
 template <class X>
-void layernorm_forward1(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T, size_t C,
-                        float eps) {
-    launch(dev, layernorm_forward_kernel1<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, mean, rstd, x, w, bias, T, C,
-           eps);
+void layernorm_forward1(Cuda<X> dev, X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> weights,
+                        NormShape shape) {
+    launch(dev, layernorm_forward_kernel1<X>, Grid{ceil_div(shape.T, row_warps)}, row_warps * 32, 0, out, stats.mean, stats.rstd,
+           x, weights.w, weights.bias, shape.T, shape.C, shape.eps);
 }
 
 // ---- version 2: both sums in one reading ---------------------------------------------------------------------------------------
@@ -66,10 +66,10 @@ __global__ void layernorm_forward_kernel2(X *out, float *mean, float *rstd, cons
 }
 
 template <class X>
-void layernorm_forward2(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T, size_t C,
-                        float eps) {
-    launch(dev, layernorm_forward_kernel2<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, mean, rstd, x, w, bias, T, C,
-           eps);
+void layernorm_forward2(Cuda<X> dev, X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> weights,
+                        NormShape shape) {
+    launch(dev, layernorm_forward_kernel2<X>, Grid{ceil_div(shape.T, row_warps)}, row_warps * 32, 0, out, stats.mean, stats.rstd,
+           x, weights.w, weights.bias, shape.T, shape.C, shape.eps);
 }
 
 // ---- version 3: Welford's running mean -----------------------------------------------------------------------------------------
@@ -105,10 +105,10 @@ __global__ void layernorm_forward_kernel3(X *out, float *mean, float *rstd, cons
 }
 
 template <class X>
-void layernorm_forward3(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T, size_t C,
-                        float eps) {
-    launch(dev, layernorm_forward_kernel3<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, mean, rstd, x, w, bias, T, C,
-           eps);
+void layernorm_forward3(Cuda<X> dev, X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> weights,
+                        NormShape shape) {
+    launch(dev, layernorm_forward_kernel3<X>, Grid{ceil_div(shape.T, row_warps)}, row_warps * 32, 0, out, stats.mean, stats.rstd,
+           x, weights.w, weights.bias, shape.T, shape.C, shape.eps);
 }
 
 // ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
@@ -137,12 +137,13 @@ template <class X> struct LayernormForward {
           mean(T),
           rstd(T) {}
 
-    static constexpr void (*versions[])(Cuda<X>, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias,
-                                        size_t T, size_t C, float eps) = {layernorm_forward1, layernorm_forward2,
-                                                                          layernorm_forward3, layernorm_forward};
+    static constexpr void (*versions[])(Cuda<X>, X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> weights,
+                                        NormShape shape) = {layernorm_forward1, layernorm_forward2, layernorm_forward3,
+                                                            layernorm_forward};
 
     void run(Cuda<X> dev, size_t version) {
-        versions[version - 1](dev, out.data(), mean.data(), rstd.data(), d_x.data(), d_w.data(), d_bias.data(), T, C, float(eps));
+        versions[version - 1](dev, out.data(), {mean.data(), rstd.data()}, d_x.data(), {d_w.data(), d_bias.data()},
+                              {T, C, float(eps)});
     }
 
     void check(Check &check) const {

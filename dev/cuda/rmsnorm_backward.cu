@@ -162,7 +162,7 @@ void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 template <class X>
 void rmsnorm_backward5(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                        const float *rstd, size_t T, size_t C) {
-    rmsnorm_backward_any(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C, 0.0f);
+    rmsnorm_backward_any(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, NormShape{T, C, 0});
 }
 
 // ---- version 6: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ void rmsnorm_backward5(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 template <class X>
 void rmsnorm_backward6(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                        const float *rstd, size_t T, size_t C) {
-    rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C);
+    rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, NormShape{T, C, 0});
 }
 
 template <class X> struct RmsnormBackward {

@@ -158,7 +158,7 @@ void rmsnorm_forward5(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 template <class X>
 void rmsnorm_forward6(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
-    rmsnorm_forward(dev, out, rstd, x, w, T, C, eps);
+    rmsnorm_forward(dev, out, rstd, x, w, NormShape{T, C, eps});
 }
 
 template <class X> struct RmsnormForward {

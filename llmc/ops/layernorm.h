@@ -1,16 +1,17 @@
 // Layer normalisation (Ba, Kiros and Hinton, 2016, arXiv:1607.06450), the norm of GPT-2, whose layer_norm_epsilon is 1e-5.
 //
-//   layernorm_forward (dev, out, mean, rstd, x, w, bias, T, C, eps)
+//   layernorm_forward (dev, out, stats, x, weights, shape)
 //       mean[t] = mean_c x[t,c]     rstd[t] = 1 / sqrt(mean_c (x[t,c] - mean[t])^2 + eps)
 //       out[t,c] = (x[t,c] - mean[t]) * rstd[t] * w[c] + bias[c]
-//   residual_layernorm_forward(dev, sum, out, mean, rstd, x, y, w, bias, T, C, eps)
-//       sum = x + y, rounded to X                            out, mean, rstd = layernorm_forward of the rounded sum
-//   layernorm_backward(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C)
+//   residual_layernorm_forward(dev, sum, out, stats, x, y, weights, shape)
+//       sum = x + y, rounded to X                            out, stats = layernorm_forward of the rounded sum
+//   layernorm_backward(dev, dx, dweights, scratch, dresidual, dout, x, w, stats, shape)
 //       with g = dout * w and xh = (x - mean) * rstd:        dx = dresidual + rstd * (g - mean_c(g) - xh * mean_c(g * xh))
 //                                                            dw += sum_t dout * xh     dbias += sum_t dout
 //
-//   out, sum, x, y, dx, dresidual, dout (T, C) X     w, bias (C) X     mean, rstd (T) float     dw, dbias (C) float, accumulated
-//   scratch: layernorm_scratch(dev, C) floats     dresidual may be null: nothing is added     dw and dbias may be null: the weights are frozen
+//   out, sum, x, y, dx, dresidual, dout (T, C) X     weights: w, bias (C) X     stats: mean, rstd (T) float     shape: T, C, eps (norm.h)
+//   dweights: dw, dbias (C) float, accumulated; they may be null: the weights are frozen
+//   scratch: layernorm_scratch(dev, C) floats     dresidual may be null: nothing is added
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. Sums are taken in an order that depends on the sizes alone, never
@@ -26,11 +27,25 @@
 #include "../core/device.h"
 #include "norm.h"
 
+struct LayerNormStats {
+    float *mean, *rstd;  // (T) each
+
+    auto pointers() const { return std::tuple(mean, rstd); }  // ../core/rehearsal.h
+
+    HOST_DEVICE LayerNormStats from(size_t t) const { return {mean + t, rstd + t}; }
+};
+
+template <class T> struct LayerNormWeights {  // of const X; or their gradients, of float
+    T *w, *bias;                              // (C) each
+
+    auto pointers() const { return std::tuple(w, bias); }  // ../core/rehearsal.h
+};
+
 // ---- one row ----------------------------------------------------------------------------------------------------------------
 
 // The weights may be X or float: a caller with many rows converts them once.
 template <class X, class W>
-void layernorm_row(X *out, float *mean, float *rstd, const X *x, const W *w, const W *bias, size_t C, float eps) {
+void layernorm_row(X *out, LayerNormStats stats, const X *x, const W *w, const W *bias, size_t C, float eps) {
     float sum = 0, rest = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t c = 0; c < C; c++) sum += float(x[c]);
@@ -45,8 +60,8 @@ void layernorm_row(X *out, float *mean, float *rstd, const X *x, const W *w, con
     const float r = 1.0f / std::sqrt(std::max(squares / float(C) - shift * shift, 0.0f) + eps);
 #pragma omp simd
     for (size_t c = 0; c < C; c++) out[c] = (float(x[c]) - m) * r * float(w[c]) + float(bias[c]);
-    *mean = m;
-    *rstd = r;
+    *stats.mean = m;
+    *stats.rstd = r;
 }
 
 template <class X, class W>
@@ -74,27 +89,29 @@ void layernorm_backward_row(X *dx, float *dw, float *dbias, const X *dresidual, 
 template <class X> size_t layernorm_scratch(Cpu<X>, size_t C) { return 2 * norm_runs * C; }
 
 template <class X>
-void layernorm_forward(Cpu<X> dev, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T, size_t C,
-                       float eps) {
-    const std::vector<float> w32(w, w + C), bias32(bias, bias + C);
+void layernorm_forward(Cpu<X> dev, X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> weights, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
+    const std::vector<float> w(weights.w, weights.w + C), bias(weights.bias, weights.bias + C);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) layernorm_row(out + t * C, mean + t, rstd + t, x + t * C, w32.data(), bias32.data(), C, eps);
+    for (size_t t = 0; t < T; t++) layernorm_row(out + t * C, stats.from(t), x + t * C, w.data(), bias.data(), C, shape.eps);
 }
 
 template <class X>
-void residual_layernorm_forward(Cpu<X> dev, X *sum, X *out, float *mean, float *rstd, const X *x, const X *y, const X *w,
-                                const X *bias, size_t T, size_t C, float eps) {
-    const std::vector<float> w32(w, w + C), bias32(bias, bias + C);
+void residual_layernorm_forward(Cpu<X> dev, X *sum, X *out, LayerNormStats stats, const X *x, const X *y,
+                                LayerNormWeights<const X> weights, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
+    const std::vector<float> w(weights.w, weights.w + C), bias(weights.bias, weights.bias + C);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         norm_add_row(sum + t * C, x + t * C, y + t * C, C);
-        layernorm_row(out + t * C, mean + t, rstd + t, sum + t * C, w32.data(), bias32.data(), C, eps);
+        layernorm_row(out + t * C, stats.from(t), sum + t * C, w.data(), bias.data(), C, shape.eps);
     }
 }
 
 template <class X>
-void layernorm_backward(Cpu<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout, const X *x,
-                        const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+void layernorm_backward(Cpu<X> dev, X *dx, LayerNormWeights<float> dweights, float *scratch, const X *dresidual, const X *dout,
+                        const X *x, const X *w, LayerNormStats stats, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
     const NormRuns runs(T);
     float *dw_parts = scratch, *dbias_parts = scratch + runs.count * C;  // (runs, C) each
     const std::vector<float> w32(w, w + C);
@@ -105,10 +122,10 @@ void layernorm_backward(Cpu<X> dev, X *dx, float *dw, float *dbias, float *scrat
         std::fill_n(dbias_run, C, 0.0f);
         for (size_t t = runs.begin(run); t < runs.end(run); t++)
             layernorm_backward_row(dx + t * C, dw_run, dbias_run, dresidual ? dresidual + t * C : nullptr, dout + t * C,
-                                   x + t * C, w32.data(), mean[t], rstd[t], C);
+                                   x + t * C, w32.data(), stats.mean[t], stats.rstd[t], C);
     }
-    if (dw) norm_add_runs(dev, dw, dw_parts, runs.count, C);
-    if (dbias) norm_add_runs(dev, dbias, dbias_parts, runs.count, C);
+    if (dweights.w) norm_add_runs(dev, dweights.w, dw_parts, runs.count, C);
+    if (dweights.bias) norm_add_runs(dev, dweights.bias, dbias_parts, runs.count, C);
 }
 
 REHEARSED(layernorm_forward);

@@ -1,11 +1,21 @@
-// The order in which rmsnorm, layernorm and the norm of queries and keys sum the gradients of their weights over tokens: first within runs of
-// tokens, one run per thread, then over the runs. It depends on the sizes alone, never on threads.
+// The shape that rmsnorm and layernorm share, and the order in which they and the norm of queries and keys sum the gradients of their weights over
+// tokens: first within runs of tokens, one run per thread, then over the runs. It depends on the sizes alone, never on threads.
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 
 #include "../core/common.h"
 #include "../core/device.h"
+
+// T rows of C elements; eps is added to the mean of squares or the variance.
+struct NormShape {
+    size_t T, C;
+    float eps;
+    float w0 = 0;  // rmsnorm: added to the weights; 1 in models that store their difference from 1 (Gemma)
+
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
+};
 
 constexpr size_t norm_runs = 64;  // the largest number of runs
 

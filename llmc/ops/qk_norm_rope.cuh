@@ -39,14 +39,14 @@ inline unsigned qk_norm_lanes(size_t D) { return unsigned(std::bit_ceil(D / 8));
 
 // A token has two blocks, for its query heads and its key heads. The kernel moves 3 T (H + KV) D elements.
 template <class X>
-__global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
-                                             const int32_t *doc_pos, unsigned H, unsigned KV, unsigned D, unsigned lanes,
-                                             float eps, float w0) {
+__global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, QkWeights<const X> weights, const float *table,
+                                             const int32_t *doc_pos, QkShape shape, unsigned lanes) {
+    const unsigned H = unsigned(shape.H), KV = unsigned(shape.KV), D = unsigned(shape.D);
     const size_t t = blockIdx.x;
     const bool keys = blockIdx.y;
     const unsigned c = threadIdx.x % lanes * 4, half = D / 2, end = keys ? H + KV : H;
     HeadPart<float> w{};
-    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half, w0);
+    if (c < half) w = qk_norm_weight((keys ? weights.k : weights.q) + c, half, shape.w0);
     for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane takes part in the sum
         const unsigned h = first + threadIdx.x / lanes;
         const bool mine = h < end && c < half;
@@ -55,7 +55,7 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, con
         if (mine) x = HeadPart<X>::load(head, half);
         float squares = 0;
         for (int i = 0; i < 8; i++) squares += float(x.v[i]) * float(x.v[i]);
-        const float r = rsqrtf(warp_sum(squares, lanes) / float(D) + eps);
+        const float r = rsqrtf(warp_sum(squares, lanes) / float(D) + shape.eps);
         if (!mine) continue;
         const size_t row = t * (H + KV) + h;
         x.store(qk_raw + row * D + c, half);
@@ -67,25 +67,28 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, con
 }
 
 template <class X>
-void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
-                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, size_t R, float eps, float w0 = 0) {
-    if (!wq) return rope_forward(dev, qkv, table, doc_pos, T, H + KV, D, R, (H + 2 * KV) * D);
-    launch(dev, qk_norm_rope_forward_kernel1<X>, Grid{T, 2}, 128, 0, qkv, qk_raw, rstd, wq, wk, table, doc_pos, unsigned(H),
-           unsigned(KV), unsigned(D), qk_norm_lanes(D), eps, w0);
+void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, QkWeights<const X> w, const float *table,
+                          const int32_t *doc_pos, QkShape shape) {
+    const size_t T = shape.T, D = shape.D;
+    if (!w.q) return rope_forward(dev, qkv, table, doc_pos, T, shape.heads(), D, shape.R, shape.row());
+    launch(dev, qk_norm_rope_forward_kernel1<X>, Grid{T, 2}, 128, 0, qkv, qk_raw, rstd, w, table, doc_pos, shape,
+           qk_norm_lanes(D));
 }
 
 // A run of tokens has two blocks, for query heads and key heads. A lane sums dw over its heads, and a block over its lanes. The kernel moves
 // 3 T (H + KV) D elements.
 template <class X>
-__global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk,
-                                              const float *rstd, const float *table, const int32_t *doc_pos, size_t T, unsigned H,
-                                              unsigned KV, unsigned D, unsigned lanes, float w0) {
+__global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, QkWeights<const X> weights,
+                                              const float *rstd, const float *table, const int32_t *doc_pos, QkShape shape,
+                                              unsigned lanes) {
+    const size_t T = shape.T;
+    const unsigned H = unsigned(shape.H), KV = unsigned(shape.KV), D = unsigned(shape.D);
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     const bool keys = blockIdx.y;
     const unsigned heads = keys ? KV : H, n = unsigned(end - begin) * heads, groups = blockDim.x / lanes;
     const unsigned c = threadIdx.x % lanes * 4, half = D / 2, group = threadIdx.x / lanes;
     HeadPart<float> w{}, dw{};
-    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half, w0);
+    if (c < half) w = qk_norm_weight((keys ? weights.k : weights.q) + c, half, shape.w0);
     for (unsigned first = 0; first < n; first += groups) {
         const unsigned k = first + group;
         const bool mine = k < n && c < half;
@@ -113,14 +116,14 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
 }
 
 template <class X>
-void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq,
-                           const X *wk, const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H,
-                           size_t KV, size_t D, size_t R, float w0 = 0) {
-    if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, R, (H + 2 * KV) * D);
+void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, QkWeights<float> dw, float *scratch, const X *qk_raw, QkWeights<const X> w,
+                           const float *rstd, const float *table, const int32_t *doc_pos, QkShape shape) {
+    const size_t T = shape.T, D = shape.D;
+    if (!w.q) return rope_backward(dev, dqkv, table, doc_pos, T, shape.heads(), D, shape.R, shape.row());
     const unsigned threads = 256, lanes = qk_norm_lanes(D);
     const size_t blocks = std::min(norm_blocks, T);
     launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,
-           qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes, w0);
-    if (dwq) norm_add_runs(dev, dwq, dwk, scratch, blocks, D);
+           qk_raw, w, rstd, table, doc_pos, shape, lanes);
+    if (dw.q) norm_add_runs(dev, dw.q, dw.k, scratch, blocks, D);
 }
 }  // namespace CUDA_BACKEND

@@ -1,15 +1,15 @@
 // Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), the norm of every Llama-class model.
 //
-//   rmsnorm_forward (dev, out, rstd, x, w, T, C, eps, w0)
+//   rmsnorm_forward (dev, out, rstd, x, w, shape)
 //       rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps)            out[t,c] = x[t,c] * rstd[t] * (w0 + w[c])
-//   residual_rmsnorm_forward(dev, sum, out, rstd, x, y, w, T, C, eps, w0)
+//   residual_rmsnorm_forward(dev, sum, out, rstd, x, y, w, shape)
 //       sum = x + y, rounded to X                            out, rstd = rmsnorm_forward of the rounded sum
-//   rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C, w0)
+//   rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, shape)
 //       with g = dout * (w0 + w), xh = x * rstd:                 dx = dresidual + rstd * (g - xh * mean_c(g * xh))
 //                                                            dw += sum_t dout * xh
 //
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
-//   w0: 0, or 1 in models that store the difference of their weights from 1 (Gemma)
+//   shape: T, C, eps, w0 (NormShape in norm.h)
 //   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null (nothing is added), and so may dw (the weight is frozen)
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
@@ -62,29 +62,30 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 
 template <class X> size_t rmsnorm_scratch(Cpu<X>, size_t C) { return norm_runs * C; }
 
-template <class X>
-void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps, float w0 = 0) {
-    const std::vector<float> weights = rmsnorm_weights(w, C, w0);
+template <class X> void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
+    const std::vector<float> weights = rmsnorm_weights(w, C, shape.w0);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, weights.data(), C, eps);
+    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, weights.data(), C, shape.eps);
 }
 
 template <class X>
-void residual_rmsnorm_forward(Cpu<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
-                              float eps, float w0 = 0) {
-    const std::vector<float> weights = rmsnorm_weights(w, C, w0);
+void residual_rmsnorm_forward(Cpu<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
+    const std::vector<float> weights = rmsnorm_weights(w, C, shape.w0);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         norm_add_row(sum + t * C, x + t * C, y + t * C, C);
-        rstd[t] = rmsnorm_row(out + t * C, sum + t * C, weights.data(), C, eps);
+        rstd[t] = rmsnorm_row(out + t * C, sum + t * C, weights.data(), C, shape.eps);
     }
 }
 
 template <class X>
 void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                      const float *rstd, size_t T, size_t C, float w0 = 0) {
+                      const float *rstd, NormShape shape) {
+    const size_t T = shape.T, C = shape.C;
     const NormRuns runs(T);
-    const std::vector<float> weights = rmsnorm_weights(w, C, w0);
+    const std::vector<float> weights = rmsnorm_weights(w, C, shape.w0);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t run = 0; run < runs.count; run++) {
         float *dw_run = scratch + run * C;

@@ -91,28 +91,30 @@ template <class Dev, bool centred> struct NormOp {
 
     Dev dev;
     size_t T, C;
-    float w0, epsilon = float(eps);
+    NormShape shape;
     Array<X> w, bias;
     Array<float> mean = Array<float>(T), rstd = Array<float>(T), dw = Array<float>(std::vector<float>(C, 3)),
                  dbias = Array<float>(dw.values());
     Array<float> scratch = Array<float>(centred ? layernorm_scratch(dev, C) : rmsnorm_scratch(dev, C));
 
-    NormOp(Dev dev, const NormInputs<X> &in) : dev(dev), T(in.s.T), C(in.s.C), w0(float(in.s.w0)), w(in.w), bias(in.bias) {}
+    NormOp(Dev dev, const NormInputs<X> &in)
+        : dev(dev), T(in.s.T), C(in.s.C), shape{T, C, float(eps), float(in.s.w0)}, w(in.w), bias(in.bias) {}
+
+    LayerNormStats stats() { return {mean.data(), rstd.data()}; }
+    LayerNormWeights<const X> weights() { return {w.data(), bias.data()}; }
 
     void forward(X *out, const X *x) {
-        if (centred) layernorm_forward(dev, out, mean.data(), rstd.data(), x, w.data(), bias.data(), T, C, epsilon);
-        else rmsnorm_forward(dev, out, rstd.data(), x, w.data(), T, C, epsilon, w0);
+        if (centred) layernorm_forward(dev, out, stats(), x, weights(), shape);
+        else rmsnorm_forward(dev, out, rstd.data(), x, w.data(), shape);
     }
     void residual_forward(X *sum, X *out, const X *x, const X *y) {
-        if (centred)
-            residual_layernorm_forward(dev, sum, out, mean.data(), rstd.data(), x, y, w.data(), bias.data(), T, C, epsilon);
-        else residual_rmsnorm_forward(dev, sum, out, rstd.data(), x, y, w.data(), T, C, epsilon, w0);
+        if (centred) residual_layernorm_forward(dev, sum, out, stats(), x, y, weights(), shape);
+        else residual_rmsnorm_forward(dev, sum, out, rstd.data(), x, y, w.data(), shape);
     }
     void backward(X *dx, const X *dresidual, const X *dout, const X *x) {
-        if (centred)
-            layernorm_backward(dev, dx, dw.data(), dbias.data(), scratch.data(), dresidual, dout, x, w.data(), mean.data(),
-                               rstd.data(), T, C);
-        else rmsnorm_backward(dev, dx, dw.data(), scratch.data(), dresidual, dout, x, w.data(), rstd.data(), T, C, w0);
+        const LayerNormWeights<float> dweights{dw.data(), dbias.data()};
+        if (centred) layernorm_backward(dev, dx, dweights, scratch.data(), dresidual, dout, x, w.data(), stats(), shape);
+        else rmsnorm_backward(dev, dx, dw.data(), scratch.data(), dresidual, dout, x, w.data(), rstd.data(), shape);
     }
     std::vector<float> statistics() const { return joined(mean.values(), rstd.values()); }
     std::vector<float> weight_gradients() const { return joined(dw.values(), dbias.values()); }

@@ -73,7 +73,8 @@ template <class Dev> struct QkOp {
     Dev dev;
     QkSizes s;
     Array<X> w, raw = Array<X>(s.T * s.heads() * s.D);
-    const X *wq = w.data() + s.T % 2, *wk = wq + s.D;
+    QkWeights<const X> weights{w.data() + s.T % 2, w.data() + s.T % 2 + s.D};
+    QkShape shape{s.T, s.H, s.KV, s.D, s.D, float(eps), float(s.w0)};
     Array<float> rstd = Array<float>(s.T * s.heads()), scratch = Array<float>(rmsnorm_scratch(dev, 2 * s.D));
     Array<float> dwq = Array<float>(std::vector<float>(s.D, 1)), dwk = Array<float>(std::vector<float>(s.D, 2));
 
@@ -88,18 +89,18 @@ template <class Dev> struct QkOp {
         Array<X> x(qkv);
         Array<float> table(angles.table);
         Array<int32_t> pos(angles.doc_pos);
-        qk_norm_rope_forward(dev, x.data(), norms ? raw.data() : nullptr, norms ? rstd.data() : nullptr, norms ? wq : nullptr,
-                             norms ? wk : nullptr, table.data(), pos.data(), s.T, s.H, s.KV, s.D, s.D, float(eps), float(s.w0));
+        qk_norm_rope_forward(dev, x.data(), norms ? raw.data() : nullptr, norms ? rstd.data() : nullptr,
+                             norms ? weights : QkWeights<const X>{}, table.data(), pos.data(), shape);
         return x.values();
     }
     Rows backward(const Rows &dqkv, const QkAngles &angles, bool norms = true) {
         Array<X> d(dqkv);
         Array<float> table(angles.table);
         Array<int32_t> pos(angles.doc_pos);
-        qk_norm_rope_backward(dev, d.data(), norms ? dwq.data() : nullptr, norms ? dwk.data() : nullptr,
-                              norms ? scratch.data() : nullptr, norms ? raw.data() : nullptr, norms ? wq : nullptr,
-                              norms ? wk : nullptr, norms ? rstd.data() : nullptr, table.data(), pos.data(), s.T, s.H, s.KV, s.D,
-                              s.D, float(s.w0));
+        qk_norm_rope_backward(dev, d.data(), norms ? QkWeights<float>{dwq.data(), dwk.data()} : QkWeights<float>{},
+                              norms ? scratch.data() : nullptr, norms ? raw.data() : nullptr,
+                              norms ? weights : QkWeights<const X>{}, norms ? rstd.data() : nullptr, table.data(), pos.data(),
+                              shape);
         return d.values();
     }
 };
