@@ -73,8 +73,8 @@ std::vector<X> run_decode(Dev dev, const DecodeShape &s, const DecodeInputs<X> &
     Array<X> q(last), cache(cache_values), out(B * s.H * s.D);
     Array<int32_t> d_table(table), first_key(batch.first_key), length(batch.length);
     Array<float> scratch(attention_decode_scratch(dev, B, pages, s.H, s.D));
-    attention_decode(dev, out.data(), scratch.data(), Heads<const X>{q.data(), s.row()}, cache.data(), d_table.data(),
-                     first_key.data(), length.data(), B, pages, s.H, s.KV, s.D, s.scale());
+    attention_decode(dev, out.data(), scratch.data(), Heads<const X>{q.data(), s.row()},
+                     {cache.data(), d_table.data(), first_key.data(), length.data(), pages}, {B, s.H, s.KV, s.D, s.scale()});
     return out.values();
 }
 template <template <class> class Array, class Dev, class X = typename Dev::X>

@@ -31,12 +31,13 @@ template <class Dev> static void line(Dev dev, size_t B, size_t length, double c
     // The sequences grow together, so they allocate pages in turn.
     for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i % pages * B + i / pages);
     std::vector<float> scratch(attention_decode_scratch(dev, B, pages, H, D));
-    const double time = fastest(5, {[&] {
-                                    for (size_t l = 0; l < layers; l++)
-                                        attention_decode(dev, out.data(), scratch.data(), Heads<const X>{q.data(), H * D},
-                                                         cache.data() + l * layer, table.data(), first_key.data(), lengths.data(),
-                                                         B, pages, H, KV, D, 0.125f);
-                                }})[0];
+    const double time =
+        fastest(5, {[&] {
+                    for (size_t l = 0; l < layers; l++)
+                        attention_decode(dev, out.data(), scratch.data(), Heads<const X>{q.data(), H * D},
+                                         {cache.data() + l * layer, table.data(), first_key.data(), lengths.data(), pages},
+                                         {B, H, KV, D, 0.125f});
+                }})[0];
     const double rate = double(layers * B * length * 2 * KV * D * sizeof(X)) / time;
     printf("%-5s %4zu %6zu %8.1f %6.2f %8.1f\n", dtype_name<X>, B, length, rate * 1e-9, rate / copy, copy * 1e-9);
 }

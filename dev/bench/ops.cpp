@@ -57,12 +57,12 @@ template <class Dev> static void experts(PlainMatmul<Dev> &plain) {
         std::vector<int32_t> starts(E + 1);
         for (size_t e = 1; e < E; e++) starts[e] = int32_t(skewed ? R / 2 + R / 2 * (e - 1) / (E - 1) : R * e / E);
         starts[E] = R;
-        const auto t = fastest(
-            5,
-            {[&] { grouped_matmul_forward(plain.dev, y.data(), x.data(), w.data(), starts.data(), E, R, IC, OC); },
-             [&] { grouped_matmul_backward_input(plain.dev, dx.data(), y.data(), w.data(), starts.data(), E, R, IC, OC); },
-             [&] { grouped_matmul_backward_weight(plain.dev, dw.data(), y.data(), x.data(), starts.data(), E, R, IC, OC, true); },
-             [&] { plain(); }});
+        const RowGroups groups{starts.data(), E, R};
+        const auto t =
+            fastest(5, {[&] { grouped_matmul_forward(plain.dev, y.data(), x.data(), w.data(), groups, IC, OC); },
+                        [&] { grouped_matmul_backward_input(plain.dev, dx.data(), y.data(), w.data(), groups, IC, OC); },
+                        [&] { grouped_matmul_backward_weight(plain.dev, dw.data(), y.data(), x.data(), groups, IC, OC, true); },
+                        [&] { plain(); }});
         const double flop = 2.0 * R * IC * OC, reference = plain.flop / t[3];
         printf("%-5s %-8s %5zu %5zu", dtype_name<X>, skewed ? "skewed" : "balanced", IC, OC);
         print_rates({flop, flop, flop}, t, reference);
@@ -83,7 +83,7 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),
-                aligned, x.data(), w.data(), HeadLoss{rows.data(), targets.data(), weights.data()}, N, C, V, N, true);
+                aligned, x.data(), w.data(), HeadLoss{rows.data(), targets.data(), weights.data()}, {N, C, V, N}, true);
     };
     const auto t = fastest(3, {[&] { run(nullptr); }, [&] { run(dx.data()); }, [&] { plain(); }});
     const double flop = 2.0 * N * C * V, reference = plain.flop / t[2];

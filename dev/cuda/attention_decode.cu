@@ -20,18 +20,15 @@ namespace CUDA_BACKEND::workshop {
 
 struct Decode {
     Heads<const bf16> q;
-    const bf16 *cache;
-    const int32_t *table, *first_key, *length;
-    size_t B, pages, H, KV, D;
-    float scale;
+    PagedKeys<bf16> keys;
+    AttentionShape shape;
     DecodeParts parts;
 
-    __device__ const bf16 *query(size_t b, size_t h) const { return q.data + b * q.stride + h * D; }
+    __device__ const bf16 *query(size_t b, size_t h) const { return q.data + b * q.stride + h * shape.D; }
     __device__ const bf16 *key(size_t b, int p, size_t kv) const {
-        const size_t page = size_t(table[b * pages + size_t(p) / cache_page]);
-        return cache + (page * cache_page + size_t(p) % cache_page) * 2 * KV * D + kv * D;
+        return keys.row(b, size_t(p), 2 * shape.KV * shape.D) + kv * shape.D;
     }
-    __device__ const bf16 *value(size_t b, int p, size_t kv) const { return key(b, p, kv) + KV * D; }
+    __device__ const bf16 *value(size_t b, int p, size_t kv) const { return key(b, p, kv) + shape.KV * shape.D; }
 };
 
 // A query head in the registers of a warp, with the online softmax over the keys passed to add().
@@ -55,15 +52,15 @@ struct WarpHead {
 // key and its value before it loads the next one, 8192 times, and 256 warps are 2 per SM.
 
 __global__ void attention_decode_kernel1(bf16 *out, Decode in) {
-    const size_t row = blockIdx.x, b = row / in.H, h = row % in.H, kv = h / (in.H / in.KV);
-    WarpHead head = WarpHead::load(in.query(b, h), in.D);
-    for (int p = in.first_key[b]; p < in.length[b]; p++)
-        head.add(WarpRow::load(in.key(b, p, kv), in.D), WarpRow::load(in.value(b, p, kv), in.D), in.scale);
-    head.out.for_each(in.D, [&](size_t d, float value) { out[row * in.D + d] = value / head.sum; });
+    const size_t row = blockIdx.x, b = row / in.shape.H, h = row % in.shape.H, kv = h / (in.shape.H / in.shape.KV);
+    WarpHead head = WarpHead::load(in.query(b, h), in.shape.D);
+    for (int p = in.keys.first_key[b]; p < in.keys.length[b]; p++)
+        head.add(WarpRow::load(in.key(b, p, kv), in.shape.D), WarpRow::load(in.value(b, p, kv), in.shape.D), in.shape.scale);
+    head.out.for_each(in.shape.D, [&](size_t d, float value) { out[row * in.shape.D + d] = value / head.sum; });
 }
 
 void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
-    launch(dev, attention_decode_kernel1, Grid{in.B * in.H}, 32, 0, out, in);
+    launch(dev, attention_decode_kernel1, Grid{in.shape.T * in.shape.H}, 32, 0, out, in);
 }
 
 // ---- version 2: a block per query head -----------------------------------------------------------------------------------------
@@ -79,21 +76,22 @@ __device__ void put_warp(float *sums, float *out, const WarpHead &head, size_t D
 }
 
 __global__ void attention_decode_kernel2(bf16 *out, Decode in) {
-    const size_t row = blockIdx.x, b = row / in.H, h = row % in.H, kv = h / (in.H / in.KV);
+    const size_t row = blockIdx.x, b = row / in.shape.H, h = row % in.shape.H, kv = h / (in.shape.H / in.shape.KV);
     float *sums = &shared_mem<float>(), *outs = sums + decode_warps * 2;
-    WarpHead head = WarpHead::load(in.query(b, h), in.D);
-    for (int p = in.first_key[b] + int(threadIdx.x / 32); p < in.length[b]; p += decode_warps)
-        head.add(WarpRow::load(in.key(b, p, kv), in.D), WarpRow::load(in.value(b, p, kv), in.D), in.scale);
-    put_warp(sums, outs, head, in.D);
+    WarpHead head = WarpHead::load(in.query(b, h), in.shape.D);
+    for (int p = in.keys.first_key[b] + int(threadIdx.x / 32); p < in.keys.length[b]; p += decode_warps)
+        head.add(WarpRow::load(in.key(b, p, kv), in.shape.D), WarpRow::load(in.value(b, p, kv), in.shape.D), in.shape.scale);
+    put_warp(sums, outs, head, in.shape.D);
     __syncthreads();
-    for (size_t d = threadIdx.x; d < in.D; d += decode_threads) {
-        const Softmax all = join_channel(sums, outs, decode_warps, in.D, d);
-        out[row * in.D + d] = all.out / all.sum;
+    for (size_t d = threadIdx.x; d < in.shape.D; d += decode_threads) {
+        const Softmax all = join_channel(sums, outs, decode_warps, in.shape.D, d);
+        out[row * in.shape.D + d] = all.out / all.sum;
     }
 }
 
 void attention_decode2(CudaBf16 dev, bf16 *out, const Decode &in) {
-    launch(dev, attention_decode_kernel2, Grid{in.B * in.H}, decode_threads, decode_warps * (in.D + 2) * sizeof(float), out, in);
+    launch(dev, attention_decode_kernel2, Grid{in.shape.T * in.shape.H}, decode_threads,
+           decode_warps * (in.shape.D + 2) * sizeof(float), out, in);
 }
 
 // ---- version 3: a block per key head -------------------------------------------------------------------------------------------
@@ -106,22 +104,24 @@ constexpr size_t group_shared(size_t D) { return most_heads * decode_warps * (D 
 
 // Processes query heads h0 ... of key head kv over the keys from begin to end, and calls done(head, d, output of channel d).
 template <class F> __device__ void sum_group(const Decode &in, size_t b, size_t kv, int begin, int end, F done) {
-    const size_t group = in.H / in.KV;
+    const size_t group = in.shape.H / in.shape.KV;
     float *sums = &shared_mem<float>(), *outs = sums + most_heads * decode_warps * 2;  // (heads, warps, 2), (heads, warps, D)
     for (size_t h0 = kv * group; h0 < (kv + 1) * group; h0 += most_heads) {
         const int heads = int(min(size_t(most_heads), (kv + 1) * group - h0));
         WarpHead head[most_heads];
-        for (int i = 0; i < most_heads; i++) head[i] = WarpHead::load(in.query(b, h0 + min(i, heads - 1)), in.D);
+        for (int i = 0; i < most_heads; i++) head[i] = WarpHead::load(in.query(b, h0 + min(i, heads - 1)), in.shape.D);
         for (int p = begin + int(threadIdx.x / 32); p < end; p += decode_warps) {
-            const WarpRow k = WarpRow::load(in.key(b, p, kv), in.D), v = WarpRow::load(in.value(b, p, kv), in.D);
+            const WarpRow k = WarpRow::load(in.key(b, p, kv), in.shape.D), v = WarpRow::load(in.value(b, p, kv), in.shape.D);
             for (int i = 0; i < most_heads; i++)
-                if (i < heads) head[i].add(k, v, in.scale);
+                if (i < heads) head[i].add(k, v, in.shape.scale);
         }
-        for (int i = 0; i < most_heads; i++) put_warp(sums + i * decode_warps * 2, outs + i * decode_warps * in.D, head[i], in.D);
+        for (int i = 0; i < most_heads; i++)
+            put_warp(sums + i * decode_warps * 2, outs + i * decode_warps * in.shape.D, head[i], in.shape.D);
         __syncthreads();
-        for (size_t i = threadIdx.x; i < size_t(heads) * in.D; i += decode_threads) {
-            const size_t h = i / in.D, d = i % in.D;
-            done(h0 + h, d, join_channel(sums + h * decode_warps * 2, outs + h * decode_warps * in.D, decode_warps, in.D, d));
+        for (size_t i = threadIdx.x; i < size_t(heads) * in.shape.D; i += decode_threads) {
+            const size_t h = i / in.shape.D, d = i % in.shape.D;
+            done(h0 + h, d,
+                 join_channel(sums + h * decode_warps * 2, outs + h * decode_warps * in.shape.D, decode_warps, in.shape.D, d));
         }
         __syncthreads();
     }
@@ -129,12 +129,12 @@ template <class F> __device__ void sum_group(const Decode &in, size_t b, size_t 
 
 __global__ void attention_decode_kernel3(bf16 *out, Decode in) {
     const size_t b = blockIdx.x, kv = blockIdx.y;
-    sum_group(in, b, kv, in.first_key[b], in.length[b],
-              [&](size_t h, size_t d, const Softmax &all) { out[(b * in.H + h) * in.D + d] = all.out / all.sum; });
+    sum_group(in, b, kv, in.keys.first_key[b], in.keys.length[b],
+              [&](size_t h, size_t d, const Softmax &all) { out[(b * in.shape.H + h) * in.shape.D + d] = all.out / all.sum; });
 }
 
 void attention_decode3(CudaBf16 dev, bf16 *out, const Decode &in) {
-    launch(dev, attention_decode_kernel3, Grid{in.B, in.KV}, decode_threads, group_shared(in.D), out, in);
+    launch(dev, attention_decode_kernel3, Grid{in.shape.T, in.shape.KV}, decode_threads, group_shared(in.shape.D), out, in);
 }
 
 // ---- version 4: a block per split of the keys ----------------------------------------------------------------------------------
@@ -146,20 +146,21 @@ void attention_decode3(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 __global__ void attention_decode_kernel4(Decode in) {
     const size_t b = blockIdx.x, kv = blockIdx.y, i = blockIdx.z;
-    const DecodeSplits splits(in.first_key[b], in.length[b]);
-    const int begin = splits.begin + int(i) * splits.size, end = min(begin + splits.size, in.length[b]);
+    const DecodeSplits splits(in.keys.first_key[b], in.keys.length[b]);
+    const int begin = splits.begin + int(i) * splits.size, end = min(begin + splits.size, in.keys.length[b]);
     if (begin >= end) return;
-    sum_group(in, b, kv, max(begin, in.first_key[b]), end, [&](size_t h, size_t d, const Softmax &all) {
-        const size_t row = b * in.H + h;
+    sum_group(in, b, kv, max(begin, in.keys.first_key[b]), end, [&](size_t h, size_t d, const Softmax &all) {
+        const size_t row = b * in.shape.H + h;
         in.parts.out_of(row, i)[d] = all.out;
         if (d == 0) in.parts.sums_of(row, i)[0] = all.max, in.parts.sums_of(row, i)[1] = all.sum;
     });
 }
 
 void attention_decode4(CudaBf16 dev, bf16 *out, const Decode &in) {
-    launch(dev, attention_decode_kernel4, Grid{in.B, in.KV, in.parts.splits}, decode_threads, group_shared(in.D), in);
-    launch(dev, attention_decode_join_kernel5<bf16>, Grid{in.B * in.H}, unsigned(round_up(in.D, 32)), 0, out, in.parts,
-           in.first_key, in.length, in.H);
+    launch(dev, attention_decode_kernel4, Grid{in.shape.T, in.shape.KV, in.parts.splits}, decode_threads,
+           group_shared(in.shape.D), in);
+    launch(dev, attention_decode_join_kernel5<bf16>, Grid{in.shape.T * in.shape.H}, unsigned(round_up(in.shape.D, 32)), 0, out,
+           in.parts, in.keys.first_key, in.keys.length, in.shape.H);
 }
 
 // ---- version 5: llmc/ops/attention_decode.cuh ----------------------------------------------------------------------------------
@@ -168,8 +169,7 @@ void attention_decode4(CudaBf16 dev, bf16 *out, const Decode &in) {
 // once: eight loads of 16 bytes in flight per lane, four shuffles for the scores of two keys, and one rescaling of the sums for four keys.
 
 void attention_decode5(CudaBf16 dev, bf16 *out, const Decode &in) {
-    attention_decode(dev, out, in.parts.sums, in.q, in.cache, in.table, in.first_key, in.length, in.B, in.pages, in.H, in.KV,
-                     in.D, in.scale);
+    attention_decode(dev, out, in.parts.sums, in.q, in.keys, in.shape);
 }
 
 DecodeShape decode_shape(const Sizes &s) {
@@ -211,16 +211,8 @@ template <class X> struct AttentionDecode {
         const DecodeParts parts(scratch.data(), shape.B(), shape.pages(), shape.H, shape.D);
         versions[version - 1](dev, out.data(),
                               {{q.data(), shape.row()},
-                               cache.data(),
-                               table.data(),
-                               first_key.data(),
-                               length.data(),
-                               shape.B(),
-                               shape.pages(),
-                               shape.H,
-                               shape.KV,
-                               shape.D,
-                               shape.scale(),
+                               {cache.data(), table.data(), first_key.data(), length.data(), shape.pages()},
+                               {shape.B(), shape.H, shape.KV, shape.D, shape.scale()},
                                parts});
     }
     void check(Check &check) const {

@@ -13,10 +13,8 @@ namespace CUDA_BACKEND::workshop {
 
 struct Groups {
     std::vector<int32_t> starts;  // of the groups, and R
-    const int32_t *d_starts;      // the same on the GPU
-    size_t R, IC, OC;
-
-    size_t count() const { return starts.size() - 1; }
+    RowGroups on_gpu;
+    size_t IC, OC;
 };
 
 // ---- version 1: a launch for each group ----------------------------------------------------------------------------------------
@@ -38,7 +36,7 @@ __global__ void grouped_matmul_forward_kernel1(X *out, const X *x, const X *w, s
 }
 
 template <class X> void grouped_matmul1(Cuda<X> dev, X *out, const X *x, const X *w, const Groups &g) {
-    for (size_t e = 0; e < g.count(); e++) {
+    for (size_t e = 0; e < g.on_gpu.E; e++) {
         const size_t begin = size_t(g.starts[e]), n = size_t(g.starts[e + 1]) - begin;
         launch(dev, grouped_matmul_forward_kernel1<X>, Grid{ceil_div(n, 16), ceil_div(g.OC, 16)}, 256, 0, out + begin * g.OC,
                x + begin * g.IC, w + e * g.OC * g.IC, n, g.IC, g.OC);
@@ -67,9 +65,9 @@ __global__ void grouped_matmul_forward_kernel2(X *out, const X *x, const X *w, c
 }
 
 template <class X> void grouped_matmul2(Cuda<X> dev, X *out, const X *x, const X *w, const Groups &g) {
-    const size_t tiles = g.R / 16 + std::min(g.count(), g.R);
-    launch(dev, grouped_matmul_forward_kernel2<X>, Grid{tiles, ceil_div(g.OC, 16)}, 256, 0, out, x, w, g.d_starts, g.count(),
-           g.IC, g.OC);
+    const size_t tiles = g.on_gpu.R / 16 + std::min(g.on_gpu.E, g.on_gpu.R);
+    launch(dev, grouped_matmul_forward_kernel2<X>, Grid{tiles, ceil_div(g.OC, 16)}, 256, 0, out, x, w, g.on_gpu.starts,
+           g.on_gpu.E, g.IC, g.OC);
 }
 
 // ---- version 3: tiles of mma.sync ----------------------------------------------------------------------------------------------
@@ -111,8 +109,8 @@ __global__ void __launch_bounds__(GroupedTile<X>::threads)
 template <class X> void grouped_matmul3(Cuda<X> dev, X *out, const X *x, const X *w, const Groups &g) {
     launch(dev,
            grouped_is_wide(g.IC, g.OC, x, w) ? grouped_matmul_forward_kernel3<X, true> : grouped_matmul_forward_kernel3<X, false>,
-           Grid{grouped_row_tiles<X>(g.count(), g.R), ceil_div(g.OC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
-           sizeof(typename GroupedShared<X>::Stage), out, x, w, g.d_starts, g.count(), g.IC, g.OC);
+           Grid{grouped_row_tiles<X>(g.on_gpu), ceil_div(g.OC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
+           sizeof(typename GroupedShared<X>::Stage), out, x, w, g.on_gpu.starts, g.on_gpu.E, g.IC, g.OC);
 }
 
 // ---- version 4: llmc/ops/grouped_matmul.cuh ------------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ template <class X> void grouped_matmul3(Cuda<X> dev, X *out, const X *x, const X
 // in the banks of the first 16. Swizzled rows of 64 bytes (matmul 4) would have no conflicts.
 
 template <class X> void grouped_matmul4(Cuda<X> dev, X *out, const X *x, const X *w, const Groups &g) {
-    grouped_matmul_forward(dev, out, x, w, g.d_starts, g.count(), g.R, g.IC, g.OC);
+    grouped_matmul_forward(dev, out, x, w, g.on_gpu, g.IC, g.OC);
 }
 
 template <class X> struct GroupedMatmul {
@@ -159,7 +157,7 @@ template <class X> struct GroupedMatmul {
         grouped_matmul1, grouped_matmul2, grouped_matmul3, grouped_matmul4};
 
     void run(Cuda<X> dev, size_t version) {
-        versions[version - 1](dev, out.data(), d_x.data(), d_w.data(), {starts, d_starts.data(), R, IC, OC});
+        versions[version - 1](dev, out.data(), d_x.data(), d_w.data(), {starts, {d_starts.data(), E, R}, IC, OC});
     }
     void check(Check &check) const {
         const auto part = [](const auto &of, size_t first, size_t n) {

@@ -299,7 +299,7 @@ template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhe
     const size_t T = row.T, C = config.C, N = row.N;
     begin_op(!dx ? Phase::forward : config.reward ? Phase::backward : Phase::both, HEAD);
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), T, C, config.V, N,
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), HeadShape{T, C, config.V, N},
                 weights_->accumulates());
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w(pass), row.predictors, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w(pass), row.predictors, C, N);
@@ -396,7 +396,8 @@ template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass) {
     weights_->sum_head_gradients([&](size_t first, size_t n) {
         if (!in_buckets) return head(pass, acts.dx, head_dw);
         begin_op(Phase::backward, HEAD, n);
-        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, C, V, row.N, first / C, n / C);
+        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, HeadShape{row.T, C, V, row.N},
+                       first / C, n / C);
     });
 }
 
@@ -454,7 +455,8 @@ template <class Dev>
 void Decoder<Dev>::add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
     const ExpertConfig &c = config.experts;
     if (!routes() || pass.generates() || !pass.adapters) return;
-    router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.copies + t, n, c.number, c.chosen);
+    router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.copies + t,
+                RouterShape{n, c.number, c.chosen, c.normed});
 }
 
 template <class Dev>

@@ -90,6 +90,7 @@ template <class Dev> class Experts {
         ExpertTraffic *traffic;  // null: no expert parallelism
 
         LayerRows own(const Pass &pass) const { return {pass, of.layer, of.first + first, tokens}; }
+        RowGroups held(size_t experts) const { return {starts, experts, rows}; }
         LayerRows held(const Pass &pass, size_t experts) const {
             return {pass, of.layer, of.first + first, rows, starts, experts};
         }
@@ -176,17 +177,17 @@ template <class Dev> void Experts<Dev>::weigh_backward(const Run &run, const Exp
 template <class Dev>
 void Experts<Dev>::up(const Pass &pass, const ExpertActs<X> &acts, const ExpertWeights<X> &w, const X *x,
                       const ExpertTokens &n) const {
-    const size_t E = c.number, K = c.chosen;
+    const size_t E = c.number;
     for_runs(acts, n, [&](Run &run, const ExpertActs<X> &a) {
         const X *const x_t = x + run.first * C, *const no_bias = nullptr;
         const size_t m = run.tokens;
         matmul_forward(dev, a.probs, x_t, w.router, no_bias, m, C, E);  // the logits
-        router_forward(dev, a.probs, a.chosen, a.weights, a.probs, m, E, K, c.normed);
+        router_forward(dev, a.probs, a.chosen, a.weights, a.probs, RouterShape{m, E, c.chosen, c.normed});
         sort(run, a);
         exchange_counts(run, a);
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, x_t);
-        grouped_matmul_forward(dev, a.gate_up, a.input, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
+        grouped_matmul_forward(dev, a.gate_up, a.input, w.gate_up, run.held(held_E), C, 2 * c.F);
         linears.adapters_forward(Linear::experts_gate_up, a.gate_up, a.input, run.held(pass, held_E));
         if (c.shared_F == 0) return;
         matmul_forward(dev, a.gate, x_t, w.shared_gate, no_bias, m, C, 1);
@@ -217,7 +218,7 @@ void Experts<Dev>::down(const Pass &pass, const ExpertActs<X> &acts, const Exper
             combine_rows(dev, out_t, base, a.shared, a.gate, in_place, m, 1, C);
             base = out_t;
         }
-        grouped_matmul_forward(dev, a.input, a.act, w.down, run.starts, held_E, run.rows, c.F, C);
+        grouped_matmul_forward(dev, a.input, a.act, w.down, run.held(held_E), c.F, C);
         linears.adapters_forward(Linear::experts_down, a.input, a.act, run.held(pass, held_E));
         to_tokens(run, a.own, a.input, C);
         combine_rows(dev, out_t, base, own_rows(a), a.weights, a.row_of, m, c.chosen, C);
@@ -235,12 +236,12 @@ void Experts<Dev>::down_backward(const Pass &pass, const ExpertActs<X> &acts, co
         if (N > 1) write(*run.of.memory, a.held_starts, run.traffic->starts());
         gather(run, a, dout_t);
         const LayerRows held = run.held(pass, held_E), own = run.own(pass);
-        grouped_matmul_backward_input(dev, a.dact, a.input, w.down, run.starts, held_E, run.rows, c.F, C);
+        grouped_matmul_backward_input(dev, a.dact, a.input, w.down, run.held(held_E), c.F, C);
         linears.adapters_backward_low(Linear::experts_down, a.input, held);
         linears.adapters_backward_input(Linear::experts_down, a.dact, held);
         weigh_backward(run, a);
         linears.adapters_backward_weight(Linear::experts_down, a.input, a.act, held, add);
-        if (dw.down) grouped_matmul_backward_weight(dev, dw.down, a.input, a.act, run.starts, held_E, run.rows, c.F, C, add);
+        if (dw.down) grouped_matmul_backward_weight(dev, dw.down, a.input, a.act, run.held(held_E), c.F, C, add);
         if (c.shared_F == 0) return;
         const int32_t *const in_place = nullptr;
         float *const dgates = a.dweights + m * c.chosen;
@@ -271,15 +272,15 @@ void Experts<Dev>::up_backward(const Pass &pass, const ExpertActs<X> &acts, cons
         const float *const equal = nullptr;
         const size_t m = run.tokens;
         const bool add = accumulate || run.first > 0;
-        router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, copies + run.first, m, E, K, c.normed);
+        router_backward(dev, a.dlogits, a.dweights, a.probs, a.chosen, a.weights, balance, copies + run.first,
+                        RouterShape{m, E, K, c.normed});
         if (dw.router) matmul_backward_weight(dev, dw.router, nullptr, a.dlogits, x_t, m, C, E, add);
         const LayerRows held = run.held(pass, held_E), own = run.own(pass);
         if (dw.gate_up || linears.adapts(Linear::experts_gate_up)) gather(run, a, x_t);
-        if (dw.gate_up)
-            grouped_matmul_backward_weight(dev, dw.gate_up, a.gate_up, a.input, run.starts, held_E, run.rows, C, 2 * c.F, add);
+        if (dw.gate_up) grouped_matmul_backward_weight(dev, dw.gate_up, a.gate_up, a.input, run.held(held_E), C, 2 * c.F, add);
         linears.adapters_backward_low(Linear::experts_gate_up, a.gate_up, held);
         linears.adapters_backward_weight(Linear::experts_gate_up, a.gate_up, a.input, held, add);
-        grouped_matmul_backward_input(dev, a.input, a.gate_up, w.gate_up, run.starts, held_E, run.rows, C, 2 * c.F);
+        grouped_matmul_backward_input(dev, a.input, a.gate_up, w.gate_up, run.held(held_E), C, 2 * c.F);
         linears.adapters_backward_input(Linear::experts_gate_up, a.input, held);
         to_tokens(run, a.own, a.input, C);
         if (S) gate_backward(dev, a.dgate, a.dweights + m * K, a.gate, m);

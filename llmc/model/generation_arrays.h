@@ -28,8 +28,8 @@ template <class Dev> class GenerationArrays {
     }
     // Attention of the newest tokens, which see the cache.
     void attention(size_t l, X *out, const AttentionInputs<X> &in) {
-        attention_decode(dev, out, scratch_, in.q, cache_[l], table_, in.first_key, length_, in.shape.T, limits.sequence_pages,
-                         config.H, config.KV, config.D, in.shape.scale);
+        attention_decode(dev, out, scratch_, in.q, PagedKeys<X>{cache_[l], table_, in.first_key, length_, limits.sequence_pages},
+                         in.shape);
     }
     // normf (T, C): the normed output of the last layer
     void find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step);

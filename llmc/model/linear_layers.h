@@ -26,6 +26,8 @@ struct LayerRows {
     size_t l, t, n;
     const int32_t *starts = nullptr;  // (experts + 1)  of the rank's experts; null: the rows are tokens
     size_t experts = 1;
+
+    RowGroups groups() const { return {starts, experts, n}; }
 };
 
 template <class Dev> class LinearLayers {
@@ -157,19 +159,19 @@ void LinearLayers<Dev>::product(const LayerRows &rows, X *out, const X *x, const
                                 bool add) {
     const X *const no_bias = nullptr;
     if (!rows.starts) return matmul_forward(dev, out, x, w, no_bias, rows.n, IC, OC, ld, add);
-    grouped_matmul_forward(dev, out, x, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
+    grouped_matmul_forward(dev, out, x, w, rows.groups(), IC, OC, ld, add);
 }
 template <class Dev>
 void LinearLayers<Dev>::product_weight(const LayerRows &rows, float *dw, const X *dout, const X *x, size_t IC, size_t OC,
                                        bool add, size_t ld) {
     if (!rows.starts) return matmul_backward_weight(dev, dw, nullptr, dout, x, rows.n, IC, OC, add, ld);
-    grouped_matmul_backward_weight(dev, dw, dout, x, rows.starts, rows.experts, rows.n, IC, OC, add, ld);
+    grouped_matmul_backward_weight(dev, dw, dout, x, rows.groups(), IC, OC, add, ld);
 }
 template <class Dev>
 void LinearLayers<Dev>::product_input(const LayerRows &rows, X *dx, const X *dout, const X *w, size_t IC, size_t OC, size_t ld,
                                       bool add) {
     if (!rows.starts) return matmul_backward_input(dev, dx, dout, w, rows.n, IC, OC, ld, add);
-    grouped_matmul_backward_input(dev, dx, dout, w, rows.starts, rows.experts, rows.n, IC, OC, ld, add);
+    grouped_matmul_backward_input(dev, dx, dout, w, rows.groups(), IC, OC, ld, add);
 }
 
 // Returns the dropout mask for the inputs of a module's adapter, with the adapter's scale. Without dropout it only contains the scale. Rows of

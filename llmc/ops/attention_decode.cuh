@@ -79,18 +79,18 @@ template <class X> struct DecodeHead {
 // `lanes` neighbouring lanes, a power of two, with 8 channels each. They process several keys at once to have many loads in flight.
 template <class X, int heads>
 __global__ void __launch_bounds__(decode_threads)
-    attention_decode_kernel5(DecodeParts parts, Heads<const X> q, const X *cache, const int32_t *table, const int32_t *first_key,
-                             const int32_t *length, size_t pages, unsigned H, unsigned KV, unsigned D, unsigned lanes,
-                             float scale) {
+    attention_decode_kernel5(DecodeParts parts, Heads<const X> q, PagedKeys<X> keys, unsigned H, unsigned KV, unsigned D,
+                             unsigned lanes, float scale) {
     using Channels = Vec<X, decode_channels>;
     constexpr int n = 8 / sizeof(X);  // keys at once
     const unsigned group = H / KV, blocks = gridDim.y / KV, kv = blockIdx.y / blocks, first_head = blockIdx.y % blocks * heads;
     const unsigned lane = threadIdx.x % lanes, c = lane * decode_channels, h0 = kv * group + first_head;
     const int count = int(min(unsigned(heads), group - first_head)), stride = int(decode_threads / lanes) * n;
     const size_t b = blockIdx.x, row_size = 2 * size_t(KV) * D;
-    const DecodeSplits splits(first_key[b], length[b]);
+    const int first_key = keys.first_key[b], length = keys.length[b];
+    const DecodeSplits splits(first_key, length);
     const int split_begin = splits.begin + int(blockIdx.z) * splits.size;
-    const int begin = max(first_key[b], split_begin), end = min(length[b], split_begin + splits.size);
+    const int begin = max(first_key, split_begin), end = min(length, split_begin + splits.size);
     if (begin >= end) return;
 
     DecodeHead<X> head[heads];
@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(decode_threads)
         const auto visible = [&](int i) { return begin <= p + i && p + i < end; };
         Channels k[n] = {}, v[n] = {};
         if (p + n > begin && p < end && c < D) {
-            const size_t page = size_t(table[b * pages + size_t(p) / cache_page]);
-            const X *row = cache + (page * cache_page + size_t(p) % cache_page) * row_size + kv * D + c;
+            const X *row = keys.row(b, size_t(p), row_size) + kv * D + c;
             for (int i = 0; i < n; i++)
                 if (visible(i)) k[i] = Channels::load(row + i * row_size), v[i] = Channels::load(row + i * row_size + KV * D);
         }
@@ -174,22 +173,21 @@ template <class X> size_t attention_decode_scratch(Cuda<X>, size_t B, size_t pag
 }
 
 template <class X>
-void attention_decode(Cuda<X> dev, X *out, float *scratch, Heads<const X> q, const X *cache, const int32_t *table,
-                      const int32_t *first_key, const int32_t *length, size_t B, size_t pages, size_t H, size_t KV, size_t D,
-                      float scale) {
+void attention_decode(Cuda<X> dev, X *out, float *scratch, Heads<const X> q, PagedKeys<X> keys, const AttentionShape &shape) {
     using namespace attention;
+    const size_t B = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
     check_head_size(D);
     const size_t group = H / KV;
-    const DecodeParts parts(scratch, B, pages, H, D);
+    const DecodeParts parts(scratch, B, keys.pages, H, D);
     const auto run = [&](auto kernel, size_t heads) {
         launch(dev, kernel, Grid{B, KV * ceil_div(group, heads), parts.splits}, decode_threads,
-               heads * decode_warps * (D + 2) * sizeof(float), parts, q, cache, table, first_key, length, pages, H, KV, D,
-               decode_lanes(D), scale * log2_e);
+               heads * decode_warps * (D + 2) * sizeof(float), parts, q, keys, H, KV, D, decode_lanes(D), shape.scale * log2_e);
     };
     if (group == 1) run(attention_decode_kernel5<X, 1>, 1);
     else if (group <= 4) run(attention_decode_kernel5<X, 4>, 4);
     else run(attention_decode_kernel5<X, 8>, 8);
-    launch(dev, attention_decode_join_kernel5<X>, Grid{B * H}, unsigned(round_up(D, 32)), 0, out, parts, first_key, length, H);
+    launch(dev, attention_decode_join_kernel5<X>, Grid{B * H}, unsigned(round_up(D, 32)), 0, out, parts, keys.first_key,
+           keys.length, H);
 }
 
 }  // namespace CUDA_BACKEND

@@ -2,9 +2,10 @@
 // them (Kwon et al., "Efficient memory management for large language model serving with PagedAttention", 2023, arXiv:2309.06180).
 //
 //   cache_store     (dev, cache, k, v, slots, T, KV, D)                  row slots[t] of the cache = (k[t], v[t]), for all t with slots[t] >= 0
-//   attention_decode(dev, out, scratch, q, cache, table, first_key, length, B, pages, H, KV, D, scale)
+//   attention_decode(dev, out, scratch, q, keys, shape)
 //                    out[b, h] = sum_p w_p v_p / sum_p w_p,  w_p = exp(scale * q[b, h] . k_p),  over the positions first_key[b] <= p < length[b]
 //
+//   keys: cache, table, first_key, length, pages     shape: AttentionShape of B = shape.T queries, one for each sequence
 //   cache       (rows, 2*KV*D) X    keys of all KV heads, then their values. A page is cache_page consecutive rows
 //   table       (B, pages) int32    position p of sequence b is in page table[b, p / cache_page], in its row p % cache_page
 //   first_key, length (B) int32     0 <= first_key < length <= pages * cache_page. Pages before first_key or from length on are not read
@@ -19,12 +20,27 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "../core/device.h"
 #include "attention_types.h"
 #include "settings.h"
 #include "simd.h"
+
+// The keys and values that the newest tokens of B sequences see, in a paged cache.
+template <class X> struct PagedKeys {
+    const X *cache;                     // (rows, 2*KV*D)
+    const int32_t *table;               // (B, pages)
+    const int32_t *first_key, *length;  // (B) each
+    size_t pages;                       // entries of the table for each sequence
+
+    auto pointers() const { return std::tuple(cache, table, first_key, length); }  // ../core/rehearsal.h
+    // The row of position p of sequence b; a row has `width` elements.
+    HOST_DEVICE const X *row(size_t b, size_t p, size_t width) const {
+        return cache + (size_t(table[b * pages + p / cache_page]) * cache_page + p % cache_page) * width;
+    }
+};
 
 template <class X>
 void cache_store(Cpu<X> dev, X *cache, Heads<const X> k, Heads<const X> v, const int32_t *slots, size_t T, size_t KV, size_t D) {
@@ -228,12 +244,12 @@ template <class X> size_t attention_decode_scratch(Cpu<X>, size_t B, size_t page
 }
 
 template <class X>
-void attention_decode(Cpu<X> dev, X *out, float *scratch, Heads<const X> q, const X *cache, const int32_t *table,
-                      const int32_t *first_key, const int32_t *length, size_t B, size_t pages, size_t H, size_t KV, size_t D,
-                      float scale) {
+void attention_decode(Cpu<X> dev, X *out, float *scratch, Heads<const X> q, PagedKeys<X> keys, const AttentionShape &shape) {
     using namespace attention;
+    const size_t B = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
+    const int32_t *first_key = keys.first_key, *length = keys.length;
     check_head_size(D);
-    const DecodeParts parts(scratch, B, pages, H, D);
+    const DecodeParts parts(scratch, B, keys.pages, H, D);
 #pragma omp parallel for collapse(2) num_threads(dev.threads) schedule(dynamic)
     for (size_t b = 0; b < B; b++)
         for (size_t i = 0; i < parts.splits; i++) {
@@ -241,10 +257,8 @@ void attention_decode(Cpu<X> dev, X *out, float *scratch, Heads<const X> q, cons
             const size_t begin = size_t(splits.begin + int(i) * splits.size),
                          end = std::min(begin + size_t(splits.size), size_t(length[b]));
             if (begin >= end) continue;
-            DecodeSplit<X> split(q.data + b * q.stride, H, KV, D, scale);
-            const auto rows = [&](size_t p) {
-                return cache + (size_t(table[b * pages + p / cache_page]) * cache_page + p % cache_page) * 2 * KV * D;
-            };
+            DecodeSplit<X> split(q.data + b * q.stride, H, KV, D, shape.scale);
+            const auto rows = [&](size_t p) { return keys.row(b, p, 2 * KV * D); };
             const size_t first = std::max(begin, size_t(first_key[b]));
             for (size_t p = first / simd::lanes * simd::lanes; p < end; p += simd::lanes) {
                 const size_t next = p + simd::lanes;

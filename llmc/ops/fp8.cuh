@@ -135,8 +135,8 @@ void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias,
 template <class X, class Out>
 void fp8_product(Cuda<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, size_t T, size_t IC, size_t OC,
                  bool accumulate) {
-    cublas_product(dev, out, {b.values, CUDA_R_8F_E4M3, b.scale}, {a.values, CUDA_R_8F_E4M3, a.scale}, bias, CUBLAS_OP_T,
-                   CUBLAS_OP_N, OC, T, IC, IC, IC, OC, accumulate);
+    cublas_product(dev, out, OC, {b.values, CUDA_R_8F_E4M3, CUBLAS_OP_T, IC, b.scale},
+                   {a.values, CUDA_R_8F_E4M3, CUBLAS_OP_N, IC, a.scale}, bias, OC, T, IC, accumulate);
 }
 #endif
 }  // namespace CUDA_BACKEND

@@ -184,34 +184,36 @@ template <class X> bool grouped_is_wide(size_t IC, size_t OC, const X *a, const 
     constexpr int N = GroupedTile<X>::vector;
     return IC % N == 0 && ld % N == 0 && fit_vectors<N>(OC, a, b);
 }
-template <class X> size_t grouped_row_tiles(size_t E, size_t R) { return R / GroupedTile<X>::rows + std::min(E, R); }  // at most
+template <class X> size_t grouped_row_tiles(RowGroups of) {
+    return of.R / GroupedTile<X>::rows + std::min(of.E, of.R);
+}  // at most
 
 template <class X>
-void grouped_matmul_forward(Cuda<X> dev, X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t R, size_t IC,
-                            size_t OC, size_t ld = 0, bool accumulate = false) {
+void grouped_matmul_forward(Cuda<X> dev, X *out, const X *x, const X *w, RowGroups groups, size_t IC, size_t OC, size_t ld = 0,
+                            bool accumulate = false) {
     launch(dev,
            grouped_is_wide(IC, OC, x, w) ? grouped_matmul_forward_kernel1<X, true> : grouped_matmul_forward_kernel1<X, false>,
-           Grid{grouped_row_tiles<X>(E, R), ceil_div(OC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
-           sizeof(GroupedShared<X>), out, x, w, starts, E, IC, OC, ld ? ld : OC, accumulate);
+           Grid{grouped_row_tiles<X>(groups), ceil_div(OC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
+           sizeof(GroupedShared<X>), out, x, w, groups.starts, groups.E, IC, OC, ld ? ld : OC, accumulate);
 }
 
 template <class X>
-void grouped_matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t R,
-                                   size_t IC, size_t OC, size_t ld = 0, bool accumulate = false) {
+void grouped_matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, RowGroups groups, size_t IC, size_t OC,
+                                   size_t ld = 0, bool accumulate = false) {
     launch(dev,
            grouped_is_wide(IC, OC, dout, w, ld) ? grouped_matmul_backward_input_kernel1<X, true>
                                                 : grouped_matmul_backward_input_kernel1<X, false>,
-           Grid{grouped_row_tiles<X>(E, R), ceil_div(IC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
-           sizeof(GroupedShared<X>), dx, dout, w, starts, E, IC, OC, ld ? ld : OC, accumulate);
+           Grid{grouped_row_tiles<X>(groups), ceil_div(IC, GroupedTile<X>::columns)}, GroupedTile<X>::threads,
+           sizeof(GroupedShared<X>), dx, dout, w, groups.starts, groups.E, IC, OC, ld ? ld : OC, accumulate);
 }
 
 template <class X>
-void grouped_matmul_backward_weight(Cuda<X> dev, float *dw, const X *dout, const X *x, const int32_t *starts, size_t E, size_t,
-                                    size_t IC, size_t OC, bool accumulate, size_t ld = 0) {
+void grouped_matmul_backward_weight(Cuda<X> dev, float *dw, const X *dout, const X *x, RowGroups groups, size_t IC, size_t OC,
+                                    bool accumulate, size_t ld = 0) {
     launch(dev,
            grouped_is_wide(IC, OC, dout, x, ld) ? grouped_matmul_backward_weight_kernel1<X, true>
                                                 : grouped_matmul_backward_weight_kernel1<X, false>,
-           Grid{ceil_div(IC, GroupedTile<X>::columns), ceil_div(OC, GroupedTile<X>::rows), E}, GroupedTile<X>::threads,
-           sizeof(GroupedShared<X>), dw, dout, x, starts, IC, OC, accumulate, ld ? ld : OC);
+           Grid{ceil_div(IC, GroupedTile<X>::columns), ceil_div(OC, GroupedTile<X>::rows), groups.E}, GroupedTile<X>::threads,
+           sizeof(GroupedShared<X>), dw, dout, x, groups.starts, IC, OC, accumulate, ld ? ld : OC);
 }
 }  // namespace CUDA_BACKEND

@@ -1,7 +1,7 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
 // products of the head and the softmax between them, and at most 128 MiB of logits are alive (on CUDA 256, or 1024 rows).
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, T, C, V, N, accumulate)
+//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, shape, accumulate)
 //                                       for n < N, with t = loss.predictors[n], y = loss.targets[n], tau = loss.temperature:
 //       logit[v] = sum_c x[t,c] w[v,c]       z[v] = logit[v] / tau    p = softmax(z)       lse = log sum_v exp(z[v])
 //       nll[n] = lse - z[y]                  entropy[n] = lse - sum_v p[v] z[v]            correct[n] = 1 if y is the first maximum
@@ -9,10 +9,10 @@
 //       dlogit[v] = (weights[n] (p[v] - [v == y]) - entropy_weight p[v] (log p[v] + entropy[n])) / tau
 //       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c];   if not accumulate, dw = sum_n ..., and N > 0
 //
-//   lm_head_weight(dev, dw, scratch, x, w, loss, stats, C, V, N, first, count)   for v in [first, first + count):
+//   lm_head_weight(dev, dw, scratch, x, w, loss, stats, shape, first, count)   for v in [first, first + count):
 //       dw[v - first,c] += sum_n dlogit[v] x[t,c]
 //
-//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float
+//   shape: T, C, V, N     x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float
 //   stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
 //   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and loss.weights may then also be null.
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
@@ -32,6 +32,12 @@
 #include "../core/common.h"
 #include "matmul.h"
 #include "simd.h"
+
+struct HeadShape {
+    size_t T, C, V, N;  // tokens, channels, logits of a token, and tokens with a target
+
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
+};
 
 struct HeadStats {
     float *nll, *entropy, *correct, *max, *sum;  // (N) each
@@ -240,7 +246,8 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             HeadLoss loss, size_t T, size_t C, size_t V, size_t N, bool accumulate) {
+             HeadLoss loss, HeadShape shape, bool accumulate) {
+    const size_t T = shape.T, C = shape.C, V = shape.V, N = shape.N;
     const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V), V);
     if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk(dev, chunk, x, w, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
@@ -253,8 +260,9 @@ void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, v
 }
 
 template <class Dev, class X = typename Dev::X>
-void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, HeadLoss loss, HeadStats stats, size_t C, size_t V,
-                    size_t N, size_t first, size_t count) {
+void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, HeadLoss loss, HeadStats stats, HeadShape shape,
+                    size_t first, size_t count) {
+    const size_t C = shape.C, V = shape.V, N = shape.N;
     const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
     for_each_chunk(dev, chunk, x, w + first * C, loss.predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
         range_classifier(dev, chunk.dlogits, chunk.logits, loss.from(n0), stats.from(n0), n, padded, first, count, chunk.ld);

@@ -367,8 +367,9 @@ template <class X> void matmul_bias_backward(Cpu<X> dev, float *dbias, const X *
 // ---- products of groups -----------------------------------------------------------------------------------------------------
 
 // Calls f(e, first row, rows) for each group.
-template <class F> static void for_groups(const int32_t *starts, size_t E, F f) {
-    for (size_t e = 0; e < E; e++) f(e, size_t(starts[e]), size_t(starts[e + 1] - starts[e]));
+template <class F> static void for_groups(RowGroups groups, F f) {
+    const int32_t *starts = groups.starts;
+    for (size_t e = 0; e < groups.E; e++) f(e, size_t(starts[e]), size_t(starts[e + 1] - starts[e]));
 }
 
 // If groups have few rows on average, as in generation, packing a matrix takes longer than multiplying it, so the matrix is read in place, for
@@ -383,12 +384,12 @@ template <class X> static size_t few_rows_of_group([[maybe_unused]] size_t IC) {
 }
 
 template <class X>
-void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, const int32_t *starts, size_t E, size_t R, size_t IC,
-                            size_t OC, size_t ld, bool accumulate) {
+void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, RowGroups groups, size_t IC, size_t OC, size_t ld,
+                            bool accumulate) {
     if (ld == 0) ld = OC;
     std::vector<Product<X, X>> products;
-    const bool few = R <= std::max(few_rows, few_rows_of_group<X>(IC) * E);
-    for_groups(starts, E, [&](size_t e, size_t r, size_t n) {
+    const bool few = groups.R <= std::max(few_rows, few_rows_of_group<X>(IC) * groups.E);
+    for_groups(groups, [&](size_t e, size_t r, size_t n) {
         X *const out_e = out + r * ld;
         const X *const x_e = x + r * IC, *const w_e = w + e * OC * IC;
         if (!few) return products.push_back({out_e, ld, {x_e, IC, 1}, {w_e, 1, IC}, nullptr, n, OC, IC, accumulate});
@@ -403,39 +404,36 @@ void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, const in
 }
 
 template <class X>
-void grouped_matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, const int32_t *starts, size_t E, size_t,
-                                   size_t IC, size_t OC, size_t ld, bool accumulate) {
+void grouped_matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, RowGroups groups, size_t IC, size_t OC,
+                                   size_t ld, bool accumulate) {
     if (ld == 0) ld = OC;
     std::vector<Product<X, X>> products;
-    for_groups(starts, E, [&](size_t e, size_t r, size_t n) {
+    for_groups(groups, [&](size_t e, size_t r, size_t n) {
         products.push_back({dx + r * IC, IC, {dout + r * ld, ld, 1}, {w + e * OC * IC, IC, 1}, nullptr, n, IC, OC, accumulate});
     });
     own_products<X, X>(dev, products);
 }
 
 template <class X>
-void grouped_matmul_backward_weight(Cpu<X> dev, float *dw, const X *dout, const X *x, const int32_t *starts, size_t E, size_t,
-                                    size_t IC, size_t OC, bool accumulate, size_t ld) {
+void grouped_matmul_backward_weight(Cpu<X> dev, float *dw, const X *dout, const X *x, RowGroups groups, size_t IC, size_t OC,
+                                    bool accumulate, size_t ld) {
     if (ld == 0) ld = OC;
     std::vector<Product<X, float>> products;
-    for_groups(starts, E, [&](size_t e, size_t r, size_t n) {
+    for_groups(groups, [&](size_t e, size_t r, size_t n) {
         products.push_back({dw + e * OC * IC, IC, {dout + r * ld, 1, ld}, {x + r * IC, IC, 1}, nullptr, OC, IC, n, accumulate});
     });
     own_products<X, float>(dev, products);
 }
 
-template void grouped_matmul_forward(CpuF32, float *, const float *, const float *, const int32_t *, size_t, size_t, size_t,
-                                     size_t, size_t, bool);
-template void grouped_matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const int32_t *, size_t, size_t, size_t, size_t,
-                                     size_t, bool);
-template void grouped_matmul_backward_input(CpuF32, float *, const float *, const float *, const int32_t *, size_t, size_t,
-                                            size_t, size_t, size_t, bool);
-template void grouped_matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, const int32_t *, size_t, size_t, size_t,
-                                            size_t, size_t, bool);
-template void grouped_matmul_backward_weight(CpuF32, float *, const float *, const float *, const int32_t *, size_t, size_t,
-                                             size_t, size_t, bool, size_t);
-template void grouped_matmul_backward_weight(CpuBf16, float *, const bf16 *, const bf16 *, const int32_t *, size_t, size_t,
-                                             size_t, size_t, bool, size_t);
+template void grouped_matmul_forward(CpuF32, float *, const float *, const float *, RowGroups, size_t, size_t, size_t, bool);
+template void grouped_matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, RowGroups, size_t, size_t, size_t, bool);
+template void grouped_matmul_backward_input(CpuF32, float *, const float *, const float *, RowGroups, size_t, size_t, size_t,
+                                            bool);
+template void grouped_matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, RowGroups, size_t, size_t, size_t, bool);
+template void grouped_matmul_backward_weight(CpuF32, float *, const float *, const float *, RowGroups, size_t, size_t, bool,
+                                             size_t);
+template void grouped_matmul_backward_weight(CpuBf16, float *, const bf16 *, const bf16 *, RowGroups, size_t, size_t, bool,
+                                             size_t);
 template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t, size_t, bool);
 template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);
 template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);

@@ -242,18 +242,22 @@ template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
 
 template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
+// A or B of a product, stored with `ld` elements from one column to the next.
 struct MatmulOperand {
     const void *data;
     cudaDataType_t type;
+    cublasOperation_t op;
+    size_t ld;
     const float *scale = nullptr;  // in the GPU's memory; it multiplies an FP8 operand
 
-    template <class X> MatmulOperand(const X *data) : data(data), type(cuda_type<X>) {}
-    MatmulOperand(const void *data, cudaDataType_t type, const float *scale) : data(data), type(type), scale(scale) {}
+    template <class X>
+    MatmulOperand(const X *data, cublasOperation_t op, size_t ld) : data(data), type(cuda_type<X>), op(op), ld(ld) {}
+    MatmulOperand(const void *data, cudaDataType_t type, cublasOperation_t op, size_t ld, const float *scale)
+        : data(data), type(type), op(op), ld(ld), scale(scale) {}
 };
 
 template <class X, class Out>
-void cublas_product(Cuda<X> dev, Out *D, MatmulOperand A, MatmulOperand B, const X *bias, cublasOperation_t a_op,
-                    cublasOperation_t b_op, size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, size_t d_ld,
+void cublas_product(Cuda<X> dev, Out *D, size_t ld, MatmulOperand A, MatmulOperand B, const X *bias, size_t m, size_t n, size_t k,
                     bool accumulate) {
     if (!dev.ctx->workspace) die("a product before matmul_use_scratch, or after its memory was freed");
     const auto multiply = [&](const MatmulPlan &plan) {
@@ -280,7 +284,7 @@ void cublas_product(Cuda<X> dev, Out *D, MatmulOperand A, MatmulOperand B, const
         for (cudaEvent_t event : {begin, end}) cudaEventDestroy(event);
         return double(milliseconds);
     };
-    MatmulPlan &plan = dev.ctx->plan({A.type, B.type, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, d_ld, bias != nullptr,
+    MatmulPlan &plan = dev.ctx->plan({A.type, B.type, cuda_type<Out>, A.op, B.op, m, n, k, A.ld, B.ld, ld, bias != nullptr,
                                       accumulate, matmul_aligned<X>({D, A.data, B.data, bias})},
                                      bias, try_one);
     point(plan);
@@ -291,19 +295,19 @@ void cublas_product(Cuda<X> dev, Out *D, MatmulOperand A, MatmulOperand B, const
 template <class X, class Out>
 void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
                     bool accumulate) {
-    cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, ld, accumulate);
+    cublas_product(dev, out, ld, {w, CUBLAS_OP_T, IC}, {x, CUBLAS_OP_N, IC}, bias, OC, T, IC, accumulate);
 }
 template <class X>
 void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld,
                        bool accumulate) {
     const X *no_bias = nullptr;
-    cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, ld, IC, accumulate);
+    cublas_product(dev, dx, IC, {w, CUBLAS_OP_N, IC}, {dout, CUBLAS_OP_N, ld}, no_bias, IC, T, OC, accumulate);
 }
 template <class X>
 void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate,
                        size_t ld) {
     const X *no_bias = nullptr;
-    cublas_product(dev, dw, x, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_T, IC, OC, T, IC, ld, IC, accumulate);
+    cublas_product(dev, dw, IC, {x, CUBLAS_OP_N, IC}, {dout, CUBLAS_OP_T, ld}, no_bias, IC, OC, T, accumulate);
 }
 
 #endif

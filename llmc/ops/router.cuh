@@ -9,8 +9,8 @@ constexpr unsigned router_warps = 4;  // per block
 // A warp routes a token. Each lane holds every 32nd expert. Each of the K choices is the best of all lanes' candidates. The kernel moves
 // T (2 E + 2 K) floats, and reads the probabilities from the cache K times.
 template <class X>
-__global__ void router_forward_kernel1(float *probs, int32_t *chosen, float *weights, const float *logits, size_t T, size_t E,
-                                       size_t K, bool normed) {
+__global__ void router_forward_kernel1(float *probs, int32_t *chosen, float *weights, const float *logits, RouterShape shape) {
+    const size_t T = shape.T, E = shape.E, K = shape.K;
     const unsigned lane = threadIdx.x % 32;
     const size_t t = blockIdx.x * size_t(router_warps) + threadIdx.x / 32;
     if (t >= T) return;
@@ -38,21 +38,21 @@ __global__ void router_forward_kernel1(float *probs, int32_t *chosen, float *wei
         total += weight;
     }
     if (lane == 0)
-        for (size_t k = 0; normed && k < K; k++) weights[t * K + k] /= total;
+        for (size_t k = 0; shape.normed && k < K; k++) weights[t * K + k] /= total;
 }
 
 template <class X>
-void router_forward(Cuda<X> dev, float *probs, int32_t *chosen, float *weights, const float *logits, size_t T, size_t E, size_t K,
-                    bool normed) {
-    launch(dev, router_forward_kernel1<X>, Grid{ceil_div(T, router_warps)}, router_warps * 32, 0, probs, chosen, weights, logits,
-           T, E, K, normed);
+void router_forward(Cuda<X> dev, float *probs, int32_t *chosen, float *weights, const float *logits, RouterShape shape) {
+    launch(dev, router_forward_kernel1<X>, Grid{ceil_div(shape.T, router_warps)}, router_warps * 32, 0, probs, chosen, weights,
+           logits, shape);
 }
 
 // A warp computes a token's gradient. Each lane holds every 32nd expert, and searches for it among the choices.
 template <class X>
 __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
-                                        const float *weights, const float *balance, const int32_t *copies, size_t T, size_t E,
-                                        size_t K, bool normed) {
+                                        const float *weights, const float *balance, const int32_t *copies, RouterShape shape) {
+    const size_t T = shape.T, E = shape.E, K = shape.K;
+    const bool normed = shape.normed;
     const unsigned lane = threadIdx.x % 32;
     const size_t t = blockIdx.x * size_t(router_warps) + threadIdx.x / 32;
     if (t >= T) return;
@@ -75,17 +75,17 @@ __global__ void router_backward_kernel1(X *dlogits, const float *dweights, const
 
 template <class X>
 void router_backward(Cuda<X> dev, X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
-                     const float *weights, const float *balance, const int32_t *copies, size_t T, size_t E, size_t K,
-                     bool normed) {
-    launch(dev, router_backward_kernel1<X>, Grid{ceil_div(T, router_warps)}, router_warps * 32, 0, dlogits, dweights, probs,
-           chosen, weights, balance, copies, T, E, K, normed);
+                     const float *weights, const float *balance, const int32_t *copies, RouterShape shape) {
+    launch(dev, router_backward_kernel1<X>, Grid{ceil_div(shape.T, router_warps)}, router_warps * 32, 0, dlogits, dweights, probs,
+           chosen, weights, balance, copies, shape);
 }
 
 // A block sums over its tokens, with one thread per expert at a time, and adds the integers to the sums in any order.
 constexpr size_t router_run = 64;  // tokens per block
 template <class X>
-__global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, size_t T,
-                                    size_t E, size_t K) {
+__global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies,
+                                    RouterShape shape) {
+    const size_t T = shape.T, E = shape.E, K = shape.K;
     const size_t begin = blockIdx.x * router_run, end = begin + router_run < T ? begin + router_run : T;
     const auto add = [&](size_t i, int64_t n) {
         atomicAdd(reinterpret_cast<unsigned long long *>(sums + i), (unsigned long long)n);
@@ -108,9 +108,9 @@ __global__ void router_sums_kernel1(int64_t *sums, const float *probs, const int
 }
 
 template <class X>
-void router_sums(Cuda<X> dev, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, size_t T, size_t E,
-                 size_t K) {
-    launch(dev, router_sums_kernel1<X>, Grid{ceil_div(T, router_run)}, 128, 0, sums, probs, chosen, copies, T, E, K);
+void router_sums(Cuda<X> dev, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies,
+                 RouterShape shape) {
+    launch(dev, router_sums_kernel1<X>, Grid{ceil_div(shape.T, router_run)}, 128, 0, sums, probs, chosen, copies, shape);
 }
 
 // A thread computes one token.

@@ -1,19 +1,19 @@
 // The router of a mixture of experts: selects K of E experts for each token, and their weights.
 //
-//   router_forward (dev, probs, chosen, weights, logits, T, E, K, normed)
+//   router_forward (dev, probs, chosen, weights, logits, shape)
 //       p = softmax(logits[t])      chosen[t] = the K experts with the largest p, the largest first; ties go to the lower number
 //       weights[t,k] = p[chosen[t,k]], and if `normed` divided by the sum over k
-//   router_backward(dev, dlogits, dweights, probs, chosen, weights, balance, copies, T, E, K, normed)
+//   router_backward(dev, dlogits, dweights, probs, chosen, weights, balance, copies, shape)
 //       dp[chosen[t,k]] = dweights[t,k], or if normed (dweights[t,k] - sum_j dweights[t,j] weights[t,j]) / sum_j p[chosen[t,j]], and 0 elsewhere
 //       dp[e] += copies[t] balance[e]      dlogits[t,e] = p[e] (dp[e] - sum_i dp[i] p[i])
 //       If normed, and without balance, the last sum is 0. It is then left out, so rounding errors do not reach experts that were not chosen.
-//   router_sums    (dev, sums, probs, chosen, copies, T, E, K)      for each token, as often as it has copies:
+//   router_sums    (dev, sums, probs, chosen, copies, shape)        for each token, as often as it has copies:
 //       sums[e] += 1 for each chosen e     sums[E + e] += 2^32 p[e]     sums[2E] += 2^32 times the entropy of p in nats
 //       sums[2E + 1] += 1
 //   gate_forward   (dev, weights, logits, T)                 weights[t] = 1 / (1 + exp(-logits[t])), the weight of the shared expert
 //   gate_backward  (dev, dlogits, dweights, weights, T)      dlogits[t] = dweights[t] weights[t] (1 - weights[t])
 //
-//   logits, probs (T, E), weights, dweights (T, K) float; chosen (T, K) int32; for a gate (T)      dlogits X      balance (E) float or null
+//   shape: T, E, K, normed     logits, probs (T, E), weights, dweights (T, K) float; chosen (T, K) int32; for a gate (T)      dlogits X      balance (E) float or null
 //   copies (T) int32: the documents that a token stands for, 0 for padding      sums (2E + 2) int64      probs may alias logits      K <= E <= router_experts
 //
 // The sums are integers, so their bits depend neither on the order of tokens nor on their division among rows and ranks. They have room for
@@ -24,12 +24,20 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "../core/device.h"
 
 constexpr size_t router_experts = 1024;
 constexpr float router_unit = 0x1p32f;  // of probabilities and entropies in the sums
+
+struct RouterShape {
+    size_t T, E, K;  // tokens, experts, and experts of a token
+    bool normed;     // a token's weights sum to 1
+
+    auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
+};
 
 // A candidate of the choice. The larger probability wins, then the lower number; a NaN counts as the smallest probability.
 struct RouterChoice {
@@ -41,8 +49,8 @@ HOST_DEVICE inline bool is_better(RouterChoice a, RouterChoice b) {
 }
 
 template <class X>
-void router_forward(Cpu<X> dev, float *probs, int32_t *chosen, float *weights, const float *logits, size_t T, size_t E, size_t K,
-                    bool normed) {
+void router_forward(Cpu<X> dev, float *probs, int32_t *chosen, float *weights, const float *logits, RouterShape shape) {
+    const size_t T = shape.T, E = shape.E, K = shape.K;
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         const float *z = logits + t * E, most = *std::max_element(z, z + E);
@@ -58,14 +66,15 @@ void router_forward(Cpu<X> dev, float *probs, int32_t *chosen, float *weights, c
             }
             of_token[k] = best.e, weights[t * K + k] = p[best.e], total += p[best.e];
         }
-        for (size_t k = 0; normed && k < K; k++) weights[t * K + k] /= total;
+        for (size_t k = 0; shape.normed && k < K; k++) weights[t * K + k] /= total;
     }
 }
 
 template <class X>
 void router_backward(Cpu<X> dev, X *dlogits, const float *dweights, const float *probs, const int32_t *chosen,
-                     const float *weights, const float *balance, const int32_t *copies, size_t T, size_t E, size_t K,
-                     bool normed) {
+                     const float *weights, const float *balance, const int32_t *copies, RouterShape shape) {
+    const size_t T = shape.T, E = shape.E, K = shape.K;
+    const bool normed = shape.normed;
 #pragma omp parallel num_threads(dev.threads)
     {
         std::vector<float> dp(E);
@@ -86,8 +95,8 @@ void router_backward(Cpu<X> dev, X *dlogits, const float *dweights, const float 
 }
 
 template <class X>
-void router_sums(Cpu<X>, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, size_t T, size_t E,
-                 size_t K) {
+void router_sums(Cpu<X>, int64_t *sums, const float *probs, const int32_t *chosen, const int32_t *copies, RouterShape shape) {
+    const size_t T = shape.T, E = shape.E, K = shape.K;
     for (size_t t = 0; t < T; t++) {
         const int64_t n = copies[t];
         if (n == 0) continue;

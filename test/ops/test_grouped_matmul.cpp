@@ -52,12 +52,11 @@ TYPED_TEST(GroupedMatmul, EqualsReference) {
             Array<X> d_x(x), d_w(w), d_dout(dout), out(out_before), dx(dx_before);
             Array<float> dw(dw_before), alone(E * OC * IC);
             Array<int32_t> d_starts(starts);
-            grouped_matmul_forward(dev, out.data() + first, d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC, ld, adds);
-            grouped_matmul_backward_input(dev, dx.data(), d_dout.data() + first, d_w.data(), d_starts.data(), E, R, IC, OC, ld,
-                                          adds);
+            const RowGroups groups{d_starts.data(), E, R};
+            grouped_matmul_forward(dev, out.data() + first, d_x.data(), d_w.data(), groups, IC, OC, ld, adds);
+            grouped_matmul_backward_input(dev, dx.data(), d_dout.data() + first, d_w.data(), groups, IC, OC, ld, adds);
             for (auto *to : {&dw, &alone})
-                grouped_matmul_backward_weight(dev, to->data(), d_dout.data() + first, d_x.data(), d_starts.data(), E, R, IC, OC,
-                                               to == &dw, ld);
+                grouped_matmul_backward_weight(dev, to->data(), d_dout.data() + first, d_x.data(), groups, IC, OC, to == &dw, ld);
             const auto part = [](const auto &of, size_t begin, size_t n) {
                 return std::vector(of.begin() + ptrdiff_t(begin), of.begin() + ptrdiff_t(begin + n));
             };
@@ -113,7 +112,7 @@ TYPED_TEST(GroupedMatmul, RowsDoNotMix) {
             starts[0] = 0, starts[1] = first, starts[2] = second;
             Array<X> d_x(x), d_w(same_w), out(R * OC);
             Array<int32_t> d_starts(starts);
-            grouped_matmul_forward(dev, out.data(), d_x.data(), d_w.data(), d_starts.data(), E, R, IC, OC);
+            grouped_matmul_forward(dev, out.data(), d_x.data(), d_w.data(), {d_starts.data(), E, R}, IC, OC);
             same(out.values());
         }
     }
@@ -138,8 +137,9 @@ TYPED_TEST(GroupedMatmul, ReadsOnlyTheMatricesOfItsGroups) {
         }
         Array<X> x(random_values<X>(R * IC, 1)), out(R * OC), dx(R * IC);
         Array<int32_t> d_starts(starts);
-        grouped_matmul_forward(dev, out.data(), x.data(), matrices, d_starts.data(), E, R, IC, OC);
-        grouped_matmul_backward_input(dev, dx.data(), out.data(), matrices, d_starts.data(), E, R, IC, OC);
+        const RowGroups groups{d_starts.data(), E, R};
+        grouped_matmul_forward(dev, out.data(), x.data(), matrices, groups, IC, OC);
+        grouped_matmul_backward_input(dev, dx.data(), out.data(), matrices, groups, IC, OC);
         for (const X value : dx.values()) ASSERT_TRUE(std::isfinite(float(value)));
         munmap(matrices, E * matrix);
     }

@@ -84,14 +84,14 @@ template <class Dev> struct Head : testing::Test {
         const HeadLoss loss = {d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, entropy_weight,
                                temperature};
         lm_head(dev, stats, backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr, aligned,
-                d_x.data(), d_w.data(), loss, T, C, V, N, accumulate);
+                d_x.data(), d_w.data(), loss, {T, C, V, N}, accumulate);
         nll = d_nll.values(), entropy = d_entropy.values(), correct = d_correct.values();
         max = d_max.values(), sum = d_sum.values();
         dx = d_dx.values(), dw = d_dw.values();
         for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
             const auto begin = dw.begin() + ptrdiff_t(first * C), end = dw.begin() + ptrdiff_t(ends[i] * C);
             Array<float> part(std::vector<float>(begin, end));
-            lm_head_weight(dev, part.data(), aligned, d_x.data(), d_w.data(), loss, stats, C, V, N, first, ends[i] - first);
+            lm_head_weight(dev, part.data(), aligned, d_x.data(), d_w.data(), loss, stats, {T, C, V, N}, first, ends[i] - first);
             std::ranges::copy(part.values(), begin);
         }
         const auto after = scratch.values();

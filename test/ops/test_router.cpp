@@ -81,12 +81,13 @@ TYPED_TEST(Router, EqualsReference) {
                 Array<int32_t> chosen(T * K), d_copies(copies);
                 Array<X> dlogits(T * E), unbalanced(T * E);
                 Array<int64_t> sums(std::vector<int64_t>(2 * E + 2));
-                router_forward(dev, probs.data(), chosen.data(), weights.data(), probs.data(), T, E, K, normed);
+                const RouterShape shape{T, E, K, normed};
+                router_forward(dev, probs.data(), chosen.data(), weights.data(), probs.data(), shape);
                 router_backward(dev, dlogits.data(), d_dw.data(), probs.data(), chosen.data(), weights.data(), d_balance.data(),
-                                d_copies.data(), T, E, K, normed);
+                                d_copies.data(), shape);
                 router_backward(dev, unbalanced.data(), d_dw.data(), probs.data(), chosen.data(), weights.data(),
-                                (const float *)nullptr, d_copies.data(), T, E, K, normed);
-                for (int i = 0; i < 2; i++) router_sums(dev, sums.data(), probs.data(), chosen.data(), d_copies.data(), T, E, K);
+                                (const float *)nullptr, d_copies.data(), shape);
+                for (int i = 0; i < 2; i++) router_sums(dev, sums.data(), probs.data(), chosen.data(), d_copies.data(), shape);
                 EXPECT_EQ(chosen.values(), want.chosen);
                 expect_close("probabilities", probs.values(), want.probs, error);
                 expect_close("weights", weights.values(), want.weights, error);
@@ -137,7 +138,7 @@ TYPED_TEST(Router, TiesAndNaN) {
     for_each_order<TypeParam>([&](TypeParam dev) {
         Array<float> probs(logits), weights(3 * K);
         Array<int32_t> chosen(3 * K);
-        router_forward(dev, probs.data(), chosen.data(), weights.data(), probs.data(), 3, E, K, true);
+        router_forward(dev, probs.data(), chosen.data(), weights.data(), probs.data(), {3, E, K, true});
         EXPECT_EQ(chosen.values(), (std::vector<int32_t>{0, 1, 2, 1, 40, 64, 0, 1, 2}));
         for (size_t k = 0; k < K; k++) EXPECT_TRUE(std::isnan(weights.values()[2 * K + k]));
     });
