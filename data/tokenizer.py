@@ -17,6 +17,9 @@ from whole_file import refuse_disguise
 FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
 OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "config.json")  # without tokenizer.json
 MOST_IDS = 1 << 24  # an id beyond this is a broken file, not a vocabulary
+# AutoTokenizer reads tokenizer.json unchanged for these values of model_type and tokenizer_class.
+PLAIN_TYPES = ("exaone4", "granite", "internlm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "seed_oss", "smollm3")
+PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Texts in which tokenizers differ: numbers, contractions, spaces, capitals, accents, scripts.
 PROBES = ("The sum of 123456 and 7.5e3 isn't 2024-01-31!", "  two  spaces\n\n\ttabs\r\n", "na\u00efve cafe\u0301 \ufb01 \u00bd \u0130stanbul", "\u65e5\u672c\u8a9e\u3002\ud55c\uad6d\uc5b4",
           "I'LL don't", "x+=1; //!?? <b>", "\U0001f642\u200d", "a")
@@ -61,7 +64,10 @@ class Tokenizer:
     def read_as(self):
         """Returns the class by which AutoTokenizer of transformers reads the directory, if it makes other ids of some texts. Such a class builds its own
         normalizer and pre-tokenizer in place of those in tokenizer.json."""
-        from transformers import AutoTokenizer
+        if (value_in(self.directory, "config.json", "model_type") in (None, *PLAIN_TYPES)
+                and value_in(self.directory, "tokenizer_config.json", "tokenizer_class") in PLAIN_CLASSES):
+            return None
+        from transformers import AutoTokenizer  # imported here, because that takes 0.3 seconds
 
         try:
             other = AutoTokenizer.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
@@ -80,6 +86,14 @@ class Tokenizer:
         """Returns one encoding for each text, without special tokens added. It is faster without offsets."""
         encode = self.encoder.encode_batch if with_offsets else self.encoder.encode_batch_fast
         return encode(texts, add_special_tokens=False)
+
+
+def value_in(directory, name, key):
+    path = os.path.join(directory, name)
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file).get(key)
 
 
 def stages(backend):

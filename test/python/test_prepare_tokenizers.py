@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 from preparing import DATA, GOOD, GREETING
-from tokenizer import Tokenizer, fnv1a
+from runs import change_json
+from tokenizer import PLAIN_CLASSES, PLAIN_TYPES, Tokenizer, fnv1a, stages
+from transformers import AutoTokenizer
 
 
 def test_hash(tmp_path):
@@ -41,6 +43,16 @@ def test_a_tokenizer_that_transformers_reads_otherwise(bench):
     assert "read_as" not in bench.run("sft", tokenizer, records).metadata and bench.row("read otherwise") is None
     bench.write("tokenizer/config.json", json.dumps({"model_type": "qwen2"}))
     assert bench.run("sft", tokenizer, records).metadata["read_as"] == "Qwen2Tokenizer" and "read otherwise" in bench.printed
+
+
+@pytest.mark.parametrize("name", PLAIN_TYPES)
+def test_models_whose_tokenizer_transformers_reads_unchanged(bench, name):
+    tokenizer = bench.tokenizer(merges=[("1", "2")])
+    bench.write("tokenizer/config.json", json.dumps({"model_type": name}))
+    for kind in PLAIN_CLASSES:
+        change_json(bench.path / "tokenizer/tokenizer_config.json", tokenizer_class=kind)
+        other = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+        assert stages(other.backend_tokenizer) == stages(Tokenizer(tokenizer).encoder)
 
 
 def test_refused_tokenizers(bench):
