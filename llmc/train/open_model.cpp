@@ -252,6 +252,9 @@ std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelL
         opened->allocate(*run.mesh, false, run.options.debug);
         if (trained) load_weights(run, model, *opened);
     });
-    if (!trained) opened->initialise(run.options.seed);
+    if (trained) return opened;
+    if (!model.dir.empty())
+        run.say("note: %s has no weights (model.safetensors, or shards with an index), so training starts from random ones", model.dir.c_str());
+    opened->initialise(run.options.seed);
     return opened;
 }

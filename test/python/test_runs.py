@@ -249,7 +249,8 @@ def test_random_weights_depend_on_the_seed_alone(data, tmp_path):
     blank.mkdir()
     shutil.copy(GOLDEN / "qwen3" / "config.json", blank)
     for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
-        train(tmp_path / name, data=data, model=blank, max_steps=1, seed=seed, lr_warmup=1)  # the first learning rate is 0
+        said = train(tmp_path / name, data=data, model=blank, max_steps=1, seed=seed, lr_warmup=1)  # the first learning rate is 0
+        assert f"note: {blank} has no weights" in said
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
 
 
