@@ -2,7 +2,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "../core/common.h"
 #include "../core/rng.h"
@@ -25,6 +27,39 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .vocabulary = std::min(run.model.config.V, tokenizer.size()),
             .eos = run.model.config.eos,
             .stop = {tokenizer, o.stop}};
+}
+
+// Names the settings of generation_config.json that change which tokens are drawn: transformers takes its defaults from there.
+void note_own_settings(const Run &run) {
+    const Options &o = run.options;
+    const nlohmann::json &own = run.model.config.generation;
+    const std::map<std::string, nlohmann::json> taken = {{"temperature", o.temperature},
+                                                         {"top_k", o.top_k},
+                                                         {"top_p", o.top_p},
+                                                         {"min_p", o.min_p},
+                                                         {"repetition_penalty", o.repetition_penalty}};
+    const std::set<std::string> others = {"bad_words_ids",
+                                          "begin_suppress_tokens",
+                                          "exponential_decay_length_penalty",
+                                          "forced_bos_token_id",
+                                          "forced_eos_token_id",
+                                          "guidance_scale",
+                                          "no_repeat_ngram_size",
+                                          "num_beams",
+                                          "penalty_alpha",
+                                          "sequence_bias",
+                                          "stop_strings",
+                                          "suppress_tokens",
+                                          "typical_p"};
+    std::string names;
+    for (const auto &[name, value] : own.items()) {
+        const auto flag = taken.find(name);
+        if (value.is_null() || !(flag == taken.end() ? others.contains(name) : flag->second != value)) continue;
+        names += (names.empty() ? "" : ", ") + name + " " + value.dump();
+    }
+    if (!names.empty())
+        run.say("note: %s/generation_config.json has %s, which are left to the flags of generate", run.model.dir.c_str(),
+                names.c_str());
 }
 
 // Opens the file of --prompts, or the prompt of --prompt, rendered like training data.
@@ -66,16 +101,14 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
     const auto model = open_model(run, spec, limits());
 
     const auto began = std::chrono::steady_clock::now();
-    const auto progress = told_progress(own.size() * settings.samples, [&](const std::string &line) {
-        if (run.is_main_rank()) fprintf(stderr, "%s\n", line.c_str());  // standard output has the completions
-    });
+    const auto progress =
+        told_progress(own.size() * settings.samples, [&](const std::string &line) { run.say("%s", line.c_str()); });
     const auto completions = share_completions(run.comm, generate(model->generator(), generation, own, settings, progress),
                                                prompts.size(), settings.samples);
     size_t tokens = 0;
     for (const Completion &c : completions) tokens += c.tokens.size();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    if (run.is_main_rank() && !run.options.prompts.empty())
-        fprintf(stderr, "%zu tokens in %.2f s, %.0f tokens/s\n", tokens, seconds, double(tokens) / seconds);
+    if (!run.options.prompts.empty()) run.say("%zu tokens in %.2f s, %.0f tokens/s", tokens, seconds, double(tokens) / seconds);
     return completions;
 }
 
@@ -83,6 +116,7 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
 
 int generate(Run &run) {
     const Options &o = run.options;
+    note_own_settings(run);
     const auto data = open_prompts(run);
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);

@@ -254,7 +254,8 @@ std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelL
     });
     if (trained) return opened;
     if (!model.dir.empty())
-        run.say("note: %s has no weights (model.safetensors, or shards with an index), so training starts from random ones", model.dir.c_str());
+        run.say("note: %s has no weights (model.safetensors, or shards with an index), so training starts from random ones",
+                model.dir.c_str());
     opened->initialise(run.options.seed);
     return opened;
 }

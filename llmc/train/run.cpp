@@ -8,9 +8,10 @@ void Run::say(const char *text, ...) const {
     if (!is_main_rank()) return;
     va_list args;
     va_start(args, text);
-    printf("%s\n", vformat(text, args).c_str());
+    FILE *const out = task == GENERATE ? stderr : stdout;
+    fprintf(out, "%s\n", vformat(text, args).c_str());
     va_end(args);
-    fflush(stdout);
+    fflush(out);
 }
 
 void write_companions(const ModelSpec &model, const ChatFormat &chat, const std::string &dir, const std::string &dtype) {

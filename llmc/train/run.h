@@ -53,7 +53,8 @@ struct Run {
     bool share_prompts = false;  // rows have the prompt of several answers once (../data/row.h)
 
     bool is_main_rank() const { return comm.rank == 0; }  // true on one rank, which prints and writes the files
-    __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // prints a line on standard output
+    __attribute__((format(printf, 2, 3))) void say(const char *text, ...)
+        const;  // prints a line, in the task generate on standard error: standard output has the completions
 };
 
 template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {

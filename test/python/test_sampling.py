@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from runs import (
-    DEMO, GOLDEN, change_json, command, log_lines, random_documents, read_tensors, refused, stable, succeeds, train, weights, write_data, write_lines,
-    write_tensors)
+    DEMO, GOLDEN, call, change_json, command, expect_one_message, log_lines, random_documents, read_tensors, stable, succeeds, train, weights, write_data,
+    write_lines, write_tensors)
 
 SAMPLING = {"sample_every": 2, "max_new_tokens": 40, "temperature": 1}
 
@@ -67,7 +67,9 @@ def test_logits_that_are_not_finite_end_generation(options, model, tmp_path):
     embedding *= 1e19 / abs(embedding).max()
     write_tensors(huge / "model.safetensors", tensors)
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "ab"}, {"prompt": "c"}])
-    refused(command("generate", model=huge, prompts=prompts, **options), "token 1 of the answer to prompt 1", "not finite", "huge numbers")
+    result = call(command("generate", model=huge, prompts=prompts, **options))
+    assert result.returncode == 1 and result.stdout == ""
+    expect_one_message(result.stderr[result.stderr.index("train_llama: "):], "token 1 of the answer to prompt 1", "not finite", "huge numbers")
 
 
 def test_generate_stops_at_texts(model, tmp_path):
@@ -89,3 +91,13 @@ def test_generate_stops_at_texts(model, tmp_path):
     for flags in (["--min_p", "1"], ["--top_k", "1"]):  # both leave the likeliest token
         assert [line["completion"] for line in said(*flags)][0::4] == [line["completion"] for line in said("--seed", "1", *flags)][0::4]
     assert said("--repetition_penalty", "2") != whole
+
+
+def test_generate_names_the_settings_of_the_model(model, tmp_path):
+    """On standard error, because standard output has the completions."""
+    own = shutil.copytree(model, tmp_path / "own")
+    (own / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "num_beams": 4, "pad_token_id": 1, "top_p": None}))
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "ab"}])
+    result = call(command("generate", model=own, prompts=prompts, max_new_tokens=2, temperature=1, top_k=20))
+    assert f"note: {own}/generation_config.json has num_beams 4, temperature 0.7, which are left to the flags" in result.stderr
+    assert json.loads(result.stdout)["tokens"] <= 2
