@@ -284,6 +284,7 @@ int print_fit(const Run &run) {
         for (Recompute level : levels) {
             const std::string text = cell(run, level, limits, memory);
             printf("%s", text.c_str());
+            fflush(stdout);  // a cell of many ranks takes seconds
             beyond |= text.find('*') != text.npos;
         }
     }

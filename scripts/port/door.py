@@ -26,7 +26,7 @@ def answer(own, words):
     if origins := [s for s in given if s.name == "from"]:
         peer, source = named_by_flag(origins, peer, source)
     if name and not (peer or task):
-        raise PortError(no_task(name))
+        raise PortError(no_task(name, [task for task in own["tasks"] if task != "demo"] + ["show"]))
     if peer is LLAMA_FACTORY:
         bare, given = [word for word in bare if not OVERRIDE.fullmatch(word)], overrides + given
     if stray := [word for word in bare if not FILE.fullmatch(word)]:

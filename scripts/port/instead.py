@@ -26,6 +26,6 @@ def instead(name):
     return next(((what, fix) for pattern, what, fix in INSTEAD if pattern.match(name)), None)
 
 
-def no_task(name):
-    what, fix = instead(name) or ("", "pretrain, sft, dpo, rm, grpo or ppo")
+def no_task(name, tasks=("pretrain", "sft", "dpo", "rm", "grpo", "ppo")):
+    what, fix = instead(name) or ("", f"{', '.join(tasks[:-1])} or {tasks[-1]}")
     return f'there is no task "{name}"{what and f", which {what}"}\n  fix: use {fix}'

@@ -301,7 +301,8 @@ STRANGERS = [  # words, a file, and a part of the message
     (f"{OWN} --num_generations 4", None, "--num_generations 4: --n, which belongs to grpo, ppo, generate, not to sft\n"),
     (f"{OWN} --use_dora", None, "--use_dora: is not supported; adapters are LoRA"), ("--dataset_name D", None, "--dataset_name D: --data D\n"),
     (f"{OWN} --frobnicate --num_epochs 2", None, "1 name is other trainers', and no trainer is named:\n  --num_epochs 2: --max_epochs 2\n"),
-    (f"{OWN} --frobnicate --num_epochs 2", None, "unknown flag --frobnicate\n"), ("reward --data D", None, 'there is no task "reward"'),
+    (f"{OWN} --frobnicate --num_epochs 2", None, "unknown flag --frobnicate\n"), 
+    ("reward --data D", None, 'there is no task "reward"\n  fix: use pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge or show\n'),
     ("sft --from nemo", None, '--from "nemo" is unknown\n  fix: trl, openrlhf, axolotl, llamafactory, swift, megatron'), ("sft --from trl --from swift", None, "--from is given twice"),
     ("swift sft --from trl", None, "swift sft names ms-swift, and --from trl names TRL\n  fix: leave one of them out"),
     ("trl sft", AXOLOTL, "c.yml is a file of Axolotl, the only trainer with the key base_model, but trl sft names TRL"),
@@ -402,7 +403,7 @@ NOT_HERE = [  # words, the task, its definition, and the fix
     ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
     ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on images", "a text model with"),
     ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
-    ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo")]
+    ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge or show")]
 WORDS = [
     (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true, full, auto, false, or leave it out'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
