@@ -73,7 +73,7 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
     const bool is_main_rank = host.rank == 0;
     Options &o = parsed.options;
     for (const std::string &note : parsed.notes)
-        if (is_main_rank) fprintf(parsed.task == GENERATE ? stderr : stdout, "note: %s\n", note.c_str());
+        if (is_main_rank) fprintf(notes_stream(parsed.task), "note: %s\n", note.c_str());
     const auto hosts = host.gather(host_name());
     const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(host.rank)]));  // ranks on this machine
     if (o.threads == 0)

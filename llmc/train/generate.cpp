@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "../core/common.h"
 #include "../core/rng.h"
@@ -29,34 +28,31 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .stop = {tokenizer, o.stop}};
 }
 
-// Names the settings of generation_config.json that change which tokens are drawn: transformers takes its defaults from there.
+// Names the settings of generation_config.json that would change which tokens are drawn: transformers takes its defaults from there.
 void note_own_settings(const Run &run) {
     const Options &o = run.options;
-    const nlohmann::json &own = run.model.config.generation;
-    const std::map<std::string, nlohmann::json> taken = {{"temperature", o.temperature},
-                                                         {"top_k", o.top_k},
-                                                         {"top_p", o.top_p},
-                                                         {"min_p", o.min_p},
-                                                         {"repetition_penalty", o.repetition_penalty}};
-    const std::set<std::string> others = {"bad_words_ids",
-                                          "begin_suppress_tokens",
-                                          "exponential_decay_length_penalty",
-                                          "forced_bos_token_id",
-                                          "forced_eos_token_id",
-                                          "guidance_scale",
-                                          "no_repeat_ngram_size",
-                                          "num_beams",
-                                          "penalty_alpha",
-                                          "sequence_bias",
-                                          "stop_strings",
-                                          "suppress_tokens",
-                                          "typical_p"};
+    const std::map<std::string, nlohmann::json> here = {{"temperature", o.temperature},
+                                                        {"top_k", o.top_k},
+                                                        {"top_p", o.top_p},
+                                                        {"min_p", o.min_p},
+                                                        {"num_beams", 1},
+                                                        {"repetition_penalty", o.repetition_penalty},
+                                                        {"no_repeat_ngram_size", 0},
+                                                        {"typical_p", 1},
+                                                        {"guidance_scale", 1},
+                                                        {"penalty_alpha", nullptr},
+                                                        {"bad_words_ids", nullptr},
+                                                        {"suppress_tokens", nullptr},
+                                                        {"begin_suppress_tokens", nullptr},
+                                                        {"forced_bos_token_id", nullptr},
+                                                        {"forced_eos_token_id", nullptr},
+                                                        {"sequence_bias", nullptr},
+                                                        {"stop_strings", nullptr},
+                                                        {"exponential_decay_length_penalty", nullptr}};
     std::string names;
-    for (const auto &[name, value] : own.items()) {
-        const auto flag = taken.find(name);
-        if (value.is_null() || !(flag == taken.end() ? others.contains(name) : flag->second != value)) continue;
-        names += (names.empty() ? "" : ", ") + name + " " + value.dump();
-    }
+    for (const auto &[name, value] : run.model.config.generation.items())
+        if (const auto own = here.find(name); own != here.end() && !value.is_null() && value != own->second)
+            names += (names.empty() ? "" : ", ") + name + " " + value.dump();
     if (!names.empty())
         run.say("note: %s/generation_config.json has %s, which are left to the flags of generate", run.model.dir.c_str(),
                 names.c_str());

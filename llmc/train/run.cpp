@@ -8,7 +8,7 @@ void Run::say(const char *text, ...) const {
     if (!is_main_rank()) return;
     va_list args;
     va_start(args, text);
-    FILE *const out = task == GENERATE ? stderr : stdout;
+    FILE *const out = notes_stream(task);
     fprintf(out, "%s\n", vformat(text, args).c_str());
     va_end(args);
     fflush(out);

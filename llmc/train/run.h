@@ -1,6 +1,7 @@
 // The types and functions that all tasks of a run share.
 #pragma once
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -25,6 +26,9 @@ struct CoResidentModel {
     ModelConfig config;
     Mode mode;
 };
+
+// The stream of notes and progress: in the task generate, standard output has the completions.
+inline FILE *notes_stream(Task task) { return task == GENERATE ? stderr : stdout; }
 
 // A model of a run: its configuration, the source of its weights and of its tokenizer, and its division among ranks.
 struct ModelSpec {
@@ -53,8 +57,7 @@ struct Run {
     bool share_prompts = false;  // rows have the prompt of several answers once (../data/row.h)
 
     bool is_main_rank() const { return comm.rank == 0; }  // true on one rank, which prints and writes the files
-    __attribute__((format(printf, 2, 3))) void say(const char *text, ...)
-        const;  // prints a line, in the task generate on standard error: standard output has the completions
+    __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // prints a line on notes_stream()
 };
 
 template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {

@@ -96,7 +96,7 @@ def test_generate_stops_at_texts(model, tmp_path):
 def test_generate_names_the_settings_of_the_model(model, tmp_path):
     """On standard error, because standard output has the completions."""
     own = shutil.copytree(model, tmp_path / "own")
-    (own / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "num_beams": 4, "pad_token_id": 1, "top_p": None}))
+    (own / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 20, "num_beams": 4, "pad_token_id": 1, "top_p": None, "typical_p": 1.0}))
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "ab"}])
     result = call(command("generate", model=own, prompts=prompts, max_new_tokens=2, temperature=1, top_k=20))
     assert f"note: {own}/generation_config.json has num_beams 4, temperature 0.7, which are left to the flags" in result.stderr
