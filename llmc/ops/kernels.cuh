@@ -9,6 +9,7 @@
 #include "attention_decode.cuh"
 #include "causal_conv.cuh"
 #include "dequantise.cuh"
+#include "divergence.cuh"
 #include "dropout.cuh"
 #include "embedding.cuh"
 #include "expert_rows.cuh"

@@ -83,8 +83,9 @@ template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) 
     return std::min(lm_head_chunk(dev, V), round_up(n, 64));
 }
 
-// Computes the statistics of row n; logits become exp(z - max). Sums are float within a run and double over the runs.
-inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
+// Computes the statistics of row n; logits become exp(z - max), or with `shift` z - max. Sums are float within a run and double over the runs.
+template <bool shift = false>
+void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
     constexpr size_t run = 1024;
     const float scale = 1 / temperature;
     float max = -INFINITY;
@@ -103,7 +104,7 @@ inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size
             const float shifted = logits[v] * scale - max, e = fast_exp(shifted);
             run_sum += e;
             run_dot += e * shifted;
-            logits[v] = e;
+            logits[v] = shift ? shifted : e;
         }
         sum += run_sum;
         dot += run_dot;
