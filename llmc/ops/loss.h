@@ -84,8 +84,7 @@ template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) 
 }
 
 // Computes the statistics of row n; logits become exp(z - max), or with `shift` z - max. Sums are float within a run and double over the runs.
-template <bool shift = false>
-void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
+template <bool shift = false> void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
     constexpr size_t run = 1024;
     const float scale = 1 / temperature;
     float max = -INFINITY;
