@@ -1,5 +1,5 @@
 // Model FLOPs, the peak of a GPU, predicted times and the table of --profile, compared with numbers worked out by hand or measured.
-#include <gtest/gtest.h>
+#include "models.h"
 
 #include <regex>
 
@@ -7,7 +7,7 @@
 #include "../llmc/model/prediction.h"
 #include "check.h"
 #include "errors.h"
-#include "models.h"
+#include "golden.h"
 
 namespace {
 
@@ -46,6 +46,41 @@ TEST(Flops, SixForEachParameterAndToken) {
         const double attention = 12 * double(c.L) * (100 * 101 / 2) * double(c.H * c.D);
         EXPECT_EQ(model_flops(c, row), 6.0 * double(T * (parameter_count(c) - norms - lookup)) + attention) << name;
     }
+}
+
+// The costs of op_list state the FLOPs of each op's matrix products, and a rehearsal counts those of the calls, in rows of one tile or two. Attention
+// and Muon have products of their own.
+TEST(Flops, AreThoseOfTheRecordedCalls) {
+    struct Case {
+        std::string name;
+        ModelConfig config;
+    };
+    std::vector<Case> cases;
+    for (const char *name : golden_families) cases.push_back({name, Golden(name).config});
+    for (const char *name : golden_adapters) cases.push_back({name, Golden(name).config});
+    for (const auto &[name, config] : cases)
+        for (Recompute recompute : {Recompute::none, Recompute::cheap, Recompute::layer})
+            for (bool tiles : {false, true}) {
+                ModelLimits limits;
+                limits.row_tokens = limits.positions = tiles ? 2 * matmul_run(CpuF32{}) : row_multiple;
+                limits.recompute = recompute;
+                const auto model = make_model(make_device<CpuF32>(), config, limits);
+                const RehearsedSteps steps = model->rehearse_steps(1);
+                Work work = steps.layout;
+                work.T = work.N = (tiles && recompute == Recompute::layer ? 2 : 1) * row_multiple, work.scores.resize(config.L);
+                std::map<OpKey, double> called;
+                size_t rows = 0;
+                for (const Event &e : steps.events)
+                    if (rows += e.kind == Event::row; rows == 1 && e.kind == Event::op) called[e.key] += e.flops;
+                double all = 0;
+                for (const auto &[key, flops] : called) {
+                    if (key.op == steps.ops.attention || key.op == steps.ops.number(ADAMW)) continue;
+                    EXPECT_EQ(flops, steps.ops.cost(config, work, Phase(key.phase), key.op, key.layer).flops)
+                        << name << ": " << phase_names[key.phase] << " of " << steps.ops.name(key.op) << ", layer " << key.layer;
+                    all += flops;
+                }
+                EXPECT_GT(all, 0);
+            }
 }
 
 TEST(Gpu, PeakByTheNameOfTheDriver) {

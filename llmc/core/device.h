@@ -38,11 +38,13 @@ using CpuBf16 = Cpu<bf16>;
 // ---- rehearsals -------------------------------------------------------------------------------------------------------------------------
 
 // A device that computes nothing: its ops only note the arrays that they touch (rehearsal.h). Each op's header has a line for it, without which the
-// models do not compile: REHEARSED(op), or for a function of sizes ASKED(function), which asks the real device. A struct among an
-// op's arguments has a member function pointers(), which returns a tuple of its pointers.
+// models do not compile: REHEARSED(op), REHEARSED_PRODUCT(op) for a matrix product, or for a function of sizes ASKED(function), which
+// asks the real device. A struct among an op's arguments has a member function pointers(), which returns a tuple of its pointers.
 template <class Dev> struct Rehearsal;
 #define REHEARSED(op) \
     template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+#define REHEARSED_PRODUCT(op) \
+    template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...), dev.note_product(a...); }
 #define ASKED(size) \
     template <class D, class... A> constexpr auto size(const Rehearsal<D> &dev, const A &...a) { return size(dev.real, a...); }
 

@@ -17,7 +17,7 @@ void Touches::begin_row() {
 }
 
 void Touches::begin(OpKey op, bool in_order, size_t bucket) {
-    op_ = op;
+    op_ = op, op_event_ = events_.size();
     events_.push_back({.kind = Event::op, .key = op, .amount = bucket});
     const auto [at, is_new] = times_.insert({op, calls * times_.size()});
     if (in_order && now_ != none && at->second < now_ / calls * calls)
@@ -26,7 +26,7 @@ void Touches::begin(OpKey op, bool in_order, size_t bucket) {
 }
 
 void Touches::pause(OpKey transfer, size_t bucket) {
-    op_ = transfer;
+    op_ = transfer, op_event_ = events_.size();
     events_.push_back({.kind = Event::pause, .key = transfer, .amount = bucket});
     if (now_ != none) now_++;
 }

@@ -36,6 +36,7 @@ struct Event {
     // For an op or a pause Work::bucket; for a message the bytes that all ranks of the communicator send; for a copy the place's number.
     size_t amount = 0;
     size_t id = 0;                   // identifies a transfer
+    double flops = 0;                // of an op's matrix products
     size_t ranks = 1, distance = 1;  // for messages: the size of the communicator, and the distance of its ranks in the world
 };
 
@@ -54,6 +55,7 @@ class Touches {
     void pause(OpKey transfer, size_t bucket = 0);                      // until the next op
     size_t start_message(size_t bytes, size_t ranks, size_t distance);  // these return the transfer's id
     size_t start_copy(Event::Lane lane, size_t place);
+    void product(double flops) { events_[op_event_].flops += flops; }  // of the current op
     void wait(size_t id) { events_.push_back({.kind = Event::wait, .id = id}); }
     void touch(const void *address) { touch(std::span(&address, 1)); }
     void touch(std::span<const void *const> addresses);  // addresses of one call
@@ -78,6 +80,7 @@ class Touches {
     size_t now_ = none;
     std::vector<Event> events_;
     OpKey op_ = {};               // the current op or pause
+    size_t op_event_ = 0;         // its event
     std::vector<size_t> places_;  // first byte of each place in the store, sorted
     size_t transfers_ = 0;        // number of transfers so far
 };
@@ -92,6 +95,12 @@ template <class Dev> struct Rehearsal {
         (add(addresses, arguments), ...);
         log->touch(addresses);
     }
+    // The FLOPs of a product whose first three sizes are its rows, inputs and outputs.
+    template <class... A> void note_product(const A &...arguments) const {
+        std::vector<double> sizes;
+        (add_size(sizes, arguments), ...);
+        log->product(2 * sizes[0] * sizes[1] * sizes[2]);
+    }
 
   private:
     template <class T> static void add(std::vector<const void *> &addresses, const T &argument) {
@@ -101,6 +110,10 @@ template <class Dev> struct Rehearsal {
         else
             static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>,
                           "a struct says which pointers it has: pointers()");
+    }
+    template <class T> static void add_size(std::vector<double> &sizes, const T &argument) {
+        if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) sizes.push_back(double(argument));
+        else if constexpr (requires { argument.R; }) sizes.push_back(double(argument.R));  // rows in groups
     }
 };
 

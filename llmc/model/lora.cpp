@@ -409,19 +409,25 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
 
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
 
+// True if no trained weights precede the matrix's adapters in the first layer, whose backward pass then ends there.
+static bool ends_backward(const ModelConfig &c, Linear matrix) { return matrix == Linear::qkv && !c.lora.embedding; }
+
 CostOf cost::adapters(const ModelConfig &c, Linear matrix) {
     double in = 0, out = 0, number = 0;  // input and output elements per row of this matrix's adapters
     if (c.lora.rank)
         for (const LinearModule &m : adapted_modules(c))
             if (m.matrix == matrix) in += double(m.IC), out += double(m.OC), number++;
     const size_t E = of_experts(matrix) ? c.experts.number : 1, K = of_experts(matrix) ? c.experts.chosen : 1;
-    return [=, r = double(c.lora.rank)](const Work &w, Phase phase, size_t) -> Cost {
+    return [=, r = double(c.lora.rank), first = ends_backward(c, matrix)](const Work &w, Phase phase, size_t l) -> Cost {
         const double rows = double(w.T * K), s = double(w.element);
         const double held = double(ceil_div(E, w.expert_ranks)), read = std::min(held, rows);  // adapters per module
         if (phase != Phase::backward)
             return {2 * rows * r * (in + out), s * (rows * (in + 2 * out) + read * r * (in + out) + 2 * rows * r * number)};
-        return {2 * rows * r * (3 * in + 2 * out),
-                s * (rows * (4 * in + 2 * out) + 2 * read * r * (in + out) + 6 * rows * r * number) + 8 * held * r * (in + out)};
+        const Cost weights{
+            2 * rows * r * (2 * in + 2 * out),
+            s * (rows * (2 * in + 2 * out) + read * r * (in + 2 * out) + 5 * rows * r * number) + 8 * held * r * (in + out)};
+        if (first && l == 0) return weights;
+        return {weights.flops + 2 * rows * r * in, weights.bytes + s * (rows * 2 * in + read * r * in + rows * r * number)};
     };
 }
 
@@ -436,7 +442,9 @@ CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
         return cost;
     };
     if (c.lora.rank == 0) return product;
-    const CostOf frozen = [=, IC = double(IC), OC = double(OC)](const Work &w, Phase phase, size_t l) -> Cost {
+    const CostOf frozen = [=, IC = double(IC), OC = double(OC), first = ends_backward(c, matrix)](const Work &w, Phase phase,
+                                                                                                  size_t l) -> Cost {
+        if (phase == Phase::backward && first && l == 0) return {0, 0};
         const double T = double(w.T), s = double(w.element);
         Cost cost = product(w, phase, l);
         if (phase == Phase::backward) cost.flops = 2 * T * IC * OC, cost.bytes = s * (T * IC + IC * OC + T * OC);

@@ -62,7 +62,8 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
 //
 //   flops: only multiplications and additions of matrix products. T rows and an (IC, OC) matrix take 2*T*IC*OC forward and twice that
 //   backward, for the gradients of input and weight; for attention see ../ops/attention_types.h. The head is only multiplied in rows with a target,
-//   and in a reward model in the last row of each document.
+//   and in a reward model in the last row of each document. The products that a step calls have these FLOPs: test/test_flops.cpp counts them in a
+//   rehearsal.
 //
 //   bytes: every input is read once and every output is written once, the least that any implementation must move. Vectors (norm weights,
 //   biases, rstd, lse, positions) and intermediate arrays (float sums of attention) do not count. The head's logits are a separate member. Gradients

@@ -124,5 +124,5 @@ void fp8_product(Cpu<X> dev, Out *out, Fp8Matrix a, Fp8Matrix b, const X *bias, 
 
 REHEARSED(fp8_scale);
 REHEARSED(fp8_round);
-REHEARSED(fp8_product);
+REHEARSED_PRODUCT(fp8_product);
 ASKED(fp8_bytes);

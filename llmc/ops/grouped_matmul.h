@@ -36,6 +36,6 @@ template <class X>
 void grouped_matmul_backward_weight(Cpu<X> dev, float *dw, const X *dout, const X *x, RowGroups groups, size_t IC, size_t OC,
                                     bool accumulate, size_t ld = 0);
 
-REHEARSED(grouped_matmul_forward);
-REHEARSED(grouped_matmul_backward_input);
-REHEARSED(grouped_matmul_backward_weight);
+REHEARSED_PRODUCT(grouped_matmul_forward);
+REHEARSED_PRODUCT(grouped_matmul_backward_input);
+REHEARSED_PRODUCT(grouped_matmul_backward_weight);

@@ -50,8 +50,8 @@ template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch);
 
 REHEARSED(matmul_bias_backward);
 REHEARSED(matmul_use_scratch);
-REHEARSED(matmul_forward);
-REHEARSED(matmul_backward_input);
-REHEARSED(matmul_backward_weight);
+REHEARSED_PRODUCT(matmul_forward);
+REHEARSED_PRODUCT(matmul_backward_input);
+REHEARSED_PRODUCT(matmul_backward_weight);
 ASKED(matmul_scratch);
 template <class D> constexpr size_t matmul_run(const Rehearsal<D> &) { return 1; }  // tiles may have any length
