@@ -107,7 +107,9 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
     }
     EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge"), std::string::npos);
     EXPECT_EQ(parse({"--help", "sft", "all"}).help, help_of(SFT, {"all"}));
-    expect_error("--help bogus", "there is no task \"bogus\"");
+    EXPECT_EQ(parse({"--help=sft"}).help, help_of(SFT));
+    EXPECT_EQ(parse({"sft", "--help=all"}).help, help_of(SFT, {"all"}));
+    for (const char *line : {"--help bogus", "--help=bogus"}) expect_error(line, "there is no task \"bogus\"");
     for (const auto &[task, line] : {std::pair{SFT, "\n  --learning_rate 5e-06 "},
                                      {DPO, "\n  --learning_rate 1e-06 "},
                                      {RM, "\n  --max_len 512 "},
@@ -217,6 +219,9 @@ TEST(Options, WrongFlagsAreRefused) {
     expect_error(sft + "--adam_betas 0.9", "is not two numbers");
     expect_error(sft + "--adam_betas 0.9,0.95,0.99", "is not two numbers");
     expect_error(sft + "--eval_data a b", "more than one value");
+    expect_error(sft + "--convert false", "--convert has no value, and \"false\" was given");
+    EXPECT_EQ(parse(words(sft + "--convert=true")).help, "./train_llama " + sft.substr(0, sft.size() - 1) + "\n");
+    expect_error(sft + "--config=", "--config needs one file\n  fix: --config FILE");
 }
 
 TEST(Options, WrongValuesAreRefused) {

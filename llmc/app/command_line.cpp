@@ -409,7 +409,11 @@ static CommandLine read_request(const std::string &program, const std::vector<st
     if (!task) stranger = "there is no task \"" + words[0] + "\"";
     else request.settings = read_settings(words, !words.empty() && !words[0].starts_with("-"), is_own, stranger);
     if (!stranger.empty()) request = ask_port(program, words, stranger);
-    request.convert = std::erase_if(request.settings, [](const Setting &s) { return s.name == "convert"; }) > 0;
+    request.convert = std::erase_if(request.settings, [](const Setting &s) {
+                          if (s.name == "convert" && !s.values.empty() && s.values[0] != "true")
+                              die("--convert has no value, and \"%s\" was given\n  fix: leave it out; the command is printed", s.values[0].c_str());
+                          return s.name == "convert";
+                      }) > 0;
     return request;
 }
 
@@ -446,7 +450,18 @@ static std::string converted(const CommandLine &request, const Parser &parser) {
     return text;
 }
 
-Parsed parse(const std::string &program, const std::vector<std::string> &given, const std::vector<std::string> &bundled) {
+// Returns the words with --help=TASK as two words.
+static std::vector<std::string> help_apart(const std::vector<std::string> &words) {
+    std::vector<std::string> apart;
+    for (const std::string &word : words) {
+        if (!word.starts_with("--help=")) apart.push_back(word);
+        else apart.insert(apart.end(), {"--help", word.substr(strlen("--help="))});
+    }
+    return apart;
+}
+
+Parsed parse(const std::string &program, const std::vector<std::string> &command, const std::vector<std::string> &bundled) {
+    const std::vector<std::string> given = help_apart(command);
     const bool asks = is_asked(given, "--help") || is_asked(given, "-h");
     const bool show = !given.empty() && given[0] == "show";
     const bool brings = !asks && !bundled.empty() && own_task(given) == DEMO;

@@ -48,7 +48,7 @@ std::vector<Setting> read_settings(const std::vector<std::string> &words, size_t
         if (equals != word.npos) s.values.push_back(word.substr(equals + 1));
         while (equals == word.npos && i + 1 < words.size() && !words[i + 1].starts_with("--")) s.values.push_back(words[++i]);
         if (s.name != "config" && s.name != "config_file") given.push_back(s);
-        else if (s.values.size() == 1) read_config(all, s.values[0], stranger);
+        else if (s.values.size() == 1 && !s.values[0].empty()) read_config(all, s.values[0], stranger);
         else die("--config needs one file\n  fix: --config FILE.json");
     }
     all.insert(all.end(), given.begin(), given.end());
