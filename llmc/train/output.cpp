@@ -425,7 +425,7 @@ void check_results(const Run &run) {
     const bool appends = run.task == EVAL || o.resume != "never";
     // The first bytes of a result file that a run wrote; empty if this run appends to the file.
     const std::tuple<const char *, std::string, const char *> results[] = {{"scores", o.scores, "{\"document\":"},
-                                                                           {"timeline", o.timeline, "{\n  \"displayTimeUnit\":"},
+                                                                           {"timeline", o.timeline, "{\n  \"arrays\":"},
                                                                            {"log", o.log, appends ? "" : "{\"task\":"}};
     std::error_code error;
     for (const auto &[flag, path, beginning] : results) {

@@ -129,7 +129,8 @@ def test_the_timeline_has_ops_messages_copies_and_memory(tmp_path):
     file = tmp_path / "step.json"
     options = {"gpu": "h100", "ranks": 8, "ring_attn_size": 8, "zero_stage": 3, "max_len": 32768, "train_batch_size": 1, "recompute": "layer",
                "offload": "activations,optimizer"}
-    text = plan(timeline=file, **options)
+    for max_len in (options["max_len"] // 2, options["max_len"]):  # the second run replaces the file of the first
+        text = plan(timeline=file, **options | {"max_len": max_len})
     events = json.loads(file.read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     lanes = {name: [e for e in events if e["ph"] == "X" and names[e["tid"]] == name] for name in names.values()}
