@@ -575,7 +575,7 @@ def columns_of(fields):
 
 def missing(fields, accepted):
     if has(fields, "chosen") and has(fields, "rejected"):
-        return DataError("is a pair of answers, chosen and rejected", "prepare it with the task pref")
+        return DataError("is a pair of answers, chosen and rejected", "train on it with dpo or rm (prepare.py pref)")
     if has(fields, "prompt"):
         return DataError(f"has a prompt and no answer; it has {seen(fields)}",
                          "name both with --input_key and --output_key; prompts alone are for grpo, ppo and generate (prepare.py rl, prompts)")

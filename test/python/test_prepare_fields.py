@@ -36,7 +36,7 @@ QUESTION, ANSWER = chat("Hi"), [said("Hello")]
      "has a prompt and no answer; it has prompt, solution, answer\n"
      "  fix: name both with --input_key and --output_key"),
     ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is not a list of questions with their answers"),
-    ({"chosen": "a", "rejected": "b"}, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
+    ({"chosen": "a", "rejected": "b"}, "is a pair of answers, chosen and rejected\n  fix: train on it with dpo or rm (prepare.py pref)"),
     ({"messages": [QUESTION[0], ANSWER[0] | {"train": "false"}]},
      "messages[1] has train 'false', neither true (1) nor false (0)\n  fix: set it to true to train on the message, to false not to"),
     *[({"messages": [ANSWER[0] | {name: 0.5}]}, f"messages[0] has {name} 0.5, neither true (1) nor false (0)\n  fix: ") for name in ("weight", "loss_scale")],
@@ -86,7 +86,7 @@ def test_records_of_sft(bench, record, message):
     ("unpaired", CHATML, {"prompt": "Q", "label": True}, "has a prompt and no answer; it has prompt, label"),
     ("rl", CHATML, {"prompt": "Q", "completion_mask": [0, 1]}, "has 'completion_mask', a weight or a mask"),
     ("prompts", CHATML, {"prompt": "Q", "systm": "S"}, "has a field 'systm' that no part of the sample would contain"),
-    ("pretrain", CHATML, AB, "is a pair of answers, chosen and rejected\n  fix: prepare it with the task pref"),
+    ("pretrain", CHATML, AB, "is a pair of answers, chosen and rejected\n  fix: train on it with dpo or rm (prepare.py pref)"),
     *(("sft", CHATML, record, "its JSON is nested too deeply\n") for record in (
         f'{{"messages": {DEEP}}}', f'{{"text": "a", "more": {DEEP}}}', json.dumps({"messages": CHAT, "tools": DEEP})))])
 def test_records_of_other_tasks(bench, task, template, record, message):
