@@ -14,7 +14,7 @@ struct RankCase {
     int stage;
     size_t micro_steps;
     size_t documents = 24;  // of the step
-    Task task = SFT;        // dpo, rm: the loss is a function of each document's value
+    Task task = SFT;        // dpo, rm, grpo: the loss is a function of each value, by grpo computed within the head
     bool looks = false;     // --debug
     size_t group = 0;       // --zero_group
     size_t experts = 1;     // --expert_parallel
@@ -185,17 +185,30 @@ void rank_step(
     if (c.looks) model.trace().detect_anomaly();
 
     const auto own = deal_rows(costs, dp)[size_t(mesh.dp_rank)];
-    // The mean over the documents of log(1 + (value - 5)^2), whose derivatives are all different and not 0.
+    // The mean over the documents of log(1 + (value - c)^2), where c depends on the target. The derivatives are all different and not 0.
+    const auto loss_of_value = [&](const Row &row, size_t number, double value, double &sum) {
+        const double v = value - 5 + double(row.targets[number] % 5) / 5;
+        sum += std::log1p(v * v) / double(c.documents);
+        return float(2 * v / (1 + v * v) / double(c.documents));
+    };
     const auto loss_of_values = [&] {
-        double sum = 0;
+        const float entropy_weight = c.task == RM ? 0 : 1e-3f;
+        double sum = 0, of_ring = 0;
         for (size_t i = 0; i < own.size(); i++) {
-            std::vector<float> weights;
-            for (double value : model.evaluate(own[i] == no_row ? Row{} : rows[own[i]])) {
-                const double v = value - 5;
-                weights.push_back(float(2 * v / (1 + v * v) / double(c.documents)));
-                if (mesh.sp_rank == 0) sum += std::log1p(v * v) / double(c.documents);
+            const Row row = own[i] == no_row ? Row{} : rows[own[i]];
+            const auto loss = [&](std::span<const size_t> numbers, std::span<const float> values) {
+                std::vector<float> weights;
+                for (size_t n = 0; n < numbers.size(); n++) weights.push_back(loss_of_value(row, numbers[n], values[n], sum));
+                return weights;
+            };
+            if (c.task == GRPO) {
+                model.accumulate(row, loss, entropy_weight, i + 1 == own.size());
+                continue;
             }
-            model.backward(weights, c.task == DPO ? 1e-3f : 0, i + 1 == own.size());
+            std::vector<float> weights;
+            for (double value : model.evaluate(row))
+                weights.push_back(loss_of_value(row, weights.size(), value, mesh.sp_rank == 0 ? sum : of_ring));
+            model.backward(weights, entropy_weight, i + 1 == own.size());
         }
         return comm.sum(sum);
     };

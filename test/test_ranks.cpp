@@ -75,6 +75,16 @@ TEST(Ranks, LossesOfDocumentsAdaptersAndOtherModelsEqualOneRank) {
         expect_one_ranks_results(third_of(rank_cases(4)), models);
 }
 
+// A loss of tokens that the head calls between its softmax and its gradients, and one that begins with a pass of its own.
+TEST(Ranks, LossesOfTokensNeedOnePassOfTheHead) {
+    for (RankModel model : {untied, tied, gpt2, adapted, experts}) {
+        const RankResult one = one_rank(make_device<CpuF32>(2), model, GRPO), two = one_rank(make_device<CpuF32>(2), model, DPO);
+        EXPECT_EQ(one.loss, two.loss) << model;
+        EXPECT_EQ(one.gradient, two.gradient) << model;
+    }
+    expect_one_ranks_results(third_of(rank_cases(4)), {{tied, GRPO}, {untied, GRPO}, {adapted, GRPO}});
+}
+
 TEST(Ranks, DividedExpertsEqualOneRank) { expect_one_ranks_results(third_of(expert_cases()), {{experts, SFT}}); }
 TEST(SlowRanks, DividedExpertsEqualOneRank) { expect_one_ranks_results(expert_cases(), {{experts, SFT}}); }
 

@@ -294,13 +294,17 @@ template <class Dev> void Decoder<Dev>::attention_forward(const Pass &pass, size
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
 }
 
-// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
-template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhead) {
+// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights. The derivatives with
+// respect to each token's nll are those of `loss`, or without it those that the row has.
+template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhead, const TokenLoss &loss) {
     const size_t T = row.T, C = config.C, N = row.N;
     begin_op(!dx ? Phase::forward : config.reward ? Phase::backward : Phase::both, HEAD);
+    const auto weigh = [&](size_t first, size_t n) {
+        write(memory(), row.weights + first, loss({&row.numbers[first], n}, read(memory(), acts.stats.nll + first, n)));
+    };
     if (!config.reward)
         lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), HeadShape{T, C, config.V, N},
-                weights_->accumulates());
+                weights_->accumulates(), loss ? std::function<void(size_t, size_t)>(weigh) : nullptr);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w(pass), row.predictors, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w(pass), row.predictors, C, N);
 }
@@ -382,31 +386,41 @@ template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, b
     if (r.T) add_sums();
 }
 
+template <class Dev>
+void Decoder<Dev>::accumulate(const Row &r, const TokenLoss &loss, float entropy_weight, bool last) {
+    const Pass pass = own_pass(Phase::forward);
+    load_part(r, pass);
+    row.entropy_weight = entropy_weight;
+    forward(pass);
+    gradients(last, loss);
+    if (r.T) add_sums();
+}
+
 template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights, float entropy_weight, bool last) {
     if (row.T) row.load_weights(weights, entropy_weight, memory());
     gradients(last);
 }
 
 // If the head's gradient is computed in several buckets, the logits are recomputed for each of them.
-template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass) {
+template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass, const TokenLoss &loss) {
     const size_t C = config.C, V = config.V;
-    if (!head_dw) return row.T ? head(pass, acts.dx, nullptr) : void();
+    if (!head_dw) return row.T ? head(pass, acts.dx, nullptr, loss) : void();
     const bool in_buckets = weights_->head_in_buckets();
-    if (in_buckets && row.T) head(pass, acts.dx, nullptr);
+    if (in_buckets && row.T) head(pass, acts.dx, nullptr, loss);
     weights_->sum_head_gradients([&](size_t first, size_t n) {
-        if (!in_buckets) return head(pass, acts.dx, head_dw);
+        if (!in_buckets) return head(pass, acts.dx, head_dw, loss);
         begin_op(Phase::backward, HEAD, n);
         lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, HeadShape{row.T, C, V, row.N},
                        first / C, n / C);
     });
 }
 
-template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
+template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step, const TokenLoss &loss) {
     const Pass pass = own_pass(Phase::backward), recompute = pass.in(Phase::recompute);
     const size_t L = config.L;
     if (routes() && config.experts.aux_loss_coef > 0 && !balance_is_known_) find_balance();
     weights_->begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
-    head_backward(pass);
+    head_backward(pass, loss);
     sum_gradients(weights_->units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_->in_shared_arrays() && l + 1 < L) weights_->ready(1 + l, pass);

@@ -93,6 +93,7 @@ template <class Dev> class Decoder : public Model, public Generator {
     std::vector<double> evaluate_base(const Row &row) override;
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
+    void accumulate(const Row &row, const TokenLoss &loss, float entropy_weight, bool last) override;
     void count_routing(const Row &row, bool last) override;
     LossSums take_sums() override;
     Routing routing() override;
@@ -228,9 +229,9 @@ template <class Dev> class Decoder : public Model, public Generator {
     bool all_finished(bool finished);
     HeadLoss head_loss() const;
     void forward(const Pass &pass);
-    void gradients(bool last);
-    void head(const Pass &pass, X *dx, float *dhead);
-    void head_backward(const Pass &pass);
+    void gradients(bool last, const TokenLoss &loss = {});
+    void head(const Pass &pass, X *dx, float *dhead, const TokenLoss &loss = {});
+    void head_backward(const Pass &pass, const TokenLoss &loss);
     void add_sums();
     void clear_routing();
     void find_balance();

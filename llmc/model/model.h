@@ -2,6 +2,7 @@
 // Generator continues texts, and Diagnosis says what it costs. Each call processes a packed row or an optimizer step, so virtual
 // calls cost nothing here; inside, a model is a template on its device.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -126,6 +127,10 @@ class Diagnosis {
     virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
 };
 
+// A loss that is a function of each token's nll alone. Called with the nll of some predictors of a row, whose numbers among the row's predictors are
+// given, it returns its derivatives with respect to them.
+using TokenLoss = std::function<std::vector<float>(std::span<const size_t> numbers, std::span<const float> nll)>;
+
 // The calls of an optimizer step. All ranks make them together, and all ranks of a ring pass the same row.
 class Trainee {
   public:
@@ -141,6 +146,9 @@ class Trainee {
     virtual void backward(std::span<const float> weights, float entropy_weight, bool last) = 0;
     // Does both for the loss weight * sum of nll. As the weight is known beforehand, a language model's head computes its logits only once.
     virtual void accumulate(const Row &, float weight, bool last) = 0;
+    // The same for a loss of tokens, which judges each chunk of the head's rows between its softmax and its gradients: on each rank of a ring those of
+    // the rank's part of the row.
+    virtual void accumulate(const Row &, const TokenLoss &loss, float entropy_weight, bool last) = 0;
     // A forward pass of a mixture of experts that only counts which experts the row's tokens go to, for the derivatives of the auxiliary loss. All
     // rows of a step with an auxiliary loss are passed, up to the `last` one, before the first backward pass. A step of one micro-step does without.
     virtual void count_routing(const Row &, bool last) = 0;

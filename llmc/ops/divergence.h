@@ -128,8 +128,8 @@ void divergence_classifier(Cpu<X> dev, DivergenceStats stats, X *dlogits, float 
     for_each_row(dev, n, [=](size_t r) {
         float *a = student + r * ld, *b = teacher + r * ld;
         stats.agreement[r] = first_maximum(a, V) == first_maximum(b, V);
-        softmax_row<true>(stats.student, r, a, size_t(loss.targets[r]), V, loss.temperature);
-        softmax_row<true>(stats.teacher, r, b, size_t(loss.targets[r]), V, loss.temperature);
+        softmax_row<Left::shifted>(stats.student, r, a, size_t(loss.targets[r]), V, loss.temperature);
+        softmax_row<Left::shifted>(stats.teacher, r, b, size_t(loss.targets[r]), V, loss.temperature);
         with_divergence(beta, [=]<Divergence of> {
             double sums[2];
             divergence_terms_row<of>(sums, a, b, stats, r, beta, V);

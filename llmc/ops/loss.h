@@ -1,7 +1,7 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
 // products of the head and the softmax between them, and at most 128 MiB of logits are alive (on CUDA 256, or 1024 rows).
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, shape, accumulate)
+//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, shape, accumulate, weigh)
 //                                       for n < N, with t = loss.predictors[n], y = loss.targets[n], tau = loss.temperature:
 //       logit[v] = sum_c x[t,c] w[v,c]       z[v] = logit[v] / tau    p = softmax(z)       lse = log sum_v exp(z[v])
 //       nll[n] = lse - z[y]                  entropy[n] = lse - sum_v p[v] z[v]            correct[n] = 1 if y is the first maximum
@@ -14,6 +14,8 @@
 //
 //   shape: T, C, V, N     x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float
 //   stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
+//   weigh(n0, n), unless it is empty, is called for each chunk once the stats of its rows [n0, n0 + n) are computed, and writes their loss.weights: so a
+//   loss that is a function of each token's nll needs no forward pass of its own.
 //   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and loss.weights may then also be null.
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
@@ -27,6 +29,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <tuple>
 
 #include "../core/common.h"
@@ -83,8 +86,11 @@ template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) 
     return std::min(lm_head_chunk(dev, V), round_up(n, 64));
 }
 
-// Computes the statistics of row n; logits become exp(z - max), or with `shift` z - max. Sums are float within a run and double over the runs.
-template <bool shift = false> void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
+// What the statistics of a row leave in place of its logits.
+enum class Left { logits, shifted, exponentials };  // shifted: z - max      exponentials: exp(z - max)
+
+// Computes the statistics of row n. Sums are float within a run and double over the runs.
+template <Left left> void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
     constexpr size_t run = 1024;
     const float scale = 1 / temperature;
     float max = -INFINITY;
@@ -103,7 +109,7 @@ template <bool shift = false> void softmax_row(HeadStats stats, size_t n, float 
             const float shifted = logits[v] * scale - max, e = fast_exp(shifted);
             run_sum += e;
             run_dot += e * shifted;
-            logits[v] = shift ? shifted : e;
+            if constexpr (left != Left::logits) logits[v] = left == Left::shifted ? shifted : e;
         }
         sum += run_sum;
         dot += run_dot;
@@ -144,16 +150,17 @@ template <class X, class Row> void for_each_row(Cpu<X> dev, size_t n, Row row) {
         for (size_t r = first; r < std::min(last, n); r++) row(r);
 }
 
-// Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits, which are 0 in rows n to `padded`.
-// Rows of V logits, or of gradients, are ld elements apart; gradients are 0 in the padding.
+// Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits, which are 0 in rows n to `padded`. If
+// dlogits is null the logits stay. Rows of V logits, or of gradients, are ld elements apart; gradients are 0 in the padding.
 template <class X>
 void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, HeadLoss loss, size_t n, size_t padded, size_t V,
                       size_t ld) {
     for_each_row(dev, n, [=](size_t r) {
         const size_t y = size_t(loss.targets[r]);
         float *e = logits + r * ld;
-        softmax_row(stats, r, e, y, V, loss.temperature);
-        if (dlogits) dlogits_row(dlogits + r * ld, e, loss, stats, r, y, V);
+        if (!dlogits) return softmax_row<Left::logits>(stats, r, e, y, V, loss.temperature);
+        softmax_row<Left::exponentials>(stats, r, e, y, V, loss.temperature);
+        dlogits_row(dlogits + r * ld, e, loss, stats, r, y, V);
     });
     if (dlogits) std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
@@ -246,13 +253,18 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             HeadLoss loss, HeadShape shape, bool accumulate) {
+             HeadLoss loss, HeadShape shape, bool accumulate, const std::function<void(size_t n0, size_t n)> &weigh = {}) {
     const size_t T = shape.T, C = shape.C, V = shape.V, N = shape.N;
     const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V), V);
     if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk(dev, chunk, x, w, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
-        fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, loss.from(n0), n, padded, V, chunk.ld);
+        X *const dlogits = dx && !weigh ? chunk.dlogits : nullptr;
+        fused_classifier(dev, stats.from(n0), dlogits, chunk.logits, loss.from(n0), n, padded, V, chunk.ld);
         if (!dx) return;
+        if (weigh) {
+            weigh(n0, n);
+            range_classifier(dev, chunk.dlogits, chunk.logits, loss.from(n0), stats.from(n0), n, padded, 0, V, chunk.ld);
+        }
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.dld);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.dld);
         scatter_rows(dev, dx, chunk.x, loss.predictors + n0, n, C);

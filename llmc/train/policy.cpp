@@ -206,6 +206,13 @@ void Policy::begin(const Step &step, uint64_t key) {
     if (critic_) critic_->zero_gradients(key);
 }
 
+// Rollout i's tokens, without their current log-probabilities.
+PolicyTokens Policy::tokens_of(const Batch &batch, size_t i) const {
+    PolicyTokens tokens{{}, batch.old_logp(i), {}, batch.advantages[i], batch.rollouts[i].logp};
+    if (!batch.reference_logps.empty()) tokens.reference_logp = batch.reference_logps[i];
+    return tokens;
+}
+
 // Adds a row's rollouts to the sums, and returns the derivatives of the loss with respect to the nll of each token.
 std::vector<float> Policy::add(const Batch &batch, const Row &row, std::span<const double> nll) {
     std::vector<double> logp(nll.size()), d_logp(nll.size());
@@ -215,8 +222,8 @@ std::vector<float> Policy::add(const Batch &batch, const Row &row, std::span<con
     for (size_t i : row.documents) {
         const Rollout &r = batch.rollouts[i];
         const size_t count = nll.empty() ? 0 : r.logp.size();
-        PolicyTokens tokens{std::span(logp).subspan(first, count), batch.old_logp(i), {}, batch.advantages[i], r.logp};
-        if (!batch.reference_logps.empty()) tokens.reference_logp = batch.reference_logps[i];
+        PolicyTokens tokens = tokens_of(batch, i);
+        tokens.logp = std::span(logp).subspan(first, count);
         if (!masked(r)) sums += policy_loss(options_.loss, tokens, size_, std::span(d_logp).subspan(first, count));
         first += count;
     }
@@ -226,9 +233,27 @@ std::vector<float> Policy::add(const Batch &batch, const Row &row, std::span<con
     return weights;
 }
 
+// The same for a loss by token, some tokens at a time.
+TokenLoss Policy::token_loss(const Row &row) {
+    std::vector<PolicyToken> tokens;  // of the row's predictors
+    for (size_t i : row.documents) {
+        const auto answer = policy_tokens(options_.loss, tokens_of(batch_, i), size_);
+        if (masked(batch_.rollouts[i])) tokens.resize(tokens.size() + answer.size());
+        else tokens.insert(tokens.end(), answer.begin(), answer.end());
+    }
+    return [this, tokens = std::move(tokens)](std::span<const size_t> numbers, std::span<const float> nll) {
+        std::vector<float> weights(nll.size());
+        for (size_t n = 0; n < nll.size(); n++)
+            if (const PolicyToken &token = tokens[numbers[n]]; token.weight > 0)
+                weights[n] = float(-policy_loss(options_.loss, token, -double(nll[n]), sums_));
+        return weights;
+    };
+}
+
 void Policy::accumulate(Model &model, const Row &row, bool last) {
-    const auto weights = add(batch_, row, model.evaluate(row));
-    model.backward(weights, float(-run_.options.entropy_coef / size_.tokens), last);
+    const float entropy_weight = float(-run_.options.entropy_coef / size_.tokens);
+    if (is_by_token(options_.loss)) model.accumulate(row, token_loss(row), entropy_weight, last);
+    else model.backward(add(batch_, row, model.evaluate(row)), entropy_weight, last);
     if (critic_) critic_->accumulate(row, last);
 }
 

@@ -3,9 +3,10 @@
 //   draw()       samples a batch of rollouts (rollout_source.h) and prepares it: the reference and the critic, if there are any, evaluate it, and
 //                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, and open() prepares it. If a
 //                signal stops the run within a batch, the checkpoint has the batch, and draw() returns its other steps in the resumed run
-//   begin(), accumulate(), take()    run one or several optimizer steps: a forward pass gives the current log-probability of each token. From it the
-//                host computes the token's share of the loss and its derivative, where the backward pass starts (policy_loss.h). The critic does
-//                the same with its own loss, and update() updates it
+//   begin(), accumulate(), take()    run one or several optimizer steps: the forward pass gives the current log-probability of each token. From it
+//                the host computes the token's share of the loss and its derivative, where the backward pass starts (policy_loss.h): within the head,
+//                or for gspo, whose ratio is that of the whole answer, after a forward pass of its own. The critic starts from a pass of its own, with
+//                its own loss, and update() updates it
 #pragma once
 #include "critic.h"
 #include "policy_options.h"
@@ -47,7 +48,9 @@ class Policy final : public Objective {
     void count_step();
     double kl_of(const Batch &batch) const;
     void begin_on(const Batch &batch, std::span<const size_t> samples);
+    PolicyTokens tokens_of(const Batch &batch, size_t i) const;
     std::vector<float> add(const Batch &batch, const Row &row, std::span<const double> nll);
+    TokenLoss token_loss(const Row &row);
     Measured take_sums(Model &model, const Batch &batch, const std::string &prefix);
     AnswerMeans means(const Batch &batch, std::span<const size_t> samples) const;
     nlohmann::ordered_json answer_metrics(const std::string &prefix) const;

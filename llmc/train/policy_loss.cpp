@@ -57,61 +57,74 @@ double token_weight(const PolicyLossOptions &o, const PolicyStep &step, size_t t
     return o.aggregation == Aggregation::constant ? 1 / (step.sequences * step.longest) : 1 / step.tokens;
 }
 
-// Returns the weights that a correction gives to an answer's tokens.
-std::vector<double> correction_weights(const PolicyLossOptions &o, const PolicyTokens &in, PolicySums &sums) {
-    const size_t n = in.logp.size();
-    std::vector<double> weights(n, 1);
-    if (o.correction == Correction::none) return weights;
-    double mean = 0;  // of log w
-    for (size_t t = 0; t < n; t++) mean += (in.logp_old[t] - in.logp_sampled[t]) / double(n);
-    for (size_t t = 0; t < n; t++) {
-        const double log_weight = in.logp_old[t] - in.logp_sampled[t], weight = std::exp(within_20(log_weight)),
-                     judged = o.correction == Correction::seq_mask_tis ? std::exp(within_20(mean)) : weight,
-                     near = std::clamp(judged, o.correction_low, o.correction_high);
-        if (o.correction == Correction::tis) weights[t] = near;
-        else weights[t] = judged == near ? weight : 0;
-        sums.stale -= log_weight, sums.weights += weights[t], sums.cut += judged != near;
+// The part of a token's loss that depends on its ratio, with a gradient with respect to the ratio's logarithm, which is the result.
+double ratio_loss(const PolicyLossOptions &o, const PolicyToken &token, double logp, double moved, PolicySums &sums) {
+    const double log_ratio = within_20(moved), ratio = std::exp(log_ratio);
+    Term term{};
+    if (o.type == PolicyLossType::cispo) {
+        const double factor = std::min(ratio, o.clip_high) * token.advantage;
+        term = {-factor * logp, -factor, ratio > o.clip_high};
+    } else {
+        term = clipped_objective(o, ratio, token.advantage);
+        if (log_ratio != moved) term.slope = 0, term.clipped = true;
     }
-    return weights;
+    sums.policy_loss += token.weight * token.correction * term.loss;
+    sums.clipped += term.clipped, sums.moved -= logp - token.logp_old, sums.tokens++;
+    sums.stale -= token.stale, sums.weights += o.correction == Correction::none ? 0 : token.correction, sums.cut += token.is_cut;
+    return token.weight * token.correction * term.slope;
+}
+
+// The part that depends on the reference.
+double reference_loss(const PolicyLossOptions &o, const PolicyToken &token, double logp, PolicySums &sums) {
+    if (!token.reference_logp) return 0;
+    const double d = logp - *token.reference_logp;
+    sums.kl += kl_estimate(KlEstimator::k3, d).value;
+    if (o.kl_coef == 0) return 0;
+    const KlEstimate k = kl_estimate(o.kl, d);
+    sums.kl_loss += token.weight * o.kl_coef * k.value;
+    return token.weight * o.kl_coef * k.slope;
 }
 
 }  // namespace
 
+std::vector<PolicyToken> policy_tokens(const PolicyLossOptions &o, const PolicyTokens &in, const PolicyStep &step) {
+    const size_t n = in.logp_old.size();
+    const double weight = token_weight(o, step, n);
+    double mean = 0;  // of log w
+    for (size_t t = 0; t < n && o.correction != Correction::none; t++) mean += (in.logp_old[t] - in.logp_sampled[t]) / double(n);
+    std::vector<PolicyToken> tokens(n);
+    for (size_t t = 0; t < n; t++) {
+        PolicyToken &token = tokens[t];
+        token = {.weight = weight, .logp_old = in.logp_old[t], .advantage = in.advantages[t]};
+        if (!in.reference_logp.empty()) token.reference_logp = in.reference_logp[t];
+        if (o.correction == Correction::none) continue;
+        token.stale = in.logp_old[t] - in.logp_sampled[t];
+        const double w = std::exp(within_20(token.stale)),
+                     judged = o.correction == Correction::seq_mask_tis ? std::exp(within_20(mean)) : w,
+                     near = std::clamp(judged, o.correction_low, o.correction_high);
+        token.is_cut = judged != near;
+        token.correction = o.correction == Correction::tis ? near : token.is_cut ? 0 : w;
+    }
+    return tokens;
+}
+
+double policy_loss(const PolicyLossOptions &o, const PolicyToken &token, double logp, PolicySums &sums) {
+    const double slope = ratio_loss(o, token, logp, logp - token.logp_old, sums);
+    return slope + reference_loss(o, token, logp, sums);
+}
+
 PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const PolicyStep &step, std::span<double> d_logp) {
     const size_t n = in.logp.size();
-    const double weight = token_weight(o, step, n);
+    const std::vector<PolicyToken> tokens = policy_tokens(o, in, step);
     PolicySums sums;
-    const std::vector<double> corrections = correction_weights(o, in, sums);
-    double mean_moved = 0;  // of log p - log p_old
-    for (size_t t = 0; t < n; t++) mean_moved += (in.logp[t] - in.logp_old[t]) / double(n);
-
-    double of_sequence = 0;  // gspo: the derivative with respect to the logarithm of the answer's ratio
-    for (size_t t = 0; t < n; t++) {
-        const double moved = in.logp[t] - in.logp_old[t], advantage = in.advantages[t],
-                     log_ratio = within_20(o.type == PolicyLossType::gspo ? mean_moved : moved), ratio = std::exp(log_ratio);
-        Term term{};
-        if (o.type == PolicyLossType::cispo) {
-            const double factor = std::min(ratio, o.clip_high) * advantage;
-            term = {-factor * in.logp[t], -factor, ratio > o.clip_high};
-        } else {
-            term = clipped_objective(o, ratio, advantage);
-            if (log_ratio != (o.type == PolicyLossType::gspo ? mean_moved : moved)) term.slope = 0, term.clipped = true;
-        }
-        sums.policy_loss += weight * corrections[t] * term.loss;
-        if (o.type == PolicyLossType::gspo) of_sequence += weight * term.slope;
-        else d_logp[t] = weight * corrections[t] * term.slope;
-        sums.clipped += term.clipped, sums.moved -= moved, sums.tokens++;
+    if (is_by_token(o)) {
+        for (size_t t = 0; t < n; t++) d_logp[t] = policy_loss(o, tokens[t], in.logp[t], sums);
+        return sums;
     }
-    for (size_t t = 0; t < n; t++) {
-        if (o.type == PolicyLossType::gspo) d_logp[t] = of_sequence / double(n);
-        if (in.reference_logp.empty()) continue;
-        const double d = in.logp[t] - in.reference_logp[t];
-        sums.kl += kl_estimate(KlEstimator::k3, d).value;
-        if (o.kl_coef == 0) continue;
-        const KlEstimate k = kl_estimate(o.kl, d);
-        sums.kl_loss += weight * o.kl_coef * k.value;
-        d_logp[t] += weight * o.kl_coef * k.slope;
-    }
+    double moved = 0, slope = 0;  // the logarithm of the answer's ratio, and the derivative with respect to it
+    for (size_t t = 0; t < n; t++) moved += (in.logp[t] - in.logp_old[t]) / double(n);
+    for (size_t t = 0; t < n; t++) slope += ratio_loss(o, tokens[t], in.logp[t], moved, sums);
+    for (size_t t = 0; t < n; t++) d_logp[t] = slope / double(n) + reference_loss(o, tokens[t], in.logp[t], sums);
     return sums;
 }
 

@@ -30,6 +30,7 @@
 //   value           half the mean over all tokens of max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2), or of (V - G)^2 if c is 0
 //                                                   Schulman et al., 2017, as in the code of its experiments
 #pragma once
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -69,6 +70,24 @@ struct PolicySums {
 
     PolicySums &operator+=(const PolicySums &o);
 };
+
+// True if a token's share of the loss is a function of its own log-probability, and false for gspo.
+inline bool is_by_token(const PolicyLossOptions &o) { return o.type != PolicyLossType::gspo; }
+
+// A token of an answer with all that its share of the loss depends on, besides log p.
+struct PolicyToken {
+    double weight = 0;  // in the step's loss; 0: left out
+    double logp_old = 0, advantage = 0;
+    std::optional<double> reference_logp = {};
+    double stale = 0, correction = 1;
+    bool is_cut = false;  // by the correction
+};
+
+// The tokens of an answer; in.logp is not read.
+std::vector<PolicyToken> policy_tokens(const PolicyLossOptions &options, const PolicyTokens &in, const PolicyStep &step);
+
+// Adds a token's share of a loss by token to the sums, and returns its derivative with respect to log p.
+double policy_loss(const PolicyLossOptions &options, const PolicyToken &token, double logp, PolicySums &sums);
 
 // d_logp (tokens) = the derivatives of the answer's share of the loss.
 PolicySums policy_loss(const PolicyLossOptions &options, const PolicyTokens &answer, const PolicyStep &step,

@@ -71,8 +71,9 @@ template <class Dev> struct Head : testing::Test {
                 u * double(N) * largest(dw_want));
     }
 
-    // `ends` are the ends of vocabulary ranges whose parts of dw are computed separately; empty: dw as a whole.
-    void run(Dev dev, bool backward = true, const std::vector<size_t> &ends = {}, bool accumulate = true) {
+    // `ends` are the ends of vocabulary ranges whose parts of dw are computed separately; empty: dw as a whole. weighs: the weights are only known once
+    // a chunk has its statistics.
+    void run(Dev dev, bool backward = true, const std::vector<size_t> &ends = {}, bool accumulate = true, bool weighs = false) {
         dev = context.device(dev);
         Array<X> d_x(x), d_w(w), d_dx(T * C);
         Array<int32_t> d_rows(rows), d_targets(targets);
@@ -83,8 +84,14 @@ template <class Dev> struct Head : testing::Test {
         const HeadStats stats = {d_nll.data(), d_entropy.data(), d_correct.data(), d_max.data(), d_sum.data()};
         const HeadLoss loss = {d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, entropy_weight,
                                temperature};
+        const auto memory = make_memory(dev);
+        if (weighs) write(*memory, d_weights.data(), std::vector<float>(N, NAN));
+        const std::function<void(size_t, size_t)> weigh = [&](size_t n0, size_t n) {
+            EXPECT_EQ(read(*memory, d_nll.data() + n0, n), std::vector(nll.begin() + ptrdiff_t(n0), nll.begin() + ptrdiff_t(n0 + n)));
+            write(*memory, d_weights.data() + n0, std::vector(weights.begin() + ptrdiff_t(n0), weights.begin() + ptrdiff_t(n0 + n)));
+        };
         lm_head(dev, stats, backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr, aligned,
-                d_x.data(), d_w.data(), loss, {T, C, V, N}, accumulate);
+                d_x.data(), d_w.data(), loss, {T, C, V, N}, accumulate, weighs ? weigh : nullptr);
         nll = d_nll.values(), entropy = d_entropy.values(), correct = d_correct.values();
         max = d_max.values(), sum = d_sum.values();
         dx = d_dx.values(), dw = d_dw.values();
@@ -172,6 +179,8 @@ TYPED_TEST(Head, EqualsReference) {
                 this->run(dev, false);  // forward alone
                 statistics(this->nll, this->entropy, this->correct, this->max, this->sum);
                 EXPECT_EQ(this->dw, this->dw_before);
+                this->run(dev, true, ends, true, true);  // weights that follow from the statistics
+                same(this->dx, this->dw);
             });
         }
     }
@@ -191,6 +200,8 @@ TYPED_TEST(SlowHead, SeveralChunks) { this->expect_chunks(1, 2600, 1, size_t(1) 
 TYPED_TEST(Head, SeveralChunks) {
     this->expect_chunks(2, 240, 3, 400009, 300001);
     this->expect_overwritten();  // the first chunk overwrites, the others add
+    this->run(any_device<TypeParam>(), true, {}, true, true);
+    this->check();
 }
 #endif
 
