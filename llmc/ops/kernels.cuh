@@ -14,6 +14,7 @@
 #include "embedding.cuh"
 #include "expert_rows.cuh"
 #include "fp8.cuh"
+#include "gated_delta.cuh"
 #include "gated_rmsnorm.cuh"
 #include "gelu.cuh"
 #include "gradients.cuh"
