@@ -411,7 +411,8 @@ static CommandLine read_request(const std::string &program, const std::vector<st
     if (!stranger.empty()) request = ask_port(program, words, stranger);
     request.convert = std::erase_if(request.settings, [](const Setting &s) {
                           if (s.name == "convert" && !s.values.empty() && s.values[0] != "true")
-                              die("--convert has no value, and \"%s\" was given\n  fix: leave it out; the command is printed", s.values[0].c_str());
+                              die("--convert has no value, and \"%s\" was given\n  fix: leave it out; the command is printed",
+                                  s.values[0].c_str());
                           return s.name == "convert";
                       }) > 0;
     return request;

@@ -386,8 +386,7 @@ template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, b
     if (r.T) add_sums();
 }
 
-template <class Dev>
-void Decoder<Dev>::accumulate(const Row &r, const TokenLoss &loss, float entropy_weight, bool last) {
+template <class Dev> void Decoder<Dev>::accumulate(const Row &r, const TokenLoss &loss, float entropy_weight, bool last) {
     const Pass pass = own_pass(Phase::forward);
     load_part(r, pass);
     row.entropy_weight = entropy_weight;

@@ -81,5 +81,5 @@ TYPED_TEST(GatedRmsNorm, ExtremeGates) {  // rows of one channel, normed to 1
     gated_rmsnorm_forward(any_device<TypeParam>(), out.data(), x.data(), z.data(), w.data(), shape);
     gated_rmsnorm_backward(any_device<TypeParam>(), dx.data(), dz.data(), nullptr, scratch.data(), dout.data(), x.data(),
                            z.data(), w.data(), shape);
-    expect_extremes(out.values(), dz.values());
+    expect_extremes(out.values(), dz.values(), 4 * unit_roundoff<float>);  // of rsqrt(1), which GPUs approximate
 }

@@ -87,8 +87,10 @@ template <class Dev> struct Head : testing::Test {
         const auto memory = make_memory(dev);
         if (weighs) write(*memory, d_weights.data(), std::vector<float>(N, NAN));
         const std::function<void(size_t, size_t)> weigh = [&](size_t n0, size_t n) {
-            EXPECT_EQ(read(*memory, d_nll.data() + n0, n), std::vector(nll.begin() + ptrdiff_t(n0), nll.begin() + ptrdiff_t(n0 + n)));
-            write(*memory, d_weights.data() + n0, std::vector(weights.begin() + ptrdiff_t(n0), weights.begin() + ptrdiff_t(n0 + n)));
+            EXPECT_EQ(read(*memory, d_nll.data() + n0, n),
+                      std::vector(nll.begin() + ptrdiff_t(n0), nll.begin() + ptrdiff_t(n0 + n)));
+            write(*memory, d_weights.data() + n0,
+                  std::vector(weights.begin() + ptrdiff_t(n0), weights.begin() + ptrdiff_t(n0 + n)));
         };
         lm_head(dev, stats, backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr, aligned,
                 d_x.data(), d_w.data(), loss, {T, C, V, N}, accumulate, weighs ? weigh : nullptr);
