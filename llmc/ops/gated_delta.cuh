@@ -87,9 +87,11 @@ template <class X> struct Block {
             (is_key ? shared.k_factor : shared.q_factor)[t] = factor;
             for (size_t i = 0; i < s.Dk; i++) out[i] = float(x_t[i]) * factor * (is_key ? 1.0f : scale);
         });
-        for (const bool of_keys : {true, false})
-            products({of_keys ? m.k : m.q, s.Dk}, {m.k, 1, s.Dk}, c.n, c.n, s.Dk, Sum::whole,
-                     [&](size_t i, size_t j, float sum) { (of_keys ? m.kk : m.qk)[i * chunk + j] = j <= i ? sum : 0.0f; });
+        const auto multiply_by_keys = [&](float *out, const float *x) {
+            products({x, s.Dk}, {m.k, 1, s.Dk}, c.n, c.n, s.Dk, Sum::whole,
+                     [&](size_t i, size_t j, float sum) { out[i * chunk + j] = j <= i ? sum : 0.0f; });
+        };
+        multiply_by_keys(m.kk, m.k), multiply_by_keys(m.qk, m.q);
     }
 
     __device__ void load_gates(const Chunk &c, size_t h) {
