@@ -63,3 +63,19 @@ inline HeadResult head_reference(const std::vector<double> &x, const std::vector
     }
     return out;
 }
+
+// Of a test with the members of Head (ops/test_loss.cpp): a row that has no target, or one of weight 0, gets no gradient.
+template <class Test, class Dev> void expect_no_gradient_without_a_target(Test &test, Dev dev) {
+    test.run(dev);
+    std::vector<bool> has(test.T, false);
+    for (size_t n = 0; n < test.N; n++) has[size_t(test.rows[n])] = test.weights[n] != 0;
+    for (size_t t = 0; t < test.T; t++)
+        for (size_t c = 0; c < test.C && !has[t]; c++) EXPECT_EQ(float(test.dx[t * test.C + c]), 0.0f);
+
+    test.N = 0;  // no targets
+    for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {13, 70}}) {
+        test.run(dev, true, ends);
+        EXPECT_EQ(largest(widen(test.dx)), 0);
+        EXPECT_EQ(test.dw, test.dw_before);
+    }
+}

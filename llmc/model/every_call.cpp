@@ -58,11 +58,10 @@ std::map<std::string, std::vector<double>> make_every_call(Model &model, const s
     if (trains && (config.lora.embedding || config.lora.head)) values["losses of the base"] = model.evaluate_base(row);
     if (trains) {
         model.backward(std::vector<float>(row.predictors.size(), 1.0f), 0.1f, false);
-        const auto square = [](std::span<const size_t>, std::span<const float> nll) {
-            std::vector<float> d(nll.begin(), nll.end());  // half the sum of nll^2
-            return d;
+        const auto half_of_squares = [](std::span<const size_t>, std::span<const float> nll) {
+            return std::vector<float>(nll.begin(), nll.end());
         };
-        if (!config.reward) model.accumulate(row, square, 0.1f, false);
+        if (!config.reward) model.accumulate(row, half_of_squares, 0.1f, false);
         model.accumulate(row, 1, true), values["gradient norm"] = {model.gradient_norm()};
         model.update(
             AdamW{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1, .step = 1});

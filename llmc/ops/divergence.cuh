@@ -5,36 +5,9 @@
 
 inline namespace CUDA_BACKEND {
 struct DivergenceShared {
-    SoftmaxWarps warps;
+    SoftmaxWarps student, teacher;
     WarpSums<double> sums;
 };
-
-// Returns the statistics of the block's row, the same in all threads.
-__device__ inline SoftmaxPart softmax_part_of_row(const float *row, float to_z, unsigned V, SoftmaxWarps &warps) {
-    constexpr unsigned N = Vec<float>::size;
-    SoftmaxPart part;
-    for (unsigned v = threadIdx.x * N; v < V; v += blockDim.x * N) {
-        auto z = Vec<float, N>::load(row + v);
-        for (unsigned i = 0; i < N; i++) z[int(i)] *= to_z;
-        merge(part, z, v, min(N, V - v));
-    }
-    part = warp_merge(part);
-    if (threadIdx.x % 32 == 0) warps.part[threadIdx.x / 32] = part;
-    __syncthreads();
-    part = warp_merge(threadIdx.x % 32 < blockDim.x / 32 ? warps.part[threadIdx.x % 32] : SoftmaxPart{});
-    __syncthreads();
-    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
-    part.dot = __shfl_sync(all_lanes, part.dot, 0);
-    return part;
-}
-
-__device__ inline void store_statistics(HeadStats stats, size_t r, const SoftmaxPart &part, float target, unsigned y) {
-    stats.nll[r] = float(log(double(part.sum)) - (double(target) - double(part.max)));
-    stats.entropy[r] = entropy_of(part);
-    stats.correct[r] = part.first == y;
-    stats.max[r] = part.max;
-    stats.sum[r] = part.sum;
-}
 
 // A row of logits and the statistics that turn them into log-probabilities.
 struct LogitsRow {
@@ -82,9 +55,9 @@ __global__ void __launch_bounds__(256)
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
     const float *a_row = student_logits + r * ld, *b_row = teacher_logits + r * ld;
     const unsigned y = unsigned(loss.targets[r]);
-    const float a_target = a_row[y] * to_z, b_target = b_row[y] * to_z;  // read before gradients overwrite the student's logits
-    const SoftmaxPart a_part = softmax_part_of_row(a_row, to_z, unsigned(V), shared.warps),
-                      b_part = softmax_part_of_row(b_row, to_z, unsigned(V), shared.warps);
+    float a_target, b_target;
+    const SoftmaxPart a_part = softmax_part_of_row(a_target, a_row, y, to_z, unsigned(V), shared.student),
+                      b_part = softmax_part_of_row(b_target, b_row, y, to_z, unsigned(V), shared.teacher);
     const LogitsRow student{a_row, to_z, a_part.max, logf(a_part.sum)}, teacher{b_row, to_z, b_part.max, logf(b_part.sum)};
 
     float terms = 0, mean = 0;
@@ -98,8 +71,8 @@ __global__ void __launch_bounds__(256)
     terms = float(block_sum(double(terms), shared.sums.partial));
     mean = of == Divergence::forward ? 0 : float(block_sum(double(mean), shared.sums.partial));
     if (threadIdx.x == 0) {
-        store_statistics(stats.student, r, a_part, a_target, y);
-        store_statistics(stats.teacher, r, b_part, b_target, y);
+        store_statistics(stats.student, r, a_part, entropy_of(a_part), a_target, y);
+        store_statistics(stats.teacher, r, b_part, entropy_of(b_part), b_target, y);
         stats.divergence[r] = terms, stats.mean[r] = mean, stats.agreement[r] = a_part.first == b_part.first;
     }
     if (dlogits)

@@ -17,13 +17,6 @@
 #include "rmsnorm.h"
 #include "simd.h"
 
-template <class X> float gated_rmsnorm_rstd(const X *x, size_t C, float eps) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size_t c = 0; c < C; c++) sum += float(x[c]) * float(x[c]);
-    return 1.0f / std::sqrt(sum / float(C) + eps);
-}
-
 template <class X> size_t gated_rmsnorm_scratch(Cpu<X> dev, size_t C) { return rmsnorm_scratch(dev, C); }
 
 template <class X> void gated_rmsnorm_forward(Cpu<X> dev, X *out, const X *x, const X *z, const X *w, NormShape shape) {
@@ -31,7 +24,7 @@ template <class X> void gated_rmsnorm_forward(Cpu<X> dev, X *out, const X *x, co
     const std::vector<float> weights = rmsnorm_weights(w, C, shape.w0);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
-        const float r = gated_rmsnorm_rstd(x + t * C, C, shape.eps);
+        const float r = rmsnorm_rstd(x + t * C, C, shape.eps);
         simd::for_each(C, [&]<class V>(size_t c) {
             const V v = simd::load<V>(x + t * C + c), gate = simd::load<V>(z + t * C + c);
             simd::store(out + t * C + c, v * r * simd::load<V>(&weights[c]) * (gate / (1.0f + fast_exp(-gate))));
@@ -43,7 +36,7 @@ template <class X> void gated_rmsnorm_forward(Cpu<X> dev, X *out, const X *x, co
 template <class X>
 void gated_rmsnorm_backward_row(X *dx, X *dz, float *dw, const X *dout, const X *x, const X *z, const float *w, size_t C,
                                 float eps) {
-    const float r = gated_rmsnorm_rstd(x, C, eps);
+    const float r = rmsnorm_rstd(x, C, eps);
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (size_t c = 0; c < C; c++) {
@@ -65,17 +58,12 @@ template <class X>
 void gated_rmsnorm_backward(Cpu<X> dev, X *dx, X *dz, float *dw, float *scratch, const X *dout, const X *x, const X *z,
                             const X *w, NormShape shape) {
     const size_t T = shape.T, C = shape.C;
-    const NormRuns runs(T);
     const std::vector<float> weights = rmsnorm_weights(w, C, shape.w0);
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs.count; run++) {
-        float *dw_run = scratch + run * C;
-        std::fill_n(dw_run, C, 0.0f);
-        for (size_t t = runs.begin(run); t < runs.end(run); t++)
-            gated_rmsnorm_backward_row(dx + t * C, dz + t * C, dw_run, dout + t * C, x + t * C, z + t * C, weights.data(), C,
-                                       shape.eps);
-    }
-    if (dw) norm_add_runs(dev, dw, scratch, runs.count, C);
+    norm_for_runs(dev, scratch, 1, T, C, [&](size_t t, float *dw_run) {
+        gated_rmsnorm_backward_row(dx + t * C, dz + t * C, dw_run, dout + t * C, x + t * C, z + t * C, weights.data(), C,
+                                   shape.eps);
+    });
+    if (dw) norm_add_runs(dev, dw, scratch, NormRuns(T).count, C);
 }
 
 REHEARSED(gated_rmsnorm_forward);

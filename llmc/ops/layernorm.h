@@ -112,20 +112,14 @@ template <class X>
 void layernorm_backward(Cpu<X> dev, X *dx, LayerNormWeights<float> dweights, float *scratch, const X *dresidual, const X *dout,
                         const X *x, const X *w, LayerNormStats stats, NormShape shape) {
     const size_t T = shape.T, C = shape.C;
-    const NormRuns runs(T);
-    float *dw_parts = scratch, *dbias_parts = scratch + runs.count * C;  // (runs, C) each
+    const size_t runs = NormRuns(T).count;
     const std::vector<float> w32(w, w + C);
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs.count; run++) {
-        float *dw_run = dw_parts + run * C, *dbias_run = dbias_parts + run * C;
-        std::fill_n(dw_run, C, 0.0f);
-        std::fill_n(dbias_run, C, 0.0f);
-        for (size_t t = runs.begin(run); t < runs.end(run); t++)
-            layernorm_backward_row(dx + t * C, dw_run, dbias_run, dresidual ? dresidual + t * C : nullptr, dout + t * C,
-                                   x + t * C, w32.data(), stats.mean[t], stats.rstd[t], C);
-    }
-    if (dweights.w) norm_add_runs(dev, dweights.w, dw_parts, runs.count, C);
-    if (dweights.bias) norm_add_runs(dev, dweights.bias, dbias_parts, runs.count, C);
+    norm_for_runs(dev, scratch, 2, T, C, [&](size_t t, float *dw_run) {
+        layernorm_backward_row(dx + t * C, dw_run, dw_run + runs * C, dresidual ? dresidual + t * C : nullptr, dout + t * C,
+                               x + t * C, w32.data(), stats.mean[t], stats.rstd[t], C);
+    });
+    if (dweights.w) norm_add_runs(dev, dweights.w, scratch, runs, C);
+    if (dweights.bias) norm_add_runs(dev, dweights.bias, scratch + runs * C, runs, C);
 }
 
 REHEARSED(layernorm_forward);

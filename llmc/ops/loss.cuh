@@ -98,6 +98,38 @@ struct SoftmaxWarps {
     SoftmaxPart part[32];
 };
 
+// Returns the statistics of the block's row, the same in all threads, and the target's logit. Afterwards gradients may overwrite the row. The warps'
+// parts may be overwritten after the next barrier.
+__device__ __forceinline__ SoftmaxPart softmax_part_of_row(float &target, const float *row, unsigned y, float to_z, unsigned V,
+                                                           SoftmaxWarps &warps) {
+    constexpr unsigned N = Vec<float>::size;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    SoftmaxPart part;
+    for (unsigned v = threadIdx.x * N; v < V; v += blockDim.x * N) {
+        auto z = Vec<float, N>::load(row + v);
+        for (unsigned i = 0; i < N; i++) z[int(i)] *= to_z;
+        if (v + N <= V) merge(part, z, v, N);
+        else merge(part, z, v, V - v);
+    }
+    part = warp_merge(part);
+    if (lane == 0) warps.part[warp] = part;
+    target = row[y] * to_z;
+    __syncthreads();
+    part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
+    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
+    part.dot = __shfl_sync(all_lanes, part.dot, 0);
+    return part;
+}
+
+__device__ inline void store_statistics(HeadStats stats, size_t r, const SoftmaxPart &part, float entropy, float target,
+                                        unsigned y) {
+    stats.nll[r] = float(log(double(part.sum)) - (double(target) - double(part.max)));
+    stats.entropy[r] = entropy;
+    stats.correct[r] = part.first == y;
+    stats.max[r] = part.max;
+    stats.sum[r] = part.sum;
+}
+
 // Returns the number of threads of a block that computes a row of V logits. A thread reads a vector at a time, so rows begin at multiples of a vector
 // (logits_ld). Eight blocks of 256 threads share an SM, and while one merges its parts the others read: 1024 x 151936 logits take 403 us on an H200,
 // and 432 us with blocks of 1024 threads.
@@ -147,36 +179,14 @@ template <class X>
 __global__ void __launch_bounds__(256, 8)
     fused_classifier_kernel5(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, float to_z, size_t n, size_t V,
                              size_t ld, size_t dld) {
-    constexpr int N = Vec<float>::size;
-    SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
     const float *row = logits + r * ld;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
-    const unsigned y = unsigned(loss.targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-    SoftmaxPart part;
-    for (unsigned v = threadIdx.x * N; v < unsigned(V); v += blockDim.x * N) {
-        auto z = Vec<float, N>::load(row + v);
-        for (int i = 0; i < N; i++) z[i] *= to_z;
-        if (v + N <= unsigned(V)) merge(part, z, v, N);
-        else merge(part, z, v, unsigned(V) - v);
-    }
-    part = warp_merge(part);
-    if (lane == 0) warps.part[warp] = part;
-    const float target = row[y] * to_z;  // read before gradients overwrite it
-    __syncthreads();
-    part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
-    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
-    part.dot = __shfl_sync(all_lanes, part.dot, 0);
-
+    const unsigned y = unsigned(loss.targets[r]);
+    float target;
+    const SoftmaxPart part = softmax_part_of_row(target, row, y, to_z, unsigned(V), shared_mem<SoftmaxWarps>());
     const float entropy = threadIdx.x == 0 || loss.entropy_weight != 0 ? entropy_of(part) : 0;
-    if (threadIdx.x == 0) {
-        stats.nll[r] = float(log(double(part.sum)) - (double(target) - double(part.max)));
-        stats.entropy[r] = entropy;
-        stats.correct[r] = part.first == y;
-        stats.max[r] = part.max;
-        stats.sum[r] = part.sum;
-    }
+    if (threadIdx.x == 0) store_statistics(stats, r, part, entropy, target, y);
     if (dlogits) dlogits_row<X>(dlogits + r * dld, row, loss, to_z, r, part.max, part.sum, entropy, y, unsigned(V), unsigned(ld));
 }
 

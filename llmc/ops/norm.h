@@ -38,6 +38,17 @@ template <class X> void norm_add_runs(Cpu<X> dev, float *dw, const float *parts,
     }
 }
 
+// Calls row(t, sums) for T tokens, where sums is the token's run in the first of `number` parts of sums (number, runs, C), which begin as 0.
+template <class X, class Row> void norm_for_runs(Cpu<X> dev, float *parts, size_t number, size_t T, size_t C, Row row) {
+    const NormRuns runs(T);
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t run = 0; run < runs.count; run++) {
+        float *const sums = parts + run * C;
+        for (size_t part = 0; part < number; part++) std::fill_n(sums + part * runs.count * C, C, 0.0f);
+        for (size_t t = runs.begin(run); t < runs.end(run); t++) row(t, sums);
+    }
+}
+
 // out = x + y, for one row
 template <class X> void norm_add_row(X *out, const X *x, const X *y, size_t C) {
 #pragma omp simd

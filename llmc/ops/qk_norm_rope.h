@@ -55,24 +55,19 @@ void qk_norm_rope_backward(Cpu<X> dev, X *dqkv, QkWeights<float> dw, float *scra
     const size_t T = shape.T, H = shape.H, D = shape.D, heads = shape.heads(), stride = shape.row();
     rope_backward(dev, dqkv, table, doc_pos, T, heads, D, shape.R, stride);
     if (!w.q) return;
-    const NormRuns runs(T);
+    const size_t runs = NormRuns(T).count;
     const std::vector<float> q_weights = rmsnorm_weights(w.q, D, shape.w0), k_weights = rmsnorm_weights(w.k, D, shape.w0);
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs.count; run++) {
-        float *dq_run = scratch + run * D, *dk_run = dq_run + runs.count * D;
-        std::fill_n(dq_run, D, 0.0f);
-        std::fill_n(dk_run, D, 0.0f);
-        for (size_t t = runs.begin(run); t < runs.end(run); t++)
-            for (size_t h = 0; h < heads; h++) {
-                X *d = dqkv + t * stride + h * D;
-                const X *none = nullptr, *x = qk_raw + (t * heads + h) * D;
-                const float *weights = (h < H ? q_weights : k_weights).data();
-                rmsnorm_backward_row(d, h < H ? dq_run : dk_run, none, d, x, weights, rstd[t * heads + h], D);
-            }
-    }
+    norm_for_runs(dev, scratch, 2, T, D, [&](size_t t, float *dq_run) {
+        for (size_t h = 0; h < heads; h++) {
+            X *d = dqkv + t * stride + h * D;
+            const X *none = nullptr, *x = qk_raw + (t * heads + h) * D;
+            const float *weights = (h < H ? q_weights : k_weights).data();
+            rmsnorm_backward_row(d, h < H ? dq_run : dq_run + runs * D, none, d, x, weights, rstd[t * heads + h], D);
+        }
+    });
     if (!dw.q) return;
-    norm_add_runs(dev, dw.q, scratch, runs.count, D);
-    norm_add_runs(dev, dw.k, scratch + runs.count * D, runs.count, D);
+    norm_add_runs(dev, dw.q, scratch, runs, D);
+    norm_add_runs(dev, dw.k, scratch + runs * D, runs, D);
 }
 
 REHEARSED(qk_norm_rope_forward);

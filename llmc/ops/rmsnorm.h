@@ -34,11 +34,15 @@ template <class X> std::vector<float> rmsnorm_weights(const X *w, size_t C, floa
     return out;
 }
 
-template <class X> float rmsnorm_row(X *out, const X *x, const float *w, size_t C, float eps) {  // returns rstd
+template <class X> float rmsnorm_rstd(const X *x, size_t C, float eps) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t c = 0; c < C; c++) sum += float(x[c]) * float(x[c]);
-    const float rstd = 1.0f / std::sqrt(sum / float(C) + eps);
+    return 1.0f / std::sqrt(sum / float(C) + eps);
+}
+
+template <class X> float rmsnorm_row(X *out, const X *x, const float *w, size_t C, float eps) {  // returns rstd
+    const float rstd = rmsnorm_rstd(x, C, eps);
 #pragma omp simd
     for (size_t c = 0; c < C; c++) out[c] = float(x[c]) * rstd * w[c];
     return rstd;
@@ -84,17 +88,12 @@ template <class X>
 void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                       const float *rstd, NormShape shape) {
     const size_t T = shape.T, C = shape.C;
-    const NormRuns runs(T);
     const std::vector<float> weights = rmsnorm_weights(w, C, shape.w0);
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs.count; run++) {
-        float *dw_run = scratch + run * C;
-        std::fill_n(dw_run, C, 0.0f);
-        for (size_t t = runs.begin(run); t < runs.end(run); t++)
-            rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C,
-                                 weights.data(), rstd[t], C);
-    }
-    if (dw) norm_add_runs(dev, dw, scratch, runs.count, C);
+    norm_for_runs(dev, scratch, 1, T, C, [&](size_t t, float *dw_run) {
+        rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, weights.data(),
+                             rstd[t], C);
+    });
+    if (dw) norm_add_runs(dev, dw, scratch, NormRuns(T).count, C);
 }
 
 REHEARSED(rmsnorm_forward);
