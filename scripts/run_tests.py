@@ -5,8 +5,9 @@
     scripts/run_tests.py ... --all              also slow tests (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
 A large suite is cut into one job per core. The number of concurrent programs is the number of cores plus one, because some tests wait. The output
-ends with the longest tests, the passed tests and the total time of each suite, the failed tests, and the last line. A program that crashes, does not
-start, or runs no test counts as a failure.
+ends with the 25 tests that cost most, the passed tests and the cost of each suite, the failed tests, and the last line. A cost is in CPU seconds, of
+all threads and child processes, because these depend little on what else a machine does; build/cpu_seconds.txt has those of every job and test. A
+program that crashes, does not start, or runs no test counts as a failure.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ CORES = len(os.sched_getaffinity(0))
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a waiting thread must not block another job
 SLOW = "Slow*:*/Slow*"
 CHECKS = ["races", "sanitizers", "mutants", "fuzzers", "ptxas"]
+CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # tests of bf16 products
 
 
@@ -33,40 +34,54 @@ class Result:
     passed: int = 0
     failed: int = 0
     output: str = ""
-    seconds: float = 0
-    tests: list = field(default_factory=list)  # (seconds, name)
+    jobs: list = field(default_factory=list)  # (CPU seconds, name)
+    tests: list = field(default_factory=list)  # (CPU seconds, name)
     failures: list = field(default_factory=list)  # names
 
     def __add__(self, other):
         return Result(self.passed + other.passed, self.failed + other.failed, self.output + other.output,
-                      self.seconds + other.seconds, self.tests + other.tests, self.failures + other.failures)
+                      self.jobs + other.jobs, self.tests + other.tests, self.failures + other.failures)
+
+
+def used_so_far(pid):
+    """Returns the CPU seconds of a process and of its ended child processes."""
+    with open(f"/proc/{pid}/stat") as file:
+        return sum(map(int, file.read().rpartition(")")[2].split()[11:15])) * CLOCK_TICK
 
 
 def run(command, environment={}):
-    """Returns exit code and output; 127 and a message if the program does not start."""
+    """Returns exit code, lines of output with the CPU seconds used until then, and all CPU seconds; 127 and a message if the program does not start."""
     try:
-        process = subprocess.run(command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                 errors="replace")
+        process = subprocess.Popen(command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     except OSError as error:
-        return 127, f"FAILED: {command[0]} does not start: {error}\n"
-    return process.returncode, process.stdout
+        return 127, [(f"FAILED: {command[0]} does not start: {error}\n", 0)], 0
+    with process.stdout:
+        lines = [(line, used_so_far(process.pid)) for line in process.stdout]
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, lines, usage.ru_utime + usage.ru_stime
+
+
+def text_of(lines):
+    return "".join(line for line, _ in lines)
 
 
 def googletest(binary, tests, piece, environment):
     """Returns the tests' own output, without googletest's lines around every test."""
     number, count = map(int, piece.split("/"))
     shard = {"GTEST_SHARD_INDEX": str(number - 1), "GTEST_TOTAL_SHARDS": str(count)}
-    code, output = run([binary, f"--gtest_filter={tests}"], environment | shard)
-    result = Result()
+    code, lines, seconds = run([binary, f"--gtest_filter={tests}"], environment | shard)
+    binary_name = binary.removeprefix("build/")
+    result = Result(jobs=[(seconds, f"{binary_name} {tests} {piece}")])
     current = None
-    for line in output.splitlines(keepends=True):
-        end = re.match(r"\[  (     OK|FAILED |SKIPPED) \] (\S+).*\((\d+) ms\)", line)
+    for line, used in lines:
+        end = re.match(r"\[  (     OK|FAILED |SKIPPED) \] (\S+).*\(\d+ ms\)", line)
         if line.startswith("[ RUN      ]"):
-            current = line[12:].strip()
+            current, before = line[12:].strip(), used
         elif end:
             result.passed += "OK" in end[1]
             result.failed += "FAILED" in end[1]
-            result.tests.append((int(end[3]) / 1000, f"{binary.removeprefix('build/')} {end[2].rstrip(',')}"))
+            result.tests.append((used - before, f"{binary_name} {end[2].rstrip(',')}"))
             if "FAILED" in end[1]:
                 result.output += line
                 result.failures.append(result.tests[-1][1])
@@ -87,35 +102,38 @@ def pytest(subject, files, build, all_tests):
     if os.path.exists(report):
         os.remove(report)
     command = [sys.executable, "-m", "pytest", "-q", *files, "--junitxml", report, "-p", "no:cacheprovider"]
-    code, output = run(command + ([] if all_tests else ["-m", "not slow"]), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})  # each takes some time to load
+    # each plugin takes some time to load
+    code, lines, seconds = run(command + ([] if all_tests else ["-m", "not slow"]), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    jobs = [(seconds, subject)]
     if not os.path.exists(report):
-        return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[subject])
+        return Result(0, 1, f"{text_of(lines)}FAILED: pytest ended with code {code}\n", jobs, failures=[subject])
     suite = ET.parse(report).getroot().find("testsuite")
     tests, failures, errors, skipped = (int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped"))
     failed = failures + errors
     failed += code not in (0, 5) and failed == 0  # 5: all of these files are slow
-    times, reasons = [], []
+    costs, reasons = [], []
     for case in suite.iter("testcase"):
         name = f"{case.get('classname').rpartition('.')[2]}.py {case.get('name')}"
-        times.append((float(case.get("time")), name))
+        costs += [(float(cost.get("value")), name) for cost in case.iterfind("properties/property[@name='cpu_s']")]  # of test/python/conftest.py
         reasons += [f"{name}: {reason.get('message', '').partition(chr(10))[0][:200]}" for reason in case if reason.tag in ("failure", "error")]
-    return Result(tests - failures - errors - skipped, failed, output, tests=times, failures=reasons or [subject] * failed)
+    return Result(tests - failures - errors - skipped, failed, text_of(lines), jobs, costs, reasons or [subject] * failed)
 
 
 def counted(command):
     """A program with the same last line as this one."""
-    began = time.monotonic()
-    _, output = run(command)
+    _, lines, seconds = run(command)
+    output = text_of(lines)
     last = re.search(r"(\d+) passed, (\d+) failed\s*$", output)
     passed, failed = (int(last[1]), int(last[2])) if last else (0, 1)
     name = " ".join(command).removeprefix(sys.executable).strip().removeprefix("build/")
-    return Result(passed, failed, output, tests=[(time.monotonic() - began, name)], failures=[f"{failed} of {name}"] if failed else [])
+    return Result(passed, failed, output, [(seconds, name)], [(seconds, name)], [f"{failed} of {name}"] if failed else [])
 
 
 def checked(command):
     """A program that counts as one test; its exit code is the verdict."""
-    code, output = run(command)
-    return Result(int(code == 0), int(code != 0), output, failures=[" ".join(command)] if code else [])
+    code, lines, seconds = run(command)
+    name = " ".join(command)
+    return Result(int(code == 0), int(code != 0), text_of(lines), [(seconds, name)], failures=[name] if code else [])
 
 
 def of_build(binary):
@@ -185,13 +203,6 @@ def unavailable(args):
     return left_out
 
 
-def timed(function, *arguments):
-    began = time.monotonic()
-    result = function(*arguments)
-    result.seconds = time.monotonic() - began
-    return result
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True, help="the folder for reports")
@@ -219,7 +230,7 @@ def main():
         print(f"left out: {'; '.join(left_out)}", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES + 1) as pool:
-        running = {name: [pool.submit(timed, *job) for job in jobs] for name, jobs in suites(args).items()}
+        running = {name: [pool.submit(*job) for job in jobs] for name, jobs in suites(args).items()}
         for name, jobs in running.items():
             print(f"==== {name}", flush=True)
             results[name] = Result()
@@ -230,10 +241,12 @@ def main():
                 print(f"FAILED: the {name} suite ran nothing")
                 results[name] += Result(failed=1, failures=[f"the {name} suite ran nothing"])
     total = sum(results.values(), Result())
-    print("==== the slowest")
-    for seconds, name in sorted(total.tests, reverse=True)[:10]:
-        print(f"{seconds:7.1f} s  {name}")
-    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()) + (f" ({note})" if note else ""))
+    jobs, tests = ([f"{seconds:7.1f} s  {name}\n" for seconds, name in sorted(costs, reverse=True)] for costs in (total.jobs, total.tests))
+    with open(os.path.join(args.build, "cpu_seconds.txt"), "w") as file:
+        file.writelines(jobs + ["\n"] + tests)
+    print(f"==== the largest in CPU seconds, of {sum(seconds for seconds, _ in total.jobs):.0f}\n" + "".join(tests[:25]), end="")
+    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {sum(seconds for seconds, _ in r.jobs):.0f} s" for name, r in results.items())
+          + (f" ({note})" if note else ""))
     if not results:
         print("FAILED: there was no suite to run")
         total.failed = 1

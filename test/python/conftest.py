@@ -1,5 +1,6 @@
 """Fixtures for several files."""
 
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,23 @@ from runs import ENVIRONMENT, random_documents, write_data
 # `make test &` and `nohup make test` ignore these signals, and programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def cpu_seconds():
+    """Of this process and of its ended child processes."""
+    return sum(sum(resource.getrusage(whose)[:2]) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.began = cpu_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    """Adds what a test cost to the report for scripts/run_tests.py."""
+    if call.when == "teardown":
+        item.user_properties.append(("cpu_s", cpu_seconds() - item.began))
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,17 @@ def test_omitted_tests_are_named_first_and_last(tmp_path):
                                               lines[1]), lines
 
 
+def test_costs_are_in_cpu_seconds(tmp_path):
+    stand_in(tmp_path / "tests", "echo '[ RUN      ] Waits.A'; sleep 1; echo '[       OK ] Waits.A (1000 ms)'\n"
+                                 "echo '[ RUN      ] Computes.B'; for ((i = 0; i < 50000; i++)); do :; done; echo '[       OK ] Computes.B (90 ms)'\n")
+    words = [sys.executable, "scripts/run_tests.py", "--build", tmp_path, "--cuda", tmp_path / "tests"]
+    lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    largest = lines[lines.index(next(line for line in lines if line.startswith("==== the largest"))) + 1:]
+    assert largest[0].endswith("Computes.B") and largest[-3].endswith(" 0.0 s  " + str(tmp_path / "tests") + " Waits.A"), lines
+    recorded = (tmp_path / "cpu_seconds.txt").read_text().splitlines()
+    assert len([line for line in recorded if "tests -Slow" in line]) == len(os.sched_getaffinity(0)) and largest[0] in recorded, recorded
+
+
 @pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/demo.py", sys.executable)])
 def test_a_script_checks_its_packages_first(script, interpreter, tmp_path):
     for file in (script, "scripts/smollm2_data.sh", "data/prepare.py"):
