@@ -2,6 +2,8 @@
 #include "../llmc/train/preference.h"
 
 #include <cmath>
+#include <set>
+#include <sstream>
 
 #include "../llmc/core/json.h"
 #include "check.h"
@@ -162,6 +164,13 @@ TEST(Preference, ExtremesStayFinite) {
         }
     const PairLoss certain = pair_loss(preference_formula("orpo"), {}, {0, -5, 0, 0, 3, 3});
     EXPECT_TRUE(std::isfinite(certain.loss) && std::isfinite(certain.d_chosen));
+}
+
+TEST(Preference, LossesThatSmoothLabelsAreKnown) {
+    const std::set<std::string> smooth = {"sigmoid", "sigmoid_norm", "robust", "exo_pair"};
+    std::istringstream names(preference_names());
+    for (std::string name; std::getline(names >> std::ws, name, ',');)
+        EXPECT_EQ(smooths_labels(name), smooth.contains(name)) << name;
 }
 
 TEST(Preference, WrongInputs) {

@@ -61,10 +61,6 @@ struct Needs {  // "--x has no effect without", for another value than the defau
 };
 inline Needs needs(bool met, const char *what, const char *fix) { return {met, what, fix}; }
 
-inline bool smooths_labels(const std::string &loss) {
-    return loss == "sigmoid" || loss == "sigmoid_norm" || loss == "robust" || loss == "exo_pair";
-}
-
 // Calls visit(flag, number, rule) for all rules of type R of the task's flags. `number` is the value if it is a number, else 0.
 template <class R, class Visit> void each_rule(const Options &o, Task task, const Visit &visit) {
     const auto row = [&]<class T, class... Rules>(const char *flag, const T &value, const Rules &...rules) {

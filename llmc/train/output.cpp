@@ -262,6 +262,10 @@ bool OutputDirectory::holds_run() const {
     return false;
 }
 
+bool OutputDirectory::holds_model() const {
+    return std::ranges::any_of(names_, [&](const std::string &name) { return makes_whole(name) && fs::exists(path_of(name)); });
+}
+
 void OutputDirectory::refuse_input(const char *flag, const std::string &path) const {
     std::error_code error;
     const fs::path input = fs::weakly_canonical(path, error), here = fs::canonical(path_, error);

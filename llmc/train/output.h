@@ -37,7 +37,8 @@ class OutputDirectory {
     ~OutputDirectory();  // removes the list if the run has left no files
     OutputDirectory(const OutputDirectory &) = delete;
 
-    bool holds_run() const;  // true for more than the unfinished save of a killed run
+    bool holds_run() const;    // true for more than the unfinished save of a killed run
+    bool holds_model() const;  // or an adapter: a run ended here
     // Dies if `path` is the output directory, or a part of its run.
     void refuse_input(const char *flag, const std::string &path) const;
 

@@ -101,14 +101,24 @@ const PreferenceFormula &preference_formula(const std::string &name) {
 
 bool needs_reference(const PreferenceFormula &f) { return f.reference; }
 
+static constexpr PairSums any_pair{-1, -2, -1, -1, 1, 1};
+
+bool smooths_labels(const std::string &name) {
+    const auto loss = [&](const PreferenceFormula &f, double smoothing) {
+        return pair_loss(f, {.label_smoothing = smoothing}, any_pair).loss;
+    };
+    return std::ranges::any_of(formulas,
+                               [&](const PreferenceFormula &f) { return name == f.name && loss(f, 0.1) != loss(f, 0.2); });
+}
+
 void check_options(const PreferenceFormula &f, const PairLossOptions &o) {
     const auto must = [&](bool good, const char *flag, double value, const char *rule) {
         if (!good) die("--%s is %g but must be %s for --loss_type %s\n  fix: change --%s", flag, value, rule, f.name, flag);
     };
     must(std::isfinite(o.beta) && o.beta > 0, "beta", o.beta, "above 0");
     must(o.label_smoothing >= 0 && o.label_smoothing < 0.5, "label_smoothing", o.label_smoothing, "at least 0 and less than 0.5");
-    const PairSums any{-1, -1, -1, -1, 1, 1};  // exo_pair takes the logarithm of label_smoothing
-    must(std::isfinite(f.loss({o, any}).value), "label_smoothing", o.label_smoothing, "above 0");
+    must(std::isfinite(f.loss({o, any_pair}).value), "label_smoothing", o.label_smoothing,
+         "above 0");  // exo_pair takes its logarithm
 }
 
 PairLoss pair_loss(const PreferenceFormula &f, const PairLossOptions &options, const PairSums &pair) {

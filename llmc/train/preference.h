@@ -48,6 +48,7 @@ struct PreferenceFormula;
 const PreferenceFormula &preference_formula(const std::string &name);  // dies with the list of names
 std::string preference_names();  // "sigmoid, sigmoid_norm, ...", also those of single answers
 bool needs_reference(const PreferenceFormula &);
+bool smooths_labels(const std::string &name);                            // whether label_smoothing changes the loss of this name
 void check_options(const PreferenceFormula &, const PairLossOptions &);  // dies if the formula has no value for these options
 PairLoss pair_loss(const PreferenceFormula &, const PairLossOptions &options, const PairSums &pair);
 

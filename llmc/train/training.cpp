@@ -34,6 +34,9 @@ static void open_output(const Run &run, Training &t) {
     if (!goes_on && !o.overwrite && t.output->holds_run())
         die("%s already holds a run or a model\n  fix: use --resume auto to continue it, --overwrite to replace it, or another --output_dir",
             dir.c_str());
+    if (o.resume == "auto" && t.resume_from.empty() && !o.overwrite && t.output->holds_model())
+        die("--resume auto: %s holds a finished model and no checkpoint\n  fix: --overwrite to train again, or another --output_dir",
+            dir.c_str());
 }
 
 static void open_files(Run &run, Training &t) {

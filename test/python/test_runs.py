@@ -121,6 +121,9 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     before = files_below(run)
     refused_training(data, run, "already holds a run", "--resume auto", "--overwrite")
     refused_training(tmp_path / "absent.safetensors", run, "absent.safetensors", words=["--overwrite"])  # nothing is removed before the error
+    finished = tmp_path / "finished"
+    train(finished, data=data, max_steps=2, resume="auto")
+    refused_training(data, finished, "holds a finished model and no checkpoint", "--overwrite", words=["--resume=auto"])
     model = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
     for flag in ("--debug", "--overwrite", "--resume=auto"):
         refused_training(data, model, "holds files that no run wrote: ", model=model, words=[flag])
