@@ -589,8 +589,9 @@ def stop(number, _):
 
 
 def main(arguments):
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell sets SIGINT to ignored for a job in the background
-        signal.signal(number, stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a shell sets SIGINT to ignored for a job in the background
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, stop)
     try:
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
         check_utf8(options)

@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import signal
+import sys
 import time
 
 import pytest
@@ -97,18 +98,22 @@ def test_a_second_signal_ends_a_run_at_once(data, tmp_path):
     process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_preparation_with_its_processes(number, own_cache, tmp_path):
-    """Also SIGINT if a shell has started the run in the background, where SIGINT is ignored."""
+@pytest.mark.parametrize("number, alone", [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGINT, True), (signal.SIGHUP, True)])
+def test_a_signal_ends_preparation_with_its_processes(number, alone, own_cache, tmp_path):
+    """Also SIGINT if a shell has started the run in the background, where SIGINT is ignored. alone: prepare.py without train_llama."""
     text = "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. " * 20
     raw = write_lines(tmp_path / "raw.jsonl", [{"text": f"{i} {text}"} for i in range(20000)])
-    words = command("sft", model=with_tokenizer(tmp_path), data=raw, output_dir=tmp_path / "run", max_len=20000)
+    if alone:
+        words = [sys.executable, ROOT / "data/prepare.py", "sft", "--tokenizer", with_tokenizer(tmp_path), "--data", raw, "--out", tmp_path / "cache/out.safetensors"]
+        (tmp_path / "cache").mkdir(exist_ok=True)
+    else:
+        words = command("sft", model=with_tokenizer(tmp_path), data=raw, output_dir=tmp_path / "run", max_len=20000)
     process = start(["bash", "-c", 'trap "" INT; exec "$@"', "bash", *words])
-    wait_for(lambda: len(descendants(process.pid)) >= 3, process)  # prepare.py and two workers
+    wait_for(lambda: len(descendants(process.pid)) >= (2 if alone else 3), process)  # two workers and, unless alone, prepare.py
     others = descendants(process.pid)
     process.send_signal(number)
     process.communicate(timeout=60)
-    assert process.returncode == -number and len(others) >= 3
+    assert process.returncode == (128 + number if alone else -number)
     expect_end_of(others)
     assert not list((tmp_path / "cache").rglob("*.tmp*"))
 
