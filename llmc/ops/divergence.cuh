@@ -47,13 +47,14 @@ __device__ void divergence_dlogits_row(X *dlogits, const LogitsRow &student, con
 // sizeof(X) bytes per row.
 template <Divergence of, class X>
 __global__ void __launch_bounds__(256)
-    divergence_classifier_kernel1(DivergenceStats stats, X *dlogits, const float *student_logits, const float *teacher_logits,
-                                  HeadLoss loss, float beta, float to_z, size_t n, size_t V, size_t ld, size_t dld) {
+    divergence_classifier_kernel1(DivergenceStats stats, X *dlogits, LogitsOfBoth logits, HeadLoss loss, float beta, float to_z,
+                                  size_t n, size_t dld) {
     constexpr unsigned N = Vec<float>::size;
+    const size_t V = logits.V, ld = logits.ld;
     DivergenceShared &shared = shared_mem<DivergenceShared>();
     const size_t r = blockIdx.x;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
-    const float *a_row = student_logits + r * ld, *b_row = teacher_logits + r * ld;
+    const float *a_row = logits.student + r * ld, *b_row = logits.teacher + r * ld;
     const unsigned y = unsigned(loss.targets[r]);
     float a_target, b_target;
     const SoftmaxPart a_part = softmax_part_of_row(a_target, a_row, y, to_z, unsigned(V), shared.student),
@@ -81,34 +82,33 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class X>
-void divergence_classifier(Cuda<X> dev, DivergenceStats stats, X *dlogits, const float *student, const float *teacher,
-                           HeadLoss loss, float beta, size_t n, size_t padded, size_t V, size_t ld) {
+void divergence_classifier(Cuda<X> dev, DivergenceStats stats, X *dlogits, LogitsOfBoth logits, HeadLoss loss, float beta,
+                           size_t n, size_t padded) {
     with_divergence(beta, [&]<Divergence of> {
-        launch(dev, divergence_classifier_kernel1<of, X>, Grid{dlogits ? padded : n}, classifier_threads(V),
-               sizeof(DivergenceShared), stats, dlogits, student, teacher, loss, beta, 1 / loss.temperature, n, V, ld,
-               dlogits_ld(dev, ld));
+        launch(dev, divergence_classifier_kernel1<of, X>, Grid{dlogits ? padded : n}, classifier_threads(logits.V),
+               sizeof(DivergenceShared), stats, dlogits, logits, loss, beta, 1 / loss.temperature, n, dlogits_ld(dev, logits.ld));
     });
 }
 
 // One block computes a row. It moves 8 + sizeof(X) bytes per logit.
 template <Divergence of, class X>
 __global__ void __launch_bounds__(256)
-    divergence_range_kernel1(X *dlogits, const float *student_logits, const float *teacher_logits, HeadLoss loss,
-                             DivergenceStats stats, float beta, float to_z, size_t n, size_t count, size_t ld, size_t dld) {
-    const size_t r = blockIdx.x;
+    divergence_range_kernel1(X *dlogits, LogitsOfBoth logits, HeadLoss loss, DivergenceStats stats, float beta, float to_z,
+                             size_t n, size_t dld) {
+    const size_t r = blockIdx.x, ld = logits.ld;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
-    const LogitsRow student{student_logits + r * ld, to_z, stats.student.max[r], logf(stats.student.sum[r])},
-        teacher{teacher_logits + r * ld, to_z, stats.teacher.max[r], logf(stats.teacher.sum[r])};
-    divergence_dlogits_row<of>(dlogits + r * dld, student, teacher, loss.weights[r] * to_z, stats.mean[r], beta, unsigned(count),
-                               unsigned(ld));
+    const LogitsRow student{logits.student + r * ld, to_z, stats.student.max[r], logf(stats.student.sum[r])},
+        teacher{logits.teacher + r * ld, to_z, stats.teacher.max[r], logf(stats.teacher.sum[r])};
+    divergence_dlogits_row<of>(dlogits + r * dld, student, teacher, loss.weights[r] * to_z, stats.mean[r], beta,
+                               unsigned(logits.V), unsigned(ld));
 }
 
 template <class X>
-void divergence_range(Cuda<X> dev, X *dlogits, const float *student, const float *teacher, HeadLoss loss, DivergenceStats stats,
-                      float beta, size_t n, size_t padded, size_t count, size_t ld) {
+void divergence_range(Cuda<X> dev, X *dlogits, LogitsOfBoth logits, HeadLoss loss, DivergenceStats stats, float beta, size_t n,
+                      size_t padded) {
     with_divergence(beta, [&]<Divergence of> {
-        launch(dev, divergence_range_kernel1<of, X>, Grid{padded}, classifier_threads(count), 0, dlogits, student, teacher, loss,
-               stats, beta, 1 / loss.temperature, n, count, ld, dlogits_ld(dev, ld));
+        launch(dev, divergence_range_kernel1<of, X>, Grid{padded}, classifier_threads(logits.V), 0, dlogits, logits, loss, stats,
+               beta, 1 / loss.temperature, n, dlogits_ld(dev, logits.ld));
     });
 }
 

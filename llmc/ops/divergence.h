@@ -47,6 +47,14 @@ template <class X> struct TeacherHead {
     float beta;
 };
 
+// The logits of a chunk or a range of both models, (n, V) in rows that are ld elements apart.
+struct LogitsOfBoth {
+    float *student, *teacher;
+    size_t V, ld;
+
+    auto pointers() const { return std::tuple(student, teacher); }  // ../core/rehearsal.h
+};
+
 enum class Divergence { forward, reverse, mixture };
 
 // Calls f<divergence>(): the divergence is chosen once for a row.
@@ -121,12 +129,13 @@ inline size_t first_maximum(const float *logits, size_t V) {
 }
 
 // Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of the student's logits, as fused_classifier does
-// (loss.h). Both models' rows are ld elements apart.
+// (loss.h).
 template <class X>
-void divergence_classifier(Cpu<X> dev, DivergenceStats stats, X *dlogits, float *student, float *teacher, HeadLoss loss,
-                           float beta, size_t n, size_t padded, size_t V, size_t ld) {
+void divergence_classifier(Cpu<X> dev, DivergenceStats stats, X *dlogits, LogitsOfBoth logits, HeadLoss loss, float beta,
+                           size_t n, size_t padded) {
+    const size_t V = logits.V, ld = logits.ld;
     for_each_row(dev, n, [=](size_t r) {
-        float *a = student + r * ld, *b = teacher + r * ld;
+        float *a = logits.student + r * ld, *b = logits.teacher + r * ld;
         stats.agreement[r] = first_maximum(a, V) == first_maximum(b, V);
         softmax_row<Left::shifted>(stats.student, r, a, size_t(loss.targets[r]), V, loss.temperature);
         softmax_row<Left::shifted>(stats.teacher, r, b, size_t(loss.targets[r]), V, loss.temperature);
@@ -140,12 +149,13 @@ void divergence_classifier(Cpu<X> dev, DivergenceStats stats, X *dlogits, float 
     if (dlogits) std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
 
-// Computes the gradients of a range of `count` logits from known statistics.
+// Computes the gradients of a range of logits from known statistics.
 template <class X>
-void divergence_range(Cpu<X> dev, X *dlogits, float *student, float *teacher, HeadLoss loss, DivergenceStats stats, float beta,
-                      size_t n, size_t padded, size_t count, size_t ld) {
+void divergence_range(Cpu<X> dev, X *dlogits, LogitsOfBoth logits, HeadLoss loss, DivergenceStats stats, float beta, size_t n,
+                      size_t padded) {
+    const size_t count = logits.V, ld = logits.ld;
     for_each_row(dev, n, [=](size_t r) {
-        float *a = student + r * ld, *b = teacher + r * ld;
+        float *a = logits.student + r * ld, *b = logits.teacher + r * ld;
         const float scale = 1 / loss.temperature, student_max = stats.student.max[r], teacher_max = stats.teacher.max[r];
 #pragma omp simd
         for (size_t v = 0; v < count; v++) a[v] = a[v] * scale - student_max, b[v] = b[v] * scale - teacher_max;
@@ -177,13 +187,13 @@ template <class Dev> size_t divergence_scratch(Dev dev, size_t N, size_t C, size
 // The arrays in the scratch: those of the student's head, and the teacher's.
 template <class X> struct DivergenceChunk {
     HeadChunk<X> student;
-    float *logits;  // (most, ld)
-    X *x;           // (most, teacher's C)
+    LogitsOfBoth logits;  // of `most` rows
+    X *x;                 // (most, teacher's C)
 
     template <class Dev>
     DivergenceChunk(Dev dev, void *scratch, size_t most, size_t C, size_t V) : student(dev, scratch, most, V) {
         char *at = static_cast<char *>(scratch) + round_up(lm_head_chunk_bytes(dev, most, C, V), array_alignment);
-        logits = reinterpret_cast<float *>(at);
+        logits = {student.logits, reinterpret_cast<float *>(at), V, student.ld};
         x = reinterpret_cast<X *>(at + round_up(most * student.ld * sizeof(float), array_alignment));
     }
 };
@@ -194,7 +204,7 @@ void for_each_chunk_of_both(Dev dev, const DivergenceChunk<X> &chunk, const X *x
                             const int32_t *predictors, size_t C, size_t V, size_t N, Body body) {
     for_each_chunk(dev, chunk.student, x, w, predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
         gather_rows(dev, chunk.x, teacher.x, predictors + n0, n, padded, teacher.C);
-        matmul_forward(dev, chunk.logits, chunk.x, teacher.w, nullptr, padded, teacher.C, V, chunk.student.ld);
+        matmul_forward(dev, chunk.logits.teacher, chunk.x, teacher.w, nullptr, padded, teacher.C, V, chunk.logits.ld);
         body(n0, n, padded);
     });
 }
@@ -207,8 +217,8 @@ void divergence_head(Dev dev, DivergenceStats stats, std::type_identity_t<X> *dx
     const HeadChunk<X> &chunk = both.student;
     if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk_of_both(dev, both, x, w, teacher, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
-        divergence_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, both.logits, loss.from(n0),
-                              teacher.beta, n, padded, V, chunk.ld);
+        divergence_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, both.logits, loss.from(n0), teacher.beta, n,
+                              padded);
         if (!dx) return;
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.dld);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.dld);
@@ -225,8 +235,7 @@ void divergence_head_weight(Dev dev, float *dw, void *scratch, const X *x, const
     teacher.w += first * teacher.C;
     for_each_chunk_of_both(
         dev, both, x, w + first * C, teacher, loss.predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
-            divergence_range(dev, chunk.dlogits, chunk.logits, both.logits, loss.from(n0), stats.from(n0), teacher.beta, n,
-                             padded, count, chunk.ld);
+            divergence_range(dev, chunk.dlogits, both.logits, loss.from(n0), stats.from(n0), teacher.beta, n, padded);
             matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true, chunk.dld);
         });
 }

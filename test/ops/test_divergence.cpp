@@ -177,9 +177,9 @@ TYPED_TEST(DivergenceHead, ClassifierEqualsTrl) {
                 Array<float> d_student(student), d_teacher(teacher), weights(std::vector<float>{1});
                 Array<int32_t> targets(std::vector<int32_t>{int32_t(V - 1)});
                 DivergenceArrays arrays(1);
-                divergence_classifier(dev, arrays.stats(), reinterpret_cast<X *>(d_student.data()), d_student.data() + room,
-                                      d_teacher.data(), {nullptr, targets.data(), weights.data(), 0, temperature}, beta, 1,
-                                      padded, V, ld);
+                divergence_classifier(dev, arrays.stats(), reinterpret_cast<X *>(d_student.data()),
+                                      {d_student.data() + room, d_teacher.data(), V, ld},
+                                      {nullptr, targets.data(), weights.data(), 0, temperature}, beta, 1, padded);
                 expect_close("divergence", arrays.own[0].values(), std::vector{l["loss"].get<double>()}, allowed);
                 const std::vector<float> raw = d_student.values();
                 std::vector<X> dlogits(V);
