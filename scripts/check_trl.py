@@ -250,7 +250,7 @@ def ours(line, folder, model, rate=None):
     names = ("model", "data", "output_dir") if line.ours else ("model_name_or_path", "dataset_name", "output_dir")
     given = dict(zip(names, (model, folder / "data", out)), max_steps=STEPS, **({"learning_rate": rate} if rate else {}))
     words = [*line.ours, *"--moments f32 --eval_fraction 0".split(), *("--lora_dropout 0".split() if "use_peft" in line.settings else []),
-             *(word for name, value in given.items() for word in (f"--{name}", str(value)))] if line.ours else [line.task, *line.words(**given)]
+             *(word for name, value in given.items() for word in (f"--{name}", str(value)))] if line.ours else [line.task, "--from", "trl", *line.words(**given)]
     result = subprocess.run([ROOT / "train_llama", *words, *"--shuffle false --dtype f32 --device cpu --threads 1".split()],
                             capture_output=True, text=True, env=dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"))
     if result.returncode:
