@@ -12,17 +12,23 @@
 //
 // Dev is the device, CPU or CUDA, together with the storage type X of weights and activations: float or bf16. Gradients of weights
 // are float.
-#include "llmc/app/program.h"       // defines: run_program
-#include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs, LinearWeights
-#include "llmc/model/experts.h"     // defines: Experts, ExpertWeights, ExpertActs
-#include "llmc/ops/dropout.h"       // defines: dropout_forward, only used to scale here
-#include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
-#include "llmc/ops/layout.h"        // defines: copy_rows
-#include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
-#include "llmc/ops/residual.h"      // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
-#include "llmc/ops/rope_table.h"    // defines: rope_table
-#include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
+#include "llmc/app/program.h"        // defines: run_program
+#include "llmc/model/decoder.h"      // defines: Decoder, AttentionActs, LinearWeights
+#include "llmc/model/delta.h"        // defines: DeltaWeights, DeltaActs
+#include "llmc/model/experts.h"      // defines: Experts, ExpertWeights, ExpertActs
+#include "llmc/ops/causal_conv.h"    // defines: causal_conv_{forward,backward}
+#include "llmc/ops/delta_gates.h"    // defines: delta_gates_{forward,backward}
+#include "llmc/ops/dropout.h"        // defines: dropout_forward, only used to scale here
+#include "llmc/ops/embedding.h"      // defines: embedding_{forward,backward}
+#include "llmc/ops/gated_delta.h"    // defines: gated_delta_{forward,backward}
+#include "llmc/ops/gated_rmsnorm.h"  // defines: gated_rmsnorm_{forward,backward}
+#include "llmc/ops/layout.h"         // defines: copy_rows
+#include "llmc/ops/qk_norm_rope.h"   // defines: qk_norm_rope_{forward,backward}
+#include "llmc/ops/residual.h"       // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"        // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope_table.h"     // defines: rope_table
+#include "llmc/ops/sigmoid_gate.h"   // defines: sigmoid_gate_{forward,backward}
+#include "llmc/ops/swiglu.h"         // defines: swiglu_{forward,backward}
 
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias
 // (outputs). Tensors that a model lacks are null. ln1 and ln2 norm the inputs of attention and feed-forward, post1 and post2 their
@@ -30,6 +36,7 @@
 template <class S> struct LlamaLayer {
     LinearWeights<S> qkv;      // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
     LinearWeights<S> o;        // (C, H*D)
+    DeltaWeights<S> delta;     // in layers with linear attention, whose qkv and o have the sizes of its heads
     LinearWeights<S> gate_up;  // (2*F, C)         rows of the gate, then of the up projection
     LinearWeights<S> down;     // (C, F)
     ExpertWeights<S> experts;  // instead of gate_up and down, in layers with experts
@@ -45,12 +52,17 @@ template <class S> struct LlamaWeights {
 
 // The arrays of one layer, called activations, in addition to attention's: qkv (T, (H+2*KV)*D), att (T, H*D) and datt. Queries and
 // keys are normed and rotated in place. The arrays of the feed-forward hold a tile of the row's tokens, or all of them.
+//
+// In a layer with linear attention, qkv (T, 2*Hk*Dk+Hv*Dv) is the output of the convolution, and att, datt, gate and gated are (T, Hv*Dv).
 template <class X> struct LlamaActs : AttentionActs<X> {
-    X *ln1;          // (T, C)             norm of the layer's input
-    float *rstd1;    // (T)
-    X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, then all keys
-    float *qk_rstd;  // (T, H+KV)
-    X *proj;         // (T, C)             attention's projected output; without norm_after it lies in ln2, whose norm replaces it
+    X *ln1;           // (T, C)             norm of the layer's input
+    float *rstd1;     // (T)
+    X *qk_raw;        // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, then all keys
+    float *qk_rstd;   // (T, H+KV)
+    X *projected;     // (T, ...)           with gates of attention's output: the product with the matrix qkv
+    X *gate, *gated;  // (T, H*D)           these gates, which become their gradients; and the gated output
+    DeltaActs<X> delta;
+    X *proj;  // (T, C)             attention's projected output; without norm_after it lies in ln2, whose norm replaces it
     float *post_rstd1, *post_rstd2;  // (T)  with norm_after
     X *mid;                          // (T, C)             residual stream after attention
     X *ln2;                          // (T, C)             norm of mid
@@ -69,7 +81,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward, Base::residual;
 
   public:
-    enum Op : size_t { LN1, QKV, ROPE, ATTENTION, PROJ, POST1, LN2, UP, ACT, DOWN, POST2 };  // of a layer
+    enum Op : size_t { LN1, QKV, GATES, CONV, ROPE, ATTENTION, GATE, PROJ, POST1, LN2, UP, ACT, DOWN, POST2 };  // of a layer
     static OpList op_list(const ModelConfig &config);
 
     Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
@@ -107,6 +119,11 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
+    template <class F> void for_heads_and_gates(const LlamaActs<X> &a, F copy);
+    void gate_output(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a);
+    void gate_output_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
+    void linear_attention(size_t l, const Pass &pass);
+    void linear_attention_backward(size_t l, const Pass &pass, bool has_input);
     template <class F> void for_expert_tiles(size_t l, F f);
     void hidden_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
     void experts_forward(size_t l, const Pass &pass, X *next);
@@ -114,6 +131,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 
     void plan_layer(size_t l);
     void plan_experts(size_t l, ExpertActs<X> &forward, ExpertActs<X> &backward);
+    void plan_gates(size_t l, LlamaActs<X> &forward, LlamaActs<X> &backward);
+    void plan_delta(size_t l, LlamaActs<X> &forward, LlamaActs<X> &backward);
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Llama>(log, calls); }
 
@@ -126,6 +145,11 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     X *attention_input(size_t l, const Pass &pass) const {
         return config.norm_before ? arrays(l, pass).ln1 : residual(l, pass.phase);
     }
+    // The matrices at both ends of attention, the output of the first and the input of the second.
+    Linear first_matrix(size_t l) const { return config.has_delta(l) ? Linear::delta_qkv : Linear::qkv; }
+    Linear last_matrix(size_t l) const { return config.has_delta(l) ? Linear::delta_out : Linear::o; }
+    X *projected(const LlamaActs<X> &a) const { return config.output_gate ? a.projected : a.qkv; }
+    X *attention_output(const LlamaActs<X> &a) const { return config.output_gate ? a.gated : a.att; }
     X *hidden_input(const LlamaActs<X> &a) const { return config.norm_before ? a.ln2 : a.mid; }
     // Returns the factor of the embedding. transformers rounds Gemma's to the type of the weights, but not Granite's.
     float embedding_factor() const {
@@ -134,6 +158,11 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     QkShape qk_shape() const {
         return {row.T, config.H, config.KV, config.D, config.rope.channels(config.D), config.eps, config.norm_w0};
     }
+    DeltaShape delta_shape(size_t T) const {
+        const DeltaConfig &d = config.delta;
+        return {T, d.Hk, d.Hv, d.Dk, d.Dv, 1e-6f};
+    }
+    NormShape delta_norm_shape() const { return {row.T * config.delta.Hv, config.delta.Dv, config.eps}; }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
 
     const Experts<Dev> experts{Base::dev, Base::config, Base::linears_, Base::limits.ranks.expert_parallel};
@@ -169,7 +198,8 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, const Pass &pass)
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     if (runs(LN1)) norm(a.ln1, a.rstd1, residual(l, pass.phase), w.ln1);
-    if (runs(QKV)) linear_forward({pass, l, 0, row.T}, Linear::qkv, a.qkv, attention_input(l, pass), w.qkv);
+    if (runs(QKV)) linear_forward({pass, l, 0, row.T}, first_matrix(l), projected(a), attention_input(l, pass), w.qkv);
+    if (config.has_delta(l)) return linear_attention(l, pass);
     if (runs(ROPE)) rotate(l, w, a);
     if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
 }
@@ -181,8 +211,9 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, const Pass &pa
     const LlamaActs<X> &a = arrays(l, pass);
     const auto runs = [&](Op op) { return row.T > 0 && Base::runs(op, l, pass.phase); };
 
+    if (runs(GATE)) gate_output(l, w, a);
     if (runs(PROJ)) {
-        linear_forward({pass, l, 0, row.T}, Linear::o, a.proj, a.att, w.o);
+        linear_forward({pass, l, 0, row.T}, last_matrix(l), a.proj, attention_output(a), w.o);
         scale(a.proj, a.proj, config.residual_multiplier, row.T);
     }
     if (runs(POST1)) norm_and_add(a.mid, a.post_rstd1, a.proj, w.post1, residual(l, pass.phase));
@@ -226,8 +257,48 @@ template <class Dev> void Llama<Dev>::add_and_norm(size_t l, const Pass &pass, c
     residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, residual(l, pass.phase), a.proj, w.ln2, norm_shape());
 }
 
+// Calls copy(part, its rows' stride, projected part, columns) for each part of attention's input: q_proj computes a head's queries and then its gates.
+template <class Dev> template <class F> void Llama<Dev>::for_heads_and_gates(const LlamaActs<X> &a, F copy) {
+    const size_t H = config.H, D = config.D, K = config.KV * D, stride = H * D + 2 * K;
+    for (size_t h = 0; h < H; h++) {
+        copy(a.qkv + h * D, stride, a.projected + 2 * h * D, D);
+        copy(a.gate + h * D, H * D, a.projected + (2 * h + 1) * D, D);
+    }
+    copy(a.qkv + H * D, stride, a.projected + 2 * H * D, 2 * K);
+}
+
+// Multiplies attention's output by its gates; in linear attention also norms it.
+template <class Dev> void Llama<Dev>::gate_output(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a) {
+    const size_t Q = config.H * config.D;
+    if (config.has_delta(l)) gated_rmsnorm_forward(dev, a.gated, a.att, a.gate, w.delta.norm, delta_norm_shape());
+    else sigmoid_gate_forward(dev, a.gated, a.att, a.gate, row.T, Q, Q);
+}
+
+// Linear attention by the gated delta rule: att = gated_delta(silu(conv(qkv)))
+template <class Dev> void Llama<Dev>::linear_attention(size_t l, const Pass &pass) {
+    const DeltaWeights<X> &w = weights.layer[l].delta;
+    const LlamaActs<X> &a = arrays(l, pass);
+    const DeltaActs<X> &d = a.delta;
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
+
+    if (runs(GATES)) {
+        linear_forward({pass, l, 0, row.T}, Linear::delta_z, a.gate, attention_input(l, pass), w.z);
+        linear_forward({pass, l, 0, row.T}, Linear::delta_ba, d.ba, attention_input(l, pass), w.ba);
+        delta_gates_forward(dev, d.gates, d.ba, w.A_log, w.dt_bias, row.T, config.delta.Hv);
+    }
+    if (runs(CONV)) causal_conv_forward(dev, a.qkv, a.projected, w.conv, row.doc_pos, row.T, config.delta.row());
+    if (runs(ATTENTION))
+        gated_delta_forward(dev, a.att, d.states, d.scratch, a.qkv, DeltaGates<const float>{d.gates.g, d.gates.beta}, row.doc_pos,
+                            delta_shape(row.T));
+}
+
 // Rotates a layer's queries and keys in place; some families norm them first.
 template <class Dev> void Llama<Dev>::rotate(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a) {
+    const size_t wide = 2 * config.H * config.D + 2 * config.KV * config.D;
+    if (config.output_gate)
+        for_heads_and_gates(a, [&](X *part, size_t stride, const X *of_projected, size_t C) {
+            copy_rows(dev, part, stride, of_projected, wide, row.T, C);
+        });
     if (!config.rotates(l) && !config.qk_norm) return;
     if (config.wide_qk_norm) wide_qk_norm_forward(w, a);
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
@@ -313,18 +384,20 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pa
     const LlamaActs<X> &a = bwd[l];
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
-    X *dx = acts.dx, *dqkv = a.qkv;
+    X *dx = acts.dx;
     if (runs(POST1)) norm_backward(dbranch, dw.post1, nullptr, dx, a.proj, w.post1, a.post_rstd1);
     begin_op(Phase::backward, PROJ, l);
-    linear_backward({pass, l, 0, row.T}, Linear::o, a.datt, dw.o, branch_gradient(0, row.T), a.att, w.o);
+    linear_backward({pass, l, 0, row.T}, last_matrix(l), a.datt, dw.o, branch_gradient(0, row.T), attention_output(a), w.o);
+    if (runs(GATE)) gate_output_backward(l, w, dw, a);
+    X *input = attention_input(l, pass);
+    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
+    if (config.has_delta(l)) return linear_attention_backward(l, pass, dinput != nullptr);
     begin_op(Phase::backward, ATTENTION, l);
     Base::attention_backward(pass, l, a);
     begin_op(Phase::backward, ROPE, l);
     rotate_backward(l, w, dw, a);
     begin_op(Phase::backward, QKV, l);
-    X *input = attention_input(l, pass);
-    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
-    linear_backward({pass, l, 0, row.T}, Linear::qkv, dinput, dw.qkv, dqkv, input, w.qkv);
+    linear_backward({pass, l, 0, row.T}, Linear::qkv, dinput, dw.qkv, projected(a), input, w.qkv);
     if (dinput) add_gradient(runs(LN1), dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
 }
 
@@ -347,12 +420,52 @@ template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size
 }
 
 template <class Dev>
+void Llama<Dev>::gate_output_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a) {
+    const size_t Q = config.H * config.D;
+    if (config.has_delta(l))
+        gated_rmsnorm_backward(dev, a.datt, a.gate, dw.delta.norm, a.delta.scratch, a.datt, a.att, a.gate, w.delta.norm,
+                               delta_norm_shape());
+    else sigmoid_gate_backward(dev, a.datt, a.gate, a.datt, a.att, a.gate, row.T, Q, Q);
+}
+
+// From datt and the gradient of gate to the gradients of the weights and of the layer's input. Three matrices have the same input.
+template <class Dev> void Llama<Dev>::linear_attention_backward(size_t l, const Pass &pass, bool has_input) {
+    const size_t T = row.T;
+    const LlamaLayer<X> &w = weights.layer[l];
+    const LlamaLayer<float> &dw = gradients.layer[l];
+    const LlamaActs<X> &a = bwd[l];
+    const DeltaActs<X> &d = a.delta;
+    const DeltaGates<const float> gates{d.gates.g, d.gates.beta}, dgates{d.dgates.g, d.dgates.beta};
+    const X *const input = attention_input(l, pass);
+    X *const dinput = has_input ? d.dinput : nullptr, *const dprojected = a.qkv;
+
+    begin_op(Phase::backward, ATTENTION, l);
+    gated_delta_backward(dev, d.dqkv, d.dgates, d.scratch, a.datt, a.qkv, gates, d.states, row.doc_pos, delta_shape(T));
+    begin_op(Phase::backward, CONV, l);
+    causal_conv_backward(dev, dprojected, dw.delta.conv, d.scratch, d.dqkv, a.projected, w.delta.conv, row.doc_pos, T,
+                         config.delta.row());
+    begin_op(Phase::backward, GATES, l);
+    delta_gates_backward(dev, d.ba, dw.delta.A_log, dw.delta.dt_bias, d.scratch, dgates, gates, d.ba, w.delta.A_log,
+                         w.delta.dt_bias, T, config.delta.Hv);
+    linear_backward({pass, l, 0, T}, Linear::delta_z, dinput, dw.delta.z, a.gate, input, w.delta.z);
+    linear_backward({pass, l, 0, T}, Linear::delta_ba, dinput, dw.delta.ba, d.ba, input, w.delta.ba, true);
+    begin_op(Phase::backward, QKV, l);
+    linear_backward({pass, l, 0, T}, Linear::delta_qkv, dinput, dw.qkv, dprojected, input, w.qkv, true);
+    if (dinput) add_gradient(Base::runs(LN1, l, pass.phase), dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
+}
+
+template <class Dev>
 void Llama<Dev>::rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a) {
     const X *q_norm = config.wide_qk_norm ? nullptr : w.q_norm;
     if (config.rotates(l) || config.qk_norm)
         qk_norm_rope_backward(dev, a.qkv, QkWeights<float>{dw.q_norm, dw.k_norm}, norm_scratch, a.qk_raw,
                               QkWeights<const X>{q_norm, w.k_norm}, a.qk_rstd, rope_of(l), positions_of(l), qk_shape());
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
+    const size_t wide = 2 * config.H * config.D + 2 * config.KV * config.D;
+    if (config.output_gate)
+        for_heads_and_gates(a, [&](const X *part, size_t stride, X *of_projected, size_t C) {
+            copy_rows(dev, of_projected, wide, part, stride, row.T, C);
+        });
 }
 
 template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pass) {
@@ -429,6 +542,30 @@ template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, Te
     t.add(shared, "mlp.shared_expert_gate.weight", &y.shared_gate, {1, c.C}, Tensor::router, true);
 }
 
+// The matrices of a layer's attention, and the filters of its convolution.
+template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer<S> &y, TensorList<S> &t) {
+    const size_t C = c.C, Q = c.H * c.D, K = c.KV * c.D, Hv = c.delta.Hv, row = c.delta.row(), values = c.delta.values();
+    const auto normal = Tensor::normal;
+    // clang-format off
+    if (c.has_delta(l)) {
+        t.add(true,  "linear_attn.in_proj_qkv.weight", &y.qkv.weight,      {row, C},                        normal, true);
+        t.add(true,  "linear_attn.in_proj_z.weight",   &y.delta.z.weight,  {values, C},                     normal, true);
+        t.add(true,  "linear_attn.in_proj_b.weight",   &y.delta.ba.weight, {Hv, C},                         normal, true);
+        t.add(true,  "linear_attn.in_proj_a.weight",   nullptr,            {Hv, C},                         normal, true);
+        t.add(true,  "linear_attn.out_proj.weight",    &y.o.weight,        {C, values},                     normal, true);
+        t.add(true,  "linear_attn.conv1d.weight",      &y.delta.conv,      {row, 1, conv_taps},             normal, true);
+        return;
+    }
+    t.add(c.fused,   "self_attn.qkv_proj.weight",      &y.qkv.weight,      {Q + 2 * K, C},                  normal, true);
+    if (!c.fused) {
+        t.add(true,  "self_attn.q_proj.weight",        &y.qkv.weight,      {c.output_gate ? 2 * Q : Q, C},  normal, true);
+        t.add(true,  "self_attn.k_proj.weight",        nullptr,            {K, C},                          normal, true);
+        t.add(true,  "self_attn.v_proj.weight",        nullptr,            {K, C},                          normal, true);
+    }
+    t.add(true,      "self_attn.o_proj.weight",        &y.o.weight,        {C, Q},                          normal, true);
+    // clang-format on
+}
+
 // One row per tensor of the Hugging Face files, in memory order, with the member that will point at it. A tensor without a
 // member continues the previous matrix: q, k and v are row blocks of one matrix, and so are gate and up. Phi-3's files store
 // these matrices whole. Tensors whose gradients are finished together form a unit. Within a layer, tensors with weight decay
@@ -448,15 +585,9 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         LlamaLayer<S> &y = w.layer[l];
         t.begin_unit(format("model.layers.%zu.", l));
         if (c.has_experts(l)) add_experts(c, y.experts, t);
-        t.add(c.fused,    "self_attn.qkv_proj.weight",    &y.qkv.weight,   {Q + 2 * K, C},                  normal, true);
-        if (!c.fused) {
-            t.add(true,   "self_attn.q_proj.weight",      &y.qkv.weight,   {Q, C},                          normal, true);
-            t.add(true,   "self_attn.k_proj.weight",      nullptr,         {K, C},                          normal, true);
-            t.add(true,   "self_attn.v_proj.weight",      nullptr,         {K, C},                          normal, true);
-        }
-        t.add(true,       "self_attn.o_proj.weight",      &y.o.weight,     {C, Q},                          normal, true);
+        add_attention(c, l, y, t);
         if (c.has_experts(l)) add_router(c, y.experts, t);
-        const bool dense = !c.has_experts(l);
+        const bool dense = !c.has_experts(l), linear = c.has_delta(l), qk_norm = c.qk_norm && !linear;
         t.add(c.fused,    "mlp.gate_up_proj.weight",      &y.gate_up.weight, {2 * F, C},                    normal, true);
         if (!c.fused && dense) {
             t.add(true,   "mlp.gate_proj.weight",         &y.gate_up.weight, {F, C},                        normal, true);
@@ -470,8 +601,11 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         t.add(c.mlp_bias, "mlp.gate_proj.bias",           &y.gate_up.bias, {F},                             zeros,  false);
         t.add(c.mlp_bias, "mlp.up_proj.bias",             nullptr,         {F},                             zeros,  false);
         t.add(c.mlp_bias, "mlp.down_proj.bias",           &y.down.bias,    {C},                             zeros,  false);
-        t.add(c.qk_norm,  "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false);
-        t.add(c.qk_norm,  "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false);
+        t.add(qk_norm,    "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false);
+        t.add(qk_norm,    "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false);
+        t.add(linear,     "linear_attn.A_log",            &y.delta.A_log,  {c.delta.Hv},               Tensor::rate, false);
+        t.add(linear,     "linear_attn.dt_bias",          &y.delta.dt_bias, {c.delta.Hv},              Tensor::ones, false);
+        t.add(linear,     "linear_attn.norm.weight",      &y.delta.norm,   {c.delta.Dv},               Tensor::ones, false);
         t.add(c.norm_before, "input_layernorm.weight",          &y.ln1,    {C},                             ones,   false);
         t.add(c.norm_after,  "post_attention_layernorm.weight", &y.post1,  {C},                             ones,   false);
         t.add(c.norm_before, norm2,                             &y.ln2,    {C},                             ones,   false);
@@ -528,7 +662,8 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
     const size_t T = Base::T_max, tile = Base::tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const size_t before = c.norm_before ? T : 0, after = c.norm_after ? T : 0, normed = c.qk_norm ? T : 0,
+    const bool linear = c.has_delta(l);
+    const size_t before = c.norm_before ? T : 0, after = c.norm_after ? T : 0, normed = c.qk_norm && !linear ? T : 0,
                  dense = c.has_experts(l) ? 0 : tile;
     LlamaActs<X> &f = fwd[l], &b = bwd[l];
     const auto array = Base::layer_arrays(l);
@@ -537,11 +672,11 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     //    name       pointers              shape                  recomputed
     array("ln1",     f.ln1, b.ln1,         {before, C},           cheap);
     array("rstd1",   f.rstd1, b.rstd1,     {before},              never);
-    array("qkv",     f.qkv, b.qkv,         {T, Q + 2 * K},        layer);
+    array("qkv",     f.qkv, b.qkv,         {T, linear ? c.delta.row() : Q + 2 * K}, linear ? cheap : layer);
     array("qk_raw",  f.qk_raw, b.qk_raw,   {normed, Q + K},       layer);
     array("qk_rstd", f.qk_rstd, b.qk_rstd, {normed, c.H + c.KV},  never);
-    array("att",     f.att, b.att,         {T, Q},                never);
-    array("lse",     f.lse, b.lse,         {c.H, T},              never);
+    array("att",     f.att, b.att,         {T, linear ? c.delta.values() : Q}, never);
+    array("lse",     f.lse, b.lse,         {c.H, linear ? 0 : T}, never);
     array("proj",    f.proj, b.proj,       {after, C},            layer);
     array("post_rstd1", f.post_rstd1, b.post_rstd1, {after},      never);
     array("mid",     f.mid, b.mid,         {T, C},                layer);
@@ -554,7 +689,43 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     // clang-format on
     if (!c.norm_after) Base::plan_.alias(&f.proj, &f.ln2), Base::plan_.alias(&b.proj, &b.ln2);
     if (c.has_experts(l)) plan_experts(l, f.experts, b.experts);
-    Base::plan_attention(l, f, b);
+    if (c.output_gate) plan_gates(l, f, b);
+    if (linear) plan_delta(l, f, b);
+    else Base::plan_attention(l, f, b);
+}
+
+template <class Dev> void Llama<Dev>::plan_gates(size_t l, LlamaActs<X> &f, LlamaActs<X> &b) {
+    const size_t T = Base::T_max, Q = config.H * config.D, K = config.KV * config.D;
+    const size_t width = config.has_delta(l) ? config.delta.values() : Q;
+    const auto array = Base::layer_arrays(l);
+    array("gate", f.gate, b.gate, {T, width}, Recompute::never);
+    array("gated", f.gated, b.gated, {T, width}, Recompute::cheap);
+    if (config.has_delta(l)) return array("projected", f.projected, b.projected, {T, config.delta.row()}, Recompute::layer);
+    Base::plan_.transient(&f.projected, format("act.%zu.projected", l), {T, 2 * Q + 2 * K});
+    if (Base::trains()) Base::plan_.transient(&b.projected, format("act.%zu.projected backward", l), {T, 2 * Q + 2 * K});
+}
+
+template <class Dev> void Llama<Dev>::plan_delta(size_t l, LlamaActs<X> &f, LlamaActs<X> &b) {
+    const DeltaConfig &c = config.delta;
+    const size_t T = Base::T_max;
+    const auto array = Base::layer_arrays(l);
+    const auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape) {
+        Base::plan_.transient(pointer, format("act.%zu.%s", l, name), std::move(shape));
+    };
+    array("ba", f.delta.ba, b.delta.ba, {T, 2 * c.Hv}, Recompute::never);
+    array("decay", f.delta.gates.g, b.delta.gates.g, {T, c.Hv}, Recompute::never);
+    array("beta", f.delta.gates.beta, b.delta.gates.beta, {T, c.Hv}, Recompute::never);
+    array("states", f.delta.states, b.delta.states, {gated_delta_states(delta_shape(T))}, Recompute::never);
+    transient("delta scratch", &f.delta.scratch, {gated_delta_scratch(dev, delta_shape(T))});
+    if (!Base::trains()) return;
+    transient("datt", &b.datt, {T, c.values()});
+    transient("dqkv", &b.delta.dqkv, {T, c.row()});
+    transient("ddecay", &b.delta.dgates.g, {T, c.Hv});
+    transient("dbeta", &b.delta.dgates.beta, {T, c.Hv});
+    transient("dinput", &b.delta.dinput, {T, config.C});
+    transient("delta scratch backward", &b.delta.scratch,
+              {std::max({gated_delta_scratch(dev, delta_shape(T)), causal_conv_scratch(dev, c.row()),
+                         delta_gates_scratch(dev, c.Hv), gated_rmsnorm_scratch(dev, c.Dv)})});
 }
 
 template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, ExpertActs<X> &b) {
@@ -620,20 +791,28 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     std::vector<CostOf> down = experts(Linear::experts_down, Linear::shared_down, moved + 2 * C, 2 * moved + 4 * e.chosen * e.F);
     down.push_back(cost::exchange(e, C, 1, 0, 2));  // also sends weights there and their gradients back
     const size_t hidden = e.chosen * e.F + e.shared_F;
+    const DeltaConfig &d = c.delta;
+    const size_t values = d.values(),
+                 gated = c.output_gate ? 2 * (2 * Q + 2 * K) : 0;  // queries, gates, keys and values are moved apart
+    const CostOf nothing = cost::elements(0, 0);
+    const std::vector<bool> &linear = d.layers, &sparse = e.layers;
     using enum Recompute;
     std::vector<LayerOp> ops(POST2 + 1);
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h), exists
     ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C), c.norm_before};
-    ops[QKV]       = {"qkv",        layer,   cost::linear(c, Linear::qkv)};
-    ops[ROPE]      = {"rope",       layer,   cost::elements(2 * (Q + K) + raw, 2 * (Q + K) + raw)};
-    ops[ATTENTION] = {"attention",  never,   cost::attention(Q, K)};
-    ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
+    ops[QKV]       = {"qkv",        layer,   cost::by_layer(linear, cost::linear(c, Linear::qkv), cost::linear(c, Linear::delta_qkv))};
+    ops[GATES]     = {"gates",      never,   cost::by_layer(linear, nothing, cost::sum({cost::linear(c, Linear::delta_z), cost::linear(c, Linear::delta_ba)})), d.Hk > 0};
+    ops[CONV]      = {"convolution", cheap,  cost::by_layer(linear, nothing, cost::elements(2 * d.row(), 3 * d.row())), d.Hk > 0};
+    ops[ROPE]      = {"rope",       layer,   cost::by_layer(linear, cost::elements(2 * (Q + K) + raw + gated, 2 * (Q + K) + raw + gated), nothing)};
+    ops[ATTENTION] = {"attention",  never,   cost::by_layer(linear, cost::attention(Q, K), cost::delta_rule(d))};
+    ops[GATE]      = {"output gate", cheap,  cost::by_layer(linear, cost::elements(3 * Q, 5 * Q), cost::elements(3 * values, 5 * values)), c.output_gate};
+    ops[PROJ]      = {"proj",       layer,   cost::by_layer(linear, cost::linear(c, Linear::o), cost::linear(c, Linear::delta_out))};
     ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C), c.norm_after};  // including the residual stream
     ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C), c.norm_before};
-    ops[UP]        = {"up",         layer,   cost::by_layer(c, cost::linear(c, Linear::gate_up), cost::sum(up))};
-    ops[ACT]       = {"activation", cheap,   cost::by_layer(c, cost::elements(3 * F, 5 * F), cost::elements(3 * hidden, 5 * hidden))};
-    ops[DOWN]      = {"down",       never,   cost::by_layer(c, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // including the residual stream
+    ops[UP]        = {"up",         layer,   cost::by_layer(sparse, cost::linear(c, Linear::gate_up), cost::sum(up))};
+    ops[ACT]       = {"activation", cheap,   cost::by_layer(sparse, cost::elements(3 * F, 5 * F), cost::elements(3 * hidden, 5 * hidden))};
+    ops[DOWN]      = {"down",       never,   cost::by_layer(sparse, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // including the residual stream
     ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C), c.norm_after};  // including the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION};

@@ -57,6 +57,7 @@ TEST(Flops, AreThoseOfTheRecordedCalls) {
     };
     std::vector<Case> cases;
     for (const char *name : golden_families) cases.push_back({name, Golden(name).config});
+    for (const char *name : golden_hybrids) cases.push_back({name, Golden(name).config});
     for (const char *name : golden_adapters) cases.push_back({name, Golden(name).config});
     for (const auto &[name, config] : cases)
         for (Recompute recompute : {Recompute::none, Recompute::cheap, Recompute::layer})

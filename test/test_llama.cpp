@@ -29,8 +29,7 @@ TEST_P(Mixtures, LossesOfTenStepsWithAuxiliaryLoss) { expect_losses(make_device<
 INSTANTIATE_TEST_SUITE_P(Families, Mixtures, testing::Values("qwen3_moe", "qwen2_moe", "mixtral"), family_name);
 
 // The first products of a step overwrite the old gradients; all other gradients are cleared.
-TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
-    const Golden g(GetParam());
+static void expect_nothing_is_left_of_the_last_steps_gradients(const Golden &g) {
     Trained<CpuF32> t(make_device<CpuF32>(), g);
     Zero<CpuF32> &zero = t.model->parameters();
     const auto step = [&](const std::vector<Row> &rows) {
@@ -47,6 +46,74 @@ TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
     EXPECT_EQ(step(rows), gradients);
     EXPECT_EQ(step({Row{}}), std::vector<float>(gradients.size()));
 }
+TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) { expect_nothing_is_left_of_the_last_steps_gradients(Golden(GetParam())); }
+
+struct Hybrids : testing::TestWithParam<const char *> {
+    const Golden g = Golden(GetParam());
+};
+TEST_P(Hybrids, LossEntropyAccuracy) { expect_loss_entropy_accuracy(make_device<CpuF32>(), g); }
+TEST_P(Hybrids, Gradients) { expect_gradients(make_device<CpuF32>(), g); }
+TEST_P(Hybrids, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), g, {5, 10}); }
+TEST_P(Hybrids, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(make_device<CpuBf16>(), g); }
+TEST_P(Hybrids, Bf16GradientAsGoodAsTransformers) {
+    expect_bf16_gradient_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), g);
+}
+TEST_P(Hybrids, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) { expect_same_bits_in_every_way(g); }
+TEST_P(Hybrids, NothingIsLeftOfTheLastStepsGradients) { expect_nothing_is_left_of_the_last_steps_gradients(g); }
+
+// A document's losses and gradients are those that it has alone, except for rounding: neither convolution nor state reads another one.
+TEST_P(Hybrids, DocumentsInARowAreThoseAlone) {
+    const auto losses_and_gradient = [&](const std::vector<Row> &rows) {
+        Trained<CpuF32> t(make_device<CpuF32>(), g);
+        std::vector<double> losses;
+        t.model->zero_gradients();
+        for (const Row &row : rows) {
+            const auto of_row = t.model->evaluate(row);
+            losses.insert(losses.end(), of_row.begin(), of_row.end());
+            t.model->backward(std::vector<float>(of_row.size(), 1 / float(g.targets())), 0, false);
+        }
+        return std::pair(losses, t.gradient());
+    };
+    const auto packed = losses_and_gradient(g.rows(6)), alone = losses_and_gradient(g.rows(1));
+    ASSERT_EQ(packed.first.size(), alone.first.size());
+    double worst = 0;
+    for (size_t i = 0; i < alone.first.size(); i++) worst = std::max(worst, std::abs(packed.first[i] - alone.first[i]));
+    expect_at_most("losses, packed and alone", worst, 2e-5 * *std::ranges::max_element(alone.first));
+    expect_at_most("gradient, packed and alone, L2", relative_distance(packed.second, alone.second), 1e-5);
+}
+
+// B is 0 at first, so the gradient of an adapter's B is scale * dW A^T, with the gradient dW of its matrix.
+TEST_P(Hybrids, AdaptersHaveTheGradientsOfTheirMatrices) {
+    Golden adapted = g;
+    LoraConfig lora;
+    lora.rank = 2, lora.alpha = 3, lora.targets = {"all-linear"};
+    set_lora(adapted.config, lora);
+    Trained<CpuF32> whole(make_device<CpuF32>(), g), t(make_device<CpuF32>(), adapted);
+    whole.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(adapted, g.rows(3));
+    std::map<std::string, std::vector<float>> gradients;
+    for (const Tensor &tensor : whole.model->tensors()) gradients[tensor.name] = whole.gradient(tensor);
+    const Zero<CpuF32> &zero = t.model->parameters();
+    const std::vector<Tensor> &tensors = t.model->tensors();
+    size_t modules = 0;
+    for (size_t i = 0; i + 1 < tensors.size(); i += 2, modules++) {
+        const Tensor &A = tensors[i], &B = tensors[i + 1];
+        const std::string module = A.name.substr(0, A.name.find(".lora_A"));
+        const size_t IC = A.shape[1], OC = B.shape[0];
+        const std::vector<float> a = read(t.model->memory(), zero.params + zero.sharding.flat(A.offset), A.count),
+                                 &dw = gradients.at(module + ".weight");
+        std::vector<float> want;
+        for (size_t o = 0; o < OC; o++)
+            for (size_t r = 0; r < lora.rank; r++) {
+                double sum = 0;
+                for (size_t c = 0; c < IC; c++) sum += double(dw[o * IC + c]) * a[r * IC + c];
+                want.push_back(float(lora.scale() * sum));
+            }
+        EXPECT_LE(relative_distance(t.gradient(B), want), 1e-4) << module;
+    }
+    const size_t linear = size_t(std::ranges::count(g.config.delta.layers, true));
+    EXPECT_EQ(modules, (3 + 4) * g.config.L + linear);  // feed-forward and attention; linear attention has one more
+}
+INSTANTIATE_TEST_SUITE_P(Families, Hybrids, testing::ValuesIn(golden_hybrids), family_name);
 
 // Rows of several tiles of the feed-forward network, the last one incomplete. The second row adds to the gradients of the first.
 template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g, bool fp8 = false) {

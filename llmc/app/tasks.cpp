@@ -67,6 +67,8 @@ static void open_adapter(Run &run) {
 static void expect_fp8_sizes(const ModelConfig &c) {
     if (c.experts.number)
         die("--fp8 multiplies the matrices of dense layers, and this model has experts\n  fix: leave --fp8 out");
+    if (c.delta.Hk)
+        die("--fp8 multiplies the matrices of attention and feed-forward, and this model has linear attention\n  fix: leave --fp8 out");
     for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
         if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
             die("--fp8 multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)\n  fix: leave --fp8 out",

@@ -184,11 +184,11 @@ template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
-// Buffers that transformers computes but old files store as tensors: rotary frequencies, and GPT-2's causal masks. Also MiMo's heads for further
-// tokens, which are not read (config.cpp prints a note).
+// Buffers that transformers computes but old files store as tensors: rotary frequencies, and GPT-2's causal masks. Also MiMo's and Qwen3.5's heads for
+// further tokens, which are not read (config.cpp prints a note).
 static bool is_buffer(const std::string &name) {
-    return name.starts_with("model.mtp_layers.") || name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
-           name.ends_with(".attn.masked_bias");
+    return name.starts_with("model.mtp_layers.") || name.starts_with("mtp.") || name.ends_with("rotary_emb.inv_freq") ||
+           name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
 std::vector<std::string> HfWeights::paths() const {
@@ -218,7 +218,8 @@ static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
 
 // Returns true if a tensor belongs to the vision tower of a multimodal model; only the text model is read.
 static bool is_vision(const std::string &name) {
-    return name.find("vision_tower.") != name.npos || name.find("multi_modal_projector.") != name.npos;
+    return name.starts_with("model.visual.") || name.find("vision_tower.") != name.npos ||
+           name.find("multi_modal_projector.") != name.npos;
 }
 bool HfWeights::has_vision() const {
     const auto begins = [&](const char *prefix) {

@@ -7,8 +7,8 @@
 // One tensor of the Hugging Face files, and its position in the flat arrays of parameters, gradients and moments.
 struct Tensor {
     // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C); lora_a, lora_b: both
-    // matrices of an adapter; router: it chooses experts, and is neither quantised nor updated by Muon
-    enum Init { normal, residual, router, ones, zeros, score, lora_a, lora_b };
+    // matrices of an adapter; router: it chooses experts, and is neither quantised nor updated by Muon; rate: logarithms of the delta rule's rates of decay
+    enum Init { normal, residual, router, ones, zeros, rate, score, lora_a, lora_b };
     std::string name;
     std::vector<size_t> shape;
     Init init;

@@ -7,10 +7,14 @@
 
 #include "../core/common.h"
 #include "../core/json.h"
+#include "../ops/causal_conv.h"
+#include "../ops/gated_delta.h"
 #include "../ops/router.h"
 
 using nlohmann::json;
 namespace fs = std::filesystem;
+
+static const std::string reward_class = "ForSequenceClassification";  // transformers' class with one label
 
 // The names in config.json of the sizes that check_sizes examines.
 struct Names {
@@ -42,6 +46,7 @@ static const Family families[] = {
     {"seed_oss", "SeedOss", 8, 128, 524288, 1e-6, 10000, false, true},
     {"smollm3", "SmolLM3", 4, 0, 32768, 1e-6, 2e6, true},
     {"gemma3_text", "Gemma3", 4, 256, 131072, 1e-6, 1e6, true},
+    {"qwen3_5_text", "Qwen3_5", 4, 256, 32768, 1e-6},
     {"qwen3_moe", "Qwen3Moe", 4, 0, 32768, 1e-6},
     {"qwen2_moe", "Qwen2Moe", 16, 0, 32768, 1e-6},
     {"mixtral", "Mixtral", 8, 0, 131072, 1e-5, 1e6},
@@ -51,6 +56,8 @@ static const Family families[] = {
 
 // Unsupported features of other families' models.
 static const std::pair<const char *, const char *> others[] = {
+    {"qwen3_5_moe", "experts beside linear attention"},
+    {"qwen3_next", "other orders of rows in the matrices of linear attention, and experts beside it"},
     {"gemma", "soft caps of its scores or logits, or another layer than gemma3_text"},
     {"cohere", "both halves of a layer in parallel, and norms that subtract the mean"},
     {"glm", "interleaved rotation of a part of each head, and norms after each half of a layer"},
@@ -95,7 +102,6 @@ static const Unsupported unsupported[] = {
     {"query_pre_attn_scalar", 0, "another attention scale", "gemma3_text"},
     {"use_bidirectional_attention", 0, "attention to later tokens"},
     {"scale_attn_by_inverse_layer_idx", 0, "another attention scale"},
-    {"partial_rotary_factor", 1, "partial rotation", "phi3"},
     {"no_rope_layers", 0, "layers without rotation", "smollm3"},
     {"no_rope_layer_interval", 0, "layers without rotation", "smollm3"},
     {"rope_interleaved", 0, "interleaved rotation"},
@@ -174,20 +180,24 @@ static void read_longrope(RopeConfig &rope, const Fields &dict, size_t pairs) {
 // Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); files of version 5 have both in
 // rope_parameters. If both are given, rope_scaling wins, and so does original_max_position_embeddings of the top level, as in transformers.
 static RopeConfig read_rope(const Fields &fields, const Family &family, size_t max_positions, size_t D) {
-    const bool phi3 = family.name == std::string("phi3");
+    const bool phi3 = family.name == std::string("phi3"), qwen35 = family.name == std::string("qwen3_5_text");
     RopeConfig rope;
     rope.theta = fields.number("rope_theta", family.theta);
     const json *scaling = fields.find("rope_scaling"), nothing = json::object();
     const std::string name = scaling && !scaling->empty() ? "rope_scaling" : "rope_parameters";
     const Fields dict = fields.has(name) ? fields.object(name) : Fields(nothing, "");
     for (const char *key : {"full_attention", "sliding_attention", "mrope_section"})
-        if (dict.has(key))
+        if (dict.has(key) && !qwen35)  // whose axes are those of images: a text has the same position on all of them
             dict.refuse(
                 key,
                 "makes rotation differ between layers or axes, which is not supported\n  fix: use a model with one rotation for all");
     const Fields &partial = dict.has("partial_rotary_factor") ? dict : fields;
-    rope.rotated = partial.number("partial_rotary_factor", 1);
-    if (rope.rotated != 1 && !phi3) partial.refuse("partial_rotary_factor", "is not 1, which is supported only in phi3");
+    rope.rotated = partial.number("partial_rotary_factor", qwen35 ? 0.25 : 1);
+    if (rope.rotated != 1 && !phi3 && !qwen35)
+        partial.refuse("partial_rotary_factor", "is not 1, which is supported only in phi3 and qwen3_5_text");
+    if (qwen35 && rope.channels(D) % 8 != 0)
+        partial.refuse("partial_rotary_factor",
+                       format("is %g, but must give a multiple of 8 of a head's %zu channels", rope.rotated, D));
     if (!(rope.rotated > 0 && rope.rotated <= 1) || rope.channels(D) == 0 || rope.channels(D) % 2 != 0)
         partial.refuse("partial_rotary_factor",
                        format("is %g, but must give an even number of a head's %zu channels", rope.rotated, D));
@@ -269,7 +279,11 @@ template <class Number> static Number parameters(const ModelConfig &c, size_t ex
     const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
     const Number qk_norm = !c.qk_norm ? 0 : c.wide_qk_norm ? q + kv : 2 * D;
-    const Number attention = 2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + qk_norm;
+    const Number attention =
+        (2 + Number(c.output_gate)) * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + qk_norm;
+    const Number Hv = Number(c.delta.Hv), values = Number(c.delta.values()), row = Number(c.delta.row());
+    const Number linear = (row + 2 * values + 2 * Hv) * C + Number(conv_taps) * row + 2 * Hv + Number(c.delta.Dv);
+    const Number linear_layers = Number(std::ranges::count(c.delta.layers, true));
     const Number into_mlp = c.gpt2() ? 1 : 2;  // matrices
     const Number mlp = (into_mlp + 1) * C * F + Number(c.mlp_bias) * (into_mlp * F + C);
     const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
@@ -279,7 +293,8 @@ template <class Number> static Number parameters(const ModelConfig &c, size_t ex
     const Number sparse = Number(std::ranges::count(e.layers, true));  // layers
     const Number mixture =
         Number(experts) * 3 * C * Number(e.F) + Number(e.number) * C + 3 * C * Number(e.shared_F) + Number(e.shared_F > 0) * C;
-    return V * C + positions + L * (attention + norms) + (L - sparse) * mlp + sparse * mixture + norm + head;
+    return V * C + positions + (L - linear_layers) * attention + linear_layers * linear + L * norms + (L - sparse) * mlp +
+           sparse * mixture + norm + head;
 }
 
 const char *embedding_name(const ModelConfig &config) {
@@ -303,8 +318,6 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
     if (!(c.initializer_range >= 0 && c.initializer_range <= 1))
         fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
 }
-
-static const std::string reward_class = "ForSequenceClassification";  // transformers' class with one label
 
 // Returns true if the model is a reward model. The number of labels is the size of id2label if given, else num_labels, else two, as in
 // transformers.
@@ -386,11 +399,40 @@ static ExpertConfig read_experts(const Fields &fields, const std::string &family
     return e;
 }
 
+// In Qwen3.5 the layers that layer_types calls linear_attention have it, and without layer_types all but every fourth.
+static DeltaConfig read_delta(const Fields &fields, size_t L) {
+    DeltaConfig d;
+    d.Hk = fields.count("linear_num_key_heads", 16), d.Hv = fields.count("linear_num_value_heads", 32);
+    d.Dk = fields.count("linear_key_head_dim", 128), d.Dv = fields.count("linear_value_head_dim", 128);
+    if (d.Hv % d.Hk)
+        fields.refuse("linear_num_key_heads", format("is %zu, which does not divide linear_num_value_heads %zu", d.Hk, d.Hv));
+    for (const auto &[name, D] : {std::pair("linear_key_head_dim", d.Dk), {"linear_value_head_dim", d.Dv}})
+        if (D % 8 || D > delta::max_D)
+            fields.refuse(name, format("is %zu, but must be a multiple of 8 up to %zu", D, delta::max_D));
+    if (const size_t taps = fields.count("linear_conv_kernel_dim", conv_taps); taps != conv_taps)
+        fields.refuse("linear_conv_kernel_dim", format("is %zu, but only %zu is supported", taps, conv_taps));
+    for (const auto &[name, supported] : {std::pair("attn_output_gate", true), {"attention_bias", false}})
+        if (fields.boolean(name, supported) != supported)
+            fields.refuse(name, format("is %s, which is not supported in qwen3_5_text", supported ? "false" : "true"));
+    const size_t interval = fields.count("full_attention_interval", 4);
+    const json *types = fields.find("layer_types");
+    if (types && (!types->is_array() || types->size() != L))
+        fields.refuse("layer_types", format("must be a list of %zu, one for each layer", L));
+    for (size_t l = 0; l < L; l++) {
+        d.layers.push_back(types ? (*types)[l] == "linear_attention" : (l + 1) % interval != 0);
+        if (types && !d.layers[l] && (*types)[l] != "full_attention")
+            fields.refuse("layer_types", format("of layer %zu is %s, neither linear_attention nor full_attention", l,
+                                                (*types)[l].dump().c_str()));
+    }
+    return d;
+}
+
 static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
     const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3",
                seed = c.family == "seed_oss";
     const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite",
-               exaone4 = c.family == "exaone4", qwen3_moe = c.family == "qwen3_moe", qwen2_moe = c.family == "qwen2_moe";
+               exaone4 = c.family == "exaone4", qwen3_moe = c.family == "qwen3_moe", qwen2_moe = c.family == "qwen2_moe",
+               qwen35 = c.family == "qwen3_5_text";
     const std::string act_name = c.gemma() ? "hidden_activation" : "hidden_act",
                       known_act = c.gemma() ? "gelu_pytorch_tanh" : "silu";
     const std::string act = fields.text(act_name, known_act);
@@ -415,7 +457,7 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
                   fields.boolean("attention_bias", family.biased));
     c.o_bias = seed ? fields.boolean("attention_out_bias", false) : c.qkv_bias && !qwen2 && !qwen2_moe;
     c.mlp_bias = (llama || seed || smollm3 || granite) && fields.boolean("mlp_bias", false);
-    c.qk_norm = qwen3 || qwen3_moe || olmo2 || exaone4 || c.gemma();
+    c.qk_norm = qwen3 || qwen3_moe || olmo2 || exaone4 || qwen35 || c.gemma();
     c.norm_after = olmo2 || exaone4 || c.gemma();
     c.norm_before = !(olmo2 || exaone4);
     c.wide_qk_norm = olmo2;
@@ -437,6 +479,7 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
         if (!(c.local_rope->theta > 1))
             fields.refuse("rope_local_base_freq", format("is %g, but must be greater than 1", c.local_rope->theta));
     }
+    if (qwen35) c.delta = read_delta(fields, c.L), c.output_gate = true, c.norm_w0 = 1;
     if (is_mixture(c.family)) c.experts = read_experts(fields, c.family, c.L);
     c.unrotated = read_unrotated_layers(fields, c.family, c.L);
     c.rope = read_rope(fields, family, c.max_positions, c.D);
@@ -506,24 +549,30 @@ static json without_own_code(json source, const std::string &where, std::vector<
     return source;
 }
 
-// Converts Gemma 3 to one form: the text model, without the vision tower of the larger models, with the defaults of transformers' class and with the
-// rotation in the fields of transformers 4, which every version reads.
+// Models of texts and images, and the text models in them, which are read and saved: the types and the beginnings of the names of their classes.
+static constexpr std::tuple<const char *, const char *, const char *> with_vision[] = {{"gemma3", "gemma3_text", "Gemma3"},
+                                                                                       {"qwen3_5", "qwen3_5_text", "Qwen3_5"}};
+
+// Replaces a model of texts and images by its text model. Converts Gemma 3 to one form, with the defaults of transformers' class and with the rotation
+// in the fields of transformers 4, which every version reads.
 static json without_vision(json source, const std::string &where, std::vector<std::string> &notes) {
     const auto text = [&](const char *name) {
         return source.is_object() && source.contains(name) && source[name].is_string() ? source[name].get<std::string>() : "";
     };
-    if (text("model_type") == "gemma3") {
+    for (const auto &[type, text_type, name] : with_vision) {
+        if (text("model_type") != type) continue;
         json inner = Fields(source, where).object("text_config").source();
-        for (const char *name : {"architectures", "eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype",
-                                 "transformers_version", "id2label", "label2id", "num_labels", "tie_word_embeddings"})
-            if (source.contains(name) && !source[name].is_null()) inner[name] = source[name];
-        inner["model_type"] = "gemma3_text";
+        for (const char *field : {"architectures", "eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype",
+                                  "transformers_version", "id2label", "label2id", "num_labels", "tie_word_embeddings"})
+            if (source.contains(field) && !source[field].is_null()) inner[field] = source[field];
+        inner["model_type"] = text_type;
         if (inner.contains("architectures") && inner["architectures"].is_array())
             for (json &cls : inner["architectures"]) {
-                if (cls == "Gemma3ForConditionalGeneration") cls = "Gemma3ForCausalLM";
-                if (cls == "Gemma3ForSequenceClassification") cls = "Gemma3TextForSequenceClassification";
+                if (cls == std::string(name) + "ForConditionalGeneration") cls = std::string(name) + "ForCausalLM";
+                if (cls == name + reward_class) cls = name + ("Text" + reward_class);
             }
-        notes.push_back(where + ": the vision tower is left out: gemma3 is read, and saved, as the gemma3_text model in it");
+        notes.push_back(format("%s: the vision tower is left out: %s is read, and saved, as the %s model in it", where.c_str(),
+                               type, text_type));
         source = inner;
     }
     if (text("model_type") != "gemma3_text") return source;
@@ -565,11 +614,14 @@ ModelConfig parse_config(const json &as_found, const std::string &where, std::ve
     c.reward = read_reward(fields);
     c.tied = c.tied && !c.reward;
     check_sizes(c, fields);
-    c.window = read_windows(fields, c.family, c.gpt2() ? std::vector<bool>(c.L) : c.unrotated);
+    c.window =
+        c.delta.Hk ? std::vector<size_t>(c.L) : read_windows(fields, c.family, c.gpt2() ? std::vector<bool>(c.L) : c.unrotated);
     // Layers without a window are not rotated if there are layers with one.
     if (c.family == "exaone4" && std::ranges::count(c.window, size_t(0)) < ptrdiff_t(c.L))
         for (size_t l = 0; l < c.L; l++) c.unrotated[l] = c.window[l] == 0;
     read_token_ids(c, fields);
+    if (c.delta.Hk && fields.number("mtp_num_hidden_layers", 0) != 0)
+        notes.push_back(format("%s: mtp_num_hidden_layers: the heads that predict further tokens are left out", where.c_str()));
     return c;
 }
 
@@ -643,7 +695,8 @@ void make_reward(ModelConfig &config) {
     config.reward = true;
     config.tied = false;
     json &source = config.source;
-    source["architectures"] = json::array({architecture(config) + (config.gemma() ? "Text" : "") + reward_class});
+    source["architectures"] =
+        json::array({architecture(config) + (config.gemma() || config.delta.Hk ? "Text" : "") + reward_class});
     source["id2label"] = {{"0", "LABEL_0"}};
     source["label2id"] = {{"LABEL_0", 0}};
     source["tie_word_embeddings"] = false;

@@ -35,6 +35,15 @@ struct ExpertConfig {
     size_t rows(size_t ranks, size_t n) const { return n * ranks * std::min(chosen, number / ranks); }
 };
 
+// Linear attention by the gated delta rule (../ops/gated_delta.h), which replaces attention in some layers (Qwen3.5).
+struct DeltaConfig {
+    size_t Hk = 0, Hv = 0, Dk = 0, Dv = 0;  // heads of keys and of values, and their sizes; 0: no linear attention
+    std::vector<bool> layers;               // (L) which layers have it
+
+    size_t values() const { return Hv * Dv; }              // elements of a token
+    size_t row() const { return 2 * Hk * Dk + values(); }  // queries, keys, values
+};
+
 struct ModelConfig {
     std::string family;           // one of `families` in config.cpp (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
@@ -45,6 +54,7 @@ struct ModelConfig {
     bool qkv_bias, o_bias, mlp_bias, qk_norm;
     bool norm_before = true, norm_after = false;  // norms on the inputs of attention and feed-forward, and on their outputs
     float norm_w0 = 0;                            // norms multiply by this plus their weights
+    bool output_gate = false;    // attention's output is multiplied by the sigmoid of gates, which q_proj computes (Qwen3.5)
     bool wide_qk_norm;           // with qk_norm: a token's query heads are normed as one vector, and so are its key heads
     bool fused;                  // in the files q, k and v are one tensor, and gate and up are another
     bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
@@ -61,6 +71,7 @@ struct ModelConfig {
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
     ExpertConfig experts;
+    DeltaConfig delta;
     LoraConfig lora;
     int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen and stored with this number of bits (quantised_layers.h)
     // config.json and generation_config.json (null without one), unchanged; export writes them again, with the fields that training changes
@@ -71,6 +82,7 @@ struct ModelConfig {
     // without a gate.
     bool rotates(size_t l) const { return unrotated.empty() || !unrotated[l]; }
     bool has_experts(size_t l) const { return experts.number > 0 && experts.layers[l]; }
+    bool has_delta(size_t l) const { return delta.Hk > 0 && delta.layers[l]; }
     bool gpt2() const { return family == "gpt2"; }
     bool gemma() const { return family == "gemma3_text"; }
     float attention_scale() const { return attention_multiplier ? attention_multiplier : 1 / std::sqrt(float(D)); }

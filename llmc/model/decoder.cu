@@ -458,8 +458,8 @@ template <class Dev> ExpertTokens Decoder<Dev>::expert_tokens(size_t l, size_t t
 
 template <class Dev>
 void Decoder<Dev>::linear_backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout,
-                                   const X *x, LinearWeights<X> w) {
-    linears_.backward(rows, matrix, dx, dw, dout, x, w, weights_->accumulates());
+                                   const X *x, LinearWeights<X> w, bool add_dx) {
+    linears_.backward(rows, matrix, dx, dw, dout, x, w, weights_->accumulates(), add_dx);
 }
 
 template <class Dev> bool Decoder<Dev>::accumulates() const { return weights_->accumulates(); }

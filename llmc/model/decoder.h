@@ -176,7 +176,7 @@ template <class Dev> class Decoder : public Model, public Generator {
         linears_.forward(rows, matrix, out, x, w);
     }
     void linear_backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
-                         LinearWeights<X> w);
+                         LinearWeights<X> w, bool add_dx = false);
     // Returns true if gradients of weights are added to the gradients of earlier rows, and false if they overwrite them.
     bool accumulates() const;
     // Adds tokens [t, t + n) to the routing sums of layer l, unless the pass is of generation or of the base model.

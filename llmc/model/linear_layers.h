@@ -41,9 +41,10 @@ template <class Dev> class LinearLayers {
     void plan_fp8(Plan &plan, size_t T, bool trains);
     void forward(const LayerRows &rows, Linear matrix, X *out, const X *x, LinearWeights<X> w);
     // Computes the gradients of the trained weights and of the input. dx may alias x; dx and dw's pointers may be null. With `accumulate` the
-    // weights' gradients are added to the gradients of earlier rows.
+    // weights' gradients are added to the gradients of earlier rows. With `add_dx` the input's gradient is added to that of other matrices, and dx
+    // may not alias x.
     void backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
-                  LinearWeights<X> w, bool accumulate);
+                  LinearWeights<X> w, bool accumulate, bool add_dx = false);
     // The adapters' parts of these functions: out += ..., dx += ..., and the gradients of A and B, which accumulate if `add`. backward_low() must be
     // called before the other backward functions.
     void adapters_forward(Linear matrix, X *out, const X *x, const LayerRows &rows);
@@ -75,7 +76,7 @@ template <class Dev> class LinearLayers {
     void base_forward(const LayerRows &rows, X *out, const X *x, LinearWeights<X> w, LinearShape shape);
     void base_backward_weight(const LayerRows &rows, LinearWeights<float> dw, const X *dout, const X *x, LinearShape shape,
                               bool accumulate);
-    void base_backward_input(const LayerRows &rows, X *dx, const X *dout, LinearShape shape, const X *w);
+    void base_backward_input(const LayerRows &rows, X *dx, const X *dout, LinearShape shape, const X *w, bool add);
 
     const Dev dev;
     const ModelConfig &config;
@@ -144,14 +145,15 @@ void LinearLayers<Dev>::base_backward_weight(const LayerRows &rows, LinearWeight
 }
 
 template <class Dev>
-void LinearLayers<Dev>::base_backward_input(const LayerRows &rows, X *dx, const X *dout, LinearShape shape, const X *w) {
+void LinearLayers<Dev>::base_backward_input(const LayerRows &rows, X *dx, const X *dout, LinearShape shape, const X *w,
+                                            bool add) {
     const auto [IC, OC] = shape;
     const size_t n = rows.n;
-    if (!rows.pass.fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC);
+    if (!rows.pass.fp8) return matmul_backward_input(dev, dx, dout, w, n, IC, OC, 0, add);
     const X *const no_bias = nullptr;
     fp8_round(dev, left, dout, n, OC, false);
     round(right, w, OC, IC, true);
-    fp8_product(dev, dx, left, right, no_bias, n, OC, IC, false);
+    fp8_product(dev, dx, left, right, no_bias, n, OC, IC, add);
 }
 
 template <class Dev>
@@ -258,7 +260,7 @@ void LinearLayers<Dev>::forward(const LayerRows &rows, Linear matrix, X *out, co
 
 template <class Dev>
 void LinearLayers<Dev>::backward(const LayerRows &rows, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
-                                 LinearWeights<X> w, bool accumulate) {
+                                 LinearWeights<X> w, bool accumulate, bool add_dx) {
     const auto [IC, OC] = shapes[size_t(matrix)];
     in_parts(
         rows.n,
@@ -271,7 +273,7 @@ void LinearLayers<Dev>::backward(const LayerRows &rows, Linear matrix, X *dx, Li
             adapters_backward_low(matrix, dout_part, part);
             adapters_backward_weight(matrix, dout_part, x_part, part, add);
             if (!dx) return;
-            base_backward_input(part, dx + first * IC, dout_part, {IC, OC}, w.weight);
+            base_backward_input(part, dx + first * IC, dout_part, {IC, OC}, w.weight, add_dx);
             adapters_backward_input(matrix, dx + first * IC, part);
         },
         matmul_run(dev));

@@ -31,10 +31,17 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
                 {"self_attn.o_proj", o, 0, C, Q},
                 {"mlp.gate_up_proj", gate_up, 0, 2 * F, C},
                 {"mlp.down_proj", down, 0, C, F}};
-    std::vector<LinearModule> modules = {{"self_attn.q_proj", qkv, 0, Q, C},
-                                         {"self_attn.k_proj", qkv, Q, K, C},
-                                         {"self_attn.v_proj", qkv, Q + K, K, C},
+    const size_t gated = c.output_gate ? 2 * Q : Q;  // rows of q_proj
+    std::vector<LinearModule> modules = {{"self_attn.q_proj", qkv, 0, gated, C},
+                                         {"self_attn.k_proj", qkv, gated, K, C},
+                                         {"self_attn.v_proj", qkv, gated + K, K, C},
                                          {"self_attn.o_proj", o, 0, C, Q}};
+    if (const DeltaConfig &d = c.delta; d.Hk)
+        modules.insert(modules.end(), {{"linear_attn.in_proj_qkv", delta_qkv, 0, d.row(), C},
+                                       {"linear_attn.in_proj_z", delta_z, 0, d.values(), C},
+                                       {"linear_attn.in_proj_b", delta_ba, 0, d.Hv, C},
+                                       {"linear_attn.in_proj_a", delta_ba, d.Hv, d.Hv, C},
+                                       {"linear_attn.out_proj", delta_out, 0, C, d.values()}});
     const auto add = [&](const char *gate, const char *up, const char *down, Linear in, Linear out, size_t width) {
         modules.insert(modules.end(), {{gate, in, 0, width, C}, {up, in, width, width, C}, {down, out, 0, C, width}});
     };
@@ -55,8 +62,12 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
 LinearShape linear_shape(const ModelConfig &c, Linear matrix) {
     const size_t Q = c.H * c.D, K = c.KV * c.D;
     switch (matrix) {
-        case Linear::qkv: return {c.C, Q + 2 * K};
+        case Linear::qkv: return {c.C, (c.output_gate ? 2 * Q : Q) + 2 * K};
         case Linear::o: return {Q, c.C};
+        case Linear::delta_qkv: return {c.C, c.delta.row()};
+        case Linear::delta_z: return {c.C, c.delta.values()};
+        case Linear::delta_ba: return {c.C, 2 * c.delta.Hv};
+        case Linear::delta_out: return {c.delta.values(), c.C};
         case Linear::gate_up: return {c.C, c.gpt2() ? c.F : 2 * c.F};
         case Linear::down: return {c.F, c.C};
         case Linear::experts_gate_up: return {c.C, 2 * c.experts.F};
@@ -69,7 +80,7 @@ LinearShape linear_shape(const ModelConfig &c, Linear matrix) {
 
 bool has_module(const ModelConfig &c, size_t l, const LinearModule &m) {
     const bool dense = m.matrix == Linear::gate_up || m.matrix == Linear::down;
-    return of_attention(m.matrix) || dense != c.has_experts(l);
+    return of_attention(m.matrix) ? of_delta(m.matrix) == c.has_delta(l) : dense != c.has_experts(l);
 }
 
 size_t copies(const ModelConfig &c, const LinearModule &m) { return of_experts(m.matrix) ? c.experts.number : 1; }

@@ -12,10 +12,25 @@
 #include "table.h"
 
 // The matrices of a layer that can have adapters, as stored in memory. GPT-2's feed-forward has no gate: its gate_up is only up. Layers with experts
-// (experts.h) have the matrices of each expert and of a shared expert instead of gate_up and down.
-enum class Linear { qkv, o, gate_up, down, experts_gate_up, experts_down, shared_gate_up, shared_down };
-inline constexpr size_t linear_matrices = 8;
-inline bool of_attention(Linear matrix) { return matrix == Linear::qkv || matrix == Linear::o; }
+// (experts.h) have the matrices of each expert and of a shared expert instead of gate_up and down. Layers with linear attention have the matrices
+// delta_... instead of qkv and o.
+enum class Linear {
+    qkv,
+    o,
+    delta_qkv,
+    delta_z,
+    delta_ba,
+    delta_out,
+    gate_up,
+    down,
+    experts_gate_up,
+    experts_down,
+    shared_gate_up,
+    shared_down
+};
+inline constexpr size_t linear_matrices = 12;
+inline bool of_delta(Linear matrix) { return Linear::delta_qkv <= matrix && matrix <= Linear::delta_out; }
+inline bool of_attention(Linear matrix) { return matrix == Linear::qkv || matrix == Linear::o || of_delta(matrix); }
 inline bool of_experts(Linear matrix) { return matrix == Linear::experts_gate_up || matrix == Linear::experts_down; }
 
 // A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix. In a matrix of experts, each expert has this module.

@@ -9,6 +9,7 @@
 
 #include "../data/dataloader.h"
 #include "../ops/attention_types.h"
+#include "../ops/gated_delta.h"
 #include "config.h"
 
 enum class Phase : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients, which are one op
@@ -101,6 +102,14 @@ inline CostOf attention(size_t Q, size_t K) {
         return {attention_flops * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
     };
 }
+// Linear attention by the gated delta rule.
+inline CostOf delta_rule(const DeltaConfig &d) {
+    return [s = DeltaShape{1, d.Hk, d.Hv, d.Dk, d.Dv, 0}, values = d.values()](const Work &w, Phase phase, size_t) -> Cost {
+        const double heads = double(w.T * s.Hv), bytes = double(w.element * w.T);
+        if (phase == Phase::backward) return {heads * gated_delta_backward_flops(s), bytes * double(2 * s.row() + values)};
+        return {heads * gated_delta_flops(s), bytes * double(s.row() + values)};
+    };
+}
 // Products of T tokens with the (IC, OC) matrices of the K experts, among E, that each token chooses. Few tokens read only some of the matrices.
 // frozen: the matrices have no gradients.
 inline CostOf grouped(size_t E, size_t K, size_t IC, size_t OC, bool frozen) {
@@ -137,11 +146,12 @@ inline CostOf sum(std::vector<CostOf> of) {
         return total;
     };
 }
-// The cost of an op of the feed-forward, which is a mixture of experts in some layers.
-inline CostOf by_layer(const ModelConfig &c, CostOf dense, CostOf experts) {
-    if (c.experts.number == 0) return dense;
-    return [sparse = c.experts.layers, dense = std::move(dense), experts = std::move(experts)](
-               const Work &w, Phase phase, size_t l) { return sparse[l] ? experts(w, phase, l) : dense(w, phase, l); };
+// The cost of an op that is another one in some layers; without these layers the list is empty.
+inline CostOf by_layer(const std::vector<bool> &layers, CostOf usual, CostOf other) {
+    if (layers.empty()) return usual;
+    return [layers, usual = std::move(usual), other = std::move(other)](const Work &w, Phase phase, size_t l) {
+        return layers[l] ? other(w, phase, l) : usual(w, phase, l);
+    };
 }
 // A residual sum and its norm. If the sum is kept, recomputation reads it and only computes the norm.
 inline CostOf residual_norm(size_t C) {

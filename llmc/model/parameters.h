@@ -12,7 +12,7 @@
 // Returns the initial values of elements [first, first + n) of a tensor, a function of seed and tensor name alone. The weights of norms are 1,
 // biases are 0, and matrices are drawn from a normal distribution around 0 with this deviation. The head of a reward model has the deviation
 // 1 / (C + 1), as in OpenRLHF, so rewards begin near 0. In an adapter, A is uniform within +-1 / sqrt(its columns) and B is 0, as in PEFT, so the
-// adapted model initially equals its base.
+// adapted model initially equals its base. Rates of decay are uniform within 0 and 16, as in transformers.
 inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n, uint64_t seed, double deviation) {
     const Random random{seed, Purpose::init, stream_of(t.name)};
     if (t.init == Tensor::score) deviation = 1.0 / double(t.count + 1);
@@ -20,6 +20,10 @@ inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n
     if (t.init == Tensor::ones || t.init == Tensor::zeros || t.init == Tensor::lora_b) return out;
     if (t.init == Tensor::lora_a) {
         for (size_t i = 0; i < n; i++) out[i] = float((2 * random.uniform(first + i) - 1) / std::sqrt(double(t.shape[1])));
+        return out;
+    }
+    if (t.init == Tensor::rate) {
+        for (size_t i = 0; i < n; i++) out[i] = float(std::log(std::max(16 * random.uniform(first + i), 0.01)));
         return out;
     }
 #pragma omp parallel for

@@ -159,6 +159,7 @@ class Simulation {
         if (op_end_ > now_) record({Interval::ops, stretch_of(e.key), now_, op_end_, e.key, e.key});
     }
     double rate_of_attention(size_t l, bool backward) const {
+        if (c_.has_delta(l)) return attention_rate(rates_, c_.delta.Dk, delta::chunk, backward);  // products of its chunks
         return attention_rate(rates_, c_.D, c_.window[l] ? std::min(c_.window[l], document_) : document_, backward);
     }
     void end_op() { now_ = std::max(now_, op_end_); }

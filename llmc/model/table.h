@@ -72,7 +72,7 @@ template <class S> class TensorList {
         for (size_t n : shape) count *= n;
         const size_t unit = table.units.size() - 1;
         const bool matrix =
-            decay && table.units[unit].row_elements == 0 && unit != table.positions;  // true for a matrix of a layer
+            decay && shape.size() == 2 && table.units[unit].row_elements == 0 && unit != table.positions;  // of a layer
         table.tensors.push_back({prefix_ + name, std::move(shape), init, decay, offset_, count, transposed, matrix,
                                  matrix && init != Tensor::router});
         table.units.back().end = offset_ += count;

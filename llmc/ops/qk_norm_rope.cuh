@@ -1,8 +1,9 @@
 // qk_norm_rope on CUDA: norm and rotation in one kernel, so each head is read once. Contract and formulas: qk_norm_rope.h.
 //
-// The registers of `lanes` neighbouring lanes, a power of two, hold a head. Each lane has four channels c, c + 1, ... of the head's first half, and
-// the four of the second half that rotate with them. If D / 8 is not a power of two, the last lanes have none. A block has either query heads or key
-// heads, so its threads need only one weight, which also stays in registers. Arrays of heads begin at multiples of 16 bytes.
+// The registers of `lanes` neighbouring lanes, a power of two, hold a head. Each lane has four channels of the first half of those that rotate, and the
+// four of the second half that rotate with them; or eight channels that do not rotate (HeadChannels). If D / 8 is not a power of two, the last lanes have
+// none. A block has either query heads or key heads, so its threads need only one weight, which also stays in registers. Arrays of heads begin at
+// multiples of 16 bytes.
 #pragma once
 #include <bit>
 
@@ -11,27 +12,41 @@
 #include "rope.cuh"
 
 inline namespace CUDA_BACKEND {
-template <class X> struct HeadPart {
-    X v[8];  // four of the first half, then four of the second
+// The channels of a lane: first, first + 1, ... and first + step, first + step + 1, ...
+struct HeadChannels {
+    unsigned pair, first, step;  // pair: the first pair of channels in the table of angles
+    bool exist, rotate;
 
-    __device__ static HeadPart load(const X *x, unsigned half) {
-        const auto first = Vec<X, 4>::load(x), second = Vec<X, 4>::load(x + half);
+    __device__ HeadChannels(unsigned lane, unsigned D, unsigned R)
+        : pair(lane * 4),
+          first(pair < R / 2 ? pair : 2 * pair),
+          step(pair < R / 2 ? R / 2 : 4),
+          exist(pair < D / 2),
+          rotate(pair < R / 2) {}
+};
+
+template <class X> struct HeadPart {
+    X v[8];  // four channels, then the four that rotate with them
+
+    __device__ static HeadPart load(const X *x, unsigned step) {
+        const auto first = Vec<X, 4>::load(x), second = Vec<X, 4>::load(x + step);
         HeadPart out;
         for (int i = 0; i < 4; i++) out.v[i] = first[i], out.v[4 + i] = second[i];
         return out;
     }
-    __device__ void store(X *x, unsigned half) const {
+    __device__ void store(X *x, unsigned step) const {
         Vec<X, 4> first, second;
         for (int i = 0; i < 4; i++) first[i] = v[i], second[i] = v[4 + i];
         first.store(x);
-        second.store(x + half);
+        second.store(x + step);
     }
     __device__ void turn(const float *angles, float sign) { rope_turn<4>(v, v + 4, angles, sign); }
 };
 
-template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigned half, float w0) {  // w need not be aligned
-    HeadPart<float> out;
-    for (int i = 0; i < 4; i++) out.v[i] = w0 + float(w[i]), out.v[4 + i] = w0 + float(w[half + i]);
+template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, HeadChannels c, float w0) {  // w need not be aligned
+    HeadPart<float> out{};
+    if (!c.exist) return out;
+    for (int i = 0; i < 4; i++) out.v[i] = w0 + float(w[c.first + i]), out.v[4 + i] = w0 + float(w[c.first + c.step + i]);
     return out;
 }
 
@@ -44,25 +59,25 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, QkW
     const unsigned H = unsigned(shape.H), KV = unsigned(shape.KV), D = unsigned(shape.D);
     const size_t t = blockIdx.x;
     const bool keys = blockIdx.y;
-    const unsigned c = threadIdx.x % lanes * 4, half = D / 2, end = keys ? H + KV : H;
-    HeadPart<float> w{};
-    if (c < half) w = qk_norm_weight((keys ? weights.k : weights.q) + c, half, shape.w0);
+    const unsigned R = unsigned(shape.R), end = keys ? H + KV : H;
+    const HeadChannels c(threadIdx.x % lanes, D, R);
+    const HeadPart<float> w = qk_norm_weight(keys ? weights.k : weights.q, c, shape.w0);
     for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane takes part in the sum
         const unsigned h = first + threadIdx.x / lanes;
-        const bool mine = h < end && c < half;
-        X *head = qkv + (t * (H + 2 * KV) + h) * D + c;
+        const bool mine = h < end && c.exist;
+        X *head = qkv + (t * (H + 2 * KV) + h) * D + c.first;
         HeadPart<X> x{};
-        if (mine) x = HeadPart<X>::load(head, half);
+        if (mine) x = HeadPart<X>::load(head, c.step);
         float squares = 0;
         for (int i = 0; i < 8; i++) squares += float(x.v[i]) * float(x.v[i]);
         const float r = rsqrtf(warp_sum(squares, lanes) / float(D) + shape.eps);
         if (!mine) continue;
         const size_t row = t * (H + KV) + h;
-        x.store(qk_raw + row * D + c, half);
-        if (c == 0) rstd[row] = r;
+        x.store(qk_raw + row * D + c.first, c.step);
+        if (c.pair == 0) rstd[row] = r;
         for (int i = 0; i < 8; i++) x.v[i] = float(x.v[i]) * r * w.v[i];
-        x.turn(table + size_t(doc_pos[t]) * D + 2 * c, 1.0f);
-        x.store(head, half);
+        if (c.rotate) x.turn(table + size_t(doc_pos[t]) * R + 2 * c.pair, 1.0f);
+        x.store(head, c.step);
     }
 }
 
@@ -86,19 +101,20 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     const bool keys = blockIdx.y;
     const unsigned heads = keys ? KV : H, n = unsigned(end - begin) * heads, groups = blockDim.x / lanes;
-    const unsigned c = threadIdx.x % lanes * 4, half = D / 2, group = threadIdx.x / lanes;
-    HeadPart<float> w{}, dw{};
-    if (c < half) w = qk_norm_weight((keys ? weights.k : weights.q) + c, half, shape.w0);
+    const unsigned R = unsigned(shape.R), group = threadIdx.x / lanes;
+    const HeadChannels c(threadIdx.x % lanes, D, R);
+    const HeadPart<float> w = qk_norm_weight(keys ? weights.k : weights.q, c, shape.w0);
+    HeadPart<float> dw{};
     for (unsigned first = 0; first < n; first += groups) {
         const unsigned k = first + group;
-        const bool mine = k < n && c < half;
+        const bool mine = k < n && c.exist;
         const size_t t = begin + k / heads, h = (keys ? H : 0) + k % heads, row = t * (H + KV) + h;
-        X *head = dqkv + (t * (H + 2 * KV) + h) * D + c;
+        X *head = dqkv + (t * (H + 2 * KV) + h) * D + c.first;
         HeadPart<X> d{}, x{};
         float r = 0;
         if (mine) {
-            d = HeadPart<X>::load(head, half), x = HeadPart<X>::load(qk_raw + row * D + c, half), r = rstd[row];
-            d.turn(table + size_t(doc_pos[t]) * D + 2 * c, -1.0f);
+            d = HeadPart<X>::load(head, c.step), x = HeadPart<X>::load(qk_raw + row * D + c.first, c.step), r = rstd[row];
+            if (c.rotate) d.turn(table + size_t(doc_pos[t]) * R + 2 * c.pair, -1.0f);
         }
         float dot = 0;
         for (int i = 0; i < 8; i++) dot += float(d.v[i]) * w.v[i] * float(x.v[i]);
@@ -108,10 +124,10 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
             dw.v[i] += float(d.v[i]) * xh;
             d.v[i] = r * (g - xh * mean);
         }
-        if (mine) d.store(head, half);
+        if (mine) d.store(head, c.step);
     }
     float *parts = &shared_mem<float>();  // (groups, D)
-    if (c < half) dw.store(parts + group * D + c, half);
+    if (c.exist) dw.store(parts + group * D + c.first, c.step);
     norm_sum_parts(scratch + (blockIdx.y * gridDim.x + blockIdx.x) * D, parts, groups, D);
 }
 

@@ -8,7 +8,7 @@
 //   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which do not change
 //   w.q, w.k (D) X, null in models without these norms; they only rotate, and qk_raw, rstd, dw and scratch are unused
 //   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dw.q, dw.k (D) float, accumulated, null if frozen
-//   shape: D is a multiple of 8, up to 256; R channels of a head are rotated; with norms R = D
+//   shape: D is a multiple of 8, up to 256; R channels of a head are rotated; with norms R is a multiple of 8
 //   scratch: rmsnorm_scratch(dev, 2 * D) floats     table, doc_pos: rope.h     formulas: rmsnorm.h, rope.h
 //
 // Between norm and rotation the values are rounded to X, as in Hugging Face, so the fused op gives the same bits as two ops.

@@ -68,6 +68,16 @@ static void compare_with_weights(ModelConfig &config, const std::string &dir, st
         dir.c_str(), head_name));
 }
 
+// A model with linear attention trains and evaluates on whole rows; its states are not kept from token to token, nor sent between ranks.
+static void expect_no_generation(const Run &run, const ModelConfig &config, const std::string &dir) {
+    if (config.delta.Hk == 0 || dir != run.options.model) return;
+    const bool samples = run.options.sample_every > 0;
+    if (run.task & (RL | GENERATE) || samples)
+        die("%s is for models that generate, and %s has linear attention, whose states cannot be continued token by token yet\n  fix: %s",
+            samples ? "--sample_every" : task_name(run.task), dir.c_str(),
+            samples ? "leave --sample_every out" : "train it here with pretrain, sft, dpo or rm, and generate with transformers");
+}
+
 ModelSpec open_config(const Run &run, const std::string &dir) {
     std::vector<std::string> notes;
     ModelSpec model;
@@ -78,6 +88,7 @@ ModelSpec open_config(const Run &run, const std::string &dir) {
     compare_with_weights(model.config, dir, notes);
     model.config.weight_bits = weight_bits(run.options);
     expect_own_family(run, model.config, dir);
+    expect_no_generation(run, model.config, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
     if (fs::exists(dir + "/tokenizer.json")) use_tokenizer(run, model, dir);
     return model;
@@ -155,6 +166,9 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
     if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
         r.flops = attention_rate(*rates, config.D, o.max_len, false), r.bandwidth = rates->link;
+    if (config.delta.Hk && sp > 1)
+        die("--ring_attn_size %zu divides rows among ranks, and this model has linear attention, whose states are not sent between ranks yet\n  fix: --ring_attn_size 1",
+            sp);
     check_sp_mode(r.sp_mode, r.sp, config.H, config.KV, r.head_stride);
     return r;
 }
@@ -164,6 +178,7 @@ static std::string cannot_share(const Options &o, const ModelConfig &config) {
     const auto window = std::ranges::find_if(config.window, [&](size_t keys) { return keys > 0 && keys < o.row_tokens; });
     if (window != config.window.end())
         return format("a layer of the model sees %zu keys, and a row has %zu tokens", *window, o.row_tokens);
+    if (config.delta.Hk) return "linear attention reads the tokens of a document in their order";
     if (config.rope.by_length(o.row_tokens)) return "the model rotates by the length of each document";
     if (config.lora.dropout > 0) return "--lora_dropout drops other channels in each answer's copy of the prompt";
     if (o.neftune_noise_alpha > 0) return "--neftune_noise_alpha adds other noise to each answer's copy of the prompt";

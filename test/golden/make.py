@@ -120,6 +120,13 @@ MODELS = {
     "qwen2_moe": ("qwen2_moe", dict(SPARSE, num_hidden_layers=3, num_experts=7, num_experts_per_tok=3, shared_expert_intermediate_size=16, mlp_only_layers=[1],
                                     **rope(1e4)), {}),
     "mixtral": ("mixtral", dict(SPARSE, intermediate_size=24, num_local_experts=3, num_experts_per_tok=2, **rope(1e6)), {}),
+    # heads of queries and keys, of values, and of attention have different sizes; a document has two chunks of the delta rule, one of a few tokens
+    "qwen35": ("qwen3_5_text", dict(SMALLER, head_dim=32, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "full_attention"],
+                                    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16,
+                                    **rope(1e4, partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True)), {}),
+    "qwen35_tied": ("qwen3_5_text", dict(SMALLER, head_dim=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+                                         linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=16, linear_value_head_dim=8,
+                                         **rope(1e4, partial_rotary_factor=0.5)), {}),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
                  dict(like_the_hubs=True)),
@@ -165,7 +172,8 @@ def write_model(name, folder, model_type, config, files):
         for tensor, p in model.named_parameters():
             p.normal_(generator=torch.Generator().manual_seed(stream_of(f"{name}.{tensor}")))
             p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
-            if p.dim() == 1 and tensor.endswith("weight") and model_type != "gemma3_text":  # whose norms add 1 themselves
+            adds_1 = model_type == "gemma3_text" or (model_type == "qwen3_5_text" and not tensor.endswith("linear_attn.norm.weight"))
+            if p.dim() == 1 and tensor.endswith("weight") and not adds_1:  # the other norms add 1 themselves
                 p.add_(1)
     for layer in model.model.layers if "tied_routers" in files else []:
         rows = layer.mlp.gate.weight.data
@@ -335,7 +343,7 @@ def flat_gradients(model, gradients):
     names = [name for name, _ in model.named_parameters()]
     out = {}
     for name, g in zip(names, gradients):
-        if g.dim() == 3:
+        if g.dim() == 3 and ".experts." in name:
             out.update(by_expert(model.config.model_type, name, g))
         else:
             out[file_name(model.config.model_type, name)] = (g.T if name in in_out else g).numpy().ravel()
@@ -420,6 +428,9 @@ def without_specials(config):
                 "other local theta": dict(rope_parameters=dict(full_attention=both[0], sliding_attention=both[1] | dict(rope_theta=1e2))),
                 "without window": dict(sliding_window=128), "window everywhere": dict(layer_types=["sliding_attention"] * config.num_hidden_layers),
                 "other attention scale": dict(query_pre_attn_scalar=2 * config.query_pre_attn_scalar)}
+    if config.model_type == "qwen3_5_text":
+        return {what: dict(rope_parameters=config.rope_parameters | change) for what, change in
+                {"other theta": dict(rope_theta=10 * config.rope_parameters["rope_theta"]), "whole heads rotated": dict(partial_rotary_factor=1.0)}.items()}
     changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}
     if config.rope_parameters["rope_type"] != "default":
         changes["without scaling"] = rope(config.rope_parameters["rope_theta"])

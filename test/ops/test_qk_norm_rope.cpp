@@ -12,23 +12,25 @@ using Vector = std::vector<double>;
 struct QkSizes {
     size_t T, H, KV, D;
     double w0 = 0;
+    size_t rotated = 0;  // channels of a head; 0: all
+    size_t R() const { return rotated ? rotated : D; }
     size_t heads() const { return H + KV; }
     size_t width() const { return (H + 2 * KV) * D; }
 };
 
 struct QkAngles {
-    std::vector<float> table;      // (positions, D/2, 2)
+    std::vector<float> table;      // (positions, R/2, 2)
     std::vector<int32_t> doc_pos;  // (T)
 };
 static QkAngles some_angles(const QkSizes &s) {  // documents of 7 tokens
-    QkAngles out{std::vector<float>(7 * s.D), std::vector<int32_t>(s.T)};
-    rope_table(out.table.data(), {.theta = 100}, 7, s.D);
+    QkAngles out{std::vector<float>(7 * s.R()), std::vector<int32_t>(s.T)};
+    rope_table(out.table.data(), {.theta = 100, .rotated = double(s.R()) / double(s.D)}, 7, s.D);
     for (size_t t = 0; t < s.T; t++) out.doc_pos[t] = int32_t((t + 5) % 7);
     return out;
 }
 static QkAngles no_angles(const QkSizes &s) {  // all 0
-    QkAngles out{std::vector<float>(s.D), std::vector<int32_t>(s.T)};
-    for (size_t i = 0; i < s.D; i += 2) out.table[i] = 1;
+    QkAngles out{std::vector<float>(s.R()), std::vector<int32_t>(s.T)};
+    for (size_t i = 0; i < s.R(); i += 2) out.table[i] = 1;
     return out;
 }
 
@@ -61,10 +63,12 @@ template <class X> void expect_value_heads_equal(const std::vector<X> &got, cons
 
 static const double eps = 0.125;  // large enough to show where the op omits it
 
-// One token; one lane per head; lanes without channels; runs of one, two and three tokens; one warp per head; more heads than a block has; 1 + weight.
+// One token; one lane per head; lanes without channels; runs of one, two and three tokens; one warp per head; more heads than a block has; 1 + weight;
+// partial rotation.
 // If T is odd, the weights are not aligned to 16 bytes, as in the flat array of a model's parameters.
-static const QkSizes qk_sizes[] = {{1, 2, 1, 128},  {70, 5, 3, 8},  {37, 3, 2, 80}, {150, 3, 1, 24},
-                                   {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}, {9, 5, 1, 256, 1}};
+static const QkSizes qk_sizes[] = {{1, 2, 1, 128},        {70, 5, 3, 8},        {37, 3, 2, 80}, {150, 3, 1, 24},
+                                   {300, 4, 2, 64},       {9, 5, 1, 256},       {3, 35, 9, 64}, {9, 5, 1, 256, 1},
+                                   {9, 5, 1, 256, 1, 64}, {37, 3, 2, 80, 0, 24}};
 
 // The op's arrays in the device's memory. Calls work on copies of rows.
 template <class Dev> struct QkOp {
@@ -74,7 +78,7 @@ template <class Dev> struct QkOp {
     QkSizes s;
     Array<X> w, raw = Array<X>(s.T * s.heads() * s.D);
     QkWeights<const X> weights{w.data() + s.T % 2, w.data() + s.T % 2 + s.D};
-    QkShape shape{s.T, s.H, s.KV, s.D, s.D, float(eps), float(s.w0)};
+    QkShape shape{s.T, s.H, s.KV, s.D, s.R(), float(eps), float(s.w0)};
     Array<float> rstd = Array<float>(s.T * s.heads()), scratch = Array<float>(rmsnorm_scratch(dev, 2 * s.D));
     Array<float> dwq = Array<float>(std::vector<float>(s.D, 1)), dwk = Array<float>(std::vector<float>(s.D, 2));
 
@@ -151,8 +155,8 @@ TYPED_TEST(QkNormRope, IsTheNormAndRopeBitForBit) {
             Array<X> x(in.qkv), d(in.dqkv);
             Array<float> table(in.angles.table);
             Array<int32_t> pos(in.angles.doc_pos);
-            rope_forward(dev, x.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.D, s.width());
-            rope_backward(dev, d.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.D, s.width());
+            rope_forward(dev, x.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.R(), s.width());
+            rope_backward(dev, d.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.R(), s.width());
             EXPECT_EQ(widen(fused.forward(in.qkv, in.angles, false)), widen(x.values()));
             EXPECT_EQ(widen(fused.backward(in.dqkv, in.angles, false)), widen(d.values()));
 

@@ -19,6 +19,7 @@ GRPO, PPO = "grpo --rollouts rollouts --max_len 67", "ppo --rollouts rollouts --
 ANSWERS, PLAN = "grpo --data prompts.safetensors --max_new_tokens 9 --max_len 67", "sft --plan --model none --preset qwen2.5-0.5b"
 MOE = "sft --model golden/qwen2_moe --data golden/qwen2_moe/golden.safetensors --max_len 128"
 MOE_LORA = f"{MOE} --lora_rank 3 --lora_targets q_proj,gate_proj,up_proj,down_proj"
+HYBRID = "sft --model golden/qwen35 --data golden/qwen35/golden.safetensors --max_len 128"
 MIXTRAL = "sft --model golden/mixtral --data golden/mixtral/golden.safetensors --max_len 128"
 WRONG = [
     # ranks
@@ -37,6 +38,11 @@ WRONG = [
     (f"{PLAN} --ranks 4 --ring_attn_size 4 --sp_mode ulysses", "14 query heads cannot be dealt to 4 ranks"),
     (f"{MIXTRAL} --ranks 4 --expert_parallel 4", "--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"),
     (f"{MIXTRAL} --ranks 1 --expert_parallel 3", "--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"),
+    (f"{HYBRID} --ranks 2 --ring_attn_size 2", "--ring_attn_size 2 divides rows among ranks", "linear attention", "fix: --ring_attn_size 1"),
+    (f"{GENERATE} --model golden/qwen35", "golden/qwen35 has linear attention, whose states cannot be continued", "generate with transformers"),
+    (f"{HYBRID} --sample_every 1", "--sample_every is for models that generate", "leave --sample_every out"),
+    (f"{DPO} --model golden/qwen35 --share_prompts true", "--share_prompts true: linear attention reads the tokens of a document in their order"),
+    (f"{HYBRID} --fp8", "this model has linear attention", "leave --fp8 out"),
     (f"{SFT} --zero_group 2", "--zero_group 2 does not divide 1 rank\n  fix: leave it out"),
     (f"{SFT} --ranks 2 --expert_parallel 2", "--expert_parallel 2 divides experts, and this model has none", "leave it out"),
     # data and weights
