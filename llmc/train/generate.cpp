@@ -204,14 +204,7 @@ GenerationSettings Continuation::settings(size_t step) const {
     return s;
 }
 
-// One rank computes the sample alone, even in a ring, where its arrays hold only its part of a row.
-void Continuation::use(ModelLimits &limits) const {
-    ModelLimits own = limits;
-    generation_limits_.use(own);
-    limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.model.ranks.sp);
-    limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences,
-    limits.sequence_pages = own.sequence_pages, limits.draws = own.draws, limits.occurred = own.occurred;
-}
+void Continuation::use(ModelLimits &limits) const { generation_limits_.use(limits, run_.model.ranks.sp); }
 
 std::string Continuation::text(Model &model, size_t step) const {
     model.gather_parameters();

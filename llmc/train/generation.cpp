@@ -271,10 +271,10 @@ size_t GenerationLimits::row_tokens() const {
     return round_up(std::max(preempts ? longest : longest_prompt, std::min<size_t>(prompt_tokens, 2048)), row_multiple);
 }
 
-void GenerationLimits::use(ModelLimits &limits) const {
+void GenerationLimits::use(ModelLimits &limits, size_t sp) const {
     limits.cache_pages = pages, limits.sequences = sequences, limits.sequence_pages = sequence_pages;
     limits.draws = draws, limits.occurred = occurred;
-    limits.row_tokens = std::max({limits.row_tokens, row_tokens(), round_up(sequences, row_multiple)});
+    limits.row_tokens = std::max(limits.row_tokens, sp * std::max(row_tokens(), round_up(sequences, row_multiple)));
     limits.positions = std::max(limits.positions, sequence_pages * cache_page);
 }
 

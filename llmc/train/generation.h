@@ -55,7 +55,8 @@ struct GenerationLimits {
     GenerationLimits() = default;
     GenerationLimits(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t most_sequences);
     size_t row_tokens() const;  // tokens of the longest row: prompts, or a recomputed sequence
-    void use(ModelLimits &limits) const;
+    // sp: the ranks that share a row in training. One rank computes a row of generation alone, in arrays for its part of theirs.
+    void use(ModelLimits &limits, size_t sp = 1) const;
 };
 
 // Returns a function that calls `tell` every ten seconds with a line on the progress of `total` completions.

@@ -199,6 +199,16 @@ def test_answers_are_on_policy(prompts, tmp_path):
             assert 1 <= line["response_length"] <= line["response_length_max"] <= 9
 
 
+def test_a_rank_of_a_ring_answers_as_many_prompts_as_a_row_holds(tmp_path):
+    """Its arrays hold a part of a training row, but whole rows of prompts."""
+    documents = [(np.arange(i, i + 51) % 80 + 4, np.arange(51) == 50) for i in range(100)]
+    data = write_data(tmp_path / "prompts.safetensors", documents)
+    for name, options in {"one": {}, "ring": {"ranks": 2, "ring_attn_size": 2}}.items():
+        sample(tmp_path / name, data, "--save_rollouts", rollout_batch_size=100, train_batch_size=100, n=1, max_steps=1, max_len=64, **options)
+    one, ring = ([r["completion_ids"] for r in saved_answers(tmp_path / name)] for name in ("one", "ring"))
+    assert one == ring
+
+
 def test_answers_of_the_current_policy_need_no_correction(prompts, tmp_path):
     """The weights are 1 within rounding, on every mesh."""
     for correction, mesh in zip(("tis", "icepop", "seq-mask-tis", "tis"), MESHES.values(), strict=True):
