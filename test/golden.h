@@ -101,6 +101,8 @@ struct TrainedOptions {
     Recompute recompute = Recompute::none;
     size_t row_tokens = 128, tile_tokens = 0;
     bool fp8 = false, share_prompts = false, guards = false, poison = false;
+    TeacherShape teacher = {};
+    float temperature = 1;
 };
 
 template <class Dev> struct Trained {  // a loaded model, ready to step
@@ -110,7 +112,7 @@ template <class Dev> struct Trained {  // a loaded model, ready to step
     Trained(Dev dev, const Golden &g, const TrainedOptions &o = {}) {
         ModelLimits limits;
         limits.mode = o.mode, limits.recompute = o.recompute, limits.fp8 = o.fp8;
-        limits.share_prompts = o.share_prompts;
+        limits.share_prompts = o.share_prompts, limits.teacher = o.teacher, limits.temperature = o.temperature;
         limits.row_tokens = o.row_tokens, limits.tile_tokens = o.tile_tokens, limits.positions = 128;
         limits.cache_pages = 16, limits.sequences = 8, limits.sequence_pages = 4;
         model = make_model(dev, g.config, limits);

@@ -105,7 +105,8 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
         EXPECT_LE(std::count(common.begin(), common.end(), '\n'), 54) << common;
         EXPECT_LE(count, 120) << task_name(task);
     }
-    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge"), std::string::npos);
+    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge"),
+              std::string::npos);
     EXPECT_EQ(parse({"--help", "sft", "all"}).help, help_of(SFT, {"all"}));
     EXPECT_EQ(parse({"--help=sft"}).help, help_of(SFT));
     EXPECT_EQ(parse({"sft", "--help=all"}).help, help_of(SFT, {"all"}));
@@ -202,7 +203,7 @@ TEST(Options, WrongFlagsAreRefused) {
     expect_error(sft + "--prompts F", "--prompts belongs to generate, not to sft");
     expect_error("dpo --model M --data D --output_dir O --sample_every 1", "--sample_every belongs to pretrain, sft, not to dpo");
     expect_error("generate --model M --prompt Hi --learning_rate 1",
-                 "--learning_rate belongs to demo, pretrain, sft, dpo, rm, grpo, ppo, not to generate");
+                 "--learning_rate belongs to demo, pretrain, sft, dpo, rm, distill, grpo, ppo, not to generate");
     for (const std::string &task : {sft, rm}) expect_error(task + "--beta 0.2", "--beta belongs to dpo, not to ");
     expect_error(rm + "--ref_model R", "--ref_model belongs to dpo, grpo, ppo, not to rm");
     expect_error(sft + "--max_len", "--max_len needs a value: a whole number");

@@ -25,7 +25,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, GENERATE, MERGE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, DISTILL, GRPO, PPO, EVAL, GENERATE, MERGE};
 
 struct Flag {
     const char *name;
@@ -327,9 +327,10 @@ static void check_together(const std::string &program, const Options &o, Task ta
             "--load_in %s freezes the matrices of the layers, and without adapters nothing would be trained\n  fix: --lora_rank 16, say, or leave --load_in out",
             name_of(o.load_in).c_str()));
     if (task == DEMO) return;  // the demo brings its own model and data
-    if (task & TRAINING & ~RL)
+    if (task & TRAINING & ~(RL | DISTILL))
         need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
+    if (task == DISTILL) need(o.teacher_model.empty(), "--teacher_model DIR, the model to learn from");
     if (task == MERGE) need(o.adapter.empty(), "--adapter DIR"), need(o.output_dir.empty(), "--output_dir DIR");
     if (o.plan || task == MERGE) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");

@@ -1,7 +1,7 @@
 // Parses the command line. The flags themselves, one line each, are in ../train/options.def.
 //
-//     train_llama | train_gpt2 pretrain|sft|dpo|rm|grpo|ppo|eval|generate|merge [--flag value | --flag=value]...        no task: the demo, with --plan sft
-//     train_llama | train_gpt2 show [pretrain|sft|dpo|rm|grpo|ppo] [--flag value]...                                    no task: sft
+//     train_llama | train_gpt2 pretrain|sft|dpo|rm|distill|grpo|ppo|eval|generate|merge [--flag value | --flag=value]...        no task: the demo, with --plan sft
+//     train_llama | train_gpt2 show [pretrain|sft|dpo|rm|distill|grpo|ppo] [--flag value]...                                    no task: sft
 //
 // `-` and `_` in a flag's name are equivalent. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, also holds flags;
 // the command line wins. A command of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift is translated by scripts/port; its first words, a file or

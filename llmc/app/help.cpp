@@ -15,13 +15,15 @@ static const char *about(Task task) {
     switch (task) {
         case DEMO:
             return "The bundled demo trains a small model on bundled text.\n"
-                   "Tasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge;\n"
+                   "Tasks, each with its own --help: pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge;\n"
                    "show (samples of your data, with the trained tokens), plot and report (the log of a run).";
         case PRETRAIN: return "Train on all tokens of plain text.";
         case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
         case DPO:
             return "Train on pairs of a better and a worse answer (DPO and related losses), or on single judged answers (KTO).";
         case RM: return "Train a reward model on pairs of a better and a worse answer.";
+        case DISTILL:
+            return "Learn the distributions of a teacher, in the model's own answers or in given ones: on-policy distillation, GKD.";
         case GRPO: return "Learn from rewards of sampled answers: GRPO and related estimators.";
         case PPO: return "Learn from rewards of sampled answers with a critic.";
         case EVAL: return "Compute loss, accuracy and entropy of a model on a data file.";
@@ -87,7 +89,7 @@ std::string help(const std::string &program, Task task, bool all) {
 std::string help_of_show(const std::string &program) {
     return format(
                "Print samples of --data as a task trains on them, with their trained tokens marked. Any command that trains can be shown.\n"
-               "usage: %s show [pretrain|sft|dpo|rm|grpo|ppo] [--flag value]...        without a task: sft\n\n",
+               "usage: %s show [pretrain|sft|dpo|rm|distill|grpo|ppo] [--flag value]...        without a task: sft\n\n",
                program.c_str()) +
            entry(format("max_samples %zu", shown_samples), "number of samples to print") +
            "and the flags of the task: " + program + " sft --help\n";

@@ -28,7 +28,7 @@ struct Room {
 // Returns the predicted time of a step on the planned GPU; nothing if its rates are unknown, or if a step consists of more than passes of one model.
 static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, const ModelLimits &limits, size_t micro_steps) {
     const auto rates = gpu_rates(run.options.gpu);
-    if (!rates || run.options.dtype != Dtype::bf16 || run.task & RL || estimates_kl(run.options)) return {};
+    if (!rates || run.options.dtype != Dtype::bf16 || run.task & (RL | DISTILL) || estimates_kl(run.options)) return {};
     return predict_step(model, run.model.config, limits, *rates, micro_steps);
 }
 

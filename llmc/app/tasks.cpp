@@ -13,6 +13,7 @@
 #include "../io/hf.h"
 #include "../model/lora.h"
 #include "../train/continuation.h"
+#include "../train/distillation.h"
 #include "../train/objective.h"
 #include "../train/open_config.h"
 #include "../train/open_data.h"
@@ -84,7 +85,7 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
     } else {
         run.model.config = preset(o.preset);
         if (o.rope_theta != 0 || !o.rope_scaling.empty()) set_rope(run.model.config, o.rope_theta, o.rope_scaling);
-        run.model.config.weight_bits = weight_bits(o);
+        run.model.config.weight_bits = weight_bits(o.load_in);
         expect_own_family(run, run.model.config, "--preset " + o.preset);
     }
     if (run.model.config.reward && !(run.task & (RM | EVAL | MERGE)))
@@ -157,7 +158,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     Run run{program, parsed.task, parsed.options, comm, sharing, device};
     check_same_options(run);
     comm.check = run.options.debug;
-    for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
+    for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model, &run.options.teacher_model})
+        find_model(run, *name);
     for (std::string &name : run.options.reward)
         if (is_model_reward(name)) find_model(run, name);
     const std::string tokenizer = tokenizer_with_tokens(run, run.options.model);
@@ -177,6 +179,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         run.share_prompts = shares_prompts(run);
     });
     if (parsed.show) return show(run);
+    if (run.task == DISTILL) run.model.teacher = teacher_shape(run);
     if (run.options.plan) agree(comm, [&] { run.model.co_residents = make_objective(run)->co_residents(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);

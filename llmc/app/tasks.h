@@ -1,4 +1,4 @@
-// The tasks pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge, the demo and --plan.
+// The tasks pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge, the demo and --plan.
 #pragma once
 #include "../train/run.h"
 #include "command_line.h"

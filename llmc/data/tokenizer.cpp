@@ -310,6 +310,18 @@ void add_tokens(const std::string &path, const std::vector<std::string> &tokens,
     write_file(to, tokenizer.dump(1));
 }
 
+std::string first_difference(const std::string &path, const std::string &other) {
+    const Vocabulary a = read_vocabulary(read_json(path), path), b = read_vocabulary(read_json(other), other);
+    const auto named = [](const Vocabulary &in, size_t id) {
+        const auto found = in.find(id);
+        return found == in.end() ? std::string("no token") : "\"" + found->second.text + "\"";
+    };
+    for (size_t id = 0; id <= std::max(a.rbegin()->first, b.rbegin()->first); id++)
+        if (const std::string one = named(a, id), two = named(b, id); one != two)
+            return format("id %zu is %s there and %s here", id, two.c_str(), one.c_str());
+    return "";
+}
+
 std::string tokenizer_hash(const std::string &path, size_t *size) {
     uint64_t hash = 0xcbf29ce484222325u;
     const Vocabulary vocabulary = read_vocabulary(read_json(path), path);

@@ -52,6 +52,9 @@ std::string special_token(const std::string &dir, const char *name);
 // size: set to the largest id + 1
 std::string tokenizer_hash(const std::string &path, size_t *size = nullptr);
 
+// Returns the first id that two tokenizers give to different tokens, in words; empty if there is none.
+std::string first_difference(const std::string &path, const std::string &other);
+
 bool is_utf8(const std::string &bytes);
 
 std::set<std::string> added_tokens(const std::string &path);  // returns their texts, which are never split

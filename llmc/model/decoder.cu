@@ -57,12 +57,13 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     residual_.forward.resize(c.L + 1), residual_.backward.resize(c.L + 1);
     for (size_t l = 0; l <= c.L; l++) plan_kept(l, &residual_.forward[l], &residual_.backward[l], format("act.%zu.x", l), {T, C});
     plan_.transient(&acts.normf, "act.normf", {T, C});
+    if (limits.teacher.is_base) plan_.add(&acts.taught, "normf of the teacher", {T, C});
     if (trains()) plan_.transient(&acts.dx, "dx", {T, C});
     generation_->plan(plan_, T);
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
-    if (limits.mode == Mode::generate) return;
+    if (limits.mode == Mode::generate || limits.mode == Mode::teach) return;
     if (routes()) plan_.add(&acts.routing, "routing sums", {config.L, Routing::width(config.experts.number)});
     if (routes()) plan_.add(&acts.balance, "auxiliary loss", {config.experts.number});
     const size_t T = T_max;
@@ -70,13 +71,24 @@ template <class Dev> void Decoder<Dev>::plan_head() {
         plan_.transient(&acts.scores, "scores", {T});
         return;
     }
-    plan_.transient(&acts.head, "head chunk", {lm_head_scratch(dev, T, config.C, config.V)});
-    plan_.transient(&acts.stats.nll, "stats.nll", {T});
-    plan_.transient(&acts.stats.entropy, "stats.entropy", {T});
-    plan_.transient(&acts.stats.correct, "stats.correct", {T});
-    plan_.transient(&acts.stats.max, "stats.max", {T});
-    plan_.transient(&acts.stats.sum, "stats.sum", {T});
-    plan_.add(&acts.sums, "stats.sums", {3});
+    const TeacherShape &teacher = limits.teacher;
+    plan_.transient(&acts.head, "head chunk",
+                    {has_teacher() ? divergence_scratch(dev, T, config.C, teacher.C, teacher.V)
+                                   : lm_head_scratch(dev, T, config.C, config.V)});
+    const auto plan_stats = [&](HeadStats &stats, const std::string &name) {
+        plan_.transient(&stats.nll, name + ".nll", {T});
+        plan_.transient(&stats.entropy, name + ".entropy", {T});
+        plan_.transient(&stats.correct, name + ".correct", {T});
+        plan_.transient(&stats.max, name + ".max", {T});
+        plan_.transient(&stats.sum, name + ".sum", {T});
+    };
+    plan_stats(has_teacher() ? acts.divergence.student : acts.stats, "stats");
+    plan_.add(&acts.sums, "stats.sums", {size_t(has_teacher() ? 8 : 3)});
+    if (!has_teacher()) return;
+    plan_stats(acts.divergence.teacher, "stats.teacher");
+    plan_.transient(&acts.divergence.divergence, "stats.divergence", {T});
+    plan_.transient(&acts.divergence.mean, "stats.mean", {T});
+    plan_.transient(&acts.divergence.agreement, "stats.agreement", {T});
 }
 
 // Plans the arrays that attention only needs while it runs.
@@ -294,17 +306,23 @@ template <class Dev> void Decoder<Dev>::attention_forward(const Pass &pass, size
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
 }
 
-// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights. The derivatives with
-// respect to each token's nll are those of `loss`, or without it those that the row has.
-template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhead, const TokenLoss &loss) {
+// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
+template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhead, const Judge &judge) {
     const size_t T = row.T, C = config.C, N = row.N;
     begin_op(!dx ? Phase::forward : config.reward ? Phase::backward : Phase::both, HEAD);
     const auto weigh = [&](size_t first, size_t n) {
-        write(memory(), row.weights + first, loss({&row.numbers[first], n}, read(memory(), acts.stats.nll + first, n)));
+        write(memory(), row.weights + first, (*judge.loss)({&row.numbers[first], n}, read(memory(), acts.stats.nll + first, n)));
     };
-    if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), HeadShape{T, C, config.V, N},
-                weights_->accumulates(), loss ? std::function<void(size_t, size_t)>(weigh) : nullptr);
+    if (judge.teacher) {
+        const bool accumulates = weights_->accumulates();
+        const size_t V = limits.teacher.V;
+        divergence_head(dev, acts.divergence, dx, dhead, acts.head, acts.normf, head_w(pass), teacher_head(judge), head_loss(),
+                        head_shape(), accumulates);
+        if (dhead && !accumulates)
+            memory().fill(dhead + V * C, 0, (config.V - V) * C * sizeof(float));  // rows that are not compared
+    } else if (!config.reward)
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), head_shape(),
+                weights_->accumulates(), judge.loss ? std::function<void(size_t, size_t)>(weigh) : nullptr);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w(pass), row.predictors, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w(pass), row.predictors, C, N);
 }
@@ -315,8 +333,11 @@ template <class Dev> HeadLoss Decoder<Dev>::head_loss() const {
 
 template <class Dev> void Decoder<Dev>::add_sums() {
     if (config.reward) return;
-    head_sums(dev, acts.sums, acts.stats, row.N);
     targets_ += row.N;
+    if (!has_teacher()) return head_sums(dev, acts.sums, acts.stats, row.N);
+    head_sums(dev, acts.sums, acts.divergence.student, row.N);
+    head_sums(dev, acts.sums + 3, acts.divergence.teacher, row.N);
+    divergence_sums(dev, acts.sums + 6, acts.divergence, row.N);
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
@@ -349,6 +370,42 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
 }
 
+// ---- teachers and students --------------------------------------------------------------------------------------------------------------
+
+// The base of a student's adapters writes its hidden states to an array of their own, because the student's own pass follows.
+template <class Dev> TeacherRow Decoder<Dev>::teach(const Row &r) {
+    const bool is_base = limits.teacher.is_base;
+    const Pass pass{.adapters = !is_base, .fp8 = limits.fp8};
+    load_part(r, pass);
+    X *const own = acts.normf;
+    if (is_base) acts.normf = acts.taught;
+    forward(pass);
+    const TeacherRow out{acts.normf, head_w(pass), config.C};
+    begin_op(Phase::forward, HEAD);  // of the student, which reads them
+    if constexpr (is_rehearsal<Dev>) dev.note(acts.normf, head_w(pass));
+    acts.normf = own;
+    return out;
+}
+
+template <class Dev> void Decoder<Dev>::distil(const Row &r, const TeacherRow &teacher, float weight, bool last) {
+    accumulate(r, weight, {.teacher = &teacher}, last);
+}
+
+template <class Dev> void Decoder<Dev>::compare(const Row &r, const TeacherRow &teacher) {
+    const Pass pass = own_pass(Phase::forward);
+    load_part(r, pass);
+    forward(pass);
+    if (r.T) head(pass, nullptr, nullptr, {.teacher = &teacher}), add_sums();
+}
+
+template <class Dev> DivergenceSums Decoder<Dev>::take_divergence() {
+    begin_op(Phase::step, COPY);
+    const auto s = read(memory(), acts.sums, 8);
+    memory().fill(acts.sums, 0, 8 * sizeof(double));
+    const double targets = double(std::exchange(targets_, 0));
+    return {{s[0], s[1], s[2], targets}, {s[3], s[4], s[5], targets}, s[6], s[7]};
+}
+
 // ---- the auxiliary loss of mixtures of experts ---------------------------------------------------------------------------------------
 
 template <class Dev> Routing Decoder<Dev>::routing() {
@@ -378,11 +435,15 @@ template <class Dev> void Decoder<Dev>::count_routing(const Row &r, bool last) {
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
+    accumulate(r, weight, Judge{}, last);
+}
+
+template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, const Judge &judge, bool last) {
     const Pass pass = own_pass(Phase::forward);
     load_part(r, pass);
     if (r.T) row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
     forward(pass);
-    gradients(last);
+    gradients(last, judge);
     if (r.T) add_sums();
 }
 
@@ -391,7 +452,7 @@ template <class Dev> void Decoder<Dev>::accumulate(const Row &r, const TokenLoss
     load_part(r, pass);
     row.entropy_weight = entropy_weight;
     forward(pass);
-    gradients(last, loss);
+    gradients(last, {.loss = &loss});
     if (r.T) add_sums();
 }
 
@@ -401,25 +462,34 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 }
 
 // If the head's gradient is computed in several buckets, the logits are recomputed for each of them.
-template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass, const TokenLoss &loss) {
-    const size_t C = config.C, V = config.V;
-    if (!head_dw) return row.T ? head(pass, acts.dx, nullptr, loss) : void();
+template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass, const Judge &judge) {
+    const size_t C = config.C;
+    if (!head_dw) return row.T ? head(pass, acts.dx, nullptr, judge) : void();
     const bool in_buckets = weights_->head_in_buckets();
-    if (in_buckets && row.T) head(pass, acts.dx, nullptr, loss);
+    if (in_buckets && row.T) head(pass, acts.dx, nullptr, judge);
     weights_->sum_head_gradients([&](size_t first, size_t n) {
-        if (!in_buckets) return head(pass, acts.dx, head_dw, loss);
+        if (!in_buckets) return head(pass, acts.dx, head_dw, judge);
         begin_op(Phase::backward, HEAD, n);
-        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, HeadShape{row.T, C, V, row.N},
-                       first / C, n / C);
+        head_weight(pass, judge, first / C, n / C);
     });
 }
 
-template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step, const TokenLoss &loss) {
+// Adds the gradient of `count` rows of the head's weights.
+template <class Dev> void Decoder<Dev>::head_weight(const Pass &pass, const Judge &judge, size_t first, size_t count) {
+    const HeadShape shape = head_shape();
+    if (!judge.teacher)
+        return lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, shape, first, count);
+    if (first < shape.V)
+        divergence_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), teacher_head(judge), head_loss(),
+                               acts.divergence, shape, first, std::min(count, shape.V - first));
+}
+
+template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step, const Judge &judge) {
     const Pass pass = own_pass(Phase::backward), recompute = pass.in(Phase::recompute);
     const size_t L = config.L;
     if (routes() && config.experts.aux_loss_coef > 0 && !balance_is_known_) find_balance();
     weights_->begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
-    head_backward(pass, loss);
+    head_backward(pass, judge);
     sum_gradients(weights_->units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_->in_shared_arrays() && l + 1 < L) weights_->ready(1 + l, pass);

@@ -24,6 +24,7 @@
 #include "../core/memory.h"
 #include "../core/rehearsal.h"
 #include "../ops/attention_types.h"
+#include "../ops/divergence.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
 #include "../parallel/expert_exchange.h"
@@ -94,7 +95,11 @@ template <class Dev> class Decoder : public Model, public Generator {
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     void accumulate(const Row &row, const TokenLoss &loss, float entropy_weight, bool last) override;
+    void distil(const Row &row, const TeacherRow &teacher, float weight, bool last) override;
     void count_routing(const Row &row, bool last) override;
+    TeacherRow teach(const Row &row) override;
+    void compare(const Row &row, const TeacherRow &teacher) override;
+    DivergenceSums take_divergence() override;
     LossSums take_sums() override;
     Routing routing() override;
     Zero<Dev> &parameters();
@@ -134,6 +139,7 @@ template <class Dev> class Decoder : public Model, public Generator {
 
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
+    bool has_teacher() const { return limits.teacher.C > 0; }
     bool routes() const { return trains() && config.experts.number > 0; }
     bool joins(size_t l) const { return mesh_->experts && config.has_experts(l); }
     bool trains_input() const { return !adapts() || config.lora.embedding; }
@@ -204,12 +210,15 @@ template <class Dev> class Decoder : public Model, public Generator {
     LinearLayers<Dev> linears_{dev, config};
 
     struct {
-        X *normf;           // (T, C)
-        X *dx;              // (T, C)           gradient of the residual stream
-        std::byte *head;    // lm_head_scratch
-        HeadStats stats;    // (N) each
-        float *scores;      // (N)              reward model
-        double *sums;       // (3)              sums over the rows since the last take_sums()
+        X *normf;                    // (T, C)
+        X *dx;                       // (T, C)           gradient of the residual stream
+        X *taught;                   // (T, C)           normf by the base of adapters, which is the teacher
+        std::byte *head;             // lm_head_scratch; of a student divergence_scratch
+        HeadStats stats;             // (N) each
+        DivergenceStats divergence;  // (N) each    of a student, with `stats` as its own
+        float *scores;               // (N)              reward model
+        double
+            *sums;  // (3), student (8) sums over the rows since the last call: head_sums; of the teacher too, and divergence_sums
         int64_t *routing;   // (L, 2E+2)        with experts: router_sums of each layer's tokens since zero_gradients()
         float *balance;     // (E)              derivatives of the auxiliary loss
         std::byte *matmul;  // matmul_scratch
@@ -228,10 +237,22 @@ template <class Dev> class Decoder : public Model, public Generator {
     bool is_noisy(const Pass &pass) const { return pass.key && limits.neftune_alpha > 0; }
     bool all_finished(bool finished);
     HeadLoss head_loss() const;
+    HeadShape head_shape() const { return {row.T, config.C, has_teacher() ? limits.teacher.V : config.V, row.N}; }
+    // What gives the head's loss its derivatives: without either the row's weights, which are the derivatives with respect to each nll.
+    struct Judge {
+        const TokenLoss *loss = nullptr;
+        const TeacherRow *teacher = nullptr;
+    };
+    TeacherHead<X> teacher_head(const Judge &judge) const {
+        const TeacherRow &t = *judge.teacher;
+        return {static_cast<const X *>(t.x), static_cast<const X *>(t.w), t.C, limits.teacher.beta};
+    }
+    void head_weight(const Pass &pass, const Judge &judge, size_t first, size_t count);
     void forward(const Pass &pass);
-    void gradients(bool last, const TokenLoss &loss = {});
-    void head(const Pass &pass, X *dx, float *dhead, const TokenLoss &loss = {});
-    void head_backward(const Pass &pass, const TokenLoss &loss);
+    void accumulate(const Row &row, float weight, const Judge &judge, bool last);
+    void gradients(bool last, const Judge &judge = {});
+    void head(const Pass &pass, X *dx, float *dhead, const Judge &judge = {});
+    void head_backward(const Pass &pass, const Judge &judge);
     void add_sums();
     void clear_routing();
     void find_balance();

@@ -40,7 +40,7 @@ static Row with_long_positions(Row row, const RopeConfig &rope, size_t positions
 }
 
 void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
-    split = split_row(config_, limits_.ranks, element, whole);
+    split = split_row(config_, limits_.ranks, element, whole, limits_.split_as.get());
     const std::vector<size_t> positions = split->positions(limits_.ranks.sp_rank());
     const bool by_length = config_.rope.by_length(limits_.positions);
     load(local_row(by_length ? with_long_positions(whole, config_.rope, limits_.positions) : whole, positions), memory);

@@ -52,21 +52,31 @@ std::map<std::string, std::vector<double>> make_every_call(Model &model, const s
     std::vector<int32_t> text;
     for (const auto &d : documents) text.insert(text.end(), d.begin(), d.end());
     const Row row = row_of(documents, config);
-    const bool trains = limits.mode == Mode::train;
+    const bool trains = limits.mode == Mode::train, is_student = limits.teacher.C > 0;
+    const bool computes_losses = !is_student && (trains || limits.mode == Mode::evaluate);
     if (trains) model.randomise(1), model.zero_gradients();
-    if (limits.mode != Mode::generate) values["losses"] = model.evaluate(row);
-    if (trains && (config.lora.embedding || config.lora.head)) values["losses of the base"] = model.evaluate_base(row);
-    if (trains) {
+    if (computes_losses) values["losses"] = model.evaluate(row);
+    if (computes_losses && trains && (config.lora.embedding || config.lora.head))
+        values["losses of the base"] = model.evaluate_base(row);
+    if (limits.mode == Mode::teach) model.teach(row);
+    if (is_student) {
+        const TeacherRow teacher = limits.teacher.is_base ? model.teach(row) : TeacherRow{nullptr, nullptr, limits.teacher.C};
+        model.compare(row, teacher), model.distil(row, teacher, 1, false), model.distil(row, teacher, 1, true);
+    } else if (trains) {
         model.backward(std::vector<float>(row.predictors.size(), 1.0f), 0.1f, false);
         const auto half_of_squares = [](std::span<const size_t>, std::span<const float> nll) {
             return std::vector<float>(nll.begin(), nll.end());
         };
         if (!config.reward) model.accumulate(row, half_of_squares, 0.1f, false);
-        model.accumulate(row, 1, true), values["gradient norm"] = {model.gradient_norm()};
+        model.accumulate(row, 1, true);
+    }
+    if (trains) {
+        values["gradient norm"] = {model.gradient_norm()};
         model.update(
             AdamW{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1, .step = 1});
     }
-    if (limits.mode != Mode::generate) model.take_sums();
+    if (is_student) model.take_divergence();
+    if (computes_losses) model.take_sums();
     if (limits.cache_pages) values["logits"] = generate_once(model, text, limits);
     return values;
 }

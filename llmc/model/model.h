@@ -29,7 +29,30 @@ struct LossSums {
     }
 };
 
-enum class Mode { train, evaluate, generate };
+enum class Mode { train, evaluate, generate, teach };  // teach: only Model::teach() is called
+
+// The final hidden states of a row and the head that turns them into logits, by a teacher with C channels: arrays on its device, X each.
+struct TeacherRow {
+    const void *x, *w;  // (T, C), (V, C)
+    size_t C;
+};
+
+// What a student's plan knows of its teacher. The first V rows of both heads are compared.
+struct TeacherShape {
+    size_t C = 0, V = 0;   // C = 0: there is no teacher
+    float beta = 1;        // ../ops/divergence.h
+    bool is_base = false;  // the teacher is the student without its adapters
+};
+
+// Sums over target tokens, like LossSums, which it has for both models.
+struct DivergenceSums {
+    LossSums student, teacher;
+    double divergence = 0, agreement = 0;
+    DivergenceSums &operator+=(const DivergenceSums &o) {
+        student += o.student, teacher += o.teacher, divergence += o.divergence, agreement += o.agreement;
+        return *this;
+    }
+};
 
 // The arrays that are offloaded to a store (../core/store.h) between uses.
 struct Offload {
@@ -52,16 +75,18 @@ struct ModelLimits {
     bool fp8 = false;                // FP8 in products of the layers' matrices, except in generation (../ops/fp8.h)
     bool bf16_gradients = false;     // storage of gradients between micro-steps (../parallel/zero.h)
     Offload offload;
-    bool share_prompts = false;  // rows may share prompts (../data/row.h)
-    bool graphs = false;         // record and replay the launches of a layer (../core/graphs.h)
-    float temperature = 1;       // divides the head's logits, so nll and entropy refer to the sampling distribution
-    float neftune_alpha = 0;     // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
-    size_t cache_pages = 0;      // pages of the key/value cache; 0: next_logits() will not be called
-    size_t sequences = 0;        // most documents in a row of next_logits()
-    size_t sequence_pages = 0;   // most pages of a sequence
-    size_t draws = 0;            // most tokens in a call of draw()
-    size_t occurred = 0;         // most tokens of all documents together, with a repetition penalty
-    bool concurrent = false;     // runs concurrently with another model, using half of the CPU's threads
+    bool share_prompts = false;                   // rows may share prompts (../data/row.h)
+    bool graphs = false;                          // record and replay the launches of a layer (../core/graphs.h)
+    TeacherShape teacher;                         // the model is a student: it only learns by distil()
+    std::shared_ptr<const ModelConfig> split_as;  // the model whose attention decides how a ring splits a row; null: this one
+    float temperature = 1;      // divides the head's logits, so nll and entropy refer to the sampling distribution
+    float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
+    size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
+    size_t sequences = 0;       // most documents in a row of next_logits()
+    size_t sequence_pages = 0;  // most pages of a sequence
+    size_t draws = 0;           // most tokens in a call of draw()
+    size_t occurred = 0;        // most tokens of all documents together, with a repetition penalty
+    bool concurrent = false;    // runs concurrently with another model, using half of the CPU's threads
     Ranks ranks;
 };
 
@@ -149,6 +174,8 @@ class Trainee {
     // The same for a loss of tokens, which judges each chunk of the head's rows between its softmax and its gradients: on each rank of a ring those of
     // the rank's part of the row.
     virtual void accumulate(const Row &, const TokenLoss &loss, float entropy_weight, bool last) = 0;
+    // Forward and backward for the loss weight * sum of divergences from the teacher, which has taught the same row.
+    virtual void distil(const Row &, const TeacherRow &, float weight, bool last) = 0;
     // A forward pass of a mixture of experts that only counts which experts the row's tokens go to, for the derivatives of the auxiliary loss. All
     // rows of a step with an auxiliary loss are passed, up to the `last` one, before the first backward pass. A step of one micro-step does without.
     virtual void count_routing(const Row &, bool last) = 0;
@@ -190,5 +217,11 @@ class Model : public Diagnosis, public Trainee {
     virtual std::vector<double> evaluate(const Row &) = 0;
     // The same with only the base of adapters: the reference model of dpo and grpo. Does not add to the sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;
-    virtual LossSums take_sums() = 0;  // sums over this rank's targets since the last call; waits for the device
+    // Runs the forward pass up to the final norm, by a teacher or by the base of a student's adapters. The result is valid until this model's next call
+    // of teach(), and on a teacher no other call may come between.
+    virtual TeacherRow teach(const Row &) = 0;
+    // A forward pass of a student, which adds the row's divergences to the sums of take_divergence().
+    virtual void compare(const Row &, const TeacherRow &) = 0;
+    virtual DivergenceSums take_divergence() = 0;  // of a student in place of take_sums()
+    virtual LossSums take_sums() = 0;              // sums over this rank's targets since the last call; waits for the device
 };

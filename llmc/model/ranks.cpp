@@ -22,13 +22,15 @@ size_t kind_of(const ModelConfig &config, size_t layer) {
     return k;
 }
 
-SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element, const Row &row) {
+SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element, const Row &row, const ModelConfig *as) {
     const AttentionCost cost{c.H, c.KV, c.D, element, ranks.flops, ranks.bandwidth};
     const auto kinds = layer_kinds(c);
     // With one rank there is no choice. Under ulysses every rank computes attention on the whole row, which must be in order.
-    return ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses
-               ? split_sequence(Layout::contiguous, row.doc_offsets, row.T, ranks.sp, kinds, cost)
-               : choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost);
+    if (ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses)
+        return split_sequence(Layout::contiguous, row.doc_offsets, row.T, ranks.sp, kinds, cost);
+    if (!as) return choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost);
+    return split_sequence(split_row(*as, ranks, element, row).layout, row.doc_offsets, row.T, ranks.sp, kinds, cost,
+                          layer_kinds(*as));
 }
 
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,

@@ -30,8 +30,10 @@ struct Ranks {
 std::vector<LayerKind> layer_kinds(const ModelConfig &config);
 size_t kind_of(const ModelConfig &config, size_t layer);  // the index of a layer's kind
 
-// Returns the division of a row among a ring's ranks; pad_row() has padded the row. element: bytes of an element of K and V.
-SequenceSplit split_row(const ModelConfig &config, const Ranks &ranks, size_t element, const Row &row);
+// Returns the division of a row among a ring's ranks; pad_row() has padded the row. element: bytes of an element of K and V. A teacher has the layout
+// that `as`, its student's configuration, leads to; null: its own.
+SequenceSplit split_row(const ModelConfig &config, const Ranks &ranks, size_t element, const Row &row,
+                        const ModelConfig *as = nullptr);
 
 // Returns the samples of the rows of this rank's ring, one row per micro-step. An empty row means that the ring has none in this micro-step
 // (deal_rows).

@@ -202,15 +202,16 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
 }
 
 SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
-                             std::span<const LayerKind> kinds, const AttentionCost &cost) {
+                             std::span<const LayerKind> kinds, const AttentionCost &cost, std::span<const LayerKind> dealt_by) {
     const size_t n = pieces_per_rank * ranks, size = T / n;
     if (T == 0 || T % n) die("a row of %zu tokens cannot be cut into %zu equal pieces", T, n);
     std::vector<std::vector<uint64_t>> scores;
     std::vector<uint64_t> work(n);
-    for (const LayerKind &kind : kinds) {
-        scores.push_back(scores_of_pieces(doc_offsets, T, size, kind.window));
+    for (const LayerKind &kind : kinds) scores.push_back(scores_of_pieces(doc_offsets, T, size, kind.window));
+    for (const LayerKind &kind : dealt_by.empty() ? kinds : dealt_by) {
+        const auto of_kind = scores_of_pieces(doc_offsets, T, size, kind.window);
         for (size_t i = 0; i < n; i++)
-            work[i] += kind.layers * std::accumulate(&scores.back()[i * n], &scores.back()[i * n] + n, uint64_t(0));
+            work[i] += kind.layers * std::accumulate(&of_kind[i * n], &of_kind[i * n] + n, uint64_t(0));
     }
     const std::vector<size_t> owner = deal_pieces(layout, work, ranks);
     SequenceSplit split{layout, T, ranks, std::vector<Pieces>(ranks), {}, std::vector<double>(ranks)};

@@ -101,9 +101,10 @@ struct SequenceSplit {
     std::vector<size_t> positions(size_t rank) const;  // (local_T) the global position of each local row
 };
 
-// T must be a multiple of pieces_per_rank * ranks (pad_row).
+// T must be a multiple of pieces_per_rank * ranks (pad_row). The pieces are dealt by the work of the layers `dealt_by`; empty: of `kinds`.
 SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
-                             std::span<const LayerKind> kinds, const AttentionCost &cost);
+                             std::span<const LayerKind> kinds, const AttentionCost &cost,
+                             std::span<const LayerKind> dealt_by = {});
 
 // Returns the layout with the smallest `seconds`; the first one wins ties. Ulysses (ring.h) always uses contiguous.
 SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "../core/common.h"
+#include "distillation.h"
 #include "evaluate.h"
 #include "pairs.h"
 #include "policy.h"
@@ -47,6 +48,7 @@ class LanguageModel final : public Objective {
 
 std::unique_ptr<Objective> make_objective(const Run &run) {
     if (run.task & RL) return std::make_unique<Policy>(run);
+    if (run.task == DISTILL) return std::make_unique<Distillation>(run);
     if (learns_unpaired(run.options)) return std::make_unique<Unpaired>(run);
     if (run.task & PAIRS) return std::make_unique<Pairs>(run);
     return std::make_unique<LanguageModel>(run);

@@ -48,7 +48,7 @@ void expect_own_family(const Run &run, const ModelConfig &config, const std::str
             trainer.c_str());
 }
 
-size_t weight_bits(const Options &o) { return o.load_in == LoadIn::nf4 ? 4 : o.load_in == LoadIn::int8 ? 8 : 0; }
+size_t weight_bits(LoadIn load_in) { return load_in == LoadIn::nf4 ? 4 : load_in == LoadIn::int8 ? 8 : 0; }
 
 // Compares config.json with the weights, if the model has any. A head in the file that differs from the embedding means untied weights, even if
 // config.json has tied weights, as in transformers 5.
@@ -86,7 +86,7 @@ ModelSpec open_config(const Run &run, const std::string &dir) {
     if (const Options &o = run.options; dir == o.model && (o.rope_theta != 0 || !o.rope_scaling.empty()))
         set_rope(model.config, o.rope_theta, o.rope_scaling);
     compare_with_weights(model.config, dir, notes);
-    model.config.weight_bits = weight_bits(run.options);
+    model.config.weight_bits = weight_bits(run.options.load_in);
     expect_own_family(run, model.config, dir);
     expect_no_generation(run, model.config, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());

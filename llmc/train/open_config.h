@@ -24,7 +24,7 @@ void use_tokenizer(const Run &run, ModelSpec &model, const std::string &dir);
 void grow_vocabulary(const Run &run, ModelSpec &model, size_t rows, const std::string &whose);
 // Dies if the model belongs to the other trainer.
 void expect_own_family(const Run &run, const ModelConfig &config, const std::string &name);
-size_t weight_bits(const Options &o);                           // from --load_in; 0: the run's dtype
+size_t weight_bits(LoadIn load_in);                             // 0: the run's dtype
 ModelSpec open_config(const Run &run, const std::string &dir);  // without ranks
 // Returns the division among ranks by the flags, with rings of `sp`. Dies if it does not divide the model's heads.
 // Returns whether rows share prompts (--share_prompts). Dies if they must but cannot.

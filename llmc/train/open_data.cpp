@@ -43,11 +43,11 @@ static std::string preference_kind(const Run &run) { return learns_unpaired(run.
 
 std::string prepared_file(const Run &run, Task task, const std::string &flag, const std::string &path,
                           const std::vector<std::string> &extra) {
-    const std::string kind = task == PRETRAIN   ? "pretrain"
-                             : task == GENERATE ? "prompts"
-                             : task & PAIRS     ? preference_kind(run)
-                             : task & RL        ? "rl"
-                                                : "sft";
+    const std::string kind = task == PRETRAIN                                               ? "pretrain"
+                             : task == GENERATE                                             ? "prompts"
+                             : task & PAIRS                                                 ? preference_kind(run)
+                             : task & RL || (task == DISTILL && run.options.on_policy == 1) ? "rl"
+                                                                                            : "sft";
     const TokenMeaning meaning{run.model.tokenizer_dir, run.model.tokenizer_hash, run.model.config.V, run.model.config.eos};
     std::string out = while_others_wait(run, run.is_main_rank(), [&] { return prepare(meaning, kind, flag, path, extra); });
     return run.comm.gather(out)[0];
@@ -78,7 +78,7 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
             die("%s is of kind %s, but %s trains on %s\n  fix: prepare %s with data/prepare.py %s", path.c_str(),
                 data->kind().c_str(), unpaired ? ("--loss_type " + run.options.loss_type[0]).c_str() : task_name(run.task),
                 unpaired ? "single answers with a label" : "pairs", unpaired ? "them" : "pairs", preference_kind(run).c_str());
-        if (run.task & (PRETRAIN | SFT | RL) && (data->pairs() || data->judged()))
+        if (run.task & (PRETRAIN | SFT | DISTILL | RL) && (data->pairs() || data->judged()))
             die("%s is of kind %s, but %s trains on single documents\n  fix: use the task %s, or other data", path.c_str(),
                 data->kind().c_str(), task_name(run.task), data->judged() ? "dpo with --loss_type kto" : "dpo or rm");
         expect_positions(run, run.model, *data);

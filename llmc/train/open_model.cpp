@@ -31,7 +31,8 @@ size_t rows_capacity(const Samples &data, size_t row_tokens) {
 }
 
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
-    if (data.total_targets() == 0 && !run.model.config.reward && !(run.task & RL))
+    const bool answers = run.task & RL || (run.task == DISTILL && run.options.on_policy == 1);
+    if (data.total_targets() == 0 && !run.model.config.reward && !answers)
         die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
             data.name().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;
@@ -41,14 +42,15 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
     limits.share_prompts = run.share_prompts;
-    if (run.task & RL) limits.temperature = float(run.options.temperature);
+    if (run.task & (RL | DISTILL)) limits.temperature = float(run.options.temperature);
     if (mode == Mode::train)
         limits.neftune_alpha = float(run.options.neftune_noise_alpha), limits.graphs = run.options.cuda_graphs;
     return limits;
 }
 
 ModelLimits co_resident_limits(ModelLimits limits, Mode mode) {
-    limits.mode = mode;
+    limits.mode = mode, limits.teacher = {};
+    if (mode == Mode::teach) limits.fp8 = false;  // its matrices may have other sizes
     if (mode == Mode::generate) limits.ranks = {}, limits.share_prompts = false;
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
     return limits;
@@ -71,6 +73,7 @@ size_t available_memory(const Run &run) {
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory) {
     std::unique_ptr<Model> planned;
+    if (limits.mode == Mode::train) limits.teacher = model.teacher;
     for (Recompute level : recompute_levels) {
         if (level != recompute.value_or(level)) continue;
         limits.recompute = level;

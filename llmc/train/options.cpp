@@ -15,6 +15,7 @@ const char *task_name(Task task) {
         case SFT: return "sft";
         case DPO: return "dpo";
         case RM: return "rm";
+        case DISTILL: return "distill";
         case GRPO: return "grpo";
         case PPO: return "ppo";
         case EVAL: return "eval";
@@ -46,7 +47,8 @@ Options default_options(Task task) {
     if (task == SFT) o.learning_rate = 5e-6;
     if (task == DPO) o.learning_rate = 1e-6;
     if (task == RM) o.learning_rate = 9e-6;
-    if (task & RL) o.learning_rate = 1e-6, o.temperature = 1, o.n = 8;
+    if (task & (RL | DISTILL)) o.learning_rate = 1e-6, o.temperature = 1;
+    if (task & RL) o.n = 8;
     if (task == PPO) o.advantage_estimator = Estimator::gae, o.n = 1;
     if (task & PAIRS) o.max_len = 512;
     if (task == PRETRAIN) o.truncation = "split";

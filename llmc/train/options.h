@@ -27,11 +27,12 @@ enum Task : unsigned {
     RM = 64,
     GRPO = 128,
     PPO = 256,
-    MERGE = 512
+    MERGE = 512,
+    DISTILL = 1024
 };
 constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
 constexpr unsigned RL = GRPO | PPO;   // tasks that learn from rewards of answers
-constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | RL;
+constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | DISTILL | RL;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
 constexpr unsigned PREPARE = 1u << 31;  // not a task: the flag is passed on to data/prepare.py
 constexpr unsigned COMMON = 1u << 30;   // not a task: the flag is in --help and not only in `--help all`

@@ -408,9 +408,13 @@ void OutputDirectory::remove_checkpoints_beyond(size_t step) {
 
 std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run) {
     const Options &o = run.options;
-    std::vector<std::pair<const char *, std::string>> all = {{"model", run.model.dir},   {"adapter", o.adapter},
-                                                             {"ref_model", o.ref_model}, {"critic_model", o.critic_model},
-                                                             {"rollouts", o.rollouts},   {"prompts", o.prompts}};
+    std::vector<std::pair<const char *, std::string>> all = {{"model", run.model.dir},
+                                                             {"adapter", o.adapter},
+                                                             {"ref_model", o.ref_model},
+                                                             {"critic_model", o.critic_model},
+                                                             {"teacher_model", o.teacher_model},
+                                                             {"rollouts", o.rollouts},
+                                                             {"prompts", o.prompts}};
     const auto add = [&](const char *flag, const std::string &names) {  // a mixture has several sources, separated by commas
         std::istringstream list(names);
         for (std::string name; std::getline(list, name, ',');) all.emplace_back(flag, name);

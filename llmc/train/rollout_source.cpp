@@ -27,7 +27,8 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
             run.model.dir.c_str());
     if (tokenizer_)
         generation_.vocabulary = std::min(run.model.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o_.stop};
-    for (const std::string &name : o_.reward) rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
+    for (const std::string &name : run.task &RL ? o_.reward : Names())
+        rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
 }
 
 std::vector<CoResidentModel> RolloutSource::co_residents() const {
@@ -60,7 +61,7 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     generation_.eos = run_.model.config.eos;  // includes the end of turn of the prompts' template
     const Questions asked = read_questions(prompts, first_samples(prompts.size()));
-    const bool compares = std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
+    const bool compares = run_.task & RL && std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
     for (size_t i = 0; i < asked.prompts.size(); i++) {
         const auto &prompt = asked.prompts[i];
         if (compares && asked.responses[i].empty())
@@ -77,7 +78,7 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     }
     generation_limits_ = GenerationLimits(known_, generation_, o_.max_sequences);
     const bool evaluates = !o_.eval_data.empty() || o_.eval_fraction > 0;
-    if (!o_.async_steps || evaluates) generation_limits_.use(limits);  // the policy generates the answers
+    if (!o_.async_steps || evaluates) generation_limits_.use(limits, run_.model.ranks.sp);  // the policy generates the answers
     limits.row_tokens = std::max(limits.row_tokens, round_up(o_.row_tokens, row_multiple));
     limits.positions = std::max(limits.positions, generation_limits_.longest);
 }
@@ -177,6 +178,23 @@ void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> 
             rollouts.push_back({prompts[p], answers[i].tokens, std::vector<uint8_t>(answers[i].tokens.size(), 1), answers[i].logp,
                                 rewards[i], int64_t(asked.begin + p), !answers[i].ended});
     }
+}
+
+std::pair<std::vector<Rollout>, ordered_json> RolloutSource::answers(Model &policy, const Step &prompts) const {
+    const auto began = std::chrono::steady_clock::now();
+    PendingBatch asked = ask(prompts);
+    const auto completions = await(&policy, asked);
+    std::vector<Rollout> rollouts;
+    keep(asked, completions, std::vector<double>(completions.size(), no_reward), rollouts);
+    double tokens = 0, truncated = 0;
+    for (const Completion &c : completions) tokens += double(c.tokens.size()), truncated += !c.ended;
+    const double n = double(completions.size()), seconds = seconds_since(began);
+    ordered_json log = {{"response_length", tokens / n},
+                        {"truncated", truncated / n},
+                        {"generation_s", seconds},
+                        {"generation_tok_s", tokens / seconds}};
+    if (tokenizer_) log["answer"] = shown(asked.questions.prompts[0], completions[0], no_reward), log["answer"].erase("reward");
+    return {std::move(rollouts), log};
 }
 
 Measured RolloutSource::evaluate(Model &policy, const Samples &prompts, std::span<const size_t> samples) const {

@@ -15,7 +15,7 @@
 // All ranks make all calls together.
 class RolloutSource {
   public:
-    explicit RolloutSource(const Run &run);
+    explicit RolloutSource(const Run &run);  // distill has no rewards
 
     std::vector<CoResidentModel> co_residents() const;             // reward models and the writer
     size_t updates(size_t prompts) const;                          // policy updates from the answers to this number of prompts
@@ -25,6 +25,8 @@ class RolloutSource {
 
     // Returns the answers to the next prompts. updates: policy updates so far; left: remaining updates of the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
+    // Returns the answers to the prompts of a step, without rewards, and figures for the log.
+    std::pair<std::vector<Rollout>, nlohmann::ordered_json> answers(Model &policy, const Step &prompts) const;
     // Measures the mean reward of greedy answers.
     Measured evaluate(Model &policy, const Samples &prompts, std::span<const size_t> samples) const;
 

@@ -40,6 +40,7 @@ struct ModelSpec {
     size_t grown_from = 0;            // rows of the vocabulary in dir, where config has more (use_tokenizer); else 0
     Ranks ranks = {};
     bool new_head = false;                           // the head of a reward model starts from random values if dir has none
+    TeacherShape teacher = {};                       // of a student
     std::vector<CoResidentModel> co_residents = {};  // models allocated later; the plan of this model reserves their memory
 };
 

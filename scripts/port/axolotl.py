@@ -91,7 +91,7 @@ ROWS = [
     Note("the loss has no such term", "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias", "0, 0.0"),
     Refused("sft has only the plain cross-entropy of the targets; leave it out",
       "use_eaft, eaft_alpha, eaft_k, scaling_softmax, scaling_softmax_factor, scaling_softmax_bias, use_dft, liger_use_token_scaling"),
-    Refused("sft on the teacher's answers, which generate --model TEACHER writes", "kd_trainer, kd_ce_alpha, kd_alpha, kd_temperature, kd_beta, kd_normalize_topk, "
+    Refused("the task distill, with --teacher_model DIR", "kd_trainer, kd_ce_alpha, kd_alpha, kd_temperature, kd_beta, kd_normalize_topk, "
       "kd_online_server_base_url, kd_online_topk, kd_online_server, kd_online_timeout, kd_temperature_min, datasets.temperature"),
     Note("experts have one implementation, and --load_in quantises them with the other matrices", "experts_implementation, llama4_linearized_experts, quantize_moe_experts"),
     # preferences and reward models

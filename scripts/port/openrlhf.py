@@ -1,7 +1,7 @@
 """OpenRLHF 0.11.2, and names of 0.6 and 0.9."""
 
 from .table import Note, Part, Peer, Refused, Same, Sets, Together
-from .translate import same_values
+from .translate import RL, same_values
 from .trl import PART, complete_kto, learns_unpaired
 
 CORRECTIONS = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
@@ -228,6 +228,8 @@ def defaults(task):
         return {"train.max_epochs": "2", "adam.lr": "5e-6", "model.aux_loss_coef": "0"}
     if task in ("dpo", "rm"):
         return {"adam.lr": "1e-5" if task == "dpo" else "9e-6", "model.aux_loss_coef": "0"}
+    if task not in RL:
+        return {}
     return {"adam.lr": "1e-6", "rollout.n_samples_per_prompt": "1", "algo.kl.init_coef": "0.01", "algo.kl.estimator": "k1", "reward.clip_range": "-10,10", "actor.aux_loss_coef": "0"}
 
 

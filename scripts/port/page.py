@@ -17,7 +17,7 @@ from port.peers import TABLES  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "porting"
-TASKS = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
+TASKS = ("pretrain", "sft", "dpo", "rm", "distill", "grpo", "ppo")
 
 # An example from the repository of each peer: its path, the command, and the file in the command without comments and empty keys.
 EXAMPLES = {

@@ -36,6 +36,7 @@ KEYS = ((AXOLOTL, {"base_model"}), (LLAMA_FACTORY, {"stage", "finetuning_type"})
 
 # Tasks of the trainers' programs, with a setting that a program implies. The settings of train and rlhf name the task.
 TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",), "ppo_tldr": ("ppo",),
+         "distillation": ("distill",), "gkd": ("distill", "lmbda", "0.5"),
          "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "kto": ("dpo", "loss_type", "kto"), "pt": ("pretrain",), "train": (None,), "rlhf": (None,)}
 
 

@@ -50,7 +50,7 @@ ROWS = [
     Note("a reward model gives one number", "num_labels", "1"),
     Refused("a reward model gives one number", "num_labels"),
     Same("router_aux_loss_coef", "router_aux_loss_coef"),
-    Same("beta,kl_coef", "beta"),
+    Same("beta,kl_coef,divergence_beta", "beta"),
     Together("loss_scale", "the default of each task: the assistant's messages, for pairs the answer, in pt all tokens", "loss_scale"),
     Refused("the empty block of thoughts that a template adds is trained unless --chat_template_kwargs is '{\"enable_thinking\": false}'", "disable_ignore_empty_think"),
     Note("it selects an implementation and changes no result", "tuner_backend, experts_impl, is_binary_loss_scale, template_backend, use_logits_to_keep, enable_npu_model_patch"),
@@ -70,7 +70,7 @@ ROWS = [
     Refused("this program trains only text models", "freeze_llm, max_pixels, norm_bbox, vit_gradient_checkpointing, vit_lr, aligner_lr, mrl_dims"),
     Together("tokens", "--add_tokens", "new_special_tokens"),
     # the method
-    Together("rlhf_type", "the task: dpo, rm, grpo, and for orpo, simpo and kto --loss_type", "rlhf_type"),
+    Together("rlhf_type", "the task: dpo, rm, grpo, gkd is distill, and for orpo, simpo and kto --loss_type", "rlhf_type"),
     Together("tuner_type", "lora, which is the default there, or full", "tuner_type, train_type, sft_type"),
     Together("lora_r", "with tuner_type lora: --lora_rank", "lora_rank"),
     Together("lora_alpha", "with tuner_type lora: --lora_alpha", "lora_alpha"),
@@ -106,8 +106,17 @@ ROWS = [
     Together("rpo_alpha", "--loss_type sigmoid,sft --loss_weights 1,RPO_ALPHA", "rpo_alpha"),
     Together("cpo_alpha", "with rlhf_type simpo: --loss_type simpo,sft --loss_weights 1,CPO_ALPHA; the default there is 1", "cpo_alpha"),
     *TRL.only("simpo_gamma, label_smoothing, desirable_weight, undesirable_weight, ld_alpha, discopop_tau").rows,
-    Refused("sft on the teacher's answers, which generate --model TEACHER writes", "teacher_model, teacher_adapters, teacher_model_type, teacher_model_revision, teacher_deepspeed, "
-      "teacher_model_server, offload_teacher_model, teacher_tag_key, teacher_kl_coef, sft_alpha, lmbda, seq_kd, gkd_logits_topk"),
+    Same("teacher_model", "teacher_model"),
+    Same("on_policy", "lmbda"),
+    Note("the loss is the divergence alone", "sft_alpha", "0, 0.0"),
+    Refused("--teacher_model MODEL@REVISION", "teacher_model_revision"),
+    Refused("the task merge adds an adapter to the weights of its model: --teacher_model DIR", "teacher_adapters"),
+    Refused("the teacher is in this process: --teacher_model", "teacher_model_server"),
+    Refused("the loss is the divergence from one teacher over the whole vocabulary; leave it out", "gkd_logits_topk, sft_alpha, teacher_kl_coef, teacher_tag_key"),
+    Refused("--on_policy 0, with --data from generate --model TEACHER --prompts FILE", "seq_kd"),
+    Note("config.json describes the model", "teacher_model_type"),
+    Note("all memory is planned before the start (--plan)", "offload_teacher_model"),
+    Note("every rank has a part of all models, and --ranks or mpirun sets the number of ranks", "teacher_deepspeed"),
     Refused("MODEL@REVISION", "ref_model_revision, reward_model_revision"),
     Same("dtype", "torch_dtype"),
     Same("ring_attn_size", "sequence_parallel_size"),
@@ -163,7 +172,8 @@ ROWS = [
 ]
 
 ANSWERS = {"num_generations": "8", "max_completion_length": "512", "temperature": "0.9", "beta": "0.04", "loss_type": "grpo"}  # grpo's defaults
-TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "kto": "dpo", "rm": "rm", "grpo": "grpo"}
+GKD = {"max_completion_length": "512", "temperature": "0.9", "beta": "0.5", "lmbda": "0.5"}
+TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "kto": "dpo", "rm": "rm", "gkd": "distill", "grpo": "grpo"}
 
 
 def task_of(given, task):
@@ -177,7 +187,7 @@ def task_of(given, task):
 
 def defaults(task):
     out = {"num_train_epochs": "3", "per_device_train_batch_size": "1", "lr_scheduler_type": "cosine", "warmup_ratio": "0", "weight_decay": "0.1"}
-    return out | (ANSWERS if task == "grpo" else {}) | ({"truncation_strategy": "delete"} if task == "pretrain" else {})
+    return out | (ANSWERS if task == "grpo" else {}) | (GKD if task == "distill" else {}) | ({"truncation_strategy": "delete"} if task == "pretrain" else {})
 
 
 def complete(t):

@@ -12,7 +12,7 @@ from json_yaml import read_object
 from .reading import PortError, Setting
 from .table import NESTED, OFF, find
 
-TRAINING = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
+TRAINING = ("pretrain", "sft", "dpo", "rm", "distill", "grpo", "ppo")
 RL = ("grpo", "ppo")
 PAIRS = ("dpo", "rm")
 STEADY = ("dpo", "rm", "ppo")  # tasks whose trainers disable dropout unless disable_dropout is false
@@ -311,7 +311,7 @@ class Translation:
 
     def policy(self, keeps_strings):
         """Sets the flags of rewards shared by TRL and the trainers built on it. With keeps_strings, string prompts are not changed, as in TRL."""
-        if self.task not in RL:
+        if self.task not in (*RL, "distill"):
             return
         if keeps_strings and self.flag("apply_chat_template", "false") != "true":
             self.set("input_template", "{}", "string prompts (TRL)", by_default=True)

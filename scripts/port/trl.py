@@ -8,7 +8,7 @@ from json_yaml import read_object
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .trainer import TRAINER
 from .trainer import complete as complete_trainer
-from .translate import RL, fetched
+from .translate import RL, STEADY, fetched
 
 PART = "it is part of a method that is refused by its own name"
 ROWS = [
@@ -58,7 +58,7 @@ ROWS = [
     Together("disable_dropout", "true, the default of dpo, rm and ppo: no --lora_dropout", "disable_dropout", "true, false"),
     Same("router_aux_loss_coef", "router_aux_loss_coef"),
     # preferences and reward models
-    Same("beta,kl_coef", "beta"),
+    Same("beta,kl_coef,divergence_beta", "beta"),
     Sets("loss_aggregation token_mean", "loss_type", "dapo, bnpo"),
     Sets("loss_aggregation sequence_mean", "loss_type", "grpo"),
     Sets("loss_aggregation constant", "loss_type", "dr_grpo"),
@@ -79,6 +79,14 @@ ROWS = [
     Note("the loss discopop uses this value", "discopop_tau", "0.05"),
     Refused("there is no such variant of DPO here; leave it out",
       "sync_ref_model, f_divergence_type, ld_alpha, use_weighting, discopop_tau"),
+    # distillation
+    Same("teacher_model", "teacher_model_name_or_path"),
+    Same("on_policy", "lmbda"),
+    Note("the main revision is read", "teacher_model_revision", "main"),
+    Refused("--teacher_model OWNER/NAME@REVISION", "teacher_model_revision"),
+    Refused("change config.json in the directory of --teacher_model", "teacher_model_init_kwargs"),
+    Refused("--on_policy 0, with --data from generate --model TEACHER --prompts FILE", "seq_kd"),
+    Note("it concerns memory and speed, and changes no result", "use_fused_linear_loss"),
     # reinforcement learning
     Same("n", "num_generations"),
     Same("max_new_tokens", "max_completion_length"),
@@ -172,7 +180,8 @@ ROWS = [
 
 MOE = re.compile(r"moe|mixtral|-a\d+(\.\d+)?b", re.I)  # names of models
 REWARDS = Path(__file__).resolve().parent.parent / "rewards"  # functions of TRL
-LEARNING_RATES = {"sft": "2e-5", "pretrain": "2e-5", "dpo": "1e-6", "rm": "1e-4", "grpo": "1e-6", "ppo": "5e-5"}
+LEARNING_RATES = {"sft": "2e-5", "pretrain": "2e-5", "dpo": "1e-6", "rm": "1e-4", "distill": "1e-6", "grpo": "1e-6", "ppo": "5e-5"}
+GKD = {"learning_rate": "2e-5", "divergence_beta": "0.5", "temperature": "0.9", "max_new_tokens": "128", "max_len": "1024"}  # flags that its defaults set
 
 
 def defaults(task):
@@ -180,6 +189,8 @@ def defaults(task):
            "warmup_ratio": "0", "adam_beta2": "0.999"}
     if task in ("sft", "pretrain", "dpo", "rm"):
         out |= {"max_length": "1024", **({} if task == "rm" else {"truncation_mode": "keep_start"})}  # a reward model's pairs are dropped whole
+    if task == "distill":
+        out |= {"max_completion_length": "512"}
     if task == "grpo":
         out |= {"num_generations": "8", "max_completion_length": "512", "loss_type": "dapo", "scale_rewards": "group"}
     if task == "ppo":
@@ -189,8 +200,10 @@ def defaults(task):
 
 def complete(t):
     complete_trainer(t)
+    if t.task == "distill" and "on_policy" in t.given:
+        complete_gkd(t)
     if t.has("use_peft"):
-        t.lora("16", "32", "0.05", targets_of(t))
+        t.lora("16", "32", "0.05", targets_of(t), (*STEADY, "distill") if "on_policy" in t.given else STEADY)
     else:
         for key in ("lora_r", "lora_targets"):
             if t.has(key):
@@ -283,6 +296,17 @@ def complete_kto(t):
     t.note("", "the estimate of the KL divergence in kto is the mean over the mismatched pairs of a whole step; TRL's trainer has one for each batch of a device")
     if "ref_mode" in t.flags:
         t.note(t.flags.pop("ref_mode").where, "the reference stays in memory (--ref_mode resident): the mismatched pairs of kto are only known in their step")
+
+
+def complete_gkd(t):
+    """GKD is the distillation with lmbda, which has defaults of its own."""
+    for flag, value in GKD.items():
+        if flag in t.by_default:
+            t.by_default.discard(flag)
+            t.flags.pop(flag)
+        t.set(flag, value, f"{flag} (TRL's default for GKD)", by_default=True)
+    if float(t.flag("temperature", "1")) != 1:
+        t.note("", "--temperature also divides the logits in the loss; in TRL's GKD it only does so in sampling")
 
 
 def targets_of(t):

@@ -97,6 +97,13 @@ SAME = [  # words, and the flags of this program
     (f"reward {TRL}", {"max_len": "1024", "truncation": None}), (f"dpo {TRL}", {"truncation": "keep"}),
     (f"dpo {TRL} --label_smoothing 0.1", {"label_smoothing": None}),  # TRL's sigmoid ignores it
     (f"dpo {TRL} --label_smoothing 0.1 --loss_type robust", {"label_smoothing": "0.1"}),
+    (f"trl distillation {TRL} --teacher_model_name_or_path T --beta 0.5",
+     {"teacher_model": "T", "divergence_beta": "0.5", "max_new_tokens": "512", "learning_rate": None, "on_policy": None, "input_template": "{}"}),
+    (f"trl gkd {TRL} --teacher_model_name_or_path T --beta 1 --use_peft", {"divergence_beta": "1", "temperature": "0.9", "on_policy": "0.5", "max_new_tokens": None, "max_len": "1024",
+                                                                         "learning_rate": "2e-5", "lora_dropout": None}),
+    (f"trl gkd {TRL} --teacher_model_name_or_path T --lmbda 0 --temperature 1", {"on_policy": "0", "temperature": "1", "max_new_tokens": None, "divergence_beta": "0.5"}),
+    ("swift rlhf --rlhf_type gkd --model M --dataset a/b --output_dir O --teacher_model T --lmbda 1 --sft_alpha 0",
+     {"teacher_model": "T", "divergence_beta": "0.5", "on_policy": "1", "temperature": "0.9", "max_new_tokens": "512"}),
     (f"trl kto {TRL} --desirable_weight 1.5 --undesirable_weight 0.5", {"loss_type": "kto", "desirable_weight": "1.5", "undesirable_weight": "0.5", "shuffle": "false",
                                                                        "max_len": "1024", "truncation": "keep"}),
     (f"trl kto {TRL} --loss_type apo_zero_unpaired --train_sampling_strategy random", {"loss_type": "apo_zero_unpaired", "shuffle": None}),
@@ -298,11 +305,11 @@ STRANGERS = [  # words, a file, and a part of the message
     (f"{OWN} --data_seed 6", None, "--data_seed 6"), (f"{OWN} --lr 1e-4 --bf16", None, "--lr 1e-4: --learning_rate 1e-4\n  --bf16: --dtype bf16\n"),
     (f"{OWN} --lr_warmup_ratio 0 --row_tokens 64", None, "--lr_warmup_ratio 0: --lr_warmup 0\n"),
     (f"{OWN} --micro_batch_size 2", None, "--micro_batch_size 2 has several meanings: --row_tokens 4096 (OpenRLHF); --train_batch_size 2 (Axolotl); "),
-    (f"{OWN} --num_generations 4", None, "--num_generations 4: --n, which belongs to grpo, ppo, generate, not to sft\n"),
+    (f"{OWN} --num_generations 4", None, "--num_generations 4: --n, which belongs to distill, grpo, ppo, generate, not to sft\n"),
     (f"{OWN} --use_dora", None, "--use_dora: is not supported; adapters are LoRA"), ("--dataset_name D", None, "--dataset_name D: --data D\n"),
     (f"{OWN} --frobnicate --num_epochs 2", None, "1 name is other trainers', and no trainer is named:\n  --num_epochs 2: --max_epochs 2\n"),
     (f"{OWN} --frobnicate --num_epochs 2", None, "unknown flag --frobnicate\n"), 
-    ("reward --data D", None, 'there is no task "reward"\n  fix: use pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge or show\n'),
+    ("reward --data D", None, 'there is no task "reward"\n  fix: use pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge or show\n'),
     ("sft --from nemo", None, '--from "nemo" is unknown\n  fix: trl, openrlhf, axolotl, llamafactory, swift, megatron'), ("sft --from trl --from swift", None, "--from is given twice"),
     ("swift sft --from trl", None, "swift sft names ms-swift, and --from trl names TRL\n  fix: leave one of them out"),
     ("trl sft", AXOLOTL, "c.yml is a file of Axolotl, the only trainer with the key base_model, but trl sft names TRL"),
@@ -403,7 +410,7 @@ NOT_HERE = [  # words, the task, its definition, and the fix
     ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
     ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on images", "a text model with"),
     ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
-    ("stf", "stf", None, "pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge or show")]
+    ("stf", "stf", None, "pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge or show")]
 WORDS = [
     (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true, full, auto, false, or leave it out'),
     (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
@@ -482,7 +489,8 @@ REFUSED = [
     ("llamafactory-cli train --data x.jsonl", FACTORY | {"max_samples": 5}, "max_samples in c.yml belongs to dataset\n  fix: --data 'NAME[train[:5]]'"),
     ("", FACTORY | {"stage": "kto", "pref_ftx": 0.5}, "pref_ftx in c.yml is not supported with stage kto"), ("", FACTORY | {"stage": "ppo"}, 'stage in c.yml "ppo" is not supported'),
     ("swift rlhf --rlhf_type ppo --model M --dataset a/b", None, 'train_llama: --rlhf_type "ppo" is not supported\n  fix: the task ppo with flags of this program'),
-    ("swift rlhf --rlhf_type gkd --model M --dataset a/b", None, 'train_llama: --rlhf_type: there is no task "gkd", which learns a teacher'),
+    ("swift rlhf --rlhf_type gkd --model M --dataset a/b --teacher_model T --gkd_logits_topk 64", None, "over the whole vocabulary; leave it out"),
+    (f"trl gkd {TRL} --teacher_model_name_or_path T --seq_kd true", None, "fix: --on_policy 0, with --data from generate"),
     ("", FACTORY | {"dataset": "identity"}, 'train_llama: dataset in c.yml "identity" is a name in LLaMA-Factory\'s data/dataset_info.json, which is not here'),
     ("", AXOLOTL | {"model_type": "Llama4ForConditionalGeneration"}, "model_type in c.yml Llama4ForConditionalGeneration reads images")]
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from runs import command, log_lines, random_documents, succeeds, train, write_data
+from runs import GOLDEN, command, log_lines, random_documents, succeeds, train, write_data
 
 QWEN = {"model": None, "preset": "qwen2.5-0.5b"}
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -67,6 +67,15 @@ def test_a_resident_reference_counts(tmp_path):
     smaller = {"vocab_size": 151936, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller}))
     assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, resident") < beside / 2
+
+
+def test_a_teacher_counts():
+    """The base of adapters is no second model."""
+    student, other = {"task": "distill", "model": GOLDEN / "llama2", "preset": None, "max_len": 64, "max_new_tokens": 8}, GOLDEN / "llama31"
+    text = plan(teacher_model=other, **student)
+    assert size(text, "the teacher, resident") > 0 and size(text, "stats.divergence") > 0
+    base = plan(teacher_model=student["model"], lora_rank=4, **student)
+    assert "the teacher, resident" not in base and size(base, "normf of the teacher") > 0
 
 
 def test_ranks_as_threads_share_the_memory():

@@ -18,6 +18,7 @@ OF_ROLLOUTS = {"rollouts": True, "max_len": 67, "recompute": "cheap"}
 ANSWERS = {"prompts": True, "max_len": 67, "rollout_batch_size": 6, "n": 32, "max_new_tokens": 1, "train_batch_size": 64, "num_episodes": 9, "at": 6,
            "max_steps": 12}  # an iteration has 3 steps, or 6 with max_epochs 2
 AHEAD = {"task": "grpo", **ANSWERS, "async_steps": 1, "is_correction": "icepop", "max_epochs": 2, "max_steps": 18}
+DISTILL = {"task": "distill", "teacher_model": GOLDEN / "llama31", "temperature": 0.9}
 RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 is in the first epoch, and the end in the second
     "f32": {}, "bf16": {"dtype": "bf16"}, "moments of 8 bits": {"moments": "8bit", "row_tokens": 128, "max_norm": 0.1},
     "all in bf16": {"task": "pretrain", "dtype": "bf16", "grad_dtype": "bf16", "moments": "bf16", "row_tokens": 64},
@@ -42,6 +43,12 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "kto": {**KTO, "ref_model": GOLDEN / "llama2", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
     "kto of adapters": {**KTO, "lora_rank": 4, "lora_dropout": 0.3, "ranks": 2, "zero_stage": 2},
     "kto of experts": {**KTO, "model": MIXTRAL["model"], "ranks": 3, "router_aux_loss_coef": 0.1},
+    "distill": {**DISTILL, "on_policy": 0, "divergence_beta": 0.5, "eval_fraction": 0.2, "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
+    "distill of small rows": {**DISTILL, "on_policy": 0, "row_tokens": 64, "ranks": 3, "zero_stage": 2, "dtype": "bf16"},
+    "distill of the base": {**DISTILL, "teacher_model": GOLDEN / "qwen3", "on_policy": 0, "adapter": GOLDEN / "lora_qwen3", "ranks": 2, "zero_stage": 2},
+    "distill of divided experts": {**DISTILL, "model": MIXTRAL["model"], "on_policy": 0, "router_aux_loss_coef": 0.1, "ranks": 6, "expert_parallel": 3,
+                                   "zero_stage": 3},
+    "distill of own answers": {**DISTILL, "on_policy": 0.5, "n": 2, "max_new_tokens": 8, "eval_fraction": 0.2, "ranks": 2, "ring_attn_size": 2},
     "rm": {"task": "rm", **PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "grpo": {"task": "grpo", **OF_ROLLOUTS, "ranks": 2, "zero_stage": 3, "max_epochs": 4},
     "ppo": {"task": "ppo", **OF_ROLLOUTS, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
@@ -139,7 +146,7 @@ def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and "answers" not in name] + ["answers of grpo", "answers of ppo"])
+@pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and "answers" not in name] + ["answers of grpo", "answers of ppo", "distill of own answers"])
 def test_ranks_equal_one_rank(name, run_of, tmp_path):
     """In f32, the logs are equal except for rounding, also if one rank resumes from the checkpoint of several. test_ranks.cpp has all splits of a step."""
     at, one = RUNS[name].get("at", 4), {"ranks": 1, "ring_attn_size": 1, "zero_stage": 1, "zero_group": 0, "expert_parallel": 1}

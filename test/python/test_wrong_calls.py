@@ -1,6 +1,7 @@
 """A table of calls that are refused with one message that has a cause and a fix; no model is written. test_options.cpp has the calls that are wrong by
 their flags alone."""
 
+import json
 import shlex
 import shutil
 
@@ -16,6 +17,7 @@ SFT, EVAL, GENERATE = "sft --data data.safetensors --max_len 64", "eval --data d
 DPO, RM = "dpo --model golden/llama2 --data pairs.safetensors --max_len 67", "rm --model golden/llama2 --data pairs.safetensors --max_len 67"
 KTO = f"{DPO} --data judged.safetensors --loss_type kto"
 GRPO, PPO = "grpo --rollouts rollouts --max_len 67", "ppo --rollouts rollouts --max_len 67"
+DISTILL = "distill --model golden/llama2 --data data.safetensors --max_len 64 --max_new_tokens 8"
 ANSWERS, PLAN = "grpo --data prompts.safetensors --max_new_tokens 9 --max_len 67", "sft --plan --model none --preset qwen2.5-0.5b"
 MOE = "sft --model golden/qwen2_moe --data golden/qwen2_moe/golden.safetensors --max_len 128"
 MOE_LORA = f"{MOE} --lora_rank 3 --lora_targets q_proj,gate_proj,up_proj,down_proj"
@@ -76,6 +78,26 @@ WRONG = [
     (f"{DPO} --data judged.safetensors", "is of kind unpaired, but dpo trains on pairs", "data/prepare.py pref"),
     (f"{SFT} --data judged.safetensors --max_len 128", "is of kind unpaired, but sft trains on single documents", "fix: use the task dpo with --loss_type kto"),
     (f"{KTO} --ref_model golden/mistral", "--ref_model", "another vocabulary"), (f"{RM} --loss_type kto", "fix: use one of sigmoid,logexp"),
+    # students
+    (DISTILL, "distill needs --teacher_model DIR, the model to learn from"), (f"{DISTILL} --teacher_model absent", "absent"),
+    (f"{DISTILL} --teacher_model golden/lora_llama3", "--teacher_model golden/lora_llama3 is an adapter", "the task merge"),
+    (f"{DISTILL} --teacher_model judge", "judge is a reward model, which has no distributions of tokens"),
+    (f"{DISTILL} --teacher_model weightless", "weightless has no weights", "the directory of a trained model"),
+    (f"{DISTILL} --teacher_model golden/mistral", "golden/mistral has a vocabulary of 101 rows, golden/llama2 of 96", "use models with their tokenizers"),
+    (f"{DISTILL} --model spoken --teacher_model foreign", "--teacher_model foreign has another tokenizer than spoken: id 7 is ", "the student's tokenizer"),
+    (f"{DISTILL} --teacher_model spoiled", "model.norm.weight", "NaN"), (f"{DISTILL} --teacher_model golden/gpt2", "gpt2", "use train_gpt2"),
+    (f"{DISTILL} --teacher_model short --max_new_tokens 30 --row_tokens 128", "an answer may end at token 68", "of the teacher short is 60", "lower --max_new_tokens"),
+    (f"{DISTILL} --teacher_model short --on_policy 0 --max_new_tokens none --data long.safetensors --max_len 65", "document 2", "of short is 60"),
+    (f"{DISTILL} --teacher_model golden/llama31 --max_new_tokens 120", "--max_new_tokens 120 may follow"),
+    (f"{DISTILL} --teacher_model golden/llama31 --divergence_beta 1.5", "--divergence_beta is 1.5 but must be between 0 and 1"),
+    (f"{DISTILL} --teacher_model golden/llama31 --on_policy 2", "--on_policy is 2.0 but must be between 0 and 1"),
+    (f"{DISTILL} --teacher_model golden/llama31 --temperature 0", "--temperature is 0.0 but must be above 0: greedy answers have no distribution"),
+    (f"{DISTILL} --teacher_model golden/llama31 --teacher_load_in 3bit", '--teacher_load_in is "3bit"'),
+    (f"{DISTILL} --teacher_model golden/llama31 --on_policy 0", "--max_new_tokens has no effect", "the answers of --data are given", "--on_policy 1"),
+    (f"{DISTILL} --teacher_model golden/llama31 --on_policy 0 --max_new_tokens none --data asked.safetensors", "holds prompts"),
+    (f"{DISTILL} --teacher_model golden/llama31 --data pairs.safetensors", "is of kind pref, but distill trains on single documents"),
+    (f"{DISTILL} --teacher_model golden/llama31 --reward length", "belongs to grpo, ppo, not to distill"), (f"{SFT} --teacher_model golden/llama31", "belongs to distill, not to sft"),
+    (f"{DISTILL} --teacher_model golden/llama2 --lora_rank 4 --lora_modules_to_save lm_head --zero_stage 3", "whose head --lora_modules_to_save replaces", "--zero_stage 3 keeps"),
     # policies
     ("grpo --max_len 67", "--rollouts"), (f"{GRPO} --advantage_estimator gae", "--advantage_estimator gae", "the task ppo"),
     (f"{GRPO} --policy_loss_type trpo", '--policy_loss_type is "trpo"\n  fix: use one of ppo,gspo,cispo'), (f"{GRPO} --temperature 0", "--temperature 0", "greedy"),
@@ -128,7 +150,7 @@ WRONG = [
     (f"{SFT} --model spoken --sample_every 1 --max_new_tokens 0", "--max_new_tokens is 0"),
     (f"{SFT} --model spoken --sample_every 1 --temperature -1", "--temperature is -1"),
     (f"{GENERATE} --n 0", "--n is 0", "at least 1"), (f"{GENERATE} --max_sequences 0", "--max_sequences is 0"),
-    (f"{SFT} --n 2", "--n belongs to grpo, ppo, generate"), (f"{GENERATE} --adapter golden/lora_reward", "belongs to a reward model"),
+    (f"{SFT} --n 2", "--n belongs to distill, grpo, ppo, generate"), (f"{GENERATE} --adapter golden/lora_reward", "belongs to a reward model"),
     # other flags, and models of the other program
     *((f"{call} --model {model}", f"{name} model, which train_llama does not train\n  fix: use train_gpt2\n") for call in (SFT, PLAN)
       for model, name in (("golden/gpt2 --preset none", "gpt2 is a gpt2"), ("none --preset d24", "--preset d24 is a gpt2"))),
@@ -170,9 +192,16 @@ def place(tmp_path_factory, data, prompts):
     change_json(place / "headless" / "model.safetensors.index.json", weight_map={"model.norm.weight": "model-backbone.safetensors"})
     model_with(place / "spoiled", "llama31", lambda tensors: np.put(tensors["model.norm.weight"], 3, np.nan))
     model_with(place / "short", "llama31", max_position_embeddings=60)
-    for name, end in {"spoken": 2, "endless": None}.items():
+    (place / "weightless").mkdir()
+    shutil.copy(GOLDEN / "llama31" / "config.json", place / "weightless")
+    for name, end in {"foreign": 2, "spoken": 2, "endless": None}.items():
         (place / name).mkdir()
         with_tokenizer(place / name, eos_token_id=end)
+    tokenizer = json.loads((place / "foreign" / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    one, other = (next(token for token, id in ids.items() if id == number) for number in (7, 8))
+    ids[one], ids[other] = 8, 7
+    change_json(place / "foreign" / "tokenizer.json", model={**tokenizer["model"], "vocab": ids})
     return place
 
 
