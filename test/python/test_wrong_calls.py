@@ -41,6 +41,7 @@ WRONG = [
     (f"{MIXTRAL} --ranks 4 --expert_parallel 4", "--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"),
     (f"{MIXTRAL} --ranks 1 --expert_parallel 3", "--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"),
     (f"{HYBRID} --ranks 2 --ring_attn_size 2", "--ring_attn_size 2 divides rows among ranks", "linear attention", "fix: --ring_attn_size 1"),
+    (f"{HYBRID} --teacher_model golden/qwen35".replace("sft", "distill", 1), "--on_policy above 0 is for models that generate", "--on_policy 0"),
     (f"{GENERATE} --model golden/qwen35", "golden/qwen35 has linear attention, whose states cannot be continued", "generate with transformers"),
     (f"{HYBRID} --sample_every 1", "--sample_every is for models that generate", "leave --sample_every out"),
     (f"{DPO} --model golden/qwen35 --share_prompts true", "--share_prompts true: linear attention reads the tokens of a document in their order"),
