@@ -55,6 +55,13 @@ TEST(CudaMixtures, EqualTransformersWithAuxiliaryLoss) {
     expect_gradients(dev, g);
 }
 
+TEST(CudaHybrids, EqualTransformers) {
+    const auto ctx = make_cuda_context(2);
+    const Golden g("qwen35");
+    expect_loss_entropy_accuracy(CudaF32{nullptr, ctx.get()}, g);
+    expect_gradients(CudaF32{nullptr, ctx.get()}, g);
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
 #ifdef CHECKED_BUILD
 INSTANTIATE_TEST_SUITE_P(Families, SlowGoldens, testing::Values("llama_bias", "qwen2_window", "qwen3"), family_name);
