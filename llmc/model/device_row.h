@@ -7,7 +7,7 @@
 #include "../core/arena.h"
 #include "../core/memory.h"
 #include "../data/dataloader.h"
-#include "../ops/attention_prompts.h"
+#include "../ops/attention_types.h"
 #include "../parallel/split.h"
 #include "config.h"
 #include "model.h"
