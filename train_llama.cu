@@ -257,14 +257,14 @@ template <class Dev> void Llama<Dev>::add_and_norm(size_t l, const Pass &pass, c
     residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, residual(l, pass.phase), a.proj, w.ln2, norm_shape());
 }
 
-// Calls copy(part, its rows' stride, projected part, columns) for each part of attention's input: q_proj computes a head's queries and then its gates.
+// Calls copy(part, stride, projected part, its stride, columns) for each part of attention's input: q_proj computes a head's queries, then its gates.
 template <class Dev> template <class F> void Llama<Dev>::for_heads_and_gates(const LlamaActs<X> &a, F copy) {
-    const size_t H = config.H, D = config.D, K = config.KV * D, stride = H * D + 2 * K;
+    const size_t H = config.H, D = config.D, K = config.KV * D, stride = H * D + 2 * K, wide = stride + H * D;
     for (size_t h = 0; h < H; h++) {
-        copy(a.qkv + h * D, stride, a.projected + 2 * h * D, D);
-        copy(a.gate + h * D, H * D, a.projected + (2 * h + 1) * D, D);
+        copy(a.qkv + h * D, stride, a.projected + 2 * h * D, wide, D);
+        copy(a.gate + h * D, H * D, a.projected + (2 * h + 1) * D, wide, D);
     }
-    copy(a.qkv + H * D, stride, a.projected + 2 * H * D, 2 * K);
+    copy(a.qkv + H * D, stride, a.projected + 2 * H * D, wide, 2 * K);
 }
 
 // Multiplies attention's output by its gates; in linear attention also norms it.
@@ -294,9 +294,8 @@ template <class Dev> void Llama<Dev>::linear_attention(size_t l, const Pass &pas
 
 // Rotates a layer's queries and keys in place; some families norm them first.
 template <class Dev> void Llama<Dev>::rotate(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a) {
-    const size_t wide = 2 * config.H * config.D + 2 * config.KV * config.D;
     if (config.output_gate)
-        for_heads_and_gates(a, [&](X *part, size_t stride, const X *of_projected, size_t C) {
+        for_heads_and_gates(a, [&](X *part, size_t stride, const X *of_projected, size_t wide, size_t C) {
             copy_rows(dev, part, stride, of_projected, wide, row.T, C);
         });
     if (!config.rotates(l) && !config.qk_norm) return;
@@ -461,9 +460,8 @@ void Llama<Dev>::rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLa
         qk_norm_rope_backward(dev, a.qkv, QkWeights<float>{dw.q_norm, dw.k_norm}, norm_scratch, a.qk_raw,
                               QkWeights<const X>{q_norm, w.k_norm}, a.qk_rstd, rope_of(l), positions_of(l), qk_shape());
     if (config.wide_qk_norm) wide_qk_norm_backward(w, dw, a);
-    const size_t wide = 2 * config.H * config.D + 2 * config.KV * config.D;
     if (config.output_gate)
-        for_heads_and_gates(a, [&](const X *part, size_t stride, X *of_projected, size_t C) {
+        for_heads_and_gates(a, [&](const X *part, size_t stride, X *of_projected, size_t wide, size_t C) {
             copy_rows(dev, of_projected, wide, part, stride, row.T, C);
         });
 }

@@ -217,11 +217,10 @@ template <class Dev> class Decoder : public Model, public Generator {
         HeadStats stats;             // (N) each
         DivergenceStats divergence;  // (N) each    of a student, with `stats` as its own
         float *scores;               // (N)              reward model
-        double
-            *sums;  // (3), student (8) sums over the rows since the last call: head_sums; of the teacher too, and divergence_sums
-        int64_t *routing;   // (L, 2E+2)        with experts: router_sums of each layer's tokens since zero_gradients()
-        float *balance;     // (E)              derivatives of the auxiliary loss
-        std::byte *matmul;  // matmul_scratch
+        double *sums;                // (3), of a student (8)    head_sums, the teacher's and divergence_sums since the last call
+        int64_t *routing;            // (L, 2E+2)        with experts: router_sums of each layer's tokens since zero_gradients()
+        float *balance;              // (E)              derivatives of the auxiliary loss
+        std::byte *matmul;           // matmul_scratch
     } acts;
 
   private:

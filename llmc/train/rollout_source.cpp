@@ -193,7 +193,7 @@ std::pair<std::vector<Rollout>, ordered_json> RolloutSource::answers(Model &poli
                         {"truncated", truncated / n},
                         {"generation_s", seconds},
                         {"generation_tok_s", tokens / seconds}};
-    if (tokenizer_) log["answer"] = shown(asked.questions.prompts[0], completions[0], no_reward), log["answer"].erase("reward");
+    if (tokenizer_) log["answer"] = shown(asked.questions.prompts[0], completions[0]);
     return {std::move(rollouts), log};
 }
 
@@ -218,10 +218,9 @@ static ordered_json text_json(const std::string &text) {
 }
 
 // Returns an answer for the log.
-ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer, double reward) const {
+ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer) const {
     return {{"prompt", text_json(tokenizer_->decode(prompt))},
-            {"text", text_json(text_of(answer, *tokenizer_, generation_.stop))},
-            {"reward", has_reward(reward) ? ordered_json(reward) : nullptr}};
+            {"text", text_json(text_of(answer, *tokenizer_, generation_.stop))}};
 }
 
 // Draws prompts, has them answered and judges the answers, until there are enough: with dynamic filtering several draws may be needed. The policy is
@@ -244,7 +243,11 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
         PendingBatch asked = first ? *std::exchange(first, std::nullopt) : ask(prompts.next());
         const auto answers = await(policy, asked);
         const Rewards judged = judge(asked.questions, answers);
-        if (times == 0 && tokenizer_) first_answer = shown(asked.questions.prompts[0], answers[0], judged.rewards[0]);
+        if (times == 0 && tokenizer_) {
+            const double reward = judged.rewards[0];
+            first_answer = shown(asked.questions.prompts[0], answers[0]);
+            first_answer["reward"] = has_reward(reward) ? ordered_json(reward) : nullptr;
+        }
         keep(asked, answers, judged.rewards, rollouts);
         parts.resize(judged.parts.size());
         for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), judged.parts[r].begin(), judged.parts[r].end());

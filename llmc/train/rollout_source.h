@@ -52,7 +52,7 @@ class RolloutSource {
     std::vector<Completion> answer(Model &policy, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     Rewards judge(const Questions &asked, std::span<const Completion> answers) const;
     nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
-    nlohmann::ordered_json shown(const std::vector<int32_t> &prompt, const Completion &answer, double reward) const;
+    nlohmann::ordered_json shown(const std::vector<int32_t> &prompt, const Completion &answer) const;
     PendingBatch ask(const Step &drawn) const;
     std::vector<Completion> await(Model *policy, PendingBatch &asked) const;
     void keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
