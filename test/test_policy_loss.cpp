@@ -128,6 +128,25 @@ TEST(Advantages, AnswersWithoutARewardAreLeftOut) {
     }
 }
 
+// 0.3 (log p_teacher - log p) is added to each token's advantage: after whitening, to no return, and also without a reward.
+TEST(Advantages, OfATeacherByHand) {
+    const Numbers teacher = {-1.4, -1, 1}, added = {0.3 * -0.4, 0, 0.3 * 2};
+    for (const std::string name : {"reinforce", "dr_grpo"}) {
+        AdvantageOptions o = estimator(name);
+        o.teacher_coef = 0.3;
+        auto rollouts = group({4, no_reward, 1}, three);
+        const Estimated alone = advantages(o, rollouts);
+        for (size_t i : {0, 1}) rollouts[i].teacher_logp = teacher;
+        const Estimated taught = advantages(o, rollouts);
+        Answers want = alone.advantages;
+        for (size_t i : {0, 1})
+            for (size_t t = 0; t < 3; t++) want[i][t] += added[t];
+        expect_answers(name.c_str(), taught.advantages, want, 1e-15);
+        EXPECT_EQ(taught.returns, alone.returns);
+        EXPECT_EQ(alone.advantages[1], Numbers(3));
+    }
+}
+
 // The policy samples one of two tokens; token a has probability p and reward 1. The expected gradient with respect to the logit of a.
 TEST(Advantages, ExpectedGradients) {
     const auto expected = [](const char *name, size_t n, double p) {

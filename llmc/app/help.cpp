@@ -73,11 +73,7 @@ std::string help(const std::string &program, Task task, bool all) {
 #define SUBJECT(text) subject = text "\n";
 #define OPT(type, name, value, tasks, text, ...) add(#name, tasks, text);
 #include "../train/options.def"
-    out +=
-        "\n" +
-        entry(
-            "config FILE",
-            "flags in JSON or YAML, or a file of TRL, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line takes precedence");
+    out += "\n" + entry("config FILE", "flags in JSON or YAML, or another trainer's file; the command line takes precedence");
     if (!all) return out + entry("help all", format("all %zu flags", defaults.size()));
     out += entry("convert", "print the command in this program's own names, with notes on differences, and exit");
     return out +

@@ -64,18 +64,6 @@ static void open_adapter(Run &run) {
     add_saved_modules(run);
 }
 
-// Tensor cores multiply matrices of 8 bits in tiles of 16.
-static void expect_fp8_sizes(const ModelConfig &c) {
-    if (c.experts.number)
-        die("--fp8 multiplies the matrices of dense layers, and this model has experts\n  fix: leave --fp8 out");
-    if (c.delta.Hk)
-        die("--fp8 multiplies the matrices of attention and feed-forward, and this model has linear attention\n  fix: leave --fp8 out");
-    for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
-        if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
-            die("--fp8 multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)\n  fix: leave --fp8 out",
-                OC, IC);
-}
-
 // Returns the configuration to train or to use.
 static void open_model_config(Run &run, const std::string &tokenizer) {
     const Options &o = run.options;
@@ -91,7 +79,8 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
     if (run.model.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: use a language model, or the task rm or eval",
             run.model.dir.c_str(), task_name(run.task));
-    if (o.fp8) expect_fp8_sizes(run.model.config);
+    if (const std::string obstacle = obstacle_to_fp8(run.model.config); o.fp8 && !obstacle.empty())
+        die("--fp8 %s\n  fix: leave --fp8 out", obstacle.c_str());
     if (o.router_aux_loss_coef >= 0) {
         if (run.model.config.experts.number == 0 && o.router_aux_loss_coef > 0)
             die("--router_aux_loss_coef %g keeps experts in balance, but this model is not a mixture of experts\n  fix: leave it out",

@@ -126,6 +126,11 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
         out.advantages.push_back(std::move(own)), out.returns.push_back(std::move(returns));
     }
     if (whitens(o.estimator)) whiten(out.advantages, !o.no_std_norm);
-    for (size_t i = 0; i < batch.size(); i++) out.advantages[i].resize(batch[i].logp.size());  // 0 without a reward
+    for (size_t i = 0; i < batch.size(); i++) {
+        const ScoredRollout &j = batch[i];
+        out.advantages[i].resize(j.logp.size());  // 0 without a reward
+        for (size_t t = 0; t < j.teacher_logp.size(); t++)
+            out.advantages[i][t] += o.teacher_coef * (j.teacher_logp[t] - j.logp[t]);
+    }
     return out;
 }

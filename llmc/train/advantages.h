@@ -21,7 +21,12 @@
 //
 // The shaped reward is clipped to reward_clip, if that is given, before it is added to a q. Whitening subtracts the mean over all tokens of the batch and divides by
 // their deviation (biased; with no_std_norm only the mean is subtracted). Estimators with groups have gamma 1; if all rewards of a group are equal,
-// their shaped rewards are exactly 0. All sums are over the whole batch, in double, in the order of the rollouts.
+// their shaped rewards are exactly 0.
+//
+// A teacher adds teacher_coef (log p_teacher,t - log p_t) to the advantage of each token, after whitening, and also without a reward: a sample of the
+// negative slope of KL(policy, teacher), which a critic does not learn (Lu, "On-policy distillation", Thinking Machines, 2025; slime).
+//
+// All sums are over the whole batch, in double, in the order of the rollouts.
 #pragma once
 #include <array>
 #include <cmath>
@@ -39,6 +44,7 @@ struct AdvantageOptions {
     std::array<double, 2> reward_clip = {-INFINITY, INFINITY};
     double kl_coef = 0;  // weight of the KL divergence in the reward
     KlEstimator kl = KlEstimator::k1;
+    double teacher_coef = 1;
 };
 
 struct ScoredRollout {
@@ -46,6 +52,7 @@ struct ScoredRollout {
     double reward;                                 // NaN: none
     std::span<const double> logp, reference_logp;  // log p of the answer's tokens; the reference's may be empty if kl_coef is 0
     std::span<const double> values = {};           // the critic's, of each token; only for gae
+    std::span<const double> teacher_logp = {};     // empty without a teacher
 };
 
 // Results for each token of each rollout.

@@ -14,8 +14,10 @@ static std::string values_file(const std::string &dir, const std::string &name) 
 
 // The measured arrays by name.
 template <class B> static auto measured(B &batch) {
-    return std::map<std::string, decltype(&batch.values)>{
-        {"old_logps", &batch.old_logps}, {"reference_logps", &batch.reference_logps}, {"values", &batch.values}};
+    return std::map<std::string, decltype(&batch.values)>{{"old_logps", &batch.old_logps},
+                                                          {"reference_logps", &batch.reference_logps},
+                                                          {"teacher_logps", &batch.teacher_logps},
+                                                          {"values", &batch.values}};
 }
 
 // Returns false if nothing was measured.

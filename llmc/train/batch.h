@@ -1,7 +1,7 @@
 // A batch of rollouts. An iteration of reinforcement learning samples it, prepares it, and takes its steps on it:
 //
 //   RolloutSource::next()   samples rollouts and their rewards (rollout_source.h); with --rollouts they come from a file
-//   Policy::measure()       adds log-probabilities by the reference and the current policy, and the critic's values
+//   Policy::measure()       adds log-probabilities by the current policy, the reference and the teacher, and the critic's values
 //   Policy::estimate()      adds rewards, advantages and returns, which follow from the other members
 //   steps                   read the batch, and only change the policy and the critic
 #pragma once
@@ -21,6 +21,7 @@ struct Batch {
     bool is_measured = false;
     OfTokens old_logps = {};        // by the policy before the first step on the batch; empty without --is_correction
     OfTokens reference_logps = {};  // empty without a reference
+    OfTokens teacher_logps = {};    // empty without a teacher
     OfTokens values = {};           // by the critic before the first step on the batch; empty unless ppo
 
     std::vector<double> rewards = {};  // shaped

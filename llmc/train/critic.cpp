@@ -28,15 +28,10 @@ ModelSpec critic_spec(const Run &run) {
     return out;
 }
 
-Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_(run), spec_(critic_spec(run)) {
-    agree(run_.comm, [&] {
-        if (longest > spec_.config.max_positions)
-            die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: lower --max_new_tokens, or use another --critic_model",
-                longest, spec_.config.positions_name(), spec_.dir.c_str(), spec_.config.max_positions);
-    });
+Critic::Critic(const Run &run, const ModelSpec &spec, const ModelLimits &limits) : run_(run), spec_(spec) {
     ModelSpec with_policy = spec_;  // activations must leave memory for the policy
     with_policy.co_residents = {{"the policy", run.model.config, Mode::train}};
-    model_ = open_model(run, with_policy, co_resident_limits(limits));
+    model_ = open_model(run, with_policy, co_resident_limits(limits, spec_.config, Mode::train));
 }
 
 std::vector<std::vector<double>> Critic::values(const Samples &rollouts) {

@@ -14,8 +14,8 @@ ModelSpec critic_spec(const Run &run);
 
 class Critic {
   public:
-    // Opens the model, for rows within `limits` and documents of up to `longest` tokens. All ranks make all calls together.
-    Critic(const Run &run, const ModelLimits &limits, size_t longest);
+    // Opens critic_spec(run) for rows within `limits`. All ranks make all calls together.
+    Critic(const Run &run, const ModelSpec &spec, const ModelLimits &limits);
 
     std::vector<std::vector<double>> values(const Samples &rollouts);  // [i] = the values of the tokens of rollout i
 

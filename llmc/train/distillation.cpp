@@ -1,73 +1,20 @@
 #include "distillation.h"
 
 #include <cmath>
-#include <filesystem>
 
 #include "../core/common.h"
 #include "../core/rng.h"
-#include "../data/tokenizer.h"
-#include "../io/hf.h"
 #include "evaluate.h"
-#include "open_config.h"
 #include "open_data.h"
 #include "open_model.h"
+#include "teacher.h"
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-// ---- the teacher --------------------------------------------------------------------------------------------------------------------
-
-static bool teacher_is_base(const Run &run) {
-    const Options &o = run.options;
-    std::error_code error;
-    return run.model.config.lora.rank > 0 && o.teacher_load_in == o.load_in && !run.model.grown_from &&
-           fs::equivalent(o.teacher_model, o.model, error);
-}
-
-// Dies unless every id means the same to both models. Both may have more rows than tokens.
-static void expect_same_tokens(const ModelSpec &student, const ModelSpec &teacher) {
-    const char *const dir = teacher.dir.c_str(), *const own = student.dir.c_str();
-    if (teacher.tokenizer_hash.empty() || student.tokenizer_hash.empty()) {
-        if (teacher.config.V != student.config.V)
-            die("--teacher_model %s has a vocabulary of %zu rows, %s of %zu, and one of them has no tokenizer.json that says what they mean\n  fix: use models with their tokenizers",
-                dir, teacher.config.V, own, student.config.V);
-    } else if (teacher.tokenizer_hash != student.tokenizer_hash) {
-        const std::string difference =
-            first_difference(teacher.tokenizer_dir + "/tokenizer.json", student.tokenizer_dir + "/tokenizer.json");
-        if (!difference.empty())
-            die("--teacher_model %s has another tokenizer than %s: %s\n  fix: use a teacher with the student's tokenizer", dir,
-                own, difference.c_str());
-    }
-}
-
-// Returns the model of --teacher_model.
-static ModelSpec teacher_spec(const Run &run) {
-    const Options &o = run.options;
-    const std::string &dir = o.teacher_model;
-    if (teacher_is_base(run)) return run.model;
-    ModelSpec out;
-    agree(run.comm, [&] {
-        if (fs::exists(dir + "/adapter_config.json") && !HfWeights::present(dir))
-            die("--teacher_model %s is an adapter\n  fix: add it to its model's weights with the task merge, and give the merged model",
-                dir.c_str());
-        out = open_config(run, dir);
-        out.config.weight_bits = weight_bits(o.teacher_load_in);
-        if (out.config.reward)
-            die("--teacher_model %s is a reward model, which has no distributions of tokens\n  fix: use a language model",
-                dir.c_str());
-        if (!o.plan && !HfWeights::present(dir))
-            die("--teacher_model %s has no weights (model.safetensors, or shards with an index)\n  fix: give the directory of a trained model",
-                dir.c_str());
-        expect_same_tokens(run.model, out);
-        out.ranks = ranks_of(run, out.config, run.model.ranks.world, run.model.ranks.sp);
-    });
-    return out;
-}
-
 TeacherShape teacher_shape(const Run &run) {
-    const ModelSpec teacher = teacher_spec(run);
-    return {teacher.config.C, std::min(teacher.config.V, run.model.config.V), float(run.options.divergence_beta),
-            teacher_is_base(run)};
+    const bool is_base = teacher_is_base(run);
+    const ModelConfig &own = run.model.config, teacher = is_base ? own : teacher_spec(run).config;
+    return {teacher.C, std::min(teacher.V, own.V), float(run.options.divergence_beta), is_base};
 }
 
 std::vector<CoResidentModel> Distillation::co_residents() const {
@@ -99,11 +46,9 @@ void Distillation::open(const ModelLimits &limits, const Samples &data, size_t, 
             expect_positions(run_, teacher, data);
             if (eval_data) expect_positions(run_, teacher, *eval_data);
         }
-        if (source_ && source_->longest() > teacher.config.max_positions)
-            die("an answer may end at token %zu, but %s of the teacher %s is %zu\n  fix: lower --max_new_tokens, or use another --teacher_model",
-                source_->longest(), teacher.config.positions_name(), teacher.dir.c_str(), teacher.config.max_positions);
+        if (source_) source_->expect_positions(teacher, "--teacher_model");
     });
-    ModelLimits of_teacher = co_resident_limits(limits, Mode::teach);
+    ModelLimits of_teacher = co_resident_limits(limits, teacher.config, Mode::teach);
     of_teacher.split_as = std::make_shared<ModelConfig>(run_.model.config);
     teacher_ = open_model(run_, teacher, of_teacher);
 }

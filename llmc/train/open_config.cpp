@@ -195,7 +195,7 @@ bool shares_prompts(const Run &run) {
     const Options &o = run.options;
     if (!(run.task & (PAIRS | RL)) || o.share_prompts == Switch::off) return false;
     std::string reason = run.model.ranks.sp > 1 ? "--ring_attn_size divides rows among ranks" : cannot_share(o, run.model.config);
-    for (const std::string &dir : {o.ref_model, o.critic_model})  // they read the same rows
+    for (const std::string &dir : {o.ref_model, o.critic_model, o.teacher_model})  // they read the same rows
         if (reason.empty() && fs::exists(dir + "/config.json")) {
             std::vector<std::string> notes;
             reason = cannot_share(o, read_config(dir, notes));

@@ -4,6 +4,7 @@
 
 #include "../core/common.h"
 #include "../io/hf.h"
+#include "../model/lora.h"
 #include "open_config.h"
 #include "open_data.h"
 
@@ -48,9 +49,21 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     return limits;
 }
 
-ModelLimits co_resident_limits(ModelLimits limits, Mode mode) {
+// Tensor cores multiply matrices of 8 bits in tiles of 16.
+std::string obstacle_to_fp8(const ModelConfig &c) {
+    if (c.experts.number) return "multiplies the matrices of dense layers, and this model has experts";
+    if (c.delta.Hk) return "multiplies the matrices of attention and feed-forward, and this model has linear attention";
+    for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
+        if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
+            return format(
+                "multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)", OC,
+                IC);
+    return "";
+}
+
+ModelLimits co_resident_limits(ModelLimits limits, const ModelConfig &config, Mode mode) {
     limits.mode = mode, limits.teacher = {};
-    if (mode == Mode::teach) limits.fp8 = false;  // its matrices may have other sizes
+    limits.fp8 &= obstacle_to_fp8(config).empty();
     if (mode == Mode::generate) limits.ranks = {}, limits.share_prompts = false;
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
     return limits;
@@ -85,7 +98,7 @@ std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<R
 }
 
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits) {
-    auto model = run.device.make_model(other.config, co_resident_limits(limits, other.mode));
+    auto model = run.device.make_model(other.config, co_resident_limits(limits, other.config, other.mode));
     model->plan().place();
     return model;
 }

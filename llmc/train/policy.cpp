@@ -9,6 +9,7 @@
 #include "evaluate.h"
 #include "open_data.h"
 #include "reference.h"
+#include "teacher.h"
 
 using nlohmann::ordered_json;
 
@@ -25,6 +26,8 @@ std::vector<CoResidentModel> Policy::co_residents() const {
     std::vector<CoResidentModel> out;
     if (source_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
         out.push_back({"the reference model, resident", reference_spec(run_).config, Mode::evaluate});
+    if (source_ && !run_.options.teacher_model.empty() && !teacher_is_base(run_))
+        out.push_back({"the teacher, resident", teacher_spec(run_).config, Mode::evaluate});
     if (source_)
         for (const CoResidentModel &model : source_->co_residents()) out.push_back(model);
     if (run_.task == PPO) out.push_back({"the critic, resident and trained", critic_spec(run_).config, Mode::train});
@@ -41,27 +44,53 @@ void Policy::reserve(const Samples &data, ModelLimits &limits) {
     if (source_) source_->reserve(data, limits);
 }
 
+// Dies if ids of rollouts have no row in the vocabulary of a model, which may have fewer rows than the policy.
+static void expect_known_ids(const ModelSpec &model, const char *flag, const Samples &rollouts) {
+    for (size_t i = 0; i < rollouts.documents(); i++)
+        for (int32_t id : rollouts.document(i).tokens)
+            if (size_t(id) >= model.config.V)
+                die("%s: answer %zu has token %d, but %s %s has a vocabulary of %zu\n  fix: leave the answer out, or use another %s",
+                    rollouts.name().c_str(), i + 1, id, flag, model.dir.c_str(), model.config.V, flag);
+}
+
+std::optional<Policy::Frozen> Policy::open_frozen(bool is_base, ModelSpec (*spec)(const Run &), const char *flag,
+                                                  const ModelLimits &limits, const Samples &data,
+                                                  const Samples *eval_data) const {
+    Frozen out;
+    if (source_ && is_base) return out;
+    out.spec = spec(run_);
+    agree(run_.comm, [&] {
+        if (source_) return source_->expect_positions(out.spec, flag);
+        for (const Samples *rollouts : {&data, eval_data})
+            if (rollouts) expect_positions(run_, out.spec, *rollouts), expect_known_ids(out.spec, flag, *rollouts);
+    });
+    out.model = ::open_frozen(run_, out.spec, limits);
+    return out;
+}
+
 void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const Samples *eval_data) {
+    const Options &o = run_.options;
     if (source_) source_->open(limits);
-    if (run_.options.kl_coef > 0 && !(source_ && reference_is_base(run_))) {
-        reference_spec_.emplace(reference_spec(run_));
+    if (o.kl_coef > 0) reference_ = open_frozen(reference_is_base(run_), reference_spec, "--ref_model", limits, data, eval_data);
+    if (!o.teacher_model.empty())
+        teacher_ = open_frozen(teacher_is_base(run_), teacher_spec, "--teacher_model", limits, data, eval_data);
+    if (run_.task == PPO) {
+        const ModelSpec critic = critic_spec(run_);
         agree(run_.comm, [&] {
-            expect_positions(run_, *reference_spec_, data);
-            if (!source_ && eval_data) expect_positions(run_, *reference_spec_, *eval_data);
+            if (source_) source_->expect_positions(critic, "--critic_model");
         });
-        reference_ = open_reference(run_, *reference_spec_, limits);
+        critic_ = std::make_unique<Critic>(run_, critic, limits);
     }
-    if (run_.task == PPO) critic_ = std::make_unique<Critic>(run_, limits, source_ ? source_->longest() : 0);
     if (source_) return;
     const auto prepared = [&](const Samples &rollouts) {
         Batch batch{.rollouts = dynamic_cast<const Rollouts &>(rollouts)};
-        measure(batch, nullptr, reference_.get(), false);
+        measure(batch, nullptr);
         estimate(batch);
         return batch;
     };
     batch_ = prepared(data);
     if (eval_data) eval_batch_ = prepared(*eval_data);
-    reference_.reset();  // no longer needed
+    reference_.reset(), teacher_.reset();
 }
 
 // ---- a batch ------------------------------------------------------------------------------------------------------------------------
@@ -74,8 +103,7 @@ std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
         steps_done_ = 0, steps_left_ = 1;  // or more
     }
     kl_coef() = next_kl_coef_;
-    const bool base = o.kl_coef > 0 && reference_is_base(run_);
-    if (!batch_.is_measured) measure(batch_, o.is_correction.empty() ? nullptr : &model, base ? &model : reference_.get(), base);
+    if (!batch_.is_measured) measure(batch_, &model);
     estimate(batch_);
 
     LoaderOptions options;
@@ -97,15 +125,19 @@ static Batch::OfTokens logps(const Run &run, const ModelSpec &spec, Model &model
     return out;
 }
 
-// Computes the log-probabilities and values that the steps need. The reference is a model, or its base, or null. The policy is null if its
-// log-probabilities equal the rollouts'.
-void Policy::measure(Batch &batch, Model *policy, Model *reference, bool base) {
+// Computes the log-probabilities and values that the steps need. The policy is null with --rollouts, which give its log-probabilities.
+void Policy::measure(Batch &batch, Model *policy) {
     const Rollouts &rollouts = batch.rollouts;
-    if (policy) {
+    if (!run_.options.is_correction.empty()) {
         batch.old_logps = logps(run_, run_.model, *policy, rollouts, false);
         policy->take_sums();  // discards the sums: no step has begun yet
     }
-    if (reference) batch.reference_logps = logps(run_, base ? run_.model : *reference_spec_, *reference, rollouts, base);
+    const auto logps_by = [&](const Frozen &frozen) {
+        return frozen.model ? logps(run_, frozen.spec, *frozen.model, rollouts, false)
+                            : logps(run_, run_.model, *policy, rollouts, true);
+    };
+    if (reference_) batch.reference_logps = logps_by(*reference_);
+    if (teacher_) batch.teacher_logps = logps_by(*teacher_);
     if (critic_) batch.values = critic_->values(rollouts);
     batch.is_measured = true;
 }
@@ -119,6 +151,7 @@ void Policy::estimate(Batch &batch) {
         batch.rewards.push_back(shaped_reward(options_.shaping, r.reward, r.logp.size(), r.truncated));
         scored.push_back({r.group, batch.rewards.back(), batch.old_logp(i), {}});
         if (!batch.reference_logps.empty()) scored.back().reference_logp = batch.reference_logps[i];
+        if (!batch.teacher_logps.empty()) scored.back().teacher_logp = batch.teacher_logps[i];
         if (critic_) scored.back().values = batch.values[i];
     }
     agree(run_.comm, [&] {
@@ -185,7 +218,11 @@ void Policy::begin_on(const Batch &batch, std::span<const size_t> samples) {
     means_ = means(batch, samples);
     size_ = {double(targets_in(batch, samples)), double(samples.size()), double(run_.options.max_new_tokens)};
     double tokens = 0;
-    for (size_t s : samples) tokens += double(batch.rollouts.sample_targets(s));
+    for (size_t s : samples) {
+        tokens += double(batch.rollouts.sample_targets(s));
+        for (size_t t = 0; !batch.teacher_logps.empty() && !masked(batch.rollouts[s]) && t < batch.teacher_logps[s].size(); t++)
+            means_.teacher_kl += (batch.old_logp(s)[t] - batch.teacher_logps[s][t]) / size_.tokens;
+    }
     if (critic_) critic_->begin(batch, tokens);
 }
 
@@ -282,6 +319,7 @@ Measured Policy::take_sums(Model &model, const Batch &batch, const std::string &
         out.metrics[prefix + "kl_coef"] = std::max(options_.loss.kl_coef, options_.advantage.kl_coef);
     if (!batch.reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
+    if (!batch.teacher_logps.empty()) out.metrics[prefix + "teacher_kl"] = means_.teacher_kl;
     if (critic_) out.metrics.update(critic_->take(prefix));
     out.text = format("eval loss %.4f  reward %.4f", out.loss, means_.reward);
     return out;

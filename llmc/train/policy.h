@@ -1,6 +1,6 @@
 // The tasks grpo and ppo: a policy learns from its own answers and their rewards; with ppo, together with a critic (critic.h). An iteration:
 //
-//   draw()       samples a batch of rollouts (rollout_source.h) and prepares it: the reference and the critic, if there are any, evaluate it, and
+//   draw()       samples a batch of rollouts (rollout_source.h) and prepares it: reference, teacher and critic, if there are any, evaluate it, and
 //                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, and open() prepares it. If a
 //                signal stops the run within a batch, the checkpoint has the batch, and draw() returns its other steps in the resumed run
 //   begin(), accumulate(), take()    run one or several optimizer steps: the forward pass gives the current log-probability of each token. From it
@@ -40,9 +40,18 @@ class Policy final : public Objective {
     // Means over the rollouts of a step.
     struct AnswerMeans {
         double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0, unscored = 0, clipped = 0;
+        double teacher_kl = 0;  // the mean of log p_old - log p_teacher over the step's tokens
     };
 
-    void measure(Batch &batch, Model *policy, Model *reference, bool base);
+    // A model that gives the tokens of answers log-probabilities.
+    struct Frozen {
+        ModelSpec spec;
+        std::unique_ptr<Model> model;  // null: the policy without its adapters
+    };
+
+    std::optional<Frozen> open_frozen(bool is_base, ModelSpec (*spec)(const Run &), const char *flag, const ModelLimits &limits,
+                                      const Samples &data, const Samples *eval_data) const;
+    void measure(Batch &batch, Model *policy);
     void estimate(Batch &batch);
     double &kl_coef() { return run_.options.kl_use_loss ? options_.loss.kl_coef : options_.advantage.kl_coef; }  // of batch_
     void count_step();
@@ -59,17 +68,16 @@ class Policy final : public Objective {
 
     const Run &run_;
     PolicyOptions options_;
-    double next_kl_coef_;                  // for the next batch
-    std::optional<RolloutSource> source_;  // none with --rollouts
-    std::optional<ModelSpec> reference_spec_;
-    std::unique_ptr<Model> reference_;  // null if it is not or no longer needed
-    std::unique_ptr<Critic> critic_;    // null unless ppo
-    Batch batch_;                       // the batch being trained on
-    size_t steps_done_ = 0;             // on a drawn batch_
-    size_t steps_left_ = 0;             // 0 also without a drawn batch
-    std::optional<Batch> eval_batch_;   // --rollouts with --eval_data
-    int64_t updates_ = 0;               // in this run of the program
-    PolicyStep size_{};                 // of the current step or evaluation, like the following members:
+    double next_kl_coef_;                        // for the next batch
+    std::optional<RolloutSource> source_;        // none with --rollouts
+    std::optional<Frozen> reference_, teacher_;  // none if they are not or no longer needed
+    std::unique_ptr<Critic> critic_;             // null unless ppo
+    Batch batch_;                                // the batch being trained on
+    size_t steps_done_ = 0;                      // on a drawn batch_
+    size_t steps_left_ = 0;                      // 0 also without a drawn batch
+    std::optional<Batch> eval_batch_;            // --rollouts with --eval_data
+    int64_t updates_ = 0;                        // in this run of the program
+    PolicyStep size_{};                          // of the current step or evaluation, like the following members:
     AnswerMeans means_;
     PolicySums sums_;  // over this rank's rollouts
 };

@@ -32,6 +32,7 @@ PolicyOptions policy_options(const Options &o, Task task) {
     PolicyOptions out{};
     out.advantage = {o.advantage_estimator, o.gamma, o.gae_lambda, o.no_std_norm};
     out.advantage.kl_coef = o.kl_use_loss ? 0 : o.kl_coef, out.advantage.kl = o.kl_estimator;
+    out.advantage.teacher_coef = o.teacher_coef;
     if (const Numbers &range = o.reward_clip_range; !range.empty()) out.advantage.reward_clip = {range[0], range[1]};
     check_options(out.advantage);
     check_kl_target(o);

@@ -29,8 +29,8 @@ ModelSpec reference_spec(const Run &run) {
     return out;
 }
 
-std::unique_ptr<Model> open_reference(const Run &run, const ModelSpec &reference, const ModelLimits &limits) {
-    return open_model(run, reference, co_resident_limits(limits, Mode::evaluate));
+std::unique_ptr<Model> open_frozen(const Run &run, const ModelSpec &model, const ModelLimits &limits) {
+    return open_model(run, model, co_resident_limits(limits, model.config, Mode::evaluate));
 }
 
 // True if a second model is in memory while the first one is trained.
@@ -45,7 +45,7 @@ std::vector<CoResidentModel> Reference::co_residents(const Run &run) {
 }
 
 Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), spec_(reference_spec(run)), limits_(limits) {
-    if (is_resident(run)) model_ = open_reference(run, spec_, limits_);
+    if (is_resident(run)) model_ = open_frozen(run, spec_, limits_);
 }
 
 void Reference::use(const Samples &data, size_t samples) {
@@ -127,7 +127,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t samples) c
     }
     const auto start = std::chrono::steady_clock::now();
     {
-        const auto model = open_reference(run_, spec_, limits_);
+        const auto model = open_frozen(run_, spec_, limits_);
         values = document_values(run_, spec_, *model, data, first_samples(samples));
         values.resize(documents);
     }

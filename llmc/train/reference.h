@@ -17,8 +17,8 @@ bool reference_is_base(const Run &run);
 
 ModelSpec reference_spec(const Run &run);  // the language model of --ref_model, by default --model
 
-// Opens the reference for rows within `limits`.
-std::unique_ptr<Model> open_reference(const Run &run, const ModelSpec &reference, const ModelLimits &limits);
+// Opens a frozen model, which evaluates rows within `limits`.
+std::unique_ptr<Model> open_frozen(const Run &run, const ModelSpec &model, const ModelLimits &limits);
 
 class Reference {
   public:

@@ -123,7 +123,7 @@ class ByModel final : public Reward {
     std::optional<ModelConfig> resident() const override { return spec_.config; }
 
     void open(const ModelLimits &of_policy) override {
-        ModelLimits limits = co_resident_limits(of_policy, Mode::evaluate);
+        ModelLimits limits = co_resident_limits(of_policy, spec_.config, Mode::evaluate);
         limits.positions = std::min(limits.row_tokens, spec_.config.max_positions);
         limits_ = limits;
         model_ = open_model(run_, spec_, limits);

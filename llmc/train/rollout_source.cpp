@@ -83,6 +83,12 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     limits.positions = std::max(limits.positions, generation_limits_.longest);
 }
 
+void RolloutSource::expect_positions(const ModelSpec &model, const char *flag) const {
+    if (generation_limits_.longest > model.config.max_positions)
+        die("an answer may end at token %zu, but %s of %s %s is %zu\n  fix: lower --max_new_tokens, or use another %s",
+            generation_limits_.longest, model.config.positions_name(), flag, model.dir.c_str(), model.config.max_positions, flag);
+}
+
 void RolloutSource::open(const ModelLimits &limits) {
     for (const auto &reward : rewards_) reward->open(limits);
     if (!o_.async_steps) return;

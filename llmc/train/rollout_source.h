@@ -17,11 +17,12 @@ class RolloutSource {
   public:
     explicit RolloutSource(const Run &run);  // distill has no rewards
 
-    std::vector<CoResidentModel> co_residents() const;             // reward models and the writer
-    size_t updates(size_t prompts) const;                          // policy updates from the answers to this number of prompts
-    void reserve(const Samples &prompts, ModelLimits &limits);     // reserves memory in the policy for answers to these prompts
-    void open(const ModelLimits &limits);                          // opens these models, after reserve()
-    size_t longest() const { return generation_limits_.longest; }  // tokens of the longest prompt with its answer
+    std::vector<CoResidentModel> co_residents() const;          // reward models and the writer
+    size_t updates(size_t prompts) const;                       // policy updates from the answers to this number of prompts
+    void reserve(const Samples &prompts, ModelLimits &limits);  // reserves memory in the policy for answers to these prompts
+    void open(const ModelLimits &limits);                       // opens these models, after reserve()
+    // Dies if the longest prompt with its answer does not fit into the positions of a model that `flag` names.
+    void expect_positions(const ModelSpec &model, const char *flag) const;
 
     // Returns the answers to the next prompts. updates: policy updates so far; left: remaining updates of the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);

@@ -107,12 +107,13 @@ ROWS = [
     Together("cpo_alpha", "with rlhf_type simpo: --loss_type simpo,sft --loss_weights 1,CPO_ALPHA; the default there is 1", "cpo_alpha"),
     *TRL.only("simpo_gamma, label_smoothing, desirable_weight, undesirable_weight, ld_alpha, discopop_tau").rows,
     Same("teacher_model", "teacher_model"),
+    Same("teacher_coef", "teacher_kl_coef"),
     Same("on_policy", "lmbda"),
     Note("the loss is the divergence alone", "sft_alpha", "0, 0.0"),
     Refused("--teacher_model MODEL@REVISION", "teacher_model_revision"),
     Refused("the task merge adds an adapter to the weights of its model: --teacher_model DIR", "teacher_adapters"),
     Refused("the teacher is in this process: --teacher_model", "teacher_model_server"),
-    Refused("the loss is the divergence from one teacher over the whole vocabulary; leave it out", "gkd_logits_topk, sft_alpha, teacher_kl_coef, teacher_tag_key"),
+    Refused("the loss is the divergence from one teacher over the whole vocabulary; leave it out", "gkd_logits_topk, sft_alpha, teacher_tag_key"),
     Refused("--on_policy 0, with --data from generate --model TEACHER --prompts FILE", "seq_kd"),
     Note("config.json describes the model", "teacher_model_type"),
     Note("all memory is planned before the start (--plan)", "offload_teacher_model"),
@@ -232,6 +233,8 @@ def finish(t, kind):
     complete_data(t)
     if t.has("reward_funcs"):
         set_rewards(t)
+    elif t.task == "grpo" and "teacher_model" in t.flags and "reward" not in t.flags:
+        t.refuse(f"{t.flags['teacher_model'].where} without reward_funcs is the whole objective of grpo\n  fix: --rlhf_type gkd --lmbda 1 --beta 1, which compares whole distributions, or --reward_funcs")
 
 
 def complete_advantages(t):

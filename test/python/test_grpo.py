@@ -301,6 +301,37 @@ def test_lengths_shape_rewards(prompts, tmp_path):
     assert rewards[2] == pytest.approx(-np.mean(lengths) / 9)
 
 
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("base", [False, True])
+def test_a_teacher_of_answers_of_one_token_is_a_divergence_in_the_reward(mesh, base, prompts, tmp_path):
+    """There k1 in the reward has the same advantages. The teacher may be the policy without its adapters, which is no second model."""
+    other = {"adapter": GOLDEN / "lora_qwen3"} if base else {}
+    model, options = GOLDEN / ("qwen3" if base else "llama31"), {"max_new_tokens": 1, "n": 64, "advantage_estimator": "dr_grpo", **other, **MESHES[mesh]}
+    sample(tmp_path / "taught", prompts, teacher_model=model, teacher_coef=0.3, **options)
+    sample(tmp_path / "bound", prompts, ref_model=model, kl_coef=0.3, kl_estimator="k1", **options)
+    sample(tmp_path / "alone", prompts, **options)
+    for taught, bound, alone in zip(*(log_lines(tmp_path / name)[1:] for name in ("taught", "bound", "alone")), strict=True):
+        for key in ("loss", "policy_loss", "grad_norm", "entropy", "reward"):
+            near(taught[key], bound[key], 1e-5, 1e-6)
+        assert taught["teacher_kl"] > 0 and taught["grad_norm"] != alone["grad_norm"] and "teacher_kl" not in alone
+
+
+def test_a_teacher_judges_sampled_tokens_alone(prompts, tmp_path):
+    """The policy has nothing to learn from itself, whatever stands between its tokens. Another teacher's divergence leaves out truncated answers."""
+    sample(tmp_path / "sampled", prompts, "--save_rollouts")
+    lines = [{**line, "truncated": number % 3 == 0} for number, line in enumerate(saved_answers(tmp_path / "sampled"))]
+    for line in lines:
+        line["completion_mask"] = [int(t % 3 != 1) for t in range(len(line["completion_ids"]))]
+    file, kept = write_lines(tmp_path / "all.jsonl", lines), write_lines(tmp_path / "kept.jsonl", [line for line in lines if not line["truncated"]])
+    for name, options in {"alone": {}, "itself": {"teacher_model": GOLDEN / "qwen3"}, "other": {"teacher_model": GOLDEN / "llama31", "mask_truncated": "true"},
+                          "kept": {"teacher_model": GOLDEN / "llama31", "rollouts": kept}}.items():
+        run(tmp_path / name, file, **{"advantage_estimator": "reinforce", **options})
+    alone, itself, other, kept = (first_step(tmp_path / name) for name in ("alone", "itself", "other", "kept"))
+    near(itself["teacher_kl"], itself["ppo_kl"], 0, 1e-7)
+    near(other["teacher_kl"], kept["teacher_kl"], 1e-6)
+    assert other["teacher_kl"] > 0.01 and other["target_tokens"] == kept["target_tokens"] < alone["target_tokens"]
+
+
 def test_dynamic_filtering_keeps_groups_with_different_rewards(prompts, tmp_path):
     """With 128 answers of one token, some prompts have a right one among them and others have none."""
     sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="0,1", save_rollouts="true",

@@ -69,13 +69,21 @@ def test_a_resident_reference_counts(tmp_path):
     assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, resident") < beside / 2
 
 
-def test_a_teacher_counts():
+def test_a_teacher_counts(tmp_path):
     """The base of adapters is no second model."""
     student, other = {"task": "distill", "model": GOLDEN / "llama2", "preset": None, "max_len": 64, "max_new_tokens": 8}, GOLDEN / "llama31"
     text = plan(teacher_model=other, **student)
     assert size(text, "the teacher, resident") > 0 and size(text, "stats.divergence") > 0
     base = plan(teacher_model=student["model"], lora_rank=4, **student)
     assert "the teacher, resident" not in base and size(base, "normf of the teacher") > 0
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 96, "hidden_size": 512, "intermediate_size": 512,
+                                                      "num_hidden_layers": 4, "num_attention_heads": 8}))
+    for task in ("grpo", "ppo"):
+        policy = {**student, "task": task, "teacher_model": tmp_path}
+        whole, small = plan(**policy), plan(teacher_load_in="4bit", **policy)
+        assert size(whole, "the teacher, resident") == size(plan(**policy, kl_coef=0.1, ref_model=tmp_path), "the reference model, resident")
+        assert size(small, "the teacher, resident") < size(whole, "the teacher, resident") / 2
+        assert "the teacher, resident" not in plan(**{**policy, "teacher_model": student["model"]}, lora_rank=4)
 
 
 def test_ranks_as_threads_share_the_memory():

@@ -55,9 +55,13 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "distill of own answers": {**DISTILL, "on_policy": 0.5, "n": 2, "max_new_tokens": 8, "eval_fraction": 0.2, "ranks": 2, "ring_attn_size": 2},
     "rm": {"task": "rm", **PAIRS, "ranks": 4, "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "grpo": {"task": "grpo", **OF_ROLLOUTS, "ranks": 2, "zero_stage": 3, "max_epochs": 4},
+    "grpo with a teacher": {"task": "grpo", **OF_ROLLOUTS, "teacher_model": GOLDEN / "qwen3", "adapter": GOLDEN / "lora_qwen3", "ranks": 2, "max_epochs": 4},
     "ppo": {"task": "ppo", **OF_ROLLOUTS, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
     "answers of grpo": {"task": "grpo", **ANSWERS, "kl_coef": 0.1, "ranks": 2, "zero_stage": 2},
     "answers of ppo": {"task": "ppo", **ANSWERS, "kl_coef": 0.05, "kl_target": "1e-3,120", "ranks": 2, "zero_stage": 3},
+    "answers of grpo with a teacher": {"task": "grpo", **ANSWERS, "teacher_model": GOLDEN / "llama31", "teacher_load_in": "4bit", "teacher_coef": 0.3, "ranks": 4,
+                                       "ring_attn_size": 2, "zero_stage": 3},
+    "answers of ppo with a teacher": {"task": "ppo", **ANSWERS, "teacher_model": GOLDEN / "mixtral", "kl_coef": 0.05, "max_epochs": 2, "ranks": 2},
     "answers of experts": {"task": "grpo", **ANSWERS, "model": EXPERTS["model"], "kl_coef": 0.1, "lora_rank": 2, "load_in": "4bit", "ranks": 2},
     "answers of divided experts": {"task": "ppo", **ANSWERS, "model": EXPERTS["model"], "router_aux_loss_coef": 0.01, "ranks": 7, "expert_parallel": 7,
                                    "zero_stage": 3},
@@ -152,7 +156,7 @@ def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and "answers" not in name] + ["answers of grpo", "answers of ppo", "distill of own answers"])
+@pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and "answers" not in name] + ["answers of grpo", "answers of ppo", "answers of grpo with a teacher", "distill of own answers"])
 def test_ranks_equal_one_rank(name, run_of, tmp_path):
     """In f32, the logs are equal except for rounding, also if one rank resumes from the checkpoint of several. test_ranks.cpp has all splits of a step."""
     at, one = RUNS[name].get("at", 4), {"ranks": 1, "ring_attn_size": 1, "zero_stage": 1, "zero_group": 0, "expert_parallel": 1}
