@@ -247,6 +247,15 @@ template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch) {
     dev.ctx->planned = scratch ? std::span(aligned, matmul_scratch(dev) - page) : std::span<char>();
 }
 
+// True if products of X run on the CPU's matrix unit.
+template <class X> static bool on_matrix_unit() {
+#ifdef LLMC_AMX
+    return sizeof(X) == 2 && amx::available();
+#else
+    return false;
+#endif
+}
+
 // Computes products without a library, because libraries compile kernels for sizes that repeat.
 template <class X, class Out> static void own_products(Cpu<X> dev, std::span<const Product<X, Out>> products) {
     void *const scratch = dev.ctx->scratch_for(matmul_scratch(dev));
@@ -261,9 +270,7 @@ template <class X, class Out>
 static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                  bool accumulate) {
     const Product<X, Out> product{C, ld, A, B, bias, M, N, K, accumulate};
-#ifdef LLMC_AMX
-    if (sizeof(X) == 2 && amx::available()) return own_products<X, Out>(dev, {&product, 1});
-#endif
+    if (on_matrix_unit<X>()) return own_products<X, Out>(dev, {&product, 1});
 #if defined(LLMC_ONEDNN)
     // oneDNN ignores the strides of a transposed A with one row (3.7.1, 3.8.1; 3.9.1 in bf16), and of C with one column (3.7.1). 3.11.2 is right.
     if (M > 1 && N > 1 && (sizeof(X) == sizeof(float) || simd::bf16_dot_is_fast()))
@@ -276,7 +283,7 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
 
-// The product for few tokens of any type. It is bound by reading the weights, so each weight is read once, in place.
+// The product for few tokens on CPUs without a matrix unit. It is bound by reading the weights, so each weight is read once, in place.
 constexpr size_t few_rows = 16;
 
 template <class X, class Out>
@@ -295,9 +302,6 @@ void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bia
 
 #ifdef __AVX512BF16__
 static bool takes_few_tokens(size_t T, size_t IC) {
-#ifdef LLMC_AMX
-    if (amx::available()) return false;
-#endif
     return T <= few_tokens::most && IC % 2 == 0 && few_tokens::scratch(T, IC) <= sgemm_scratch * sizeof(float) &&
            simd::bf16_dot_is_fast();
 }
@@ -307,6 +311,8 @@ static bool takes_few_tokens(size_t T, size_t IC) {
 template <class X, class Out>
 static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
                         bool accumulate) {
+    const Matrix<X> A{x, IC, 1}, B{w, 1, IC};
+    if (on_matrix_unit<X>()) return gemm<X, Out>(dev, out, ld, A, B, bias, T, OC, IC, accumulate);
 #ifdef __AVX512BF16__
     if constexpr (sizeof(X) == 2)
         if (!accumulate && takes_few_tokens(T, IC))
@@ -314,7 +320,7 @@ static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *b
                                        ld);
 #endif
     if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld, accumulate);
-    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, accumulate);
+    else gemm<X, Out>(dev, out, ld, A, B, bias, T, OC, IC, accumulate);
 }
 
 template <class X, class Out>
@@ -388,7 +394,7 @@ void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, RowGroup
                             bool accumulate) {
     if (ld == 0) ld = OC;
     std::vector<Product<X, X>> products;
-    const bool few = groups.R <= std::max(few_rows, few_rows_of_group<X>(IC) * groups.E);
+    const bool few = !on_matrix_unit<X>() && groups.R <= std::max(few_rows, few_rows_of_group<X>(IC) * groups.E);
     for_groups(groups, [&](size_t e, size_t r, size_t n) {
         X *const out_e = out + r * ld;
         const X *const x_e = x + r * IC, *const w_e = w + e * OC * IC;

@@ -18,9 +18,10 @@ struct Sizes {
     size_t T, IC, OC;
 };
 // Some have tiles for several threads, along each dimension. In the last two, 256 and 512 divide all outputs but one.
-static const std::vector<Sizes> all_sizes = {
-    {1, 5, 3},     {1, 96, 130}, {37, 100, 70}, {37, 104, 72}, {64, 64, 64}, {300, 70, 600}, {70, 530, 33}, {1100, 20, 36},
-    {300, 72, 40}, {1, 96, 37},  {2, 64, 16},   {5, 160, 50},  {8, 96, 49},  {128, 30, 101}, {40, 8, 769},  {20, 4, 3585}};
+static const std::vector<Sizes> all_sizes = {{1, 5, 3},      {1, 96, 130},  {37, 100, 70},  {37, 104, 72},  {64, 64, 64},
+                                             {300, 70, 600}, {70, 530, 33}, {1100, 20, 36}, {300, 72, 40},  {1, 96, 37},
+                                             {2, 64, 16},    {5, 160, 50},  {8, 96, 49},    {128, 30, 101}, {16, 64, 96},
+                                             {50, 96, 80},   {40, 8, 769},  {20, 4, 3585}};
 
 template <class Dev> struct Matmul : testing::Test {
     using X = typename Dev::X;
