@@ -200,10 +200,11 @@ def defaults(task):
 
 def complete(t):
     complete_trainer(t)
-    if t.task == "distill" and "on_policy" in t.given:
+    is_gkd = any(s.name == "lmbda" for s in t.settings)
+    if is_gkd:
         complete_gkd(t)
     if t.has("use_peft"):
-        t.lora("16", "32", "0.05", targets_of(t), (*STEADY, "distill") if "on_policy" in t.given else STEADY)
+        t.lora("16", "32", "0.05", targets_of(t), (*STEADY, "distill") if is_gkd else STEADY)
     else:
         for key in ("lora_r", "lora_targets"):
             if t.has(key):

@@ -99,6 +99,7 @@ SAME = [  # words, and the flags of this program
     (f"dpo {TRL} --label_smoothing 0.1 --loss_type robust", {"label_smoothing": "0.1"}),
     (f"trl distillation {TRL} --teacher_model_name_or_path T --beta 0.5",
      {"teacher_model": "T", "divergence_beta": "0.5", "max_new_tokens": "512", "learning_rate": None, "on_policy": None, "input_template": "{}"}),
+    (f"trl distillation {TRL} --teacher_model_name_or_path T --on_policy 0", {"on_policy": "0", "divergence_beta": None, "temperature": None, "learning_rate": None}),
     (f"trl gkd {TRL} --teacher_model_name_or_path T --beta 1 --use_peft", {"divergence_beta": "1", "temperature": "0.9", "on_policy": "0.5", "max_new_tokens": None, "max_len": "1024",
                                                                          "learning_rate": "2e-5", "lora_dropout": None}),
     (f"trl gkd {TRL} --teacher_model_name_or_path T --lmbda 0 --temperature 1", {"on_policy": "0", "temperature": "1", "max_new_tokens": None, "divergence_beta": "0.5"}),
