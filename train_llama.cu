@@ -17,6 +17,7 @@
 #include "llmc/model/delta.h"        // defines: DeltaWeights, DeltaActs
 #include "llmc/model/experts.h"      // defines: Experts, ExpertWeights, ExpertActs
 #include "llmc/ops/causal_conv.h"    // defines: causal_conv_{forward,backward}
+#include "llmc/ops/delta_decode.h"   // defines: causal_conv_decode, conv_store, gated_delta_decode
 #include "llmc/ops/delta_gates.h"    // defines: delta_gates_{forward,backward}
 #include "llmc/ops/dropout.h"        // defines: dropout_forward, only used to scale here
 #include "llmc/ops/embedding.h"      // defines: embedding_{forward,backward}
@@ -286,10 +287,20 @@ template <class Dev> void Llama<Dev>::linear_attention(size_t l, const Pass &pas
         linear_forward({pass, l, 0, row.T}, Linear::delta_ba, d.ba, attention_input(l, pass), w.ba);
         delta_gates_forward(dev, d.gates, d.ba, w.A_log, w.dt_bias, row.T, config.delta.Hv);
     }
-    if (runs(CONV)) causal_conv_forward(dev, a.qkv, a.projected, w.conv, row.doc_pos, row.T, config.delta.row());
-    if (runs(ATTENTION))
-        gated_delta_forward(dev, a.att, d.states, d.scratch, a.qkv, DeltaGates<const float>{d.gates.g, d.gates.beta}, row.doc_pos,
-                            delta_shape(row.T));
+    const DeltaGates<const float> gates{d.gates.g, d.gates.beta};
+    const DeltaCache<X> cache = pass.generates() ? Base::delta_cache(l) : DeltaCache<X>{};
+    const size_t width = config.delta.row();
+    if (runs(CONV)) {
+        if (pass.keys == Keys::cache)
+            causal_conv_decode(dev, a.qkv, cache.columns, a.projected, w.conv, cache.slots, row.T, width);
+        else causal_conv_forward(dev, a.qkv, a.projected, w.conv, row.doc_pos, row.T, width);
+        if (pass.keys == Keys::prompts) conv_store(dev, cache.columns, a.projected, row.doc_pos, cache.slots, row.T, width);
+    }
+    if (!runs(ATTENTION)) return;
+    if (pass.keys == Keys::cache) gated_delta_decode(dev, a.att, cache.states, a.qkv, gates, cache.slots, delta_shape(row.T));
+    else
+        gated_delta_forward(dev, a.att, d.states, d.scratch, a.qkv, gates, row.doc_pos, delta_shape(row.T),
+                            DeltaEnds{cache.states, cache.slots});
 }
 
 // Rotates a layer's queries and keys in place; some families norm them first.

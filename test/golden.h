@@ -18,7 +18,7 @@ constexpr const char *golden_families[] = {"llama2",     "llama3",      "llama31
                                            "smollm2",    "olmo2",       "gpt2",         "gpt2_erf",  "phi4",       "phi35",
                                            "seed_oss",   "smollm3",     "ministral",    "granite",   "exaone4",    "dynamic",
                                            "gemma3",     "gemma3_wide", "qwen3_moe",    "qwen2_moe", "mixtral"};
-constexpr const char *golden_hybrids[] = {"qwen35", "qwen35_tied"};  // with linear attention, which does not generate
+constexpr const char *golden_hybrids[] = {"qwen35", "qwen35_tied"};  // with linear attention
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
 // Adapters of some families, made with PEFT by golden/make_lora.py.
@@ -178,16 +178,18 @@ template <class Dev> void expect_logits_through_the_cache(Dev dev, const Golden 
         }
         if (next.empty()) break;
         Row row = make_row(next);
-        CacheStep step{done == 0, std::vector<int32_t>(row.T, -1), {}, {}};
-        for (size_t j = 0; j < next.size(); j++)
+        CacheStep step{done == 0, std::vector<int32_t>(row.T, -1), {}, {}, std::vector<int32_t>(row.T, -1)};
+        for (size_t j = 0; j < next.size(); j++) {
             for (size_t i = 0; i < n; i++) step.slots[row.doc_offsets[j] + i] = slot(members[j], done + i);
+            step.states[row.doc_offsets[j] + n - 1] = int32_t(which.size() - 1 - members[j]);
+        }
         if (done) {
             row.T = next.size();
             for (size_t j = 0; j < next.size(); j++) {
                 row.doc_pos[j] = int32_t(done), step.length.push_back(int32_t(done + 1));
                 for (size_t p = 0; p < pages; p++) step.table.push_back(int32_t(members[j] * pages + p));
             }
-            row.tokens.resize(row.T), row.doc_pos.resize(row.T), step.slots.resize(row.T);
+            row.tokens.resize(row.T), row.doc_pos.resize(row.T), step.slots.resize(row.T), step.states.resize(row.T);
         }
         t.model->generator().next_logits(row, step);
         const std::vector<float> logits = t.model->generator().logits();

@@ -53,6 +53,7 @@ struct Hybrids : testing::TestWithParam<const char *> {
 };
 TEST_P(Hybrids, LossEntropyAccuracy) { expect_loss_entropy_accuracy(make_device<CpuF32>(), g); }
 TEST_P(Hybrids, Gradients) { expect_gradients(make_device<CpuF32>(), g); }
+TEST_P(Hybrids, LogitsThroughTheCache) { expect_logits_through_the_cache(make_device<CpuF32>(), g); }
 TEST_P(Hybrids, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), g, {5, 10}); }
 TEST_P(Hybrids, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(make_device<CpuBf16>(), g); }
 TEST_P(Hybrids, Bf16GradientAsGoodAsTransformers) {

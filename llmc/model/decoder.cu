@@ -569,6 +569,8 @@ template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheSte
 template <class Dev> std::vector<float> Decoder<Dev>::logits() { return generation_->logits(memory()); }
 template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &request) { return generation_->draw(request, memory()); }
 template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) { generation_->copy_page(to, from); }
+template <class Dev> void Decoder<Dev>::copy_state(size_t to, size_t from) { generation_->copy_state(to, from); }
+template <class Dev> DeltaCache<typename Dev::X> Decoder<Dev>::delta_cache(size_t l) const { return generation_->delta(l); }
 
 template <class Dev> void Decoder<Dev>::finish() {
     row.T = 0;

@@ -31,6 +31,7 @@
 #include "../parallel/mesh.h"
 #include "../parallel/rehearsal_comm.h"
 #include "config.h"
+#include "delta.h"
 #include "device_row.h"
 #include "linear_layers.h"
 #include "model.h"
@@ -108,6 +109,7 @@ template <class Dev> class Decoder : public Model, public Generator {
     std::vector<float> logits() override;
     DrawnTokens draw(const DrawRequest &request) override;
     void copy_cache_page(size_t to, size_t from) override;
+    void copy_state(size_t to, size_t from) override;
     void finish() override;
 
   protected:
@@ -177,6 +179,7 @@ template <class Dev> class Decoder : public Model, public Generator {
     X *embed_w(const Pass &pass) const { return pass.adapters ? embed_w_ : base_embed_w_; }
     void attention_forward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     void attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a);
+    DeltaCache<X> delta_cache(size_t l) const;
     // Computes a linear layer with its adapters for tokens [t, t + n) of the row; the pointers point at token t.
     void linear_forward(const LayerRows &rows, Linear matrix, X *out, const X *x, LinearWeights<X> w) {
         linears_.forward(rows, matrix, out, x, w);

@@ -22,3 +22,10 @@ template <class X> struct DeltaActs {
     X *dinput;  // (T, C)      gradient of the layer's normed input
     float *scratch;
 };
+
+// What a layer knows of earlier tokens during generation, in a slot for each sequence (../ops/delta_decode.h).
+template <class X> struct DeltaCache {
+    float *states = nullptr;         // (slots, Hv, Dk, Dv)
+    X *columns = nullptr;            // (slots, 3, 2*Hk*Dk+Hv*Dv)
+    const int32_t *slots = nullptr;  // (T) the slot to which a token's sequence is stored; -1: none
+};

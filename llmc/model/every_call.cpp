@@ -13,12 +13,13 @@ std::vector<double> generate_once(Model &model, const std::vector<int32_t> &text
     for (size_t i = 0; i < sequences; i++) {
         const size_t first_slot = i * pages * cache_page;
         for (size_t t = 0; t < length; t++)
-            prompts[i].push_back(text[i * length + t]), step.slots.push_back(int32_t(first_slot + t));
-        next.slots.push_back(int32_t(first_slot + length));
+            prompts[i].push_back(text[i * length + t]), step.slots.push_back(int32_t(first_slot + t)), step.states.push_back(-1);
+        step.states.back() = int32_t(i);
+        next.slots.push_back(int32_t(first_slot + length)), next.states.push_back(int32_t(i));
         for (size_t page = 0; page < pages; page++) next.table[i * pages + page] = int32_t(i * pages + page);
     }
     Row row = make_row(prompts);
-    step.slots.resize(row.T, -1);
+    step.slots.resize(row.T, -1), step.states.resize(row.T, -1);
     model.generator().next_logits(row, step);
     row.T = sequences, row.tokens.resize(sequences), row.doc_pos.assign(sequences, int32_t(length));
     model.generator().next_logits(row, next);

@@ -1,15 +1,18 @@
-// The arrays of generation: a paged cache of keys and values, which the passes of Decoder::next_logits() fill from prompts and read for the newest token
-// of each sequence; the logits of the last tokens; and the tokens drawn from them. ../train/generation.h decides which sequences run.
+// The arrays of generation: a paged cache of keys and values, or states in layers with linear attention, which the passes of Decoder::next_logits() fill from
+// prompts and read for the newest token of each sequence; the logits of the last tokens; and the tokens drawn from them. ../train/generation.h decides
+// which sequences run.
 #pragma once
 #include <algorithm>
 #include <vector>
 
 #include "../core/arena.h"
 #include "../ops/attention_decode.h"
+#include "../ops/delta_decode.h"
 #include "../ops/embedding.h"
 #include "../ops/layout.h"
 #include "../ops/matmul.h"
 #include "../ops/sample.h"
+#include "delta.h"
 #include "device_row.h"
 #include "model.h"
 
@@ -31,24 +34,30 @@ template <class Dev> class GenerationArrays {
         attention_decode(dev, out, scratch_, in.q, PagedKeys<X>{cache_[l], table_, in.first_key, length_, limits.sequence_pages},
                          in.shape);
     }
+    // What layer l knows of earlier tokens by linear attention.
+    DeltaCache<X> delta(size_t l) const { return {delta_[l].states, delta_[l].columns, state_slots_}; }
     // normf (T, C): the normed output of the last layer
     void find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step);
     std::vector<float> logits(Memory &memory) const;
     DrawnTokens draw(const DrawRequest &request, Memory &memory);
     void copy_page(size_t to, size_t from);
+    void copy_state(size_t to, size_t from);
 
   private:
     const Dev dev;
     const ModelConfig &config;
     const ModelLimits &limits;
-    size_t sequences_;        // of the last next_logits()
-    std::vector<X *> cache_;  // (L) x (pages * cache_page, 2*KV*D)   the keys and values of all tokens so far
-    X *last_;                 // (sequences, C)
-    float *logits_;           // (sequences, logits_ld)
-    float *scratch_;          // attention_decode_scratch
-    int32_t *slots_;          // (T) CacheStep
-    int32_t *table_;          // (sequences, sequence_pages)
-    int32_t *length_;         // (sequences)
+    size_t sequences_;  // of the last next_logits()
+    std::vector<X *>
+        cache_;  // (L) x (pages * cache_page, 2*KV*D)   the keys and values of all tokens so far; null with linear attention
+    std::vector<DeltaCache<X>> delta_;                   // (L)   only in layers with linear attention
+    int32_t *state_slots_ = nullptr;                     // (T) CacheStep
+    X *last_;                                            // (sequences, C)
+    float *logits_;                                      // (sequences, logits_ld)
+    float *scratch_;                                     // attention_decode_scratch
+    int32_t *slots_;                                     // (T) CacheStep
+    int32_t *table_;                                     // (sequences, sequence_pages)
+    int32_t *length_;                                    // (sequences)
     int32_t *first_draw_, *first_occurred_, *occurred_;  // (sequences + 1), (sequences + 1), (limits.occurred)   DrawRequest
     uint64_t *random_;                                   // (draws)
     int32_t *drawn_;                                     // (draws)
@@ -58,9 +67,17 @@ template <class Dev> class GenerationArrays {
 template <class Dev> void GenerationArrays<Dev>::plan(Plan &plan, size_t T) {
     if (limits.cache_pages == 0) return;
     const size_t n = limits.sequences, pages = limits.sequence_pages, C = config.C;
-    cache_.resize(config.L);
-    for (size_t l = 0; l < config.L; l++)
-        plan.add(&cache_[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * config.KV * config.D});
+    cache_.resize(config.L), delta_.resize(config.L);
+    for (size_t l = 0; l < config.L; l++) {
+        const DeltaConfig &d = config.delta;
+        if (!config.has_delta(l)) {
+            plan.add(&cache_[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * config.KV * config.D});
+            continue;
+        }
+        plan.add(&delta_[l].states, format("state.%zu", l), {state_slots(n), d.Hv, d.Dk, d.Dv});
+        plan.add(&delta_[l].columns, format("columns.%zu", l), {state_slots(n), conv_columns, d.row()});
+    }
+    if (config.delta.Hk) plan.add(&state_slots_, "row.states", {T});
     plan.add(&slots_, "row.slots", {T});
     plan.add(&table_, "row.table", {n, pages});
     plan.add(&length_, "row.length", {n});
@@ -79,6 +96,7 @@ template <class Dev> void GenerationArrays<Dev>::plan(Plan &plan, size_t T) {
 template <class Dev> void GenerationArrays<Dev>::load(const Row &r, const CacheStep &step, DeviceRow &row, Memory &memory) {
     sequences_ = r.doc_offsets.size() - 1;
     write(memory, slots_, step.slots);
+    if (state_slots_) write(memory, state_slots_, step.states);
     if (step.prompts) {
         row.split = split_row(config, {}, sizeof(X), r);
         row.load_first_keys(r, memory);
@@ -126,5 +144,15 @@ template <class Dev> DrawnTokens GenerationArrays<Dev>::draw(const DrawRequest &
 template <class Dev> void GenerationArrays<Dev>::copy_page(size_t to, size_t from) {
     const size_t width = 2 * config.KV * config.D;
     for (X *cache : cache_)
-        copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
+        if (cache)
+            copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
+}
+
+template <class Dev> void GenerationArrays<Dev>::copy_state(size_t to, size_t from) {
+    const DeltaConfig &d = config.delta;
+    const auto copy = [&](auto *slots, size_t rows, size_t width) {
+        copy_rows(dev, slots + to * rows * width, width, slots + from * rows * width, width, rows, width);
+    };
+    for (const DeltaCache<X> &c : delta_)
+        if (c.states) copy(c.states, d.Hv, d.Dk * d.Dv), copy(c.columns, conv_columns, d.row());
 }

@@ -90,14 +90,18 @@ struct ModelLimits {
     Ranks ranks;
 };
 
-// Describes the documents of a row of next_logits(), and the pages of the cache (attention_decode.h) that hold their keys and values. The caller
-// assigns pages to sequences.
+// The slots for states of linear attention: one for each sequence of a row, and one for a prompt whose samples have not all begun.
+inline size_t state_slots(size_t sequences) { return sequences + 1; }
+
+// Describes the documents of a row of next_logits(), the pages of the cache (attention_decode.h) that hold their keys and values, and the slots that hold
+// their states (delta_decode.h). The caller assigns pages and slots to sequences.
 struct CacheStep {
     // True: whole sequences from their beginning, which only see themselves. False: the newest token of each sequence, which sees the cache.
     bool prompts;
-    std::vector<int32_t> slots;   // (T) the row of the cache for each token's key and value; -1 for padding
-    std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; only for newest tokens
-    std::vector<int32_t> length;  // (documents) the tokens of each sequence, including the new one; only for newest tokens
+    std::vector<int32_t> slots;        // (T) the row of the cache for each token's key and value; -1 for padding
+    std::vector<int32_t> table;        // (documents, sequence_pages) the pages of each sequence; only for newest tokens
+    std::vector<int32_t> length;       // (documents) the tokens of each sequence, including the new one; only for newest tokens
+    std::vector<int32_t> states = {};  // (T) the slot of the sequence whose newest token this is; -1 for other tokens
 };
 
 // Tokens to draw from the logits of each document (sample.h).
@@ -131,6 +135,7 @@ class Generator {
     virtual std::vector<float> logits() = 0;
     virtual DrawnTokens draw(const DrawRequest &request) = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;
+    virtual void copy_state(size_t to, size_t from) = 0;  // of all layers with linear attention, from slot to slot
     // All ranks of a model in training call it after generation. It returns when all ranks have called it: if weights are divided, the other ranks
     // still need this rank's part.
     virtual void finish() = 0;

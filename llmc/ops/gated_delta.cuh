@@ -130,7 +130,7 @@ template <class X> struct Block {
         });
     }
 
-    __device__ void forward(X *out, float *states, const int32_t *doc_pos, const Chunk &c) {
+    __device__ void forward(X *out, float *states, const int32_t *doc_pos, const Chunk &c, const DeltaEnds &ends) {
         load_keys(c);
         for (size_t i = 0; i < s.group(); i++) {
             const size_t h = head * s.group() + i;
@@ -146,6 +146,8 @@ template <class X> struct Block {
                 out[((c.begin + t) * s.Hv + h) * s.Dv + j] = shared.from_start[t] * sum + within;
             });
             advance(state, state, c);
+            if (float *const end = c.last ? ends.state(c.begin + c.n - 1, h, s) : nullptr)
+                each(s.Dk * s.Dv, [&](size_t at) { end[at] = state[at]; });
         }
     }
 
@@ -269,21 +271,21 @@ template <class X> size_t gated_delta_scratch(Cuda<X>, const DeltaShape &s) {
 
 template <class X>
 __global__ void gated_delta_forward_kernel1(X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
-                                            const int32_t *doc_pos, DeltaShape s) {
+                                            const int32_t *doc_pos, DeltaShape s, DeltaEnds ends) {
     using namespace delta_block;
     const size_t head = blockIdx.x;
     Block<X> block{shared_mem<BlockShared>(), BlockMatrices(scratch + head * BlockMatrices::of_block(s), s), qkv, gates, s, head};
     for (size_t begin = 0, end; begin < s.T; begin = end) {
         for (end = begin + 1; end < s.T && end < begin + chunk && doc_pos[end] > 0;) end++;
-        block.forward(out, states, doc_pos, {begin, end - begin, doc_pos[begin] == 0, false});
+        block.forward(out, states, doc_pos, {begin, end - begin, doc_pos[begin] == 0, end == s.T || doc_pos[end] == 0}, ends);
     }
 }
 
 template <class X>
 void gated_delta_forward(Cuda<X> dev, X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
-                         const int32_t *doc_pos, DeltaShape shape) {
+                         const int32_t *doc_pos, DeltaShape shape, DeltaEnds ends = {}) {
     launch(dev, gated_delta_forward_kernel1<X>, Grid{shape.Hk}, 256, sizeof(delta_block::BlockShared), out, states, scratch, qkv,
-           gates, doc_pos, shape);
+           gates, doc_pos, shape, ends);
 }
 
 // From the last interval of the row: its states and e are computed again, then the gradients, from its last chunk.

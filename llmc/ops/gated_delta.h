@@ -8,13 +8,14 @@
 //       G += q dout^T     dq = S_t dout     X = G^T k     dv = beta X     dbeta = X . (v - S'^T k)     dk = G d - beta S' X
 //       G' = G - beta k X^T     dg = <G', S'>     dL/dS_{t-1} = exp(g) G'      then through the norms of q and k
 //
-//   gated_delta_forward (dev, out, states, scratch, qkv, gates, doc_pos, shape)
+//   gated_delta_forward (dev, out, states, scratch, qkv, gates, doc_pos, shape, ends)
 //   gated_delta_backward(dev, dqkv, dgates, scratch, dout, qkv, gates, states, doc_pos, shape)
 //
 //   qkv, dqkv (T, 2 Hk Dk + Hv Dv) X: a token's query heads, key heads, value heads; value head h uses query and key head h / (Hv/Hk)
 //   out, dout (T, Hv, Dv) X     gates.g <= 0, gates.beta and their gradients (T, Hv) float     Gradients overwrite.
 //   doc_pos (T) int32, a token's position in its document; doc_pos[0] is 0
 //   states: gated_delta_states(shape) floats, which the forward pass leaves for the backward pass     scratch: gated_delta_scratch(dev, shape) floats
+//   ends: where to store the states after documents, for generation (delta_decode.h); by default nowhere
 //   shape: T, Hk, Hv, Dk, Dv, eps; Hk divides Hv; Dk and Dv are multiples of 8, at most 128     Nothing may alias.
 //
 // Tokens are processed in chunks of 64, cut anew in each document, by products of matrices. In a chunk that begins with the state S, let
@@ -56,6 +57,18 @@ template <class F> struct DeltaGates {  // of const float; or their gradients, o
     F *g, *beta;                        // (T, Hv) each: logarithms of decays, and weights of updates
 
     auto pointers() const { return std::tuple(g, beta); }  // ../core/rehearsal.h
+};
+
+struct DeltaEnds {
+    float *states = nullptr;         // (slots, Hv, Dk, Dv)
+    const int32_t *slots = nullptr;  // (T) the slot for the state after a document's last token; -1: not stored
+
+    auto pointers() const { return std::tuple(states, slots); }  // ../core/rehearsal.h
+    // Where to store the state of value head h after a document's last token, or null.
+    HOST_DEVICE float *state(size_t last_token, size_t h, const DeltaShape &s) const {
+        if (!slots || slots[last_token] < 0) return nullptr;
+        return states + (size_t(slots[last_token]) * s.Hv + h) * s.Dk * s.Dv;
+    }
 };
 
 namespace delta {
@@ -274,7 +287,7 @@ struct ForwardArrays {
 
     template <class X>
     void run(X *to, float *kept, const X *qkv, const DeltaGates<const float> &gates, const int32_t *doc_pos, Chunk c, size_t head,
-             const DeltaShape &s) {
+             const DeltaShape &s, const DeltaEnds &ends) {
         const size_t width = round_up(s.Dv, 16);
         keys.load(qkv, c, head, s);
         keys.multiply_queries(c.n, s.Dk);
@@ -291,7 +304,9 @@ struct ForwardArrays {
             mask(weights, decays.P, c.n);
             multiply(out.x, stride, {weights.x, square}, d.x, stride, c.n, s.Dv, c.n, !c.first, Sum::to_row);
             for (size_t t = 0; t < c.n; t++) store_row(to + ((c.begin + t) * s.Hv + h) * s.Dv, out.x + t * stride, s.Dv);
-            if (!c.last) advance(state, e, keys, decays, d, c, s);
+            float *const end = c.last ? ends.state(c.begin + c.n - 1, h, s) : nullptr;
+            if (!c.last || end) advance(state, e, keys, decays, d, c, s);
+            if (end) keep(end, state, s);
         }
     }
 };
@@ -484,11 +499,12 @@ template <class X> size_t gated_delta_scratch(Cpu<X>, const DeltaShape &) { retu
 
 template <class X>
 void gated_delta_forward(Cpu<X> dev, X *out, float *states, float *, const X *qkv, DeltaGates<const float> gates,
-                         const int32_t *doc_pos, DeltaShape shape) {
+                         const int32_t *doc_pos, DeltaShape shape, DeltaEnds ends = {}) {
     using namespace delta;
     for_each_task<ForwardArrays>(dev.threads, doc_pos, shape,
                                  [&](ForwardArrays &arrays, const std::vector<Chunk> &chunks, size_t head) {
-                                     for (const Chunk &c : chunks) arrays.run(out, states, qkv, gates, doc_pos, c, head, shape);
+                                     for (const Chunk &c : chunks)
+                                         arrays.run(out, states, qkv, gates, doc_pos, c, head, shape, ends);
                                  });
 }
 

@@ -8,6 +8,7 @@
 #include "attention.cuh"
 #include "attention_decode.cuh"
 #include "causal_conv.cuh"
+#include "delta_decode.cuh"
 #include "delta_gates.cuh"
 #include "dequantise.cuh"
 #include "divergence.cuh"

@@ -5,16 +5,17 @@
 
 inline namespace CUDA_BACKEND {
 // One block copies a row.
-template <class X, int N> __global__ void copy_rows_kernel1(X *out, size_t out_stride, const X *x, size_t x_stride, size_t C) {
+template <class T, int N> __global__ void copy_rows_kernel1(T *out, size_t out_stride, const T *x, size_t x_stride, size_t C) {
     const size_t r = blockIdx.x;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N)
-        Vec<X, N>::load(x + r * x_stride + c).store(out + r * out_stride + c);
+        Vec<T, N>::load(x + r * x_stride + c).store(out + r * out_stride + c);
 }
 
-template <class X> void copy_rows(Cuda<X> dev, X *out, size_t out_stride, const X *x, size_t x_stride, size_t n, size_t C) {
-    constexpr int N = Vec<X>::size;
+template <class X, class T>
+void copy_rows(Cuda<X> dev, T *out, size_t out_stride, const T *x, size_t x_stride, size_t n, size_t C) {
+    constexpr int N = Vec<T>::size;
     const bool wide = fit_vectors<N>(C, out, x) && out_stride % N == 0 && x_stride % N == 0;
-    launch(dev, wide ? copy_rows_kernel1<X, N> : copy_rows_kernel1<X, 1>, Grid{n}, 128, 0, out, out_stride, x, x_stride, C);
+    launch(dev, wide ? copy_rows_kernel1<T, N> : copy_rows_kernel1<T, 1>, Grid{n}, 128, 0, out, out_stride, x, x_stride, C);
 }
 
 // One block adds a row.

@@ -1,6 +1,6 @@
 // Copies that change the stride of rows or the type of elements.
 //
-//   copy_rows   (dev, out, out_stride, x, x_stride, n, C)     out[r, c] = x[r, c]: n rows of C elements X, strides in elements
+//   copy_rows   (dev, out, out_stride, x, x_stride, n, C)     out[r, c] = x[r, c]: n rows of C elements of any type, strides in elements
 //   add_rows    (dev, out, out_stride, x, x_stride, n, C)     out[r, c] += x[r, c], of floats
 //   clear_floats(dev, out, n)                                 out[i] = 0, n floats
 //   round_floats(dev, out, x, n)                              out[i] = x[i] rounded to X, n elements
@@ -12,7 +12,7 @@
 
 #include "../core/device.h"
 
-template <class X> void copy_rows(Cpu<X>, X *out, size_t out_stride, const X *x, size_t x_stride, size_t n, size_t C) {
+template <class X, class T> void copy_rows(Cpu<X>, T *out, size_t out_stride, const T *x, size_t x_stride, size_t n, size_t C) {
     for (size_t r = 0; r < n; r++) std::copy_n(x + r * x_stride, C, out + r * out_stride);
 }
 

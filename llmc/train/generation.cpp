@@ -13,7 +13,7 @@
 
 namespace {
 
-// The pages of the cache. A shared page is freed when its last sequence releases it.
+// The pages of the cache, or the slots for states. A shared page is freed when its last sequence releases it.
 class Pages {
   public:
     explicit Pages(size_t count) : users_(count) {
@@ -38,10 +38,16 @@ class Pages {
     std::vector<int32_t> free_;
 };
 
+// What a sequence has of the cache.
+struct Held {
+    std::vector<int32_t> pages = {};
+    std::vector<int32_t> state = {};  // one slot
+};
+
 struct Sequence {
     size_t prompt, sample;
     std::vector<int32_t> tokens;  // the prompt's tokens, then generated ones
-    std::vector<int32_t> pages;
+    Held held;
     std::vector<double> logp;  // of the generated tokens
 };
 
@@ -54,16 +60,21 @@ struct Drawn {
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
-    std::vector<double> logp = {};    // of the generated tokens
-    std::vector<int32_t> pages = {};  // pages of its tokens, once they have been computed
-    std::deque<Drawn> drawn = {};     // then also the next token of samples `next`, ..., samples - 1
+    std::vector<double> logp = {};  // of the generated tokens
+    Held held = {};                 // of its tokens, once they have been computed
+    std::deque<Drawn> drawn = {};   // then also the next token of samples `next`, ..., samples - 1
 };
 
 class Engine {
   public:
     Engine(Generator &generator, const GenerationLimits &limits, std::span<const Prompt> prompts,
            const GenerationSettings &settings)
-        : generator_(generator), limits_(limits), prompts_(prompts), settings_(settings), pages_(limits.pages) {
+        : generator_(generator),
+          limits_(limits),
+          prompts_(prompts),
+          settings_(settings),
+          pages_(limits.pages),
+          states_(state_slots(limits.sequences)) {
         for (size_t i = 0; i < prompts.size(); i++) waiting_.push_back({i, 0, settings.samples, prompts[i].tokens});
         completions_.resize(prompts.size() * settings.samples);
     }
@@ -82,12 +93,13 @@ class Engine {
   private:
     static size_t pages_for(size_t tokens) { return ceil_div(tokens, cache_page); }
     size_t capacity() const { return limits_.sequences - running_.size(); }
+    void release(Held &held) { pages_.release(held.pages), states_.release(held.state); }
 
-    // Computes prompts from the head of the queue, as far as they fit into a row and there are free pages.
+    // Computes prompts from the head of the queue, as far as they fit into a row and there are free pages and slots.
     void compute_prompts() {
         if (waiting_.empty()) return;
         if (running_.empty() && waiting_.front().drawn.empty())  // the first in the queue may use all pages
-            for (Waiting &w : waiting_) pages_.release(w.pages), w.drawn.clear();
+            for (Waiting &w : waiting_) release(w.held), w.drawn.clear();
         std::vector<Waiting *> row;
         std::vector<std::vector<int32_t>> documents;
         size_t tokens = 0, samples = 0;
@@ -98,16 +110,20 @@ class Engine {
             }
             tokens += w.tokens.size();
             const bool fits = tokens <= limits_.row_tokens() && pages_for(w.tokens.size()) < pages_.free() + running_.empty();
-            if (samples >= capacity() || documents.size() == limits_.sequences || !fits) break;
-            for (size_t i = 0; i < pages_for(w.tokens.size()); i++) w.pages.push_back(pages_.take());
+            if (samples >= capacity() || documents.size() == limits_.sequences || !fits || states_.free() == 0) break;
+            for (size_t i = 0; i < pages_for(w.tokens.size()); i++) w.held.pages.push_back(pages_.take());
+            w.held.state.push_back(states_.take());
             samples += w.samples - w.next;
             row.push_back(&w), documents.push_back(w.tokens);
         }
         if (row.empty()) return;
         const Row packed = make_row(documents);
-        CacheStep step{true, std::vector<int32_t>(packed.T, -1), {}, {}};
-        for (size_t i = 0; i < row.size(); i++)
-            for (size_t t = 0; t < documents[i].size(); t++) step.slots[packed.doc_offsets[i] + t] = slot(row[i]->pages, t);
+        CacheStep step{true, std::vector<int32_t>(packed.T, -1), {}, {}, std::vector<int32_t>(packed.T, -1)};
+        for (size_t i = 0; i < row.size(); i++) {
+            const Held &held = row[i]->held;
+            for (size_t t = 0; t < documents[i].size(); t++) step.slots[packed.doc_offsets[i] + t] = slot(held.pages, t);
+            step.states[packed.doc_offsets[i + 1] - 1] = held.state[0];
+        }
         generator_.next_logits(packed, step);
         DrawRequest request = no_draws();
         for (const Waiting *w : row) {
@@ -123,24 +139,29 @@ class Engine {
         return int32_t(size_t(pages[position / cache_page]) * cache_page + position % cache_page);
     }
 
-    // Begins sequences from computed prompts, while there is room. The last sample takes over the prompt's pages.
+    // Begins sequences from computed prompts, while there is room. The last sample takes over the prompt's pages and its slot.
     void begin_sequences() {
         while (!waiting_.empty() && !waiting_.front().drawn.empty() && capacity() > 0) {
             Waiting &w = waiting_.front();
             Sequence s{w.prompt, w.next, w.tokens, {}, w.logp};
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
+            const bool has_room = pages_.free() >= partial && states_.free() > 0;
             const Drawn drawn = w.drawn.front();
             w.drawn.pop_front();
             // Without room for a copy the prompt is recomputed for the next sample.
-            if (last || (partial && pages_.free() == 0)) {
-                s.pages = std::move(w.pages);
-                w.pages.clear(), w.drawn.clear();
+            if (last || !has_room) {
+                s.held = std::exchange(w.held, {});
+                w.drawn.clear();
             } else {
-                for (size_t i = 0; i + partial < w.pages.size(); i++) s.pages.push_back(pages_.share(w.pages[i]));
+                const std::vector<int32_t> &from = w.held.pages;
+                std::vector<int32_t> &pages = s.held.pages;
+                for (size_t i = 0; i + partial < from.size(); i++) pages.push_back(pages_.share(from[i]));
                 if (partial) {
-                    s.pages.push_back(pages_.take());
-                    generator_.copy_cache_page(size_t(s.pages.back()), size_t(w.pages.back()));
+                    pages.push_back(pages_.take());
+                    generator_.copy_cache_page(size_t(pages.back()), size_t(from.back()));
                 }
+                s.held.state.push_back(states_.take());
+                generator_.copy_state(size_t(s.held.state[0]), size_t(w.held.state[0]));
             }
             w.next++;
             if (last) waiting_.pop_front();
@@ -173,7 +194,7 @@ class Engine {
         return out;
     }
 
-    // Appends a token. Returns true if it ends the sequence, whose pages are then free.
+    // Appends a token. Returns true if it ends the sequence, whose pages and slot are then free.
     bool add(Sequence &s, Drawn drawn) {
         const int32_t token = drawn.token;
         s.tokens.push_back(token);
@@ -185,7 +206,7 @@ class Engine {
         if (!ended && !stopped && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
         completions_[s.prompt * settings_.samples + s.sample] = {
             {first, s.tokens.end()}, ended || stopped, stopped, std::move(s.logp)};
-        pages_.release(s.pages);
+        release(s.held);
         finished_++;
         return true;
     }
@@ -193,7 +214,7 @@ class Engine {
     // Moves the sequence that was admitted last back to the queue, with all its tokens.
     void preempt() {
         Sequence &s = running_.back();
-        pages_.release(s.pages);
+        release(s.held);
         waiting_.push_front({s.prompt, s.sample, s.sample + 1, std::move(s.tokens), std::move(s.logp)});
         running_.pop_back();
     }
@@ -201,14 +222,14 @@ class Engine {
     // Makes sure that each running sequence has a page for its newest token.
     void take_pages() {
         for (size_t i = 0; i < running_.size(); i++) {
-            if (running_[i].pages.size() >= pages_for(running_[i].tokens.size())) continue;
+            if (running_[i].held.pages.size() >= pages_for(running_[i].tokens.size())) continue;
             while (pages_.free() == 0 && i < running_.size()) release_waiting_or_preempt();
-            if (i < running_.size()) running_[i].pages.push_back(pages_.take());
+            if (i < running_.size()) running_[i].held.pages.push_back(pages_.take());
         }
     }
     void release_waiting_or_preempt() {
         for (Waiting &w : waiting_)
-            if (!w.pages.empty()) return pages_.release(w.pages), w.drawn.clear();
+            if (!w.held.pages.empty()) return release(w.held), w.drawn.clear();
         preempt();
     }
 
@@ -226,8 +247,9 @@ class Engine {
             row.tokens.push_back(s.tokens.back());
             row.doc_pos.push_back(int32_t(position));
             row.doc_offsets.push_back(b);
-            step.slots.push_back(slot(s.pages, position));
-            std::copy(s.pages.begin(), s.pages.end(), step.table.begin() + ptrdiff_t(b * width));
+            step.slots.push_back(slot(s.held.pages, position));
+            step.states.push_back(s.held.state[0]);
+            std::copy(s.held.pages.begin(), s.held.pages.end(), step.table.begin() + ptrdiff_t(b * width));
             step.length.push_back(int32_t(position + 1));
         }
         row.doc_offsets.push_back(B);
@@ -245,7 +267,7 @@ class Engine {
     const GenerationLimits &limits_;
     std::span<const Prompt> prompts_;
     const GenerationSettings &settings_;
-    Pages pages_;
+    Pages pages_, states_;
     std::deque<Waiting> waiting_;
     std::vector<Sequence> running_;  // in the order of admission
     std::vector<Completion> completions_;

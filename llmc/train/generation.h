@@ -1,9 +1,10 @@
 // The generation engine: continues many prompts with one model. A decoding pass computes one token of every running sequence, because a pass reads
 // all weights for any number of sequences. When a sequence ends, the next prompt takes its place at once (continuous batching; Yu et al., "Orca",
-// 2022). Keys and values are stored in pages (attention_decode.h), so no sequence reserves memory for its longest possible answer.
+// 2022). Keys and values are stored in pages (attention_decode.h), so no sequence reserves memory for its longest possible answer. Linear attention
+// has a state of fixed size in a slot for each sequence (delta_decode.h).
 //
-// A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial page. If the cache is full, the sequence that
-// was admitted last frees its pages, and is recomputed from its tokens later (preemption).
+// A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial page and of the state. If the cache is full, the
+// sequence that was admitted last frees its pages, and is recomputed from its tokens later (preemption).
 //
 // Random numbers are keyed by (seed, prompt, sample, position). So, apart from the rounding of products of other sizes, an answer does not depend on
 // other prompts, on the number of sequences that run together, or on the cache.

@@ -68,22 +68,6 @@ static void compare_with_weights(ModelConfig &config, const std::string &dir, st
         dir.c_str(), head_name));
 }
 
-// A model with linear attention trains and evaluates on whole rows; its states are not kept from token to token, nor sent between ranks.
-static void expect_no_generation(const Run &run, const ModelConfig &config, const std::string &dir) {
-    if (config.delta.Hk == 0 || dir != run.options.model) return;
-    const Options &o = run.options;
-    const bool answers = run.task == DISTILL && o.on_policy > 0, samples = o.sample_every > 0;
-    if (run.task & (RL | GENERATE) || answers || samples)
-        die("%s is for models that generate, and %s has linear attention, whose states cannot be continued token by token yet\n  fix: %s",
-            answers   ? "--on_policy above 0"
-            : samples ? "--sample_every"
-                      : task_name(run.task),
-            dir.c_str(),
-            answers   ? "--on_policy 0, and answers in --data"
-            : samples ? "leave --sample_every out"
-                      : "train it here with pretrain, sft, dpo or rm, and generate with transformers");
-}
-
 ModelSpec open_config(const Run &run, const std::string &dir) {
     std::vector<std::string> notes;
     ModelSpec model;
@@ -94,7 +78,6 @@ ModelSpec open_config(const Run &run, const std::string &dir) {
     compare_with_weights(model.config, dir, notes);
     model.config.weight_bits = weight_bits(run.options.load_in);
     expect_own_family(run, model.config, dir);
-    expect_no_generation(run, model.config, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
     if (fs::exists(dir + "/tokenizer.json")) use_tokenizer(run, model, dir);
     return model;

@@ -60,6 +60,7 @@ TEST(CudaHybrids, EqualTransformers) {
     const Golden g("qwen35");
     expect_loss_entropy_accuracy(CudaF32{nullptr, ctx.get()}, g);
     expect_gradients(CudaF32{nullptr, ctx.get()}, g);
+    expect_logits_through_the_cache(CudaF32{nullptr, ctx.get()}, g);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);

@@ -56,6 +56,7 @@ DOCUMENTS = [  # length, spans of targets
     (70, [(10, 30), (45, 70)]),
 ]
 LOGITS_DOCUMENTS, LOGITS_STRIDE = [2, 3], 8
+ANSWER_LENGTH = 12  # and the length of its prompt
 BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=96,
@@ -288,6 +289,14 @@ def make_documents(name, model):
     return tokens, masks
 
 
+def greedy_answers(model, tokens):
+    """The continuations of the first tokens of some documents by transformers' own generation, with its states."""
+    def answer(ids):
+        out = model.generate(input_ids=ids[None], max_new_tokens=ANSWER_LENGTH, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        return out[0, len(ids):].tolist()
+    return [answer(tokens[d][:ANSWER_LENGTH]) for d in LOGITS_DOCUMENTS]
+
+
 def kept_logits(logits):
     return torch.cat([logits[d][(len(logits[d]) - 1) % LOGITS_STRIDE::LOGITS_STRIDE] for d in LOGITS_DOCUMENTS]).float().numpy()
 
@@ -468,6 +477,7 @@ def make(name):
         gradients = describe_gradients(model)
         losses = train(load(folder, torch.float64), tokens, masks)
         balanced = dict(balanced=make_balanced(folder, tokens, masks)) if "num_experts_per_tok" in model.config.to_dict() else {}
+        answers = dict(answers=greedy_answers(model, tokens)) if "linear_num_key_heads" in model.config.to_dict() else {}
         with torch.no_grad():
             for what, changes in without_specials(model.config).items():
                 other_loss, _, _, other_logits = evaluate(load(folder, torch.float64, **changes), tokens, masks)
@@ -483,7 +493,7 @@ def make(name):
     save_arrays(folder / "golden.safetensors", arrays, dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
                   loss=loss.item(), bf16=bf16, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
-                  logits_documents=LOGITS_DOCUMENTS, gradients=gradients, **balanced)
+                  logits_documents=LOGITS_DOCUMENTS, gradients=gradients, **balanced, **answers)
     write_json(folder / "golden.json", golden, depth=1)
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{name:13} {sum(p.numel() for p in model.parameters()):6} {loss.item():9.6f} {bf16['bf16_loss'] - np.mean(bf16['losses']):+10.1e} "

@@ -17,8 +17,8 @@ def model(tmp_path_factory):
     return with_tokenizer(tmp_path_factory.mktemp("model"))
 
 
-def with_tokenizer(directory, **fields):
-    for file in (GOLDEN / "qwen3" / "config.json", GOLDEN / "qwen3" / "model.safetensors", DEMO / "tokenizer.json", DEMO / "tokenizer_config.json"):
+def with_tokenizer(directory, golden="qwen3", **fields):
+    for file in (GOLDEN / golden / "config.json", GOLDEN / golden / "model.safetensors", DEMO / "tokenizer.json", DEMO / "tokenizer_config.json"):
         shutil.copy(file, directory)
     change_json(directory / "config.json", **{"eos_token_id": 2, **fields})
     return directory
@@ -41,9 +41,12 @@ def test_samples_are_logged_and_printed(data, model, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"recompute": "layer", "eval_fraction": 0.2, "eval_steps": 2, "debug": "true"},
-                                     {"ranks": 2, "ring_attn_size": 2, "debug": "true"}, {"ranks": 3, "zero_stage": 3, "dtype": "bf16"}])
+                                     {"ranks": 2, "ring_attn_size": 2, "debug": "true"}, {"ranks": 3, "zero_stage": 3, "dtype": "bf16"},
+                                     {"model": "qwen35", "ranks": 2, "zero_stage": 3, "debug": "true"}])
 def test_sampling_changes_no_bit_of_the_training(options, data, model, tmp_path):
-    options = {"data": data, "model": model, "max_steps": 5, **options}
+    if "model" in options:
+        model = with_tokenizer(tmp_path, options["model"])
+    options = {"data": data, **options, "model": model, "max_steps": 5}
     train(tmp_path / "with", **SAMPLING, **options)
     train(tmp_path / "without", **options)
     assert [line for line in stable(log_lines(tmp_path / "with")) if "sample" not in line] == stable(log_lines(tmp_path / "without"))
