@@ -181,6 +181,7 @@ compare: $(PROGRAMS) $(BUILD)/dev/bench/few_tokens .venv-compare/installed.sh ou
 	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
 	@.venv-compare/bin/python scripts/compare_generate.py --out docs/benchmarks.md
 	@.venv-compare/bin/python scripts/compare_grpo.py --out docs/benchmarks.md
+	@.venv-compare/bin/python scripts/compare_distill.py --out docs/benchmarks.md
 
 out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file written by the rule
 	@.venv-compare/bin/python scripts/smollm2.py out/smollm2

@@ -105,8 +105,10 @@ def named_file(setting):
 
 
 def refuse_verl(settings):
+    help_of = ("train_llama distill --help lists those of a loss over whole distributions, and train_llama grpo --help --teacher_coef, which rewards sampled tokens (k1)"
+               if any(s.name.startswith("distillation.") for s in settings) else "train_llama grpo --help lists them")
     raise PortError(f"the names of verl are not translated: {', '.join(s.where for s in settings)}\n"
-                    "  fix: write the command in the names of this program; train_llama grpo --help lists them")
+                    f"  fix: write the command in the names of this program; {help_of}")
 
 
 # ---- the names of a peer ----------------------------------------------------------------------------------------------------------------

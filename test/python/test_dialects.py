@@ -319,6 +319,8 @@ STRANGERS = [  # words, a file, and a part of the message
     (f"trl sft {TRL} --cutoff_length 8 --base_model M", None, "1 name is not of TRL:\n  --base_model M: --model M\n"),
     ("axolotl train", AXOLOTL | {"train_on_eos": "none"}, 'train_on_eos in c.yml "none" is not supported'),
     ("python3 -m verl.trainer.main_ppo data.train_files=F actor_rollout_ref.actor.optim.lr=1e-6", None, "the names of verl are not translated: data.train_files, actor_"),
+    ("python3 -m verl.trainer.main_ppo distillation.enabled=True distillation.distillation_loss.loss_mode=k3", None,
+     "the names of verl are not translated: distillation.enabled, distillation.distillation_loss.loss_mode\n  fix: write the command in the names of this program; train_llama distill"),
     ("grpo", {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6}}}}, "the names of verl are not translated: actor_rollout_ref.actor.optim.lr in c.yml"),
     ("srun swift sft --model M", None, 'unexpected argument "srun"'), ("accelerate launch mine.py", None, "accelerate starts no program of TRL, "),
     ("swift sft stray --model M", None, 'unexpected argument "stray"'),

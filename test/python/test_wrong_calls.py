@@ -97,6 +97,7 @@ WRONG = [
     (f"{DISTILL} --teacher_model golden/llama31 --reward length", "belongs to grpo, ppo, not to distill"), (f"{SFT} --teacher_model golden/llama31", "belongs to distill, grpo, ppo, not to sft"),
     (f"{DISTILL} --teacher_model golden/llama2 --lora_rank 4 --lora_modules_to_save lm_head --zero_stage 3", "whose head --lora_modules_to_save replaces", "--zero_stage 3 keeps"),
     # policies
+    ("grpo --rollouts high_rollouts --max_len 67 --model wide --teacher_model spoken", "high_rollouts: answer 5 has token 290", "--teacher_model spoken has a vocabulary of 260"),
     (f"{GRPO} --teacher_model golden/mistral", "golden/mistral has a vocabulary of 101 rows"), (f"{GRPO} --teacher_model judge", "judge is a reward model"),
     (f"{GRPO} --teacher_model golden/lora_llama3", "is an adapter", "the task merge"), (f"{PPO} --teacher_model absent", "absent"),
     (f"{ANSWERS} --max_new_tokens 50 --teacher_model short", "an answer may end at token", "of --teacher_model short is 60"),
@@ -190,6 +191,7 @@ def place(tmp_path_factory, data, prompts):
     write_data(place / "asked.safetensors", [(ids, 0 * mask) for ids, mask in documents], kind="prompts")
     write_judged(place / "judged.safetensors")
     write_lines(place / "rollouts", rollouts())
+    write_lines(place / "high_rollouts", rollouts(completion_ids=[290] * len(rollouts()[4]["completion_ids"])))
     write_pairs(place / "no_margins.safetensors", random_pairs(2))
     shutil.copytree(reward_model(place / "judge", "llama2", MODELS["llama2"]["score"]), place / "headless")
     (place / "headless" / "model-score.safetensors").unlink()
@@ -201,6 +203,10 @@ def place(tmp_path_factory, data, prompts):
     for name, end in {"foreign": 2, "spoken": 2, "endless": None}.items():
         (place / name).mkdir()
         with_tokenizer(place / name, eos_token_id=end)
+    model_with(place / "wide", change=lambda tensors: tensors.update({name: np.resize(value, (300, value.shape[1])) for name, value in tensors.items() if len(value) == 96}),
+               vocab_size=300)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(place / "spoken" / file, place / "wide")
     tokenizer = json.loads((place / "foreign" / "tokenizer.json").read_text())
     ids = tokenizer["model"]["vocab"]
     one, other = (next(token for token, id in ids.items() if id == number) for number in (7, 8))
