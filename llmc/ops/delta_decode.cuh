@@ -1,7 +1,7 @@
 // Linear attention during generation on CUDA. Contract: delta_decode.h.
 #pragma once
 #include "delta_decode.h"
-#include "warp.cuh"
+#include "gated_delta.cuh"
 
 inline namespace CUDA_BACKEND {
 template <class X>

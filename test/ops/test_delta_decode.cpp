@@ -6,6 +6,7 @@
 #include "../reference_gated_delta.h"
 #include "device.h"
 #ifdef CUDA_HALF
+#include "../../llmc/ops/causal_conv.cuh"
 #include "../../llmc/ops/delta_decode.cuh"
 #endif
 
@@ -15,7 +16,7 @@ struct Continuation {
 };
 constexpr size_t decode_slots = 7;
 // Prompts shorter than the filter, of a chunk and around it; sequences end one after the other, and no slot is that of its number.
-static const std::vector<Continuation> continuations = {{1, 6, 4}, {2, 3, 0}, {65, 72, 6}, {3, 3, 2}, {64, 69, 1}, {520, 524, 3}};
+static const std::vector<Continuation> continuations = {{1, 6, 4}, {2, 3, 0}, {65, 72, 6}, {3, 3, 2}, {64, 69, 1}, {130, 134, 3}};
 
 // Rows of the documents' tokens: all of them, the prompts, or the token of each document at `position` tokens after its prompt.
 struct DecodeRows {
