@@ -79,7 +79,8 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), max(N), sum(N), weights(N, 1.0f / N);
     std::vector<int32_t> rows(N), targets(N);
     for (size_t n = 0; n < N; n++) rows[n] = int32_t(n), targets[n] = int32_t(n * 7919 % V);
-    std::vector<float> scratch(lm_head_scratch(plain.dev, N, C, V) / sizeof(float) + 16);  // 16 for the alignment to 64
+    std::vector<float> scratch(lm_head_scratch(plain.dev, HeadShape{N, C, V, N}) / sizeof(float) +
+                               16);  // 16 for the alignment to 64
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),

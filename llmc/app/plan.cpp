@@ -126,7 +126,8 @@ struct Candidate {
     size_t bytes, of_host;
 };
 
-// Returns all levels of recomputation, ZeRO stages and values of --offload that fit. None of them changes a bit.
+// Returns all levels of recomputation, ZeRO stages and values of --offload that fit. None of them changes a bit if
+// memory is left for the largest chunks of the head; with smaller ones the gradient of its weights is summed in another order.
 static std::vector<Candidate> fitting_choices(const Run &run, ModelLimits limits, size_t memory) {
     std::vector<Candidate> choices;
     for (int stage : run.model.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.model.ranks.zero_stage})

@@ -71,10 +71,9 @@ template <class Dev> void Decoder<Dev>::plan_head() {
         plan_.transient(&acts.scores, "scores", {T});
         return;
     }
-    const TeacherShape &teacher = limits.teacher;
+    const HeadShape shape = head_shape(T, T);
     plan_.transient(&acts.head, "head chunk",
-                    {has_teacher() ? divergence_scratch(dev, T, config.C, teacher.C, teacher.V)
-                                   : lm_head_scratch(dev, T, config.C, config.V)});
+                    {has_teacher() ? divergence_scratch(dev, shape, limits.teacher.C) : lm_head_scratch(dev, shape)});
     const auto plan_stats = [&](HeadStats &stats, const std::string &name) {
         plan_.transient(&stats.nll, name + ".nll", {T});
         plan_.transient(&stats.entropy, name + ".entropy", {T});
@@ -317,11 +316,11 @@ template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhe
         const bool accumulates = weights_->accumulates();
         const size_t V = limits.teacher.V;
         divergence_head(dev, acts.divergence, dx, dhead, acts.head, acts.normf, head_w(pass), teacher_head(judge), head_loss(),
-                        head_shape(), accumulates);
+                        head_shape(row.T, row.N), accumulates);
         if (dhead && !accumulates)
             memory().fill(dhead + V * C, 0, (config.V - V) * C * sizeof(float));  // rows that are not compared
     } else if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), head_shape(),
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), head_shape(row.T, row.N),
                 weights_->accumulates(), judge.loss ? std::function<void(size_t, size_t)>(weigh) : nullptr);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w(pass), row.predictors, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w(pass), row.predictors, C, N);
@@ -476,7 +475,7 @@ template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass, const Ju
 
 // Adds the gradient of `count` rows of the head's weights.
 template <class Dev> void Decoder<Dev>::head_weight(const Pass &pass, const Judge &judge, size_t first, size_t count) {
-    const HeadShape shape = head_shape();
+    const HeadShape shape = head_shape(row.T, row.N);
     if (!judge.teacher)
         return lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, shape, first, count);
     if (first < shape.V)

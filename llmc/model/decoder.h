@@ -239,7 +239,9 @@ template <class Dev> class Decoder : public Model, public Generator {
     bool is_noisy(const Pass &pass) const { return pass.key && limits.neftune_alpha > 0; }
     bool all_finished(bool finished);
     HeadLoss head_loss() const;
-    HeadShape head_shape() const { return {row.T, config.C, has_teacher() ? limits.teacher.V : config.V, row.N}; }
+    HeadShape head_shape(size_t T, size_t N) const {
+        return {T, config.C, has_teacher() ? limits.teacher.V : config.V, N, limits.head_chunk};
+    }
     // What gives the head's loss its derivatives: without either the row's weights, which are the derivatives with respect to each nll.
     struct Judge {
         const TokenLoss *loss = nullptr;

@@ -69,11 +69,12 @@ struct ModelLimits {
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
-    size_t tile_tokens = 0;          // Decoder::tile
-    bool muon = false;               // Muon updates the layers' matrices, and AdamW all other tensors
-    Moments moments = Moments::f32;  // of the optimizer
-    bool fp8 = false;                // FP8 in products of the layers' matrices, except in generation (../ops/fp8.h)
-    bool bf16_gradients = false;     // storage of gradients between micro-steps (../parallel/zero.h)
+    size_t tile_tokens = 0;                // Decoder::tile
+    size_t head_chunk = least_head_chunk;  // bytes of its logits; on CPUs (../ops/loss.h)
+    bool muon = false;                     // Muon updates the layers' matrices, and AdamW all other tensors
+    Moments moments = Moments::f32;        // of the optimizer
+    bool fp8 = false;                      // FP8 in products of the layers' matrices, except in generation (../ops/fp8.h)
+    bool bf16_gradients = false;           // storage of gradients between micro-steps (../parallel/zero.h)
     Offload offload;
     bool share_prompts = false;                   // rows may share prompts (../data/row.h)
     bool graphs = false;                          // record and replay the launches of a layer (../core/graphs.h)

@@ -21,7 +21,7 @@
 //   shape: T, C, V, N     x, dx (T, C), w (V, C) X     teacher.x (T, teacher.C), teacher.w (V, teacher.C) X     dw (V, C), of a range (count, C), float
 //   stats: those of both models in loss.h, of z and z' and the same targets, and divergence (nats), mean, agreement; (N) float each
 //   weights[n] is dL/ddivergence[n]; the loss has no entropy_weight. All else is as in loss.h: null pointers, rows without a target, roundings, ranges.
-//   scratch: divergence_scratch(dev, N, C, teacher.C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
+//   scratch: divergence_scratch(dev, shape, teacher.C) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //
 //   divergence_sums(dev, sums, stats, N): sums[0..1] += sum_n divergence[n], agreement[n]     sums (2) double
 //
@@ -176,12 +176,14 @@ template <class X> void divergence_sums(Cpu<X>, double *sums, DivergenceStats st
 // ---- the head, on any device -------------------------------------------------------------------------------------------------
 
 // A row of a chunk has the logits of both models.
-template <class Dev> constexpr size_t divergence_rows(Dev dev, size_t n, size_t V) { return lm_head_rows(dev, n, 2 * V); }
+template <class Dev> constexpr size_t divergence_rows(Dev dev, size_t n, size_t V, size_t chunk = least_head_chunk) {
+    return lm_head_rows(dev, n, 2 * V, chunk);
+}
 
-template <class Dev> size_t divergence_scratch(Dev dev, size_t N, size_t C, size_t teacher_C, size_t V) {
-    const size_t rows = divergence_rows(dev, N, V);
-    return round_up(lm_head_chunk_bytes(dev, rows, C, V), array_alignment) +
-           round_up(rows * logits_ld(dev, V) * sizeof(float), array_alignment) + rows * teacher_C * sizeof(typename Dev::X);
+template <class Dev> size_t divergence_scratch(Dev dev, HeadShape shape, size_t teacher_C) {
+    const size_t rows = divergence_rows(dev, shape.N, shape.V, shape.chunk);
+    return round_up(lm_head_chunk_bytes(dev, rows, shape.C, shape.V), array_alignment) +
+           round_up(rows * logits_ld(dev, shape.V) * sizeof(float), array_alignment) + rows * teacher_C * sizeof(typename Dev::X);
 }
 
 // The arrays in the scratch: those of the student's head, and the teacher's.
@@ -213,7 +215,7 @@ template <class Dev, class X = typename Dev::X>
 void divergence_head(Dev dev, DivergenceStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x,
                      const X *w, TeacherHead<X> teacher, HeadLoss loss, HeadShape shape, bool accumulate) {
     const size_t T = shape.T, C = shape.C, V = shape.V, N = shape.N;
-    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, V), C, V);
+    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, V, shape.chunk), C, V);
     const HeadChunk<X> &chunk = both.student;
     if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk_of_both(dev, both, x, w, teacher, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
@@ -230,7 +232,7 @@ template <class Dev, class X = typename Dev::X>
 void divergence_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, TeacherHead<X> teacher, HeadLoss loss,
                             DivergenceStats stats, HeadShape shape, size_t first, size_t count) {
     const size_t C = shape.C, N = shape.N;
-    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, shape.V), C, count);
+    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, shape.V, shape.chunk), C, count);
     const HeadChunk<X> &chunk = both.student;
     teacher.w += first * teacher.C;
     for_each_chunk_of_both(

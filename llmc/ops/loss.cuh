@@ -36,7 +36,7 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
 
 // Per chunk two products read the head's weights, (V, C), and the third reads and writes their gradients in float: 12 bytes and 6 * rows FLOP per
 // element. With 1024 rows an H100 takes longer for the FLOP, by formula.
-template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
+template <class X> constexpr size_t lm_head_bytes(Cuda<X>, size_t) { return size_t(256) << 20; }
 template <class X> constexpr size_t lm_head_least_rows(Cuda<X>) { return 1024; }
 
 // GPT-2 has 50257 tokens. Rows of 50257 logits in bf16 would only be aligned to 2 bytes: vectors cannot read them, and libraries have slow products

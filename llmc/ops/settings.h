@@ -26,6 +26,12 @@ constexpr int32_t no_token = -1;  // sampled from logits that are not finite
 
 constexpr size_t cache_page = 64;  // tokens per page of keys and values
 
+// ---- loss.h ----
+
+// Bytes of logits in a chunk of the head on CPUs. Each chunk reads the head's weights and adds to their gradient, so large chunks need less of the
+// memory's bandwidth.
+constexpr size_t least_head_chunk = size_t(128) << 20, most_head_chunk = size_t(512) << 20;
+
 // ---- adamw.h ----
 
 enum class Moments { f32, bf16, blockwise };  // storage formats

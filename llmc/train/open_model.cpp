@@ -62,7 +62,7 @@ std::string obstacle_to_fp8(const ModelConfig &c) {
 }
 
 ModelLimits co_resident_limits(ModelLimits limits, const ModelConfig &config, Mode mode) {
-    limits.mode = mode, limits.teacher = {};
+    limits.mode = mode, limits.teacher = {}, limits.head_chunk = least_head_chunk;
     limits.fp8 &= obstacle_to_fp8(config).empty();
     if (mode == Mode::generate) limits.ranks = {}, limits.share_prompts = false;
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
@@ -86,15 +86,24 @@ size_t available_memory(const Run &run) {
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory) {
     std::unique_ptr<Model> planned;
+    const auto fits = [&] {
+        planned = run.device.make_model(model.config, limits);
+        planned->plan().place();
+        return rank_bytes(run, model, *planned, limits) <= memory;
+    };
     if (limits.mode == Mode::train) limits.teacher = model.teacher;
+    bool fit = false;
+    limits.head_chunk = least_head_chunk;
     for (Recompute level : recompute_levels) {
         if (level != recompute.value_or(level)) continue;
         limits.recompute = level;
-        planned = run.device.make_model(model.config, limits);
-        planned->plan().place();
-        if (rank_bytes(run, model, *planned, limits) <= memory || limits.mode != Mode::train) break;
+        if ((fit = fits()) || limits.mode != Mode::train) break;
     }
-    return planned;
+    auto with_least = std::move(planned);
+    for (limits.head_chunk = most_head_chunk; fit && limits.head_chunk > least_head_chunk; limits.head_chunk /= 2)
+        if (fits()) return planned;
+    limits.head_chunk = least_head_chunk;
+    return with_least;
 }
 
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits) {

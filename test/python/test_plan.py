@@ -34,14 +34,26 @@ def test_the_plan_of_a_rank():
     assert " of 75.20 GiB usable on each of 8 GPUs (80)\n" in eight and "a row of 8 ranks" in eight
     for text in (one, eight):
         assert abs(size(text, "weights,") + size(text, "activations and buffers") - size(text, "placed:")) < 0.02 * UNITS["GiB"]
-    # An eighth, except for arrays that every rank has in full: gradients of the embedding before they are reduced, and a ring's blocks.
-    whole = size(eight, "bucket.head") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
+    # An eighth, except for arrays that every rank has in full: gradients of the embedding before they are reduced, a head's chunk, and a ring's blocks.
+    whole = size(eight, "bucket.head") + size(eight, "head chunk") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
     assert size(eight, "activations and buffers") < size(one, "activations and buffers") / 8 + whole
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
 
 
 def needed(text):
     return float(re.search(r"^(?:fits|does not fit): ([\d.]+) GiB", text, re.M)[1]) * UNITS["GiB"]
+
+
+def test_the_head_gets_what_memory_is_left():
+    """The chunks of the head are as large as fits, in whole 64 rows of up to 512 MiB; the level of recomputation does not depend on them."""
+    options = {"dtype": "bf16", "max_len": 2048}
+    least = plan(gpu=1, recompute="cheap", **options)
+    row = 151936 * 4 / UNITS["MiB"]
+    for left, rows in ((0.02, 192), (0.2, 384), (0.45, 832)):
+        text = plan(gpu=(needed(least) / UNITS["GiB"] + left) / 0.94, recompute="cheap", **options)
+        assert "\nfits: " in text and size(text, "head chunk") // (row * UNITS["MiB"]) // 64 * 64 == rows, left
+        assert abs(needed(text) - needed(least) - (size(text, "head chunk") - size(least, "head chunk"))) < 0.02 * UNITS["GiB"]
+    assert size(plan(gpu=24, **options), "head chunk") == size(text, "head chunk")
 
 
 def longest_sample(text):
