@@ -82,13 +82,13 @@ def test_a_resident_reference_counts(tmp_path):
 
 
 def test_a_teacher_counts(tmp_path):
-    """The base of adapters is no second model."""
+    """The base of adapters is no second model, and a teacher whose sizes do not fit FP8 computes without it."""
     student, other = {"task": "distill", "model": GOLDEN / "llama2", "preset": None, "max_len": 64, "max_new_tokens": 8}, GOLDEN / "llama31"
     text = plan(teacher_model=other, **student)
     assert size(text, "the teacher, resident") > 0 and size(text, "stats.divergence") > 0
     base = plan(teacher_model=student["model"], lora_rank=4, **student)
     assert "the teacher, resident" not in base and size(base, "normf of the teacher") > 0
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 96, "hidden_size": 512, "intermediate_size": 512,
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 96, "hidden_size": 512, "intermediate_size": 520,
                                                       "num_hidden_layers": 4, "num_attention_heads": 8}))
     for task in ("grpo", "ppo"):
         policy = {**student, "task": task, "teacher_model": tmp_path}
@@ -96,6 +96,8 @@ def test_a_teacher_counts(tmp_path):
         assert size(whole, "the teacher, resident") == size(plan(**policy, kl_coef=0.1, ref_model=tmp_path), "the reference model, resident")
         assert size(small, "the teacher, resident") < size(whole, "the teacher, resident") / 2
         assert "the teacher, resident" not in plan(**{**policy, "teacher_model": student["model"]}, lora_rank=4)
+        in_bf16, in_fp8 = (plan(*flags, dtype="bf16", **policy) for flags in ((), ("--fp8",)))  # FP8 cannot multiply matrices with 520 rows
+        assert size(in_fp8, "the teacher, resident") == size(in_bf16, "the teacher, resident") and size(in_fp8, "fp8 weights") > 0
 
 
 def test_ranks_as_threads_share_the_memory():
