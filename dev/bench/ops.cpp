@@ -16,6 +16,7 @@
 #include "bench.h"
 
 static constexpr size_t C = 576, QKV = (9 + 2 * 3) * 64, F = 1536, V = 49152;  // SmolLM2-135M: H 9, KV 3, D 64
+static constexpr size_t head_tokens = 2048;
 
 static void print_rates(const std::vector<double> &amounts, const std::vector<double> &times, double reference) {
     for (size_t i = 0; i < amounts.size(); i++)
@@ -70,27 +71,30 @@ template <class Dev> static void experts(PlainMatmul<Dev> &plain) {
     }
 }
 
-// Times two chunks of rows, each row with a target: the forward pass alone, and all three products.
+// Times N rows, each with a target, in small and in large chunks: the forward pass alone, and all three products.
 template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     using X = typename Dev::X;
-    constexpr size_t N = 2 * lm_head_chunk(CpuF32{}, V);
+    constexpr size_t N = head_tokens;
     const auto x = noise<X>(N * C, 6), w = noise<X>(V * C, 7);
     std::vector<X> dx(N * C);
     std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), max(N), sum(N), weights(N, 1.0f / N);
     std::vector<int32_t> rows(N), targets(N);
     for (size_t n = 0; n < N; n++) rows[n] = int32_t(n), targets[n] = int32_t(n * 7919 % V);
-    std::vector<float> scratch(lm_head_scratch(plain.dev, HeadShape{N, C, V, N}) / sizeof(float) +
-                               16);  // 16 for the alignment to 64
+    const HeadShape small{N, C, V, N, least_head_chunk}, large{N, C, V, N, most_head_chunk};
+    std::vector<float> scratch(lm_head_scratch(plain.dev, large) / sizeof(float) + 16);  // 16 for the alignment to 64
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
-    const auto run = [&](X *dx_or_null) {
+    const auto run = [&](HeadShape shape, X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),
-                aligned, x.data(), w.data(), HeadLoss{rows.data(), targets.data(), weights.data()}, {N, C, V, N}, true);
+                aligned, x.data(), w.data(), HeadLoss{rows.data(), targets.data(), weights.data()}, shape, true);
     };
-    const auto t = fastest(3, {[&] { run(nullptr); }, [&] { run(dx.data()); }, [&] { plain(); }});
-    const double flop = 2.0 * N * C * V, reference = plain.flop / t[2];
-    printf("%-5s %-8s %5zu %5zu", dtype_name<X>, "lm_head", C, V);
-    print_rates({flop, 3 * flop}, t, reference);
-    printf(" %14s %8.1f\n", "", reference * 1e-9);
+    const auto t = fastest(3, {[&] { run(small, nullptr); }, [&] { run(small, dx.data()); }, [&] { run(large, nullptr); },
+                               [&] { run(large, dx.data()); }, [&] { plain(); }});
+    const double flop = 2.0 * N * C * V, reference = plain.flop / t[4];
+    for (size_t i : {0, 2}) {
+        printf("%-5s %3zu MiB  %5zu %5zu", dtype_name<X>, (i ? large : small).chunk >> 20, C, V);
+        print_rates({flop, 3 * flop}, {t[i], t[i + 1]}, reference);
+        printf(" %14s %8.1f\n", "", reference * 1e-9);
+    }
 }
 
 // The ops of GPT-2 that replace rmsnorm and swiglu.
@@ -174,8 +178,8 @@ int main(int argc, char **argv) {
     printf("dtype rows         IC    OC        forward             dx             dw    plain\n");
     experts(f32);
     experts(bf16);
-    printf("\n%zu rows; the loss between the products counts as time, not as work\n", 2 * lm_head_chunk(CpuF32{}, V));
-    printf("dtype weight      IC    OC        forward    forward, dx, dw                plain\n");
+    printf("\nThe head for %zu tokens; the loss between the products counts as time, not as work\n", head_tokens);
+    printf("dtype chunks      IC    OC        forward    forward, dx, dw                plain\n");
     head(f32);
     head(bf16);
     printf("\n16384 rows of 576 (rmsnorm) and 1536 (swiglu), 50 M parameters (adamw); GB/s and share of a copy's\n");
