@@ -194,6 +194,8 @@ PROCESSES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 # Tests without kernels of their own compile in less time with -Og; test_zero updates parameters itself, with the library's bits. The models, the
 # library and the tests of ops come first, because the linker keeps the first of two functions with the same name.
 $(filter-out $(BUILD)/test/ops/% %/test/z.o,$(TESTS)) $(PROCESSES:=.o): private FLAGS_OF_FILE := -Og
+# The largest units for the emulator: -O1 compiles them in two thirds of the time, and their tests take 3 % longer.
+$(patsubst %,$(BUILD)/emulated/%.o,llmc/model/decoder test/cuda/models): private FLAGS_OF_FILE := -O1
 $(BUILD)/test/test_llmc: $(CPU_MODELS) $(LIBRARY) $(TESTS)
 	$(call link,-lgtest_main $(GTEST))
 
