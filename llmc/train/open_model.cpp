@@ -83,27 +83,40 @@ size_t available_memory(const Run &run) {
     return least;
 }
 
-std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
+struct PlacedModel {
+    std::unique_ptr<Model> model;
+    bool fits;  // into the memory, with the models beside it
+};
+
+static PlacedModel place(const Run &run, const ModelSpec &spec, const ModelLimits &limits, size_t memory) {
+    auto model = run.device.make_model(spec.config, limits);
+    model->plan().place();
+    const bool fits = rank_bytes(run, spec, *model, limits) <= memory;
+    return {std::move(model), fits};
+}
+
+// Returns the model with the least recomputation that fits, and the smallest chunks of the head.
+static PlacedModel place_smallest(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory) {
-    std::unique_ptr<Model> planned;
-    const auto fits = [&] {
-        planned = run.device.make_model(model.config, limits);
-        planned->plan().place();
-        return rank_bytes(run, model, *planned, limits) <= memory;
-    };
+    PlacedModel placed{};
     if (limits.mode == Mode::train) limits.teacher = model.teacher;
-    bool fit = false;
     limits.head_chunk = least_head_chunk;
     for (Recompute level : recompute_levels) {
         if (level != recompute.value_or(level)) continue;
         limits.recompute = level;
-        if ((fit = fits()) || limits.mode != Mode::train) break;
+        placed = place(run, model, limits, memory);
+        if (placed.fits || limits.mode != Mode::train) break;
     }
-    auto with_least = std::move(planned);
-    for (limits.head_chunk = most_head_chunk; fit && limits.head_chunk > least_head_chunk; limits.head_chunk /= 2)
-        if (fits()) return planned;
+    return placed;
+}
+
+std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
+                                  size_t memory) {
+    PlacedModel smallest = place_smallest(run, model, recompute, limits, memory);
+    for (limits.head_chunk = most_head_chunk; smallest.fits && limits.head_chunk > least_head_chunk; limits.head_chunk /= 2)
+        if (PlacedModel larger = place(run, model, limits, memory); larger.fits) return std::move(larger.model);
     limits.head_chunk = least_head_chunk;
-    return with_least;
+    return std::move(smallest.model);
 }
 
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits) {
@@ -131,8 +144,7 @@ size_t most_tokens(const Run &run, const ModelSpec &model, Auto<Recompute> recom
     while (low + 1 < high) {
         const size_t middle = (low + high) / 2;
         limits.row_tokens = limits.positions = middle * unit;
-        const auto planned = plan_model(run, model, recompute, limits, memory);
-        (rank_bytes(run, model, *planned, limits) <= memory ? low : high) = middle;
+        (place_smallest(run, model, recompute, limits, memory).fits ? low : high) = middle;
     }
     return std::min(low * unit, limit);
 }

@@ -28,6 +28,7 @@ size_t usable_memory(const Run &run, const Memory &memory);
 size_t available_memory(const Run &run);
 
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or the last level if none fits.
+// The chunks of the head then take what memory is left, up to most_head_chunk.
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory);
 // Returns one of model.co_residents, whose plan is placed.
