@@ -283,7 +283,7 @@ template <class Dev> void Gpt2<Dev>::point_weights(TensorList<X> &params, Tensor
 
 template <class Dev>
 Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, gpt2_table(config), op_list(config)), fwd(config.L), bwd(config.L) {
+    : Base(dev, config, limits, gpt2_table, op_list), fwd(config.L), bwd(config.L) {
     Plan &plan = Base::plan_;
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
     plan.transient(&meanf, "act.meanf", {Base::T_max});

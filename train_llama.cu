@@ -10,6 +10,9 @@
 //                                F feed-forward size            V vocabulary      L layers          N targets of the row
 // There is no batch dimension: a micro-batch is one packed row of concatenated documents (llmc/data/row.h).
 //
+// Under tensor parallelism a rank has H, KV, F and V of its part of the model, and norms `own` of the row's T tokens. A block is what reads all tokens
+// and computes a part of a sum for each: attention with both of its matrices, and the feed-forward (gather_tokens and sum_tokens in Decoder).
+//
 // Dev is the device, CPU or CUDA, together with the storage type X of weights and activations: float or bf16. Gradients of weights
 // are float.
 #include "llmc/app/program.h"        // defines: run_program
@@ -36,6 +39,7 @@
 // outputs: most models have ln1 and ln2, OLMo 2 has post1 and post2, and Gemma 3 has all four.
 template <class S> struct LlamaLayer {
     LinearWeights<S> qkv;      // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
+    LinearWeights<S> k, v;     // (whole KV*D, C)  of more tensor-parallel ranks than key heads; qkv then only has the queries
     LinearWeights<S> o;        // (C, H*D)
     DeltaWeights<S> delta;     // in layers with linear attention, whose qkv and o have the sizes of its heads
     LinearWeights<S> gate_up;  // (2*F, C)         rows of the gate, then of the up projection
@@ -56,21 +60,21 @@ template <class S> struct LlamaWeights {
 //
 // In a layer with linear attention, qkv (T, 2*Hk*Dk+Hv*Dv) is the output of the convolution, and att, datt, gate and gated are (T, Hv*Dv).
 template <class X> struct LlamaActs : AttentionActs<X> {
-    X *ln1;           // (T, C)             norm of the layer's input
-    float *rstd1;     // (T)
+    X *ln1;           // (own, C)           norm of the layer's input
+    float *rstd1;     // (own)
     X *qk_raw;        // (T, (H+KV)*D)      queries and keys before their norm; with wide_qk_norm all queries, then all keys
     float *qk_rstd;   // (T, H+KV)
     X *projected;     // (T, ...)           with gates of attention's output: the product with the matrix qkv
     X *gate, *gated;  // (T, H*D)           these gates, which become their gradients; and the gated output
     DeltaActs<X> delta;
-    X *proj;  // (T, C)             attention's projected output; without norm_after it lies in ln2, whose norm replaces it
-    float *post_rstd1, *post_rstd2;  // (T)  with norm_after
-    X *mid;                          // (T, C)             residual stream after attention
-    X *ln2;                          // (T, C)             norm of mid
-    float *rstd2;                    // (T)
+    X *proj;  // (own, C)           attention's projected output; without norm_after it lies in ln2, whose norm replaces it
+    float *post_rstd1, *post_rstd2;  // (own)  with norm_after
+    X *mid;                          // (own, C)           residual stream after attention
+    X *ln2;                          // (own, C)           norm of mid
+    float *rstd2;                    // (own)
     X *gate_up;                      // (tile, 2*F)        in the backward pass it becomes its gradient
     X *act;                          // (tile, F)          silu(gate) * up
-    X *down;                         // (T, C)             with norm_after: the feed-forward's output before its norm
+    X *down;                         // (own, C)           with norm_after: the feed-forward's output before its norm
     ExpertActs<X> experts;
 };
 
@@ -78,28 +82,29 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::acts, Base::config, Base::dev,
-        Base::row;  // acts.dx: (T, C), the residual stream's gradient
-    using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward, Base::residual;
+        Base::row;  // acts.dx: (own, C), the residual stream's gradient
+    using Base::all_tokens, Base::begin_op, Base::for_tiles, Base::gather_tokens, Base::linear_backward, Base::linear_forward,
+        Base::residual, Base::sum_tokens;
 
   public:
     enum Op : size_t { LN1, QKV, GATES, CONV, ROPE, ATTENTION, GATE, PROJ, POST1, LN2, UP, ACT, DOWN, POST2 };  // of a layer
     static OpList op_list(const ModelConfig &config);
 
-    Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
+    Llama(Dev dev, const ModelConfig &whole, const ModelLimits &limits);
 
   private:
     void input_forward(const Pass &pass) override;
     void attention_half(size_t l, const Pass &pass) override;
     void feed_forward_half(size_t l, const Pass &pass) override;
-    void hidden_forward(size_t l, const Pass &pass, size_t t, size_t n);
+    void hidden_forward(size_t l, const Pass &pass, const X *input, size_t t, size_t n);
     void final_norm_forward() override;
     void final_norm_backward() override;
     void feed_forward_half_backward(size_t l, const Pass &pass) override;
     void attention_half_backward(size_t l, const Pass &pass) override;
     void input_backward() override;
 
-    // Norms of the row's tokens (T, C).
-    NormShape norm_shape() const { return {row.T, config.C, config.eps, config.norm_w0}; }
+    // Norms of the rank's tokens (own, C).
+    NormShape norm_shape() const { return {row.own, config.C, config.eps, config.norm_w0}; }
     void norm(X *out, float *rstd, const X *x, const X *weight) { rmsnorm_forward(dev, out, rstd, x, weight, norm_shape()); }
     void norm_backward(X *dx, float *dweight, const X *dresidual, const X *dout, const X *x, const X *weight, const float *rstd) {
         rmsnorm_backward(dev, dx, dweight, norm_scratch, dresidual, dout, x, weight, rstd, norm_shape());
@@ -108,14 +113,14 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     // What families add to the layer of Llama (docs/contributing.md).
     void norm_and_add(X *out, float *rstd, const X *x, const X *weight, const X *other) {  // out = norm(x) + other
         norm(out, rstd, x, weight);
-        residual_forward(dev, out, out, other, row.T * config.C);
+        residual_forward(dev, out, out, other, row.own * config.C);
     }
     void scale(X *out, const X *x, float factor, size_t n) {  // (n, C), by one of Granite's factors
         if (factor != 1) dropout_forward(dev, out, x, DropoutMask{factor}, n, config.C);
     }
     void add_and_norm(size_t l, const Pass &pass, const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void add_gradient(bool normed, X *dinput, float *dweight, const X *x, const X *weight, const float *rstd);
-    X *branch_gradient(size_t t, size_t n);
+    X *branch_gradient();
     void rotate(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void rotate_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a);
@@ -123,6 +128,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     template <class F> void for_heads_and_gates(const LlamaActs<X> &a, F copy);
     void gate_output(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void gate_output_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
+    void shared_keys_forward(size_t l, const Pass &pass, const X *input);
+    void shared_keys_backward(size_t l, X *input);
     void linear_attention(size_t l, const Pass &pass);
     void linear_attention_backward(size_t l, const Pass &pass, bool has_input);
     template <class F> void for_expert_tiles(size_t l, F f);
@@ -171,12 +178,12 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     LlamaWeights<X> weights;
     LlamaWeights<float> gradients;
     std::vector<LlamaActs<X>> fwd, bwd;  // (L) the arrays of the forward and of the backward pass: the same if they are kept
-    float *rstdf;                        // (T)
+    float *rstdf;                        // (own)
     float *norm_scratch;                 // rmsnorm_scratch
     float *rope;                         // (positions, R/2, 2)  R of a head's channels are rotated
     float *local_rope = nullptr;         // (positions, R/2, 2)  for layers with a window, if they have another rotation (Gemma 3)
     int32_t *first_position = nullptr;   // (T) zeros, for layers with norms of queries and keys but without rotation
-    X *dbranch;  // (T, C)             with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
+    X *dbranch;  // (own, C)           with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
     X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
 };
 
@@ -184,9 +191,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 
 template <class Dev> void Llama<Dev>::input_forward(const Pass &pass) {
     begin_op(Phase::forward, EMBED);
-    X *x = residual(0, pass.phase);
-    embedding_forward(dev, x, Base::embed_w(pass), row.tokens, row.T, config.C);
-    scale(x, x, embedding_factor(), row.T);
+    X *x = residual(0, pass.phase), *const all = all_tokens(acts.output, x);
+    embedding_forward(dev, all, Base::embed_w(pass), row.tokens, row.T, config.C, config.V);
+    sum_tokens(x, all);
+    scale(x, x, embedding_factor(), row.own);
 }
 
 // A layer of Llama:     mid = x + attention(ln1(x))     next = mid + feed_forward(ln2(mid))
@@ -199,7 +207,11 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, const Pass &pass)
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     if (runs(LN1)) norm(a.ln1, a.rstd1, residual(l, pass.phase), w.ln1);
-    if (runs(QKV)) linear_forward({pass, l, 0, row.T}, first_matrix(l), projected(a), attention_input(l, pass), w.qkv);
+    if (runs(QKV)) {
+        const X *const input = gather_tokens(acts.input, attention_input(l, pass));
+        if (config.part.shares_keys()) shared_keys_forward(l, pass, input);
+        else linear_forward({pass, l, 0, row.T}, first_matrix(l), projected(a), input, w.qkv);
+    }
     if (config.has_delta(l)) return linear_attention(l, pass);
     if (runs(ROPE)) rotate(l, w, a);
     if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
@@ -214,38 +226,43 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, const Pass &pa
 
     if (runs(GATE)) gate_output(l, w, a);
     if (runs(PROJ)) {
-        linear_forward({pass, l, 0, row.T}, last_matrix(l), a.proj, attention_output(a), w.o);
-        scale(a.proj, a.proj, config.residual_multiplier, row.T);
+        X *const all = all_tokens(acts.output, a.proj);
+        linear_forward({pass, l, 0, row.T}, last_matrix(l), all, attention_output(a), w.o);
+        sum_tokens(a.proj, all);
+        scale(a.proj, a.proj, config.residual_multiplier, row.own);
     }
     if (runs(POST1)) norm_and_add(a.mid, a.post_rstd1, a.proj, w.post1, residual(l, pass.phase));
     if (runs(LN2)) add_and_norm(l, pass, w, a);
     if (pass.phase == Phase::recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
     X *next = residual(l + 1, pass.phase), *down = config.norm_after ? a.down : next;
     if (config.has_experts(l)) experts_forward(l, pass, next);
-    else
+    else {
+        const X *const input = gather_tokens(acts.input, hidden_input(a));
+        X *const all = all_tokens(acts.output, down);
         for_tiles([&](size_t t, size_t n) {
-            hidden_forward(l, pass, t, n);
+            hidden_forward(l, pass, input, t, n);
             begin_op(pass.phase, DOWN, l);
-            X *out = down + t * C;  // (n, C)
-            linear_forward({pass, l, t, n}, Linear::down, out, a.act, w.down);
-            scale(out, out, config.residual_multiplier, n);
-            if (!config.norm_after) residual_forward(dev, out, out, a.mid + t * C, n * C);
+            linear_forward({pass, l, t, n}, Linear::down, all + t * C, a.act, w.down);
         });
+        sum_tokens(down, all);
+        scale(down, down, config.residual_multiplier, row.own);
+        if (!config.norm_after) residual_forward(dev, down, down, a.mid, row.own * C);
+    }
     if (runs(POST2)) norm_and_add(next, a.post_rstd2, down, w.post2, a.mid);
 }
 
-// Computes gate_up and act of tokens [t, t + n).
-template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, size_t n) {
+// Computes gate_up and act of tokens [t, t + n) from the input of all tokens.
+template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass, const X *input, size_t t, size_t n) {
     const LlamaActs<X> &a = arrays(l, pass);
     if (Base::runs(UP, l, pass.phase))
-        linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, hidden_input(a) + t * config.C, weights.layer[l].gate_up);
+        linear_forward({pass, l, t, n}, Linear::gate_up, a.gate_up, input + t * config.C, weights.layer[l].gate_up);
     if (Base::runs(ACT, l, pass.phase)) swiglu_forward(dev, a.act, a.gate_up, n, config.F, config.gate);
 }
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
     begin_op(Phase::forward, FINAL_NORM);
     norm(acts.normf, rstdf, residual(config.L, Phase::forward), weights.norm);
-    if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.T);
+    if (!config.reward) scale(acts.normf, acts.normf, 1 / config.logits_scaling, row.own);
 }
 
 // ---- the parts of the forward pass in which families differ ---------------------------------------------------------------------------
@@ -266,6 +283,19 @@ template <class Dev> template <class F> void Llama<Dev>::for_heads_and_gates(con
         copy(a.gate + h * D, H * D, a.projected + (2 * h + 1) * D, wide, D);
     }
     copy(a.qkv + H * D, stride, a.projected + 2 * H * D, wide, 2 * K);
+}
+
+// The product with the queries' matrix, and with the rows of the rank's head of the keys' and values' matrices.
+template <class Dev> void Llama<Dev>::shared_keys_forward(size_t l, const Pass &pass, const X *input) {
+    const LlamaLayer<X> &w = weights.layer[l];
+    const size_t C = config.C, Q = config.H * config.D, D = config.D, stride = Q + 2 * D, first = config.part.kv.first * D;
+    X *const out = arrays(l, pass).qkv;
+    const auto product = [&](X *part, const LinearWeights<X> &of, size_t from, size_t n) {
+        matmul_forward(dev, part, input, of.weight + from * C, of.bias ? of.bias + from : nullptr, row.T, C, n, stride);
+    };
+    product(out, w.qkv, 0, Q);
+    product(out + Q, w.k, first, D);
+    product(out + Q + D, w.v, first, D);
 }
 
 // Multiplies attention's output by its gates; in linear attention also norms it.
@@ -357,7 +387,7 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass,
 
 template <class Dev> void Llama<Dev>::final_norm_backward() {
     begin_op(Phase::backward, FINAL_NORM);
-    if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.T);
+    if (!config.reward) scale(acts.dx, acts.dx, 1 / config.logits_scaling, row.own);
     norm_backward(acts.dx, gradients.norm, nullptr, acts.dx, residual(config.L, Phase::forward), weights.norm, rstdf);
 }
 
@@ -373,18 +403,21 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const
     X *dx = acts.dx, *dinput = hidden_input(a);
     if (runs(POST2)) norm_backward(dbranch, dw.post2, nullptr, dx, a.down, w.post2, a.post_rstd2);
     if (config.has_experts(l)) experts_backward(l, pass);
-    else
+    else {
+        X *const input = gather_tokens(acts.input, dinput);  // which its gradient overwrites
+        const X *const dout = gather_tokens(acts.output, branch_gradient());
         for_tiles([&](size_t t, size_t n) {
-            hidden_forward(l, pass.in(Phase::recompute), t, n);
+            hidden_forward(l, pass.in(Phase::recompute), input, t, n);
             X *dact = a.act, *dgate_up = a.gate_up;
             begin_op(Phase::backward, DOWN, l);
-            linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, branch_gradient(t, n), a.act, w.down);
+            linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, dout + t * C, a.act, w.down);
             begin_op(Phase::backward, ACT, l);
             swiglu_backward(dev, dgate_up, dact, a.gate_up, n, config.F, config.gate);
             begin_op(Phase::backward, UP, l);
-            linear_backward({pass, l, t, n}, Linear::gate_up, dinput + t * C, dw.gate_up, dgate_up, hidden_input(a) + t * C,
-                            w.gate_up);
+            linear_backward({pass, l, t, n}, Linear::gate_up, input + t * C, dw.gate_up, dgate_up, input + t * C, w.gate_up);
         });
+        sum_tokens(dinput, input);
+    }
     if (row.T) add_gradient(runs(LN2), dinput, dw.ln2, a.mid, w.ln2, a.rstd2);
 }
 
@@ -397,18 +430,22 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pa
     X *dx = acts.dx;
     if (runs(POST1)) norm_backward(dbranch, dw.post1, nullptr, dx, a.proj, w.post1, a.post_rstd1);
     begin_op(Phase::backward, PROJ, l);
-    linear_backward({pass, l, 0, row.T}, last_matrix(l), a.datt, dw.o, branch_gradient(0, row.T), attention_output(a), w.o);
+    linear_backward({pass, l, 0, row.T}, last_matrix(l), a.datt, dw.o, gather_tokens(acts.output, branch_gradient()),
+                    attention_output(a), w.o);
     if (runs(GATE)) gate_output_backward(l, w, dw, a);
-    X *input = attention_input(l, pass);
-    X *dinput = l == 0 && !Base::trains_input() ? nullptr : input;  // no trained weights precede the first adapters
-    if (config.has_delta(l)) return linear_attention_backward(l, pass, dinput != nullptr);
+    const bool has_dinput = l > 0 || Base::trains_input();  // no trained weights precede the first adapters
+    if (config.has_delta(l)) return linear_attention_backward(l, pass, has_dinput);
     begin_op(Phase::backward, ATTENTION, l);
     Base::attention_backward(pass, l, a);
     begin_op(Phase::backward, ROPE, l);
     rotate_backward(l, w, dw, a);
     begin_op(Phase::backward, QKV, l);
-    linear_backward({pass, l, 0, row.T}, Linear::qkv, dinput, dw.qkv, projected(a), input, w.qkv);
-    if (dinput) add_gradient(runs(LN1), dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
+    X *const dinput = attention_input(l, pass), *const input = gather_tokens(acts.input, dinput);
+    if (config.part.shares_keys()) shared_keys_backward(l, input);
+    else linear_backward({pass, l, 0, row.T}, Linear::qkv, has_dinput ? input : nullptr, dw.qkv, projected(a), input, w.qkv);
+    if (!has_dinput) return;
+    sum_tokens(dinput, input);
+    add_gradient(runs(LN1), dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
 }
 
 // ---- the parts of the backward pass in which families differ --------------------------------------------------------------------------
@@ -417,16 +454,41 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pa
 template <class Dev>
 void Llama<Dev>::add_gradient(bool normed, X *dinput, float *dweight, const X *x, const X *weight, const float *rstd) {
     if (normed) norm_backward(acts.dx, dweight, acts.dx, dinput, x, weight, rstd);
-    else residual_forward(dev, acts.dx, acts.dx, dinput, row.T * config.C);
+    else residual_forward(dev, acts.dx, acts.dx, dinput, row.own * config.C);
 }
 
-// Returns the gradient of a half's output for tokens [t, t + n), before its norm or factor and the residual sum.
-template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient(size_t t, size_t n) {
-    X *const dx = acts.dx + t * config.C, *const scaled = dbranch + t * config.C;
-    if (config.norm_after) return scaled;
-    if (config.residual_multiplier == 1) return dx;
-    scale(scaled, dx, config.residual_multiplier, n);
-    return scaled;
+// Returns the gradient of a half's output, before its norm or factor and the residual sum.
+template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient() {
+    if (config.norm_after) return dbranch;
+    if (config.residual_multiplier == 1) return acts.dx;
+    scale(dbranch, acts.dx, config.residual_multiplier, row.own);
+    return dbranch;
+}
+
+// The gradient of the input overwrites it. The other ranks add the gradients of the other heads' rows, which are 0 here.
+template <class Dev> void Llama<Dev>::shared_keys_backward(size_t l, X *input) {
+    const LlamaLayer<X> &w = weights.layer[l];
+    const LlamaLayer<float> &dw = gradients.layer[l];
+    const size_t C = config.C, Q = config.H * config.D, D = config.D, stride = Q + 2 * D, first = config.part.kv.first * D;
+    const X *const dqkv = bwd[l].qkv;
+    if (!Base::accumulates())
+        for (float *whole : {dw.k.weight, dw.v.weight}) this->memory().fill(whole, 0, config.whole_KV() * D * C * sizeof(float));
+    in_parts(
+        row.T,
+        [&](size_t t, size_t n) {
+            X *const x = input + t * C;
+            const auto weight = [&](const LinearWeights<float> &of, size_t from, size_t columns, const X *dout, bool add) {
+                matmul_backward_weight(dev, of.weight + from * C, of.bias ? of.bias + from : nullptr, dout + t * stride, x, n, C,
+                                       columns, add, stride);
+            };
+            weight(dw.qkv, 0, Q, dqkv, Base::accumulates() || t > 0);
+            weight(dw.k, first, D, dqkv + Q, true);
+            weight(dw.v, first, D, dqkv + Q + D, true);
+            matmul_backward_input(dev, x, dqkv + t * stride, w.qkv.weight, n, C, Q, stride, false);
+            matmul_backward_input(dev, x, dqkv + t * stride + Q, w.k.weight + first * C, n, C, D, stride, true);
+            matmul_backward_input(dev, x, dqkv + t * stride + Q + D, w.v.weight + first * C, n, C, D, stride, true);
+        },
+        matmul_run(dev));
 }
 
 template <class Dev>
@@ -510,10 +572,11 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
 
 // The gradients of the embedding are summed over ranks as soon as they are complete, a few rows at a time.
 template <class Dev> void Llama<Dev>::input_backward() {
-    scale(acts.dx, acts.dx, embedding_factor(), row.T);
+    scale(acts.dx, acts.dx, embedding_factor(), row.own);
+    const X *const dx = row.T ? gather_tokens(acts.output, acts.dx) : nullptr;
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Phase::backward, EMBED);
-        embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
+        embedding_backward(dev, Base::embed_dw, dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
     });
 }
 
@@ -554,6 +617,8 @@ template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, Te
 // The matrices of a layer's attention, and the filters of its convolution.
 template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer<S> &y, TensorList<S> &t) {
     const size_t C = c.C, Q = c.H * c.D, K = c.KV * c.D, Hv = c.delta.Hv, row = c.delta.row(), values = c.delta.values();
+    const Cut q = c.part.q.rows(c.output_gate ? 2 * c.D : c.D), kv = c.part.kv.rows(c.D), o = c.part.q.columns(c.D);
+    const bool apart = c.part.shares_keys();
     const auto normal = Tensor::normal;
     // clang-format off
     if (c.has_delta(l)) {
@@ -567,11 +632,11 @@ template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer
     }
     t.add(c.fused,   "self_attn.qkv_proj.weight",      &y.qkv.weight,      {Q + 2 * K, C},                  normal, true);
     if (!c.fused) {
-        t.add(true,  "self_attn.q_proj.weight",        &y.qkv.weight,      {c.output_gate ? 2 * Q : Q, C},  normal, true);
-        t.add(true,  "self_attn.k_proj.weight",        nullptr,            {K, C},                          normal, true);
-        t.add(true,  "self_attn.v_proj.weight",        nullptr,            {K, C},                          normal, true);
+        t.add(true,  "self_attn.q_proj.weight",        &y.qkv.weight,      {c.output_gate ? 2 * Q : Q, C},  normal, true, q);
+        t.add(!apart, "self_attn.k_proj.weight",       nullptr,            {K, C},                          normal, true, kv);
+        t.add(!apart, "self_attn.v_proj.weight",       nullptr,            {K, C},                          normal, true, kv);
     }
-    t.add(true,      "self_attn.o_proj.weight",        &y.o.weight,        {C, Q},                          normal, true);
+    t.add(true,      "self_attn.o_proj.weight",        &y.o.weight,        {C, Q},                          normal, true, o);
     // clang-format on
 }
 
@@ -581,15 +646,18 @@ template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer
 // come first.
 template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, TensorList<S> &t) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const bool apart = c.part.shares_keys();
+    const size_t whole_K = c.whole_KV() * c.D;
+    const Cut q = c.part.q.rows(c.D), kv = apart ? Cut() : c.part.kv.rows(c.D), hidden = c.part.hidden.rows();
     // Norms initially multiply by 1.
     const auto normal = Tensor::normal, zeros = Tensor::zeros, ones = c.norm_w0 ? zeros : Tensor::ones;
     const char *const norm2 = c.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
     w.layer.resize(c.L);
 
     // clang-format off
-    //    exists        Hugging Face name                member           shape                            init    decay
+    //    exists        Hugging Face name                member           shape                            init    decay   cut
     t.begin_unit("", C);
-    t.add(true,          "model.embed_tokens.weight",    &t.embed,        {V, C},                          normal, true);
+    t.add(true,          "model.embed_tokens.weight",    &t.embed,        {V, C},                          normal, true,   c.part.vocabulary.rows());
     for (size_t l = 0; l < c.L; l++) {
         LlamaLayer<S> &y = w.layer[l];
         t.begin_unit(format("model.layers.%zu.", l));
@@ -599,16 +667,18 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         const bool dense = !c.has_experts(l), linear = c.has_delta(l), qk_norm = c.qk_norm && !linear;
         t.add(c.fused,    "mlp.gate_up_proj.weight",      &y.gate_up.weight, {2 * F, C},                    normal, true);
         if (!c.fused && dense) {
-            t.add(true,   "mlp.gate_proj.weight",         &y.gate_up.weight, {F, C},                        normal, true);
-            t.add(true,   "mlp.up_proj.weight",           nullptr,         {F, C},                          normal, true);
+            t.add(true,   "mlp.gate_proj.weight",         &y.gate_up.weight, {F, C},                        normal, true,  hidden);
+            t.add(true,   "mlp.up_proj.weight",           nullptr,         {F, C},                          normal, true,  hidden);
         }
-        t.add(dense,      "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true);
-        t.add(c.qkv_bias, "self_attn.q_proj.bias",        &y.qkv.bias,     {Q},                             zeros,  false);
-        t.add(c.qkv_bias, "self_attn.k_proj.bias",        nullptr,         {K},                             zeros,  false);
-        t.add(c.qkv_bias, "self_attn.v_proj.bias",        nullptr,         {K},                             zeros,  false);
+        t.add(dense,      "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true,  c.part.hidden.columns());
+        t.add(apart,      "self_attn.k_proj.weight",      &y.k.weight,     {whole_K, C},                    normal, true);
+        t.add(apart,      "self_attn.v_proj.weight",      &y.v.weight,     {whole_K, C},                    normal, true);
+        t.add(c.qkv_bias, "self_attn.q_proj.bias",        &y.qkv.bias,     {Q},                             zeros,  false, q);
+        t.add(c.qkv_bias, "self_attn.k_proj.bias",        apart ? &y.k.bias : nullptr, {apart ? whole_K : K}, zeros, false, kv);
+        t.add(c.qkv_bias, "self_attn.v_proj.bias",        apart ? &y.v.bias : nullptr, {apart ? whole_K : K}, zeros, false, kv);
         t.add(c.o_bias,   "self_attn.o_proj.bias",        &y.o.bias,       {C},                             zeros,  false);
-        t.add(c.mlp_bias, "mlp.gate_proj.bias",           &y.gate_up.bias, {F},                             zeros,  false);
-        t.add(c.mlp_bias, "mlp.up_proj.bias",             nullptr,         {F},                             zeros,  false);
+        t.add(c.mlp_bias, "mlp.gate_proj.bias",           &y.gate_up.bias, {F},                             zeros,  false, hidden);
+        t.add(c.mlp_bias, "mlp.up_proj.bias",             nullptr,         {F},                             zeros,  false, hidden);
         t.add(c.mlp_bias, "mlp.down_proj.bias",           &y.down.bias,    {C},                             zeros,  false);
         t.add(qk_norm,    "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false);
         t.add(qk_norm,    "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false);
@@ -636,6 +706,11 @@ static Table llama_table(const ModelConfig &config) {  // only the table, before
 template <class Dev> void Llama<Dev>::point_weights(TensorList<X> &params, TensorList<float> &grads) {
     llama_table(config, weights, params);
     llama_table(config, gradients, grads);
+    if (config.part.rank > 0)  // the first rank of a tensor group adds the biases of sums over the group
+        for (size_t l = 0; l < config.L; l++) {
+            weights.layer[l].o.bias = weights.layer[l].down.bias = nullptr;
+            gradients.layer[l].o.bias = gradients.layer[l].down.bias = nullptr;
+        }
     if (is_rehearsal<Dev>) return;
     const size_t positions = Base::limits.positions;
     const auto fill = [&](float *table, const RopeConfig &of) {
@@ -651,28 +726,28 @@ template <class Dev> void Llama<Dev>::point_weights(TensorList<X> &params, Tenso
 // ---- arrays ---------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev>
-Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, llama_table(config), op_list(config)), traffic(config.L), fwd(config.L), bwd(config.L) {
-    const size_t T = Base::T_max, C = config.C, Q = config.H * config.D;
+Llama<Dev>::Llama(Dev dev, const ModelConfig &whole, const ModelLimits &limits)
+    : Base(dev, whole, limits, llama_table, op_list), traffic(whole.L), fwd(whole.L), bwd(whole.L) {
+    const size_t T = Base::T_max, own = Base::own_max, C = config.C, Q = config.H * config.D;
     Plan &plan = Base::plan_;
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
-    plan.transient(&rstdf, "act.rstdf", {T});
+    plan.transient(&rstdf, "act.rstdf", {own});
     const size_t widest = std::max(C, config.wide_qk_norm ? Q : 2 * config.D);
     if (Base::trains()) plan.transient(&norm_scratch, "norm scratch", {rmsnorm_scratch(dev, widest)});
     plan.add(&rope, "rope table", {config.rope.rows(limits.positions), config.rope.channels(config.D) / 2, 2});
     if (config.local_rope) plan.add(&local_rope, "local rope table", {limits.positions, config.D / 2, 2});
     if (config.qk_norm && std::ranges::count(config.unrotated, true)) plan.add(&first_position, "first position", {T});
     if (config.wide_qk_norm) plan.transient(&qk_normed, "qk norm", {T, Q});
-    if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {T, C});
+    if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {own, C});
 }
 
 // An array is recomputed at the last column's level of --recompute and above; below that level it is kept from the forward to
 // the backward pass.
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
-    const size_t T = Base::T_max, tile = Base::tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const size_t T = Base::T_max, own = Base::own_max, tile = Base::tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const bool linear = c.has_delta(l);
-    const size_t before = c.norm_before ? T : 0, after = c.norm_after ? T : 0, normed = c.qk_norm && !linear ? T : 0,
+    const size_t before = c.norm_before ? own : 0, after = c.norm_after ? own : 0, normed = c.qk_norm && !linear ? T : 0,
                  dense = c.has_experts(l) ? 0 : tile;
     LlamaActs<X> &f = fwd[l], &b = bwd[l];
     const auto array = Base::layer_arrays(l);
@@ -688,7 +763,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     array("lse",     f.lse, b.lse,         {c.H, linear ? 0 : T}, never);
     array("proj",    f.proj, b.proj,       {after, C},            layer);
     array("post_rstd1", f.post_rstd1, b.post_rstd1, {after},      never);
-    array("mid",     f.mid, b.mid,         {T, C},                layer);
+    array("mid",     f.mid, b.mid,         {own, C},              layer);
     array("ln2",     f.ln2, b.ln2,         {before, C},           cheap);
     array("rstd2",   f.rstd2, b.rstd2,     {before},              never);
     array("gate_up", f.gate_up, b.gate_up, {dense, 2 * F},        layer);

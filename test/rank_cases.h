@@ -18,11 +18,13 @@ struct RankCase {
     bool looks = false;     // --debug
     size_t group = 0;       // --zero_group
     size_t experts = 1;     // --expert_parallel
+    size_t tp = 1;          // --tensor_parallel
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
-        return format("%s, %zu ranks in rings of %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps, experts over %zu",
-                      task_name(task), world, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps, experts);
+        return format(
+            "%s, %zu ranks in rings of %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps, experts over %zu, tensors over %zu",
+            task_name(task), world, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps, experts, tp);
     }
 };
 
@@ -65,6 +67,23 @@ inline std::vector<RankCase> expert_cases() {
     const std::array<size_t, 4> splits[] = {{2, 1, 0, 2}, {4, 1, 0, 2}, {4, 2, 0, 2}, {4, 4, 0, 2}, {4, 2, 0, 4},
                                             {6, 2, 0, 3}, {6, 1, 0, 6}, {8, 1, 4, 2}, {4, 1, 2, 2}};
     for (const auto &[world, sp, group, experts] : splits) add_cases(cases, world, sp, group, experts);
+    return cases;
+}
+
+// Tensors divided among 2 to 12 ranks, which are more than the key heads: alone, with data ranks, in rings of every mode, and in groups. The parts are of
+// different sizes.
+inline std::vector<RankCase> tensor_cases() {
+    std::vector<RankCase> cases;
+    const std::array<size_t, 4> splits[] = {{2, 1, 0, 2}, {3, 1, 0, 3}, {4, 1, 0, 4}, {4, 1, 0, 2},  {4, 2, 0, 2},
+                                            {6, 2, 0, 3}, {6, 1, 0, 6}, {8, 2, 4, 2}, {12, 1, 0, 12}};
+    for (const auto &[world, sp, group, tp] : splits) {
+        const size_t before = cases.size();
+        add_cases(cases, world, sp, group, 1);
+        for (size_t i = before; i < cases.size(); i++) {
+            cases[i].tp = tp;
+            if (sp > 1) cases[i].mode = SpMode(i % 3), cases[i].head_stride = 1;
+        }
+    }
     return cases;
 }
 
@@ -130,6 +149,19 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
     return out;
 }
 
+// Copies the values of elements with consecutive numbers (Tensor::number) to their places in the whole model's table.
+inline void place(const std::vector<Tensor> &own, const std::vector<Tensor> &whole, size_t number,
+                  const std::vector<float> &values, std::vector<float> &to) {
+    for (const Tensor &t : own) {
+        const size_t from = std::max(t.number, number), end = std::min(t.number + t.count, number + values.size());
+        if (from < end)
+            t.for_runs(from - t.number, end - from, [&](size_t begin, size_t at, size_t run) {
+                std::copy_n(&values[from - number + at], run,
+                            &to[std::ranges::find(whole, t.name, &Tensor::name)->offset + begin]);
+            });
+    }
+}
+
 struct RankResult {
     double loss = 0, norm = 0, next_loss = 0;  // next_loss: after the updates
     std::vector<float> gradient, moments;      // (elements) in the order of the table; moments: m of AdamW or Muon
@@ -157,7 +189,7 @@ void rank_step(
     Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
     const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     const ModelConfig config = rank_model(model_of_case, c.task);
-    const size_t dp = c.world / c.sp,
+    const size_t dp = c.world / c.sp / c.tp,
                  row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one ring has an empty row
     const auto rows = rank_rows(row_count, c.documents);
     std::vector<double> costs;
@@ -169,13 +201,13 @@ void rank_step(
     limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage, limits.ranks.zero_group = c.group;
-    limits.ranks.expert_parallel = c.experts;
+    limits.ranks.expert_parallel = c.experts, limits.ranks.tp = c.tp;
     limits.ranks.flops = 1e8,
     limits.ranks.bandwidth = 1e6;  // for these rates rows of this size also get other layouts than contiguous
     limits.neftune_alpha = 5;
     limits.ranks.bucket_bytes = 4096;  // the head has several buckets
     change(limits);
-    Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts));
+    Mesh mesh(comm, int(c.sp), int(c.group), int(c.experts), int(c.tp));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
@@ -193,12 +225,13 @@ void rank_step(
     };
     const auto loss_of_values = [&] {
         const float entropy_weight = c.task == RM ? 0 : 1e-3f;
-        double sum = 0, of_ring = 0;
+        double sum = 0, elsewhere = 0;  // what the other ranks of a row have, too
         for (size_t i = 0; i < own.size(); i++) {
             const Row row = own[i] == no_row ? Row{} : rows[own[i]];
             const auto loss = [&](std::span<const size_t> numbers, std::span<const float> values) {
                 std::vector<float> weights;
-                for (size_t n = 0; n < numbers.size(); n++) weights.push_back(loss_of_value(row, numbers[n], values[n], sum));
+                for (size_t n = 0; n < numbers.size(); n++)
+                    weights.push_back(loss_of_value(row, numbers[n], values[n], mesh.tp_rank == 0 ? sum : elsewhere));
                 return weights;
             };
             if (c.task == GRPO) {
@@ -207,7 +240,7 @@ void rank_step(
             }
             std::vector<float> weights;
             for (double value : model.evaluate(row))
-                weights.push_back(loss_of_value(row, weights.size(), value, mesh.sp_rank == 0 ? sum : of_ring));
+                weights.push_back(loss_of_value(row, weights.size(), value, mesh.is_first_of_row() ? sum : elsewhere));
             model.backward(weights, entropy_weight, i + 1 == own.size());
         }
         return comm.sum(sum);
@@ -231,10 +264,15 @@ void rank_step(
     auto &zero = model.parameters();
     for (const ShardRun &s : zero.sharding.shard_runs())
         if (const size_t bucket = zero.sharding.bucket_of(s.global);
-            c.stage > 0 || comm.rank == 0 || (zero.sharding.buckets[bucket].experts && size_t(comm.rank) < c.experts)) {
+            c.stage > 0 || comm.rank == 0 ||
+            (zero.sharding.buckets[bucket].holders != Holders::all && size_t(comm.rank) < c.experts * c.tp)) {
             const auto copy = [&](const auto *grads) {
-                const auto part = read(model.memory(), grads, s.count);
-                std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
+                const auto stored = read(model.memory(), grads, s.count);
+                const std::vector<float> part(stored.begin(), stored.end());
+                zero.for_numbers(s.global, s.count, [&](size_t number, size_t at, size_t n) {
+                    const std::vector<float> values(part.begin() + ptrdiff_t(at), part.begin() + ptrdiff_t(at + n));
+                    place(zero.whole, result.table, number, values, result.gradient);
+                });
             };
             std::visit(copy, zero.gradients.at(s));
         }
@@ -246,7 +284,7 @@ void rank_step(
         for (const OptimizerPart &part : state.parts) {
             state.open(part);
             const auto m = std::visit([&](auto m) { return read_floats(model.memory(), m, part.count); }, part.m);
-            if (size_t(comm.rank) < state.writers) std::copy(m.begin(), m.end(), result.moments.begin() + ptrdiff_t(part.global));
+            if (size_t(comm.rank) < state.writers) place(zero.whole, result.table, part.global, m, result.moments);
         }
     }
     const double next = loss();

@@ -63,7 +63,7 @@ struct Kept {
             });
     }
     OptimizerState state() {
-        OptimizerState out{{}, elements, ranges == std::vector<Range>{{0, elements}} ? 1 : SIZE_MAX, &memory};
+        OptimizerState out{{}, elements, ranges == std::vector<Range>{{0, elements}} ? 1 : SIZE_MAX, 1, &memory};
         for (size_t r = 0; r < ranges.size(); r++) {
             auto &[master, m, v] = data[r];
             out.parts.push_back({ranges[r].first, ranges[r].second, Floats<float>{master.data()}, Floats<float>{m.data()},

@@ -88,9 +88,20 @@ TEST(Ranks, LossesOfTokensNeedOnePassOfTheHead) {
 TEST(Ranks, DividedExpertsEqualOneRank) { expect_one_ranks_results(third_of(expert_cases()), {{experts, SFT}}); }
 TEST(SlowRanks, DividedExpertsEqualOneRank) { expect_one_ranks_results(expert_cases(), {{experts, SFT}}); }
 
+// A rank has 1 to 3 of the 6 key heads with their query heads, or half of one's; 3 to 20 of 40 channels; and a part of 97 tokens.
+TEST(Ranks, DividedTensorsEqualOneRank) {
+    expect_one_ranks_results(third_of(tensor_cases()), {{untied, SFT}, {tied, SFT}});
+    expect_one_ranks_results(third_of(tensor_cases()), {{untied, RM}, {tied, DPO}, {untied, GRPO}, {tied, GRPO}});
+}
+TEST(SlowRanks, DividedTensorsEqualOneRank) {
+    expect_one_ranks_results(tensor_cases(), {{untied, SFT}, {tied, SFT}, {untied, RM}, {tied, GRPO}});
+}
+
 TEST(Ranks, Bf16LossIsNear) {
     const double want = one_rank(make_device<CpuBf16>(2), tied).loss;
     for (const RankCase &c : third_of(rank_cases(4)))
+        EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
+    for (const RankCase &c : third_of(tensor_cases()))
         EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
 }
 
@@ -335,6 +346,22 @@ TEST(Ranks, GroupsSendWhatIsPredicted) {
             s.muon = model == tied;
             expect_predicted<CpuBf16>(s);
         }
+}
+
+// In a layer the forward pass gathers the tokens of two blocks and divides their sums; so does the backward pass, which gathers both inputs again, and
+// recomputation. Embedding and head each do it once in both passes; and the head gathers five statistics of each target.
+TEST(Ranks, DividedTensorsSendWhatTheFormulaSays) {
+    for (const auto &[tp, recompute] : {std::pair(size_t(2), Recompute::none), {4, Recompute::layer}, {2, Recompute::cheap}}) {
+        const RankCase c{tp, 1, SpMode::ring, 6, 1, 1};
+        RankCase of_tensors = c;
+        of_tensors.tp = tp, of_tensors.documents = 8;
+        const RankResult got = on_threads<CpuF32>(of_tensors, untied, false, [&](ModelLimits &l) { l.recompute = recompute; });
+        const Row row = pad_row(rank_rows(1, 8)[0], 1);
+        const ModelConfig m = rank_model(untied);
+        const size_t gathered = (tp - 1) * row.T * m.C * sizeof(float), of_layer = recompute == Recompute::layer ? 13 : 10;
+        EXPECT_EQ(got.sent.tensor, gathered * (m.L * of_layer + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float))
+            << tp;
+    }
 }
 
 // The table in expert_exchange.h.

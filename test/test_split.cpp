@@ -42,12 +42,33 @@ TEST(Mesh, GroupsAreNeighboursAndReplicasTheSameRanksOfOthers) {
         EXPECT_EQ(mesh.shards.rank(), size_t(r));
         EXPECT_EQ(mesh.shards.experts->gather(r), (Members{pair, pair + 1}));
         EXPECT_EQ(mesh.shards.same_experts->gather(r), (Members{column, column + 2}));
-        EXPECT_EQ(&mesh.shards.of(true), mesh.shards.same_experts);
-        EXPECT_EQ(&mesh.shards.of(false), &mesh.shards.group);
+        EXPECT_EQ(&mesh.shards.of(Holders::same_experts), mesh.shards.same_experts);
+        EXPECT_EQ(&mesh.shards.of(Holders::all), &mesh.shards.group);
         EXPECT_EQ(&one.shards.group, &world);
         EXPECT_TRUE(one.shards.replicas == nullptr && one.shards.experts == nullptr);
         return 0;
     });
+}
+
+// The ranks of a tensor group are neighbours, and those of a ring are that far apart: 0 2 | 1 3 || 4 6 | 5 7.
+TEST(Mesh, TensorGroupsAreInnermost) {
+    run_threads(8, {}, [](Comm &world) {
+        const Mesh mesh(world, 2, 4, 1, 2);
+        using Members = std::vector<int>;
+        const int r = world.rank, pair = r / 2 * 2, ring = r / 4 * 4 + r % 2;
+        EXPECT_EQ(mesh.shards.tensor->gather(r), (Members{pair, pair + 1}));
+        EXPECT_EQ(mesh.ring->gather(r), (Members{ring, ring + 2}));
+        EXPECT_EQ(mesh.shards.same_cut->gather(r), (Members{ring, ring + 2}));  // of the same group of four
+        EXPECT_EQ((Members{mesh.dp, mesh.sp, mesh.tp, mesh.dp_rank, mesh.sp_rank, mesh.tp_rank}),
+                  (Members{2, 2, 2, r / 4, r / 2 % 2, r % 2}));
+        EXPECT_EQ(mesh.is_first_of_row(), r % 4 == 0);
+        EXPECT_EQ(mesh.max_of_row(r), r / 4 * 4 + 3);
+        return 0;
+    });
+    expect_contains(error_of([&] { run_threads(12, {}, [&](Comm &comm) { return Mesh(comm, 1, 0, 1, 5).dp; }); }),
+                    {"--tensor_parallel 5 does not divide 12 ranks", "fix: use one of 1, 2, 3, 4, 6, 12"});
+    expect_contains(error_of([&] { run_threads(12, {}, [&](Comm &comm) { return Mesh(comm, 4, 0, 1, 4).dp; }); }),
+                    {"--ring_attn_size 4 does not divide 3 ranks", "fix: use one of 1, 3"});
 }
 
 TEST(Mesh, NoteOnARingAcrossHosts) {

@@ -158,7 +158,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         const size_t world = o.fit    ? std::max<size_t>(1, o.zero_group)
                              : o.plan ? planned
                                       : size_t(comm.size),
-                     demo = world % 2 ? 1 : 2;
+                     demo = world / o.tensor_parallel % 2 ? 1 : 2;
         open_model_config(run, tokenizer);
         if (run.is_main_rank()) check_results(run);
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.model.config.max_positions);
@@ -179,7 +179,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
     const Ranks &ranks = run.model.ranks;
-    run.mesh = std::make_shared<Mesh>(comm, int(ranks.sp), int(ranks.zero_group), int(ranks.expert_parallel));
+    run.mesh = std::make_shared<Mesh>(comm, int(ranks.sp), int(ranks.zero_group), int(ranks.expert_parallel), int(ranks.tp));
     if (comm.size > 1) run.say("%s", mesh_line(run.model.ranks).c_str());
     if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.model.ranks.sp)); !note.empty())
         run.say("note: %s", note.c_str());

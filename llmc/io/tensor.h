@@ -1,10 +1,18 @@
 // An entry of a model's parameter table.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
 
-// One tensor of the Hugging Face files, and its position in the flat arrays of parameters, gradients and moments.
+// A rank's part of a tensor under tensor parallelism: rows (dim 0) or columns (dim 1) [first, first + n) of `whole`, where n is the part's own size.
+struct Cut {
+    int dim = -1;  // -1: the rank has the whole tensor
+    size_t first = 0, whole = 0;
+};
+
+// One tensor of the Hugging Face files, and its position in the flat arrays of parameters, gradients and moments. Of a cut tensor, shape and count are
+// those of the rank's part.
 struct Tensor {
     // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C); lora_a, lora_b: both
     // matrices of an adapter; router: it chooses experts, and is neither quantised nor updated by Muon; rate: logarithms of the delta rule's rates of decay
@@ -18,4 +26,24 @@ struct Tensor {
     bool product = false;     // its gradient is one matrix product, which can overwrite the array; other ops only add to it
     // True for a matrix of a layer or of a layer's adapter, except routers: Muon updates these, and --load_in quantises them.
     bool of_layer = false;
+    Cut cut = {};
+    size_t number = 0;  // of its first element among those of the whole model, where the parts of a tensor follow one another
+
+    std::vector<size_t> whole_shape() const {
+        std::vector<size_t> whole = shape;
+        if (cut.dim >= 0) whole[size_t(cut.dim)] = cut.whole;
+        return whole;
+    }
+    size_t whole_count() const { return cut.dim < 0 ? count : count / shape[size_t(cut.dim)] * cut.whole; }
+    // Calls f(begin, at, run) for the runs of which elements [first, first + n) consist in the whole tensor: `run` elements from `begin` on, the first
+    // of which is element first + at here.
+    template <class F> void for_runs(size_t first, size_t n, F f) const {
+        const size_t row = shape.size() < 2 ? 1 : count / shape[0];
+        if (cut.dim < 1) return f(first + (cut.dim == 0 ? cut.first * row : 0), size_t(0), n);
+        for (size_t at = 0; at < n;) {
+            const size_t r = (first + at) / row, column = (first + at) % row, run = std::min(row - column, n - at);
+            f(r * cut.whole + cut.first + column, at, run);
+            at += run;
+        }
+    }
 };

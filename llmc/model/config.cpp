@@ -739,3 +739,50 @@ void write_generation_config(const std::string &dir, const ModelConfig &config) 
     if (!eos.empty()) out["eos_token_id"] = eos.size() == 1 ? json(eos[0]) : json(eos);
     if (!out.is_null()) write_json(dir + "/generation_config.json", out);
 }
+
+// ---- the part of a model on a rank of tensor parallelism ------------------------------------------------------------------------------
+
+// Divides n elements among ranks, in whole units.
+static Share share_of(size_t n, size_t ranks, size_t rank, size_t unit) {
+    const size_t units = ceil_div(n, unit);
+    const auto end = [&](size_t r) { return std::min(n, ceil_div(units * r, ranks) * unit); };
+    return {end(rank), end(rank + 1) - end(rank), n};
+}
+
+// Channels and tokens are divided in units that keep the rows of a rank's matrices aligned, where there are enough of them.
+static size_t unit_of(size_t n, size_t ranks) { return n >= 64 * ranks ? 64 : 1; }
+
+Share vocabulary_of(const ModelConfig &part, size_t rank) {
+    const size_t V = part.part.vocabulary.whole;
+    return share_of(V, part.part.ranks, rank, unit_of(V, part.part.ranks));
+}
+
+ModelConfig part_of(ModelConfig c, size_t ranks, size_t rank) {
+    if (ranks == 1) return c;
+    const size_t group = c.H / c.KV, sharers = std::max<size_t>(1, ranks / c.KV);
+    const Share kv = ranks <= c.KV ? share_of(c.KV, ranks, rank, 1) : Share{rank / sharers, 1, c.KV},
+                F = share_of(c.F, ranks, rank, unit_of(c.F, ranks)), V = share_of(c.V, ranks, rank, unit_of(c.V, ranks));
+    Share q{kv.first * group, kv.count * group, c.H};
+    if (ranks > c.KV) {
+        const Share own = share_of(group, sharers, rank % sharers, 1);
+        q.first += own.first, q.count = own.count;
+    }
+    c.part = {ranks, rank, q, kv, F, V};
+    c.H = q.count, c.KV = kv.count, c.F = F.count, c.V = V.count;
+    return c;
+}
+
+std::string cannot_divide(const ModelConfig &c, size_t ranks) {
+    if (ranks == 1) return "";
+    if (ranks > c.KV && (ranks % c.KV || ranks > c.H))
+        return format(
+            "it has %zu query and %zu key heads, and ranks have whole heads: use at most %zu ranks, or a multiple up to %zu", c.H,
+            c.KV, c.KV, c.H / c.KV * c.KV);
+    if (c.gpt2()) return "train_gpt2's layers are not divided yet";
+    if (c.fused) return "its files store queries, keys and values as one tensor, which is not divided yet";
+    if (c.wide_qk_norm) return "a norm over all query heads is not divided yet";
+    if (c.experts.number) return "experts are not divided this way: --expert_parallel divides them";
+    if (c.delta.Hk) return "linear attention is not divided yet";
+    if (c.freezes()) return "adapters and quantised weights are not divided yet";
+    return "";
+}

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../io/tensor.h"
 #include "../ops/rope_table.h"
 #include "../ops/settings.h"
 
@@ -44,6 +45,30 @@ struct DeltaConfig {
     size_t row() const { return 2 * Hk * Dk + values(); }  // queries, keys, values
 };
 
+// The elements [first, first + count) of `whole` that a rank has under tensor parallelism: heads, channels or tokens of the vocabulary.
+struct Share {
+    size_t first = 0, count = 0, whole = 0;  // whole 0: nothing is divided
+
+    // The cut of a tensor with `size` rows or columns for each of these elements.
+    Cut rows(size_t size = 1) const { return along(0, size); }
+    Cut columns(size_t size = 1) const { return along(1, size); }
+
+  private:
+    Cut along(int dim, size_t size) const { return whole ? Cut{dim, first * size, whole * size} : Cut(); }
+};
+
+// A rank's part of a model under tensor parallelism (Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053): whole heads, with the key and value head
+// of each group of query heads; channels of the feed-forward; and tokens of the vocabulary.
+//
+// If there are more ranks than key heads, several ranks divide the query heads of a key head. Each then has the matrices of all keys and values whole, and
+// uses and changes its own head's rows.
+struct ModelPart {
+    size_t ranks = 1, rank = 0;
+    Share q, kv, hidden, vocabulary;
+
+    bool shares_keys() const { return ranks > 1 && ranks > kv.whole; }
+};
+
 struct ModelConfig {
     std::string family;           // one of `families` in config.cpp (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
@@ -73,6 +98,7 @@ struct ModelConfig {
     ExpertConfig experts;
     DeltaConfig delta;
     LoraConfig lora;
+    ModelPart part;       // H, KV, F and V are those of the part (part_of)
     int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen and stored with this number of bits (quantised_layers.h)
     // config.json and generation_config.json (null without one), unchanged; export writes them again, with the fields that training changes
     nlohmann::json source, generation;
@@ -84,6 +110,8 @@ struct ModelConfig {
     bool has_experts(size_t l) const { return experts.number > 0 && experts.layers[l]; }
     bool has_delta(size_t l) const { return delta.Hk > 0 && delta.layers[l]; }
     bool gpt2() const { return family == "gpt2"; }
+    size_t whole_H() const { return part.q.whole ? part.q.whole : H; }
+    size_t whole_KV() const { return part.kv.whole ? part.kv.whole : KV; }
     bool gemma() const { return family == "gemma3_text"; }
     float attention_scale() const { return attention_multiplier ? attention_multiplier : 1 / std::sqrt(float(D)); }
     // The most positions of a text during generation: in longrope and dynamic the rotation of the whole text changes with its length, and a key cache
@@ -94,6 +122,12 @@ struct ModelConfig {
     }
     const char *positions_name() const { return gpt2() ? "n_positions" : "max_position_embeddings"; }  // in config.json
 };
+
+// Returns the configuration of a rank's part of a model, for `ranks` ranks that divide its tensors. The first ranks have the largest parts.
+ModelConfig part_of(ModelConfig config, size_t ranks, size_t rank);
+Share vocabulary_of(const ModelConfig &part, size_t rank);  // of another rank
+// Why tensor parallelism cannot divide the model among this number of ranks; "" if it can.
+std::string cannot_divide(const ModelConfig &config, size_t ranks);
 
 inline constexpr const char *head_name = "lm_head.weight";
 const char *embedding_name(const ModelConfig &config);

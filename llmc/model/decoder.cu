@@ -6,6 +6,7 @@
 #include "../ops/attention.h"
 #include "../ops/attention_prompts.h"
 #include "../ops/embedding.h"
+#include "../ops/head_parts.h"
 #include "../ops/loss.h"
 #include "../ops/noise.h"
 #include "../ops/router.h"
@@ -22,21 +23,26 @@
 // ---- the plan -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev>
-Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
+Decoder<Dev>::Decoder(Dev dev, const ModelConfig &whole, const ModelLimits &limits, Table (*table)(const ModelConfig &),
+                      OpList (*op_list)(const ModelConfig &))
     : dev(dev),
-      config(config),
+      config(part_of(whole, limits.ranks.tp, limits.ranks.tp_rank())),
       limits(limits),
       T_max(round_up(limits.row_tokens, row_multiple * limits.ranks.sp) / limits.ranks.sp),
-      ops(std::move(ops)),
+      own_max(ceil_div(T_max, limits.ranks.tp)),
+      ops(op_list(config)),
       tile(trains() && limits.recompute < Recompute::layer
                ? T_max
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
       expert_tile(is_rehearsal<Dev> || limits.ranks.expert_parallel == 1 || (trains() && limits.recompute < Recompute::layer)
                       ? tile
                       : std::min(tile, expert_run(dev, limits.ranks.expert_parallel))),
-      positions_unit(table.positions),
-      weights_(std::make_unique<Weights<Dev>>(dev, this->config, this->limits, table, trace_)),
-      generation_(std::make_unique<GenerationArrays<Dev>>(dev, this->config, this->limits)) {
+      positions_unit(table(config).positions),
+      weights_(std::make_unique<Weights<Dev>>(dev, this->config, this->limits, table(config), trace_)),
+      generation_(std::make_unique<GenerationArrays<Dev>>(dev, this->config, this->limits)),
+      whole_(whole),
+      table_of_(table),
+      whole_ops_(op_list(whole)) {
     offloaded_.resize(config.L);
     if constexpr (is_rehearsal<Dev>) trace_.rehearse(*dev.log);
     weights_->plan_state(plan_);
@@ -50,15 +56,18 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
 
 template <class Dev> void Decoder<Dev>::plan_row() {
     const ModelConfig &c = config;
-    const size_t T = T_max, C = c.C;
+    const size_t T = T_max, C = c.C, own = own_max, all = limits.ranks.tp > 1 ? limits.ranks.tp * own : 0;
     row.plan(plan_, T);
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
     residual_.forward.resize(c.L + 1), residual_.backward.resize(c.L + 1);
-    for (size_t l = 0; l <= c.L; l++) plan_kept(l, &residual_.forward[l], &residual_.backward[l], format("act.%zu.x", l), {T, C});
-    plan_.transient(&acts.normf, "act.normf", {T, C});
+    for (size_t l = 0; l <= c.L; l++)
+        plan_kept(l, &residual_.forward[l], &residual_.backward[l], format("act.%zu.x", l), {own, C});
+    plan_.transient(&acts.normf, "act.normf", {own, C});
+    plan_.transient(&acts.input, "block's input", {all, C});
+    plan_.transient(&acts.output, "block's output", {all, C});
     if (limits.teacher.is_base) plan_.add(&acts.taught, "normf of the teacher", {T, C});
-    if (trains()) plan_.transient(&acts.dx, "dx", {T, C});
+    if (trains()) plan_.transient(&acts.dx, "dx", {own, C});
     generation_->plan(plan_, T);
 }
 
@@ -74,6 +83,8 @@ template <class Dev> void Decoder<Dev>::plan_head() {
     const HeadShape shape = head_shape(T, T);
     plan_.transient(&acts.head, "head chunk",
                     {has_teacher() ? divergence_scratch(dev, shape, limits.teacher.C) : lm_head_scratch(dev, shape)});
+    const size_t tp = limits.ranks.tp;
+    plan_.transient(&acts.parts, "parts' statistics", {tp > 1 ? tp : 0, 5, lm_head_rows(dev, T, most_V(), limits.head_chunk)});
     const auto plan_stats = [&](HeadStats &stats, const std::string &name) {
         plan_.transient(&stats.nll, name + ".nll", {T});
         plan_.transient(&stats.entropy, name + ".entropy", {T});
@@ -233,8 +244,10 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
     if (positions_unit) weights_->ready(positions_unit, pass);
     if (row.T) input_forward(pass);
     if (row.T && is_noisy(pass))
-        noise_forward(dev, residual(0, pass.phase), TokenNoise{*pass.key, row.magnitudes, row.documents, row.doc_pos}, row.T,
-                      config.C);
+        noise_forward(
+            dev, residual(0, pass.phase),
+            TokenNoise{*pass.key, row.magnitudes + row.own_begin, row.documents + row.own_begin, row.doc_pos + row.own_begin},
+            row.own, config.C);
     for (size_t l = 0; l < L; l++) {
         weights_->ready(1 + l, pass);
         if (l + 1 < L) weights_->fetch(2 + l, behind_layer(l + 1), pass);
@@ -252,7 +265,7 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
 // to experts, time stamps, and fills or checks of dead arrays. It would also fix the key of dropout, which is an argument of the launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(const Pass &pass, size_t l, Stretch stretch, const F &work) {
     const Ranks &r = limits.ranks;
-    const bool only_launches = r.sp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
+    const bool only_launches = r.sp == 1 && r.tp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || pass.generates() || !pass.adapters || row.shared) return work();
     Graphs::Stretch key{l, stretch, row.T, weights_->accumulates()};
     graphs_->run(key, work);
@@ -305,25 +318,62 @@ template <class Dev> void Decoder<Dev>::attention_forward(const Pass &pass, size
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
 }
 
-// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
+// ---- tensor parallelism -----------------------------------------------------------------------------------------------------------------
+
+template <class Dev> typename Dev::X *Decoder<Dev>::gather_tokens(X *all, const X *own) {
+    if (limits.ranks.tp == 1) return const_cast<X *>(own);
+    const size_t n = row.shard * config.C;
+    mesh_->tensor->all_gather({own, n}, {all, n * limits.ranks.tp});
+    weights_->trained.sent.tensor += n * (limits.ranks.tp - 1) * sizeof(X);
+    return all;
+}
+
+template <class Dev> void Decoder<Dev>::sum_tokens(X *own, const X *all) {
+    if (limits.ranks.tp == 1) return;
+    const size_t n = row.shard * config.C;
+    mesh_->tensor->reduce_scatter_sum({all, n * limits.ranks.tp}, {own, n});
+    weights_->trained.sent.tensor += n * (limits.ranks.tp - 1) * sizeof(X);
+}
+
+// Replaces the statistics of predictors [first, first + n) of the rank's part of the vocabulary by those of the whole.
+template <class Dev> void Decoder<Dev>::gather_statistics(size_t first, size_t n) {
+    const size_t tp = limits.ranks.tp, own = limits.ranks.tp_rank();
+    pack_head_stats(dev, acts.parts + own * 5 * n, acts.stats.from(first), n);
+    mesh_->tensor->all_gather({acts.parts + own * 5 * n, 5 * n}, {acts.parts, tp * 5 * n});
+    weights_->trained.sent.tensor += 5 * n * (tp - 1) * sizeof(float);
+    merge_head_stats(dev, acts.stats.from(first), acts.parts, tp, n);
+}
+
+// ---- the head -----------------------------------------------------------------------------------------------------------------------
+
+// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights. A reward model's head
+// is not cut: one rank of a tensor group has its gradients.
 template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhead, const Judge &judge) {
     const size_t T = row.T, C = config.C, N = row.N;
     begin_op(!dx ? Phase::forward : config.reward ? Phase::backward : Phase::both, HEAD);
-    const auto weigh = [&](size_t first, size_t n) {
-        write(memory(), row.weights + first, (*judge.loss)({&row.numbers[first], n}, read(memory(), acts.stats.nll + first, n)));
+    const X *const x = gather_tokens(acts.input, acts.normf);
+    X *const all_dx = dx ? all_tokens(acts.output, dx) : nullptr;
+    const std::function<void(size_t, size_t)> stats_known = [&](size_t first, size_t n) {
+        if (limits.ranks.tp > 1) gather_statistics(first, n);
+        if (judge.loss)
+            write(memory(), row.weights + first,
+                  (*judge.loss)({&row.numbers[first], n}, read(memory(), acts.stats.nll + first, n)));
     };
+    const bool in_two_steps = judge.loss || limits.ranks.tp > 1;
     if (judge.teacher) {
         const bool accumulates = weights_->accumulates();
         const size_t V = limits.teacher.V;
-        divergence_head(dev, acts.divergence, dx, dhead, acts.head, acts.normf, head_w(pass), teacher_head(judge), head_loss(),
-                        head_shape(row.T, row.N), accumulates);
+        divergence_head(dev, acts.divergence, dx, dhead, acts.head, x, head_w(pass), teacher_head(judge), head_loss(),
+                        head_shape(T, N), accumulates);
         if (dhead && !accumulates)
             memory().fill(dhead + V * C, 0, (config.V - V) * C * sizeof(float));  // rows that are not compared
     } else if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w(pass), head_loss(), head_shape(row.T, row.N),
-                weights_->accumulates(), judge.loss ? std::function<void(size_t, size_t)>(weigh) : nullptr);
-    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w(pass), row.predictors, row.weights, T, C, N);
-    else score_forward(dev, acts.scores, acts.normf, head_w(pass), row.predictors, C, N);
+        lm_head(dev, acts.stats, all_dx, dhead, acts.head, x, head_w(pass), head_loss(), head_shape(T, N),
+                weights_->accumulates(), in_two_steps ? stats_known : nullptr);
+    else if (!dx) score_forward(dev, acts.scores, x, head_w(pass), row.predictors, C, N);
+    else if (config.part.rank == 0) score_backward(dev, all_dx, dhead, x, head_w(pass), row.predictors, row.weights, T, C, N);
+    else memory().fill(all_dx, 0, T * C * sizeof(X));
+    if (dx) sum_tokens(dx, all_dx);
 }
 
 template <class Dev> HeadLoss Decoder<Dev>::head_loss() const {
@@ -361,12 +411,14 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &
     return values_of(r, {.adapters = false, .fp8 = limits.fp8});
 }
 
+// The ranks of a tensor group have the same sums; the first returns them.
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
     if (config.reward) return {};
     begin_op(Phase::step, COPY);
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
-    return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
+    const double targets = double(std::exchange(targets_, 0));
+    return config.part.rank == 0 ? LossSums{sums[0], sums[1], sums[2], targets} : LossSums{};
 }
 
 // ---- teachers and students --------------------------------------------------------------------------------------------------------------
@@ -476,11 +528,12 @@ template <class Dev> void Decoder<Dev>::head_backward(const Pass &pass, const Ju
 // Adds the gradient of `count` rows of the head's weights.
 template <class Dev> void Decoder<Dev>::head_weight(const Pass &pass, const Judge &judge, size_t first, size_t count) {
     const HeadShape shape = head_shape(row.T, row.N);
+    const X *const x = all_tokens(acts.input, acts.normf);  // head() has gathered them
     if (!judge.teacher)
-        return lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), head_loss(), acts.stats, shape, first, count);
+        return lm_head_weight(dev, head_dw, acts.head, x, head_w(pass), head_loss(), acts.stats, shape, first, count);
     if (first < shape.V)
-        divergence_head_weight(dev, head_dw, acts.head, acts.normf, head_w(pass), teacher_head(judge), head_loss(),
-                               acts.divergence, shape, first, std::min(count, shape.V - first));
+        divergence_head_weight(dev, head_dw, acts.head, x, head_w(pass), teacher_head(judge), head_loss(), acts.divergence, shape,
+                               first, std::min(count, shape.V - first));
 }
 
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step, const Judge &judge) {
@@ -562,11 +615,13 @@ template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheSte
     generation_->load(r, step, row, memory());
     forward(pass);
     begin_op(pass.phase, HEAD);
-    generation_->find_logits(acts.normf, head_w(pass), row, step);
+    generation_->find_logits(gather_tokens(acts.input, acts.normf), head_w(pass), row, step);
 }
 
-template <class Dev> std::vector<float> Decoder<Dev>::logits() { return generation_->logits(memory()); }
-template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &request) { return generation_->draw(request, memory()); }
+template <class Dev> std::vector<float> Decoder<Dev>::logits() { return generation_->logits(memory(), mesh_->tensor.get()); }
+template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &request) {
+    return generation_->draw(request, memory(), mesh_->tensor.get(), weights_->trained.sent);
+}
 template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) { generation_->copy_page(to, from); }
 template <class Dev> void Decoder<Dev>::copy_state(size_t to, size_t from) { generation_->copy_state(to, from); }
 template <class Dev> DeltaCache<typename Dev::X> Decoder<Dev>::delta_cache(size_t l) const { return generation_->delta(l); }
@@ -613,8 +668,13 @@ template <class Dev> void Decoder<Dev>::update(const AdamW &adamw) {
     begin_op(Phase::step, ADAMW);
     weights_->optimizer.update(weights_->trained, mesh_->shards, adamw);
 }
-template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
-    return weights_->optimizer.state(weights_->trained, memory());
+template <class Dev> OptimizerState Decoder<Dev>::optimizer_state(size_t tensor_ranks) {
+    std::vector<std::vector<Tensor>> tables;
+    for (size_t r = 0; tensor_ranks != limits.ranks.tp && r < tensor_ranks; r++) {
+        const ModelConfig part = part_of(whole_, tensor_ranks, r);
+        tables.push_back(trained_table(part, table_of_(part)).tensors);
+    }
+    return weights_->optimizer.state(weights_->trained, memory(), tables);
 }
 template <class Dev> void Decoder<Dev>::optimizer_state_loaded() { weights_->trained.gather(mesh_->shards); }
 template <class Dev> void Decoder<Dev>::gather_parameters() {

@@ -84,12 +84,12 @@ template <class Dev> class Decoder : public Model, public Generator {
     std::string nonfinite_gradient() override;
     std::string store_name() const override;
     void update(const AdamW &adamw) override;
-    OptimizerState optimizer_state() override;
+    OptimizerState optimizer_state(size_t tensor_ranks = 0) override;
     void optimizer_state_loaded() override;
     void gather_parameters() override;
     void copy_parameters_to(Model &other) override;
     Payload take_sent() override;
-    double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
+    double model_flops(const Row &row) const override { return whole_ops_.model_flops(whole_, row); }
 
     std::vector<double> evaluate(const Row &row) override;
     std::vector<double> evaluate_base(const Row &row) override;
@@ -110,13 +110,16 @@ template <class Dev> class Decoder : public Model, public Generator {
     DrawnTokens draw(const DrawRequest &request) override;
     void copy_cache_page(size_t to, size_t from) override;
     void copy_state(size_t to, size_t from) override;
+    bool stops(bool wants) override { return mesh_->tensor ? mesh_->tensor->max(wants) > 0 : wants; }
     void finish() override;
 
   protected:
     using X = typename Dev::X;
     using Calls = std::function<void(Model &, const ModelLimits &)>;  // the calls of a rehearsal
 
-    Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops);
+    // table, op_list: of the trainer, for any configuration
+    Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, Table (*table)(const ModelConfig &),
+            OpList (*op_list)(const ModelConfig &));
 
     // ---- the trainer's part -----------------------------------------------------------------------------------------------------------
 
@@ -177,6 +180,12 @@ template <class Dev> class Decoder : public Model, public Generator {
     // The residual stream, (T, C): the input of layer l, or of the final norm for l = L. The backward pass may have loaded it into another array.
     X *residual(size_t l, Phase phase) const { return (phase == Phase::forward ? residual_.forward : residual_.backward)[l]; }
     X *embed_w(const Pass &pass) const { return pass.adapters ? embed_w_ : base_embed_w_; }
+    // Under tensor parallelism a rank norms its own tokens and adds them to the residual stream, but computes its part of the heads and channels for all
+    // tokens. gather_tokens() goes from the first form to the second, and returns the array that has all tokens. sum_tokens() goes back: it adds the
+    // ranks' parts of each token's sum. On one rank both forms are the same array, and all four functions do nothing.
+    X *gather_tokens(X *all, const X *own);
+    void sum_tokens(X *own, const X *all);
+    X *all_tokens(X *all, X *own) const { return limits.ranks.tp > 1 ? all : own; }
     void attention_forward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     void attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     DeltaCache<X> delta_cache(size_t l) const;
@@ -195,9 +204,10 @@ template <class Dev> class Decoder : public Model, public Generator {
     void sum_gradients(size_t unit, bool complete, const std::function<void(size_t, size_t)> &add);
 
     Dev dev;
-    const ModelConfig config;
+    const ModelConfig config;  // of the rank's part of the model
     const ModelLimits limits;
-    const size_t T_max;  // tokens of this rank's part of the longest row
+    const size_t T_max;    // tokens of this rank's part of the longest row
+    const size_t own_max;  // of which the rank itself norms this many: all of them without tensor parallelism
     const OpList ops;
     // Tokens in the hidden arrays of the feed-forward: all tokens if the backward pass keeps these arrays, otherwise limits.tile_tokens
     // (by default one matmul_run), rounded up to a multiple of matmul_run so that no bit depends on it.
@@ -213,11 +223,13 @@ template <class Dev> class Decoder : public Model, public Generator {
     LinearLayers<Dev> linears_{dev, config};
 
     struct {
-        X *normf;                    // (T, C)
-        X *dx;                       // (T, C)           gradient of the residual stream
-        X *taught;                   // (T, C)           normf by the base of adapters, which is the teacher
-        std::byte *head;             // lm_head_scratch; of a student divergence_scratch
-        HeadStats stats;             // (N) each
+        X *normf;           // (own, C)         own: the tokens that the rank norms, all T without tensor parallelism
+        X *dx;              // (own, C)         gradient of the residual stream
+        X *input, *output;  // (T, C)           with tensor parallelism, all tokens of what a block reads and of what it computes
+        float *parts;       // (tp, 5, rows of a chunk)  likewise the statistics of the head's loss
+        X *taught;          // (T, C)           normf by the base of adapters, which is the teacher
+        std::byte *head;    // lm_head_scratch; of a student divergence_scratch
+        HeadStats stats;    // (N) each
         DivergenceStats divergence;  // (N) each    of a student, with `stats` as its own
         float *scores;               // (N)              reward model
         double *sums;                // (3), of a student (8)    head_sums, the teacher's and divergence_sums since the last call
@@ -240,8 +252,11 @@ template <class Dev> class Decoder : public Model, public Generator {
     bool all_finished(bool finished);
     HeadLoss head_loss() const;
     HeadShape head_shape(size_t T, size_t N) const {
-        return {T, config.C, has_teacher() ? limits.teacher.V : config.V, N, limits.head_chunk};
+        return {T, config.C, has_teacher() ? limits.teacher.V : config.V, N, limits.head_chunk, most_V()};
     }
+    // The chunks of the head are those of the rank with the largest part of the vocabulary.
+    size_t most_V() const { return part_of(whole_, limits.ranks.tp, 0).V; }
+    void gather_statistics(size_t first, size_t n);
     // What gives the head's loss its derivatives: without either the row's weights, which are the derivatives with respect to each nll.
     struct Judge {
         const TokenLoss *loss = nullptr;
@@ -284,6 +299,10 @@ template <class Dev> class Decoder : public Model, public Generator {
     X *embed_w_ = nullptr, *head_w_ = nullptr, *base_embed_w_ = nullptr, *base_head_w_ = nullptr;
     size_t targets_ = 0;             // the number of targets since the last take_sums()
     bool balance_is_known_ = false;  // true if `balance` is valid for this step
+
+    const ModelConfig whole_;
+    Table (*const table_of_)(const ModelConfig &);
+    const OpList whole_ops_;
 
     // (L + 1) The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded in between.
     struct {
@@ -337,15 +356,16 @@ template <class Dev> template <template <class> class M> void Decoder<Dev>::rehe
     if constexpr (!is_rehearsal<Dev>) {
         const Ranks &r = limits.ranks;
         const int group = int(r.group());
-        const int experts = int(r.expert_parallel);
-        std::vector<RehearsalComm::Split> splits = {{int(r.sp), 1}};
+        const int experts = int(r.expert_parallel), tp = int(r.tp);
+        std::vector<RehearsalComm::Split> splits = {{int(r.sp), tp}};
         if (group < int(r.world)) splits.insert(splits.end(), {{group, 1}, {int(r.world) / group, group}});
-        if (experts > 1) splits.insert(splits.end(), {{experts, 1}, {group / experts, experts}});
+        for (int divide : {experts, tp})
+            if (divide > 1) splits.insert(splits.end(), {{divide, 1}, {group / divide, divide}});
         RehearsalComm world(log, int(r.rank), int(r.world), splits);
-        Mesh mesh(world, int(r.sp), int(r.zero_group), experts);
+        Mesh mesh(world, int(r.sp), int(r.zero_group), experts, tp);
         ModelLimits few = limits;
         few.row_tokens = (std::min(tile, expert_tile) < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
-        M<Rehearsal<Dev>> model({dev, &log}, config, few);
+        M<Rehearsal<Dev>> model({dev, &log}, whole_, few);
         model.allocate(mesh, true, false);
         log.watch(model.plan());
         if (!std::ranges::equal(plan_.segments(), model.plan().segments(), {}, &Segment::name, &Segment::name))

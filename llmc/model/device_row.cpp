@@ -24,11 +24,17 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
 }
 
 void DeviceRow::load(const Row &row, Memory &memory) {
+    const Ranks &r = limits_.ranks;
     T = row.T, N = row.predictors.size();
-    write(memory, tokens, row.tokens);
+    shard = ceil_div(T, r.tp), own_begin = std::min(T, shard * r.tp_rank()), own = std::min(shard, T - own_begin);
+    const auto local = [&](std::vector<int32_t> ids) {
+        for (int32_t &id : ids) id -= int32_t(config_.part.vocabulary.first);
+        return ids;
+    };
+    write(memory, tokens, local(row.tokens));
     write(memory, doc_pos, row.doc_pos);
     write(memory, predictors, row.predictors);
-    write(memory, targets, row.targets);
+    write(memory, targets, local(row.targets));
 }
 
 // Returns the row with doc_pos moved to the second table for documents longer than longrope's original positions.

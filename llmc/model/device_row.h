@@ -16,10 +16,12 @@ struct DeviceRow {
     DeviceRow(const ModelConfig &config, const ModelLimits &limits) : config_(config), limits_(limits) {}
 
     size_t T = 0, N = 0;
+    size_t shard = 0, own_begin = 0,
+           own = 0;                  // under tensor parallelism a rank norms `own` of the tokens, at most `shard` of them
     std::vector<size_t> numbers;     // (N) index of each predictor among the whole row's predictors, on the host
     size_t predictors_of_whole = 0;  // number of predictors of the whole row
     std::optional<SequenceSplit> split;
-    int32_t *tokens;            // (T)
+    int32_t *tokens;            // (T) numbers among the rank's tokens of the vocabulary; outside of [0, V): another rank's
     int32_t *doc_pos;           // (T) position in the document
     int32_t *documents;         // (T) number of the document in its file, with dropout or noise; below 0: padding
     int32_t *copies;            // (T) with experts: the documents that a token stands for; 0: padding
@@ -29,7 +31,7 @@ struct DeviceRow {
     TileCuts cuts = {};         // cuts of the whole row
     std::optional<PromptParts> shared;  // the parts of attention, if documents share prompts
     int32_t *predictors;                // (N) the positions whose logits predict the targets
-    int32_t *targets;                   // (N)
+    int32_t *targets;                   // (N) numbered as tokens are
     float *weights;                     // (N) dL/dnll; for a reward model dL/dscore
     float entropy_weight;               // dL/dentropy of each predictor
 

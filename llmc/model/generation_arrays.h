@@ -12,6 +12,7 @@
 #include "../ops/layout.h"
 #include "../ops/matmul.h"
 #include "../ops/sample.h"
+#include "../parallel/mesh.h"
 #include "delta.h"
 #include "device_row.h"
 #include "model.h"
@@ -38,12 +39,17 @@ template <class Dev> class GenerationArrays {
     DeltaCache<X> delta(size_t l) const { return {delta_[l].states, delta_[l].columns, state_slots_}; }
     // normf (T, C): the normed output of the last layer
     void find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step);
-    std::vector<float> logits(Memory &memory) const;
-    DrawnTokens draw(const DrawRequest &request, Memory &memory);
+    // tensor: the ranks that divide the vocabulary, or null. Each draws the tokens of its share of the sequences, from whole rows of logits.
+    std::vector<float> logits(Memory &memory, Comm *tensor);
+    DrawnTokens draw(const DrawRequest &request, Memory &memory, Comm *tensor, Payload &sent);
     void copy_page(size_t to, size_t from);
     void copy_state(size_t to, size_t from);
 
   private:
+    size_t whole_V() const { return config.part.ranks > 1 ? config.part.vocabulary.whole : config.V; }
+    Share share() const;
+    void exchange(Comm &tensor, Payload &sent);
+
     const Dev dev;
     const ModelConfig &config;
     const ModelLimits &limits;
@@ -54,6 +60,7 @@ template <class Dev> class GenerationArrays {
     int32_t *state_slots_ = nullptr;                     // (T) CacheStep
     X *last_;                                            // (sequences, C)
     float *logits_;                                      // (sequences, logits_ld)
+    float *whole_;                                       // (the rank's share of sequences, logits_ld)  with a divided vocabulary
     float *scratch_;                                     // attention_decode_scratch
     int32_t *slots_;                                     // (T) CacheStep
     int32_t *table_;                                     // (sequences, sequence_pages)
@@ -84,6 +91,8 @@ template <class Dev> void GenerationArrays<Dev>::plan(Plan &plan, size_t T) {
     plan.transient(&scratch_, "decode scratch", {attention_decode_scratch(dev, n, pages, config.H, config.D)});
     plan.transient(&last_, "last rows", {n, C});
     plan.transient(&logits_, "logits", {n, logits_ld(dev, config.V)});
+    if (config.part.ranks > 1)
+        plan.transient(&whole_, "whole logits", {ceil_div(n, config.part.ranks), logits_ld(dev, whole_V())});
     plan.add(&first_draw_, "row.first_draw", {n + 1});
     plan.add(&random_, "row.random", {limits.draws});
     plan.add(&drawn_, "drawn tokens", {limits.draws});
@@ -117,28 +126,69 @@ template <class Dev> void GenerationArrays<Dev>::load(const Row &r, const CacheS
 template <class Dev>
 void GenerationArrays<Dev>::find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step) {
     const size_t C = config.C, V = config.V;
-    if (step.prompts) embedding_forward(dev, last_, normf, row.predictors, sequences_, C);
+    if (step.prompts) embedding_forward(dev, last_, normf, row.predictors, sequences_, C, row.T);
     matmul_forward(dev, logits_, step.prompts ? last_ : normf, head_w, (const X *)nullptr, sequences_, C, V, logits_ld(dev, V));
 }
 
-template <class Dev> std::vector<float> GenerationArrays<Dev>::logits(Memory &memory) const {
-    const size_t V = config.V, ld = logits_ld(dev, V);
-    auto out = read(memory, logits_, sequences_ * ld);
-    for (size_t i = 1; i < sequences_; i++) std::copy_n(out.data() + i * ld, V, out.data() + i * V);  // without padding
-    out.resize(sequences_ * V);
-    return out;
+// The sequences for which this rank draws.
+template <class Dev> Share GenerationArrays<Dev>::share() const {
+    const size_t most = ceil_div(sequences_, config.part.ranks), first = std::min(sequences_, most * config.part.rank);
+    return {first, std::min(most, sequences_ - first), sequences_};
 }
 
-template <class Dev> DrawnTokens GenerationArrays<Dev>::draw(const DrawRequest &r, Memory &memory) {
-    const size_t n = r.random.size(), V = config.V;
+// Sends each rank its sequences' logits, and receives the other parts of the rows of this rank's sequences.
+template <class Dev> void GenerationArrays<Dev>::exchange(Comm &tensor, Payload &sent) {
+    const size_t ranks = config.part.ranks, most = ceil_div(sequences_, ranks), ld = logits_ld(dev, config.V),
+                 own = config.part.rank;
+    std::vector<Slice> send, receive;
+    for (size_t r = 0; r < ranks; r++)
+        for (size_t i = 0; i < most; i++) {
+            const Share from = vocabulary_of(config, r);
+            const bool to = r * most + i < sequences_, here = own * most + i < sequences_;
+            send.push_back(to ? Slice(logits_ + (r * most + i) * ld, config.V) : Slice());
+            receive.push_back(here ? Slice(whole_ + i * logits_ld(dev, whole_V()) + from.first, from.count) : Slice());
+            sent.tensor += r == own ? 0 : send.back().bytes();
+        }
+    if constexpr (is_rehearsal<Dev>) dev.note(logits_, whole_);
+    tensor.exchange_all(send, receive);
+}
+
+template <class Dev> std::vector<float> GenerationArrays<Dev>::logits(Memory &memory, Comm *tensor) {
+    const size_t V = whole_V(), ld = logits_ld(dev, V);
+    const Share rows = share();
+    if (Payload sent; tensor) exchange(*tensor, sent);
+    const auto own = read(memory, tensor ? whole_ : logits_, rows.count * ld);
+    std::vector<double> out(sequences_ * V);
+    for (size_t i = 0; i < rows.count; i++)
+        std::copy_n(own.data() + i * ld, V, out.data() + (rows.first + i) * V);  // without padding
+    if (tensor) out = tensor->sum(out);
+    return {out.begin(), out.end()};
+}
+
+template <class Dev> DrawnTokens GenerationArrays<Dev>::draw(const DrawRequest &r, Memory &memory, Comm *tensor, Payload &sent) {
+    const size_t n = r.random.size(), V = whole_V();
     const bool penalises = !r.occurred.empty();
     write(memory, first_draw_, r.first);
     write(memory, random_, r.random);
     if (penalises) write(memory, first_occurred_, r.first_occurred), write(memory, occurred_, r.occurred);
-    sample(dev, drawn_, r.logps ? drawn_logps_ : nullptr, logits_,
-           Draws{first_draw_, random_, first_occurred_, penalises ? occurred_ : nullptr}, r.sampling, r.vocabulary, sequences_, V,
-           logits_ld(dev, V));
-    return {read(memory, drawn_, n), r.logps ? read(memory, drawn_logps_, n) : std::vector<float>()};
+    const Share rows = share();
+    if (tensor) exchange(*tensor, sent);
+    if (rows.count)
+        sample(dev, drawn_, r.logps ? drawn_logps_ : nullptr, tensor ? whole_ : logits_,
+               Draws{first_draw_ + rows.first, random_, first_occurred_ + rows.first, penalises ? occurred_ : nullptr},
+               r.sampling, r.vocabulary, rows.count, V, logits_ld(dev, V));
+    DrawnTokens drawn{read(memory, drawn_, n), r.logps ? read(memory, drawn_logps_, n) : std::vector<float>()};
+    if (!tensor) return drawn;
+    const size_t begin = size_t(r.first[rows.first]), end = size_t(r.first[rows.first + rows.count]);
+    const auto from_all = [&](auto &values, auto zero) {
+        std::vector<decltype(zero)> own(values.size());
+        for (size_t i = begin; i < std::min(end, own.size()); i++) own[i] = values[i];
+        const auto sums = tensor->sum(own);
+        for (size_t i = 0; i < own.size(); i++) values[i] = std::remove_reference_t<decltype(values[0])>(sums[i]);
+    };
+    from_all(drawn.tokens, int64_t());
+    from_all(drawn.logps, double());
+    return drawn;
 }
 
 template <class Dev> void GenerationArrays<Dev>::copy_page(size_t to, size_t from) {

@@ -137,6 +137,8 @@ class Generator {
     virtual DrawnTokens draw(const DrawRequest &request) = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;
     virtual void copy_state(size_t to, size_t from) = 0;  // of all layers with linear attention, from slot to slot
+    // True if generation is to stop: this rank wants to, or another one that computes the same passes.
+    virtual bool stops(bool wants) = 0;
     // All ranks of a model in training call it after generation. It returns when all ranks have called it: if weights are divided, the other ranks
     // still need this rank's part.
     virtual void finish() = 0;
@@ -189,9 +191,10 @@ class Trainee {
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
     virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
-    virtual OptimizerState optimizer_state() = 0;  // this rank's part
-    virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
-    virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
+    // This rank's part, numbered for ranks of which this many divide tensors; 0: as these ranks do.
+    virtual OptimizerState optimizer_state(size_t tensor_ranks = 0) = 0;
+    virtual void optimizer_state_loaded() = 0;  // gathers the parameters that other ranks have loaded
+    virtual void gather_parameters() = 0;       // waits for the parameters that update() and optimizer_state_loaded() gather
 };
 
 // A model with its weights, which evaluates rows.

@@ -47,10 +47,20 @@ template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_
     return out;
 }
 
+// Returns a cut tensor whole.
+inline Tensor uncut(Tensor t) {
+    t.count = t.whole_count(), t.shape = t.whole_shape(), t.cut = {};
+    return t;
+}
+
 // Reads elements [first, first + n) of a tensor. A reward model may start from a language model; the file then has no tensor for its head, which gets
 // initial values, as adapters do. A transposed tensor is read as a whole, because any part of the transpose needs all of it.
 template <class P>
 void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n, uint64_t seed, P *to, Memory &memory) {
+    if (t.cut.dim >= 0)
+        return t.for_runs(first, n, [&, whole = uncut(t)](size_t begin, size_t at, size_t run) {
+            load_part(weights, whole, begin, run, seed, to + at, memory);
+        });
     if (t.transposed) {
         std::vector<P> whole(t.count);
         HostMemory host;
@@ -102,10 +112,12 @@ void initialise_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
-            const auto values = initial_values(t, s.first + first, n, seed, own);
-            const Floats<typename Dev::X> to = zero.params_at(s) + first;
-            if (zero.lower) write(memory, to, values);
-            else write(memory, to.rounded, rounded<typename Dev::X>(values));
+            t.for_runs(s.first + first, n, [&, whole = uncut(t)](size_t begin, size_t at, size_t run) {
+                const auto values = initial_values(whole, begin, run, seed, own);
+                const Floats<typename Dev::X> to = zero.params_at(s) + first + at;
+                if (zero.lower) write(memory, to, values);
+                else write(memory, to.rounded, rounded<typename Dev::X>(values));
+            });
         });
     });
     zero.gather(ranks);
@@ -121,7 +133,7 @@ const typename Dev::X *whole_bucket(ShardedParameters<Dev> &zero, const ShardRan
     X *const all = reinterpret_cast<X *>(buffer), *const own = all + bucket.own * bucket.part;
     zero.read_part(
         b, [&](Floats<X> part, size_t first, size_t n) { ranks.group.memory.copy(own + first, part.rounded, n * sizeof(X)); });
-    if (zero.sharding.divided) ranks.of(bucket.experts).all_gather({own, bucket.part}, {all, bucket.padded()});
+    if (zero.sharding.divided) ranks.of(bucket.holders).all_gather({own, bucket.part}, {all, bucket.padded()});
     return all;
 }
 
@@ -149,9 +161,44 @@ void copy_parameters(ShardedParameters<Dev> &zero, const ShardRanks &ranks, Shar
     memory.finish();
 }
 
+// Returns every rank's values on rank 0, and nothing elsewhere. They travel through `room`, which has `size` elements on each rank.
+template <class T>
+std::vector<std::vector<T>> gather_on_first(Comm &comm, const std::vector<T> &own, T *room, size_t size, Memory &memory) {
+    std::vector<std::vector<T>> all(size_t(comm.rank == 0 ? comm.size : 0));
+    if (comm.rank == 0) all[0] = own;
+    const auto counts = comm.gather(own.size());
+    for (size_t r = 1; r < counts.size(); r++)
+        in_parts(
+            counts[r],
+            [&](size_t first, size_t n) {
+                const bool sends = size_t(comm.rank) == r, receives = comm.rank == 0;
+                const Slice slice(room, n);
+                if (sends) memory.write(room, own.data() + first, n * sizeof(T));
+                comm.wait(comm.exchange(sends ? slice : Slice(), 0, receives ? slice : Slice(), int(r)));
+                if (!receives) return;
+                all[r].resize(first + n);
+                memory.read(all[r].data() + first, room, n * sizeof(T));
+            },
+            size);
+    return all;
+}
+
+// Puts a cut tensor together from the parts of all ranks, in order.
+template <class T> std::vector<T> put_together(const Tensor &t, const std::vector<std::vector<T>> &parts) {
+    const size_t rows = t.cut.dim == 1 ? t.shape[0] : 1;
+    std::vector<T> whole;
+    whole.reserve(t.whole_count());
+    for (size_t r = 0; r < rows; r++)
+        for (const std::vector<T> &part : parts) {
+            const size_t n = part.size() / rows;
+            whole.insert(whole.end(), part.begin() + ptrdiff_t(r * n), part.begin() + ptrdiff_t((r + 1) * n));
+        }
+    return whole;
+}
+
 // Rank 0 writes the model, or its adapters, bucket by bucket, so no second copy of it exists. The float weights of a model that computes in bf16, and
-// prefetched weights, are gathered into buffer(b), which has room for bucket b with its padding. Divided experts arrive there from one rank after
-// another. If rank 0 fails, all ranks throw its error.
+// prefetched weights, are gathered into buffer(b), which has room for bucket b with its padding. Divided experts, and the parts of cut tensors, arrive
+// there from one rank after another; rank 0 puts a bucket's cut tensors together on the host. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype,
                      Memory &memory, F buffer, const WeightFiles &files = model_files) {
@@ -174,7 +221,7 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
     on_rank_0([&] {
         std::vector<TensorSpec> tensors;
         for (const Tensor &t : zero.whole) {
-            tensors.push_back({t.name, t.shape, export_dtype});
+            tensors.push_back({t.name, t.whole_shape(), export_dtype});
             if (t.transposed) std::swap(tensors.back().shape[0], tensors.back().shape[1]);
         }
         writer = std::make_unique<HfWriter>(dir, tensors, files);
@@ -189,18 +236,50 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
             });
         });
     };
+    // Writes the cut tensors of consecutive buckets, [begin, end), of which the tensor group of rank 0 sends it the parts.
+    const auto write_cut = [&]<class T>(size_t first, size_t last, T *room, auto values_of) {
+        const size_t begin = sharding.buckets[first].global;
+        const bool joins = size_t(mesh.all.rank) < sharding.tensor_ranks;
+        std::vector<T> own;
+        for (size_t b = first; b < last; b++) {
+            const T *const values = values_of(b);
+            if (!joins) continue;
+            own.resize(own.size() + sharding.buckets[b].count);
+            memory.read(own.data() + (sharding.buckets[b].global - begin), values, sharding.buckets[b].count * sizeof(T));
+        }
+        if (!joins) return;
+        size_t size = sharding.buckets[last - 1].padded();
+        for (size_t other : ranks.tensor->gather(size)) size = std::min(size, other);
+        for_parts(zero.whole, begin, own.size(), [&](const Tensor &t, size_t, size_t at, size_t n) {
+            const std::vector<T> part(own.begin() + ptrdiff_t(at), own.begin() + ptrdiff_t(at + n));
+            const auto parts = gather_on_first(*ranks.tensor, part, room, size, memory);
+            on_rank_0([&] {
+                HostMemory host;
+                const auto whole = put_together(t, parts);
+                writer->write(t.name, whole.data(), whole.size(), host);
+            });
+        });
+    };
     const auto floats_of = [&](size_t b) {
         const Bucket &bucket = sharding.buckets[b];
         float *const own = buffer(b) + bucket.own * bucket.part;
         zero.read_part(b, [&](const auto &halves, size_t begin, size_t count) {
             in_parts(count, [&](size_t first, size_t n) { write(memory, own + begin + first, read(memory, halves + first, n)); });
         });
-        if (sharding.parts > 1) ranks.of(bucket.experts).all_gather({own, bucket.part}, {buffer(b), bucket.padded()});
+        if (sharding.parts > 1) ranks.of(bucket.holders).all_gather({own, bucket.part}, {buffer(b), bucket.padded()});
         return own - bucket.own * bucket.part;
+    };
+    // The buckets of a unit's rows, of which the ranks of a tensor group may have different numbers, are written together.
+    const auto end_of_range = [&](size_t b) {
+        const auto &buckets = sharding.buckets;
+        const auto begins_unit = [&](const Bucket &bucket) { return std::ranges::count(sharding.unit_begins, bucket.shard) > 0; };
+        for (b++; b < buckets.size() && buckets[b].holders == Holders::same_cut && !begins_unit(buckets[b]);) b++;
+        return b;
     };
     const auto write_bucket = [&]<class T>(size_t b, T *room, auto values_of) {
         const Bucket &bucket = sharding.buckets[b];
-        if (!bucket.experts) return write_elements(values_of(b), bucket.global, bucket.count);
+        if (bucket.holders == Holders::all) return write_elements(values_of(b), bucket.global, bucket.count);
+        if (bucket.holders == Holders::same_cut) return write_cut(b, end_of_range(b), room, values_of);
         for (size_t r = 0; r < sharding.expert_ranks; r++) {
             const T *const own = values_of(b);
             if (own != room && r == sharding.expert_own) ranks.group.memory.copy(room, own, bucket.count * sizeof(T));
@@ -208,7 +287,8 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
             write_elements(room, bucket.range + r * bucket.count, bucket.count);
         }
     };
-    for (size_t b = 0; b < sharding.buckets.size(); b++) {
+    for (size_t b = 0; b < sharding.buckets.size();
+         b = sharding.buckets[b].holders == Holders::same_cut ? end_of_range(b) : b + 1) {
         if (from_halves) write_bucket(b, buffer(b), floats_of);
         else write_bucket(b, reinterpret_cast<X *>(buffer(b)), [&](size_t n) { return whole_bucket(zero, ranks, n, buffer(n)); });
     }
@@ -221,11 +301,14 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
 
 // Returns the name of the first tensor whose summed gradient is not finite, or an empty name.
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
-    size_t first = zero.sharding.elements;  // index of the tensor's first element
+    const auto index_of = [&](size_t element) {
+        size_t i = 0;
+        while (i < zero.whole.size() && zero.whole[i].offset + zero.whole[i].count <= element) i++;
+        return i;
+    };
+    size_t first = zero.whole.size();  // index of the tensor
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
-        if (!std::isfinite(zero.gradients.squared_norm_of(s))) first = std::min(first, s.global);
+        if (!std::isfinite(zero.gradients.squared_norm_of(s))) first = std::min(first, index_of(s.global));
     for (size_t other : comm.gather(first)) first = std::min(first, other);
-    std::string name;
-    for_parts(zero.whole, first, 1, [&](const Tensor &t, size_t, size_t, size_t) { name = t.name; });
-    return name;
+    return first < zero.whole.size() ? zero.whole[first].name : "";
 }

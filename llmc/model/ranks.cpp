@@ -23,7 +23,7 @@ size_t kind_of(const ModelConfig &config, size_t layer) {
 }
 
 SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element, const Row &row, const ModelConfig *as) {
-    const AttentionCost cost{c.H, c.KV, c.D, element, ranks.flops, ranks.bandwidth};
+    const AttentionCost cost{c.whole_H(), c.whole_KV(), c.D, element, ranks.flops, ranks.bandwidth};
     const auto kinds = layer_kinds(c);
     // With one rank there is no choice. Under ulysses every rank computes attention on the whole row, which must be in order.
     if (ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses)
@@ -42,7 +42,7 @@ std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks
         costs.push_back(row_cost(outline(data, samples, share_prompts), kinds, config.H, config.D, flops_per_token));
     const auto dealt = deal_rows(costs, ranks.dp());
     std::vector<std::vector<size_t>> own;
-    for (size_t row : dealt[ranks.rank / ranks.sp]) own.push_back(row == no_row ? std::vector<size_t>() : rows[row]);
+    for (size_t row : dealt[ranks.rank / ranks.tp / ranks.sp]) own.push_back(row == no_row ? std::vector<size_t>() : rows[row]);
     return own;
 }
 
@@ -50,6 +50,7 @@ std::string mesh_line(const Ranks &r) {
     static const char *const modes[] = {"ring", "gather", "ulysses"};
     std::string line = format("%zu ranks: %zu x data, %zu x sequence", r.world, r.dp(), r.sp);
     if (r.sp > 1) line += format(" (%s)", modes[size_t(r.sp_mode)]);
+    if (r.tp > 1) line += format(", %zu x tensor", r.tp);
     line += format(", ZeRO stage %d", r.zero_stage);
     if (r.group() < r.world) line += format(" in groups of %zu", r.group());
     return r.expert_parallel > 1 ? line + format(", experts over %zu", r.expert_parallel) : line;

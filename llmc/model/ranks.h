@@ -6,9 +6,9 @@
 #include "../parallel/split.h"
 #include "config.h"
 
-// Only numbers, so a plan can be made for ranks that do not run. world = dp * sp, as in mesh.h.
+// Only numbers, so a plan can be made for ranks that do not run. world = dp * sp * tp, as in mesh.h.
 struct Ranks {
-    size_t world = 1, rank = 0, sp = 1;
+    size_t world = 1, rank = 0, sp = 1, tp = 1;
     SpMode sp_mode = SpMode::ring;
     size_t head_stride = 1;  // gather: the number of KV heads at a time
     int zero_stage = 0;
@@ -17,12 +17,15 @@ struct Ranks {
     size_t bucket_bytes = size_t(1) << 30;  // at stage 2: gradients of an embedding or head that are computed at a time
     double flops = 1e14, bandwidth = 5e10;  // constants for AttentionCost, which the choice of a layout uses
 
-    size_t dp() const { return world / sp; }
+    size_t dp() const { return world / (sp * tp); }
     size_t group() const { return zero_group ? zero_group : world; }
-    size_t sp_rank() const { return rank % sp; }
+    // Of a model that only generates: rows and weights are divided by tensor parallelism alone.
+    Ranks of_generation() const { return {.world = tp, .rank = tp_rank(), .tp = tp}; }
+    size_t sp_rank() const { return rank / tp % sp; }
+    size_t tp_rank() const { return rank % tp; }
     size_t communicators() const {
         const size_t of_experts = expert_parallel > 1 ? 1 + (expert_parallel < group()) : 0;
-        return world == 1 ? 0 : 1 + (sp > 1) + (group() < world ? 2 : 0) + of_experts;
+        return world == 1 ? 0 : 1 + (sp > 1) + (group() < world ? 2 : 0) + of_experts + (tp > 1 ? 1 + (tp < group()) : 0);
     }  // true if communicators of mesh.h have more than one rank
 };
 

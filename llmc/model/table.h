@@ -18,6 +18,13 @@ struct Table {
     size_t head = 0;          // the unit of the head; the embedding's if they are tied
 };
 
+// Declares the unit's last `count` elements, a cut tensor, as such: a range of Unit::cut.
+inline void add_cut(Unit &unit, size_t count) {
+    const size_t begin = unit.end - count;
+    if (!unit.cut.empty() && unit.cut.back().second == begin) unit.cut.back().second = unit.end;
+    else unit.cut.emplace_back(begin, unit.end);
+}
+
 // A subset of a table's tensors, in the same units and without gaps.
 struct TablePart {
     Table table;
@@ -35,6 +42,7 @@ struct TablePart {
                 const bool ends_experts = std::ranges::count(experts, t.offset + t.count) > 0;
                 offsets[t.offset] = end, t.offset = end;
                 table.units.back().end = end += t.count;
+                if (t.cut.dim >= 0) add_cut(table.units.back(), t.count);
                 if (ends_experts) table.units.back().experts.push_back(end);
                 table.tensors.push_back(std::move(t));
             }
@@ -63,9 +71,12 @@ template <class S> class TensorList {
         return table.units.size() - 1;
     }
     // Adds a tensor. If it does not exist in this model, its member becomes null. A tensor without a member appends rows to the previous
-    // matrix. For `transposed` see Tensor.
+    // matrix. The shape is that of the rank's part. For `transposed` see Tensor.
+    void add(bool exists, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init, bool decay, Cut cut) {
+        add(exists, name, member, std::move(shape), init, decay, false, cut);
+    }
     void add(bool exists, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init, bool decay,
-             bool transposed = false) {
+             bool transposed = false, Cut cut = {}) {
         if (member) *member = exists ? addresses_(table.units.size() - 1, offset_) : nullptr;
         if (!exists) return;
         size_t count = 1;
@@ -73,9 +84,21 @@ template <class S> class TensorList {
         const size_t unit = table.units.size() - 1;
         const bool matrix =
             decay && shape.size() == 2 && table.units[unit].row_elements == 0 && unit != table.positions;  // of a layer
-        table.tensors.push_back({prefix_ + name, std::move(shape), init, decay, offset_, count, transposed, matrix,
-                                 matrix && init != Tensor::router});
+        Tensor t{prefix_ + name,
+                 std::move(shape),
+                 init,
+                 decay,
+                 offset_,
+                 count,
+                 transposed,
+                 matrix,
+                 matrix && init != Tensor::router,
+                 cut};
+        t.number = whole_ + (cut.dim < 0 ? 0 : cut.first * (count / t.shape[size_t(cut.dim)]));
+        whole_ += t.whole_count();
         table.units.back().end = offset_ += count;
+        if (cut.dim >= 0) add_cut(table.units.back(), count);
+        table.tensors.push_back(std::move(t));
     }
     // Declares the unit's tensors since the last call, or since its beginning, as the experts', with an equal number for each: a range of
     // Unit::experts.
@@ -92,11 +115,13 @@ template <class S> class TensorList {
     }
     void add_head_tensor(const ModelConfig &c) {
         if (c.reward) add(true, "score.weight", &head, {1, c.C}, Tensor::score, true);
-        else add(true, head_name, &head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
+        else
+            add(true, head_name, &head, {c.V, c.C}, Tensor::normal, true, c.part.vocabulary.rows()),
+                table.tensors.back().product = true;
     }
 
   private:
     Addresses addresses_;
     std::string prefix_;
-    size_t offset_ = 0;
+    size_t offset_ = 0, whole_ = 0;  // elements so far, of the rank's parts and of the whole tensors
 };

@@ -31,10 +31,10 @@ inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits)
     const int world = int(r.group()), rank = int(r.rank % r.group());
     if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.group() > 1)))
         for (Unit &unit : units) unit.row_elements = 0;
-    if (!train && r.zero_stage < 3) return Sharding(units, 0, world, rank, 0, 8, false, r.expert_parallel);
+    if (!train && r.zero_stage < 3) return Sharding(units, 0, world, rank, 0, 8, false, r.expert_parallel, r.tp);
     const bool in_blocks = limits.moments == Moments::blockwise;
     return Sharding(units, r.zero_stage, world, rank, r.bucket_bytes, in_blocks ? Blockwise::size : 8, limits.offload.weights,
-                    r.expert_parallel);
+                    r.expert_parallel, r.tp);
 }
 
 // Frozen weights are not divided, and adapters are too small for division to pay.

@@ -6,10 +6,12 @@
 inline namespace CUDA_BACKEND {
 // One block computes a row. The kernel moves 2 T C elements, or 3 T C with positions; p may be null.
 template <class X, int N>
-__global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t C) {
-    const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(pos[blockIdx.x]) * C : p;
+__global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t C,
+                                          unsigned V) {
+    const unsigned token = unsigned(tokens[blockIdx.x]);
+    const X *row = w + token * C, *position = p ? p + size_t(pos[blockIdx.x]) * C : p;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
-        auto v = Vec<X, N>::load(row + c);
+        auto v = token < V ? Vec<X, N>::load(row + c) : Vec<X, N>{};
         if (p) {
             const auto q = Vec<X, N>::load(position + c);
             for (int i = 0; i < N; i++) v[i] = float(v[i]) + float(q[i]);
@@ -19,17 +21,22 @@ __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tok
 }
 
 template <class X>
-void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T,
-                       size_t C) {
+void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T, size_t C,
+                       size_t V) {
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(C, out, w, p);
     launch(dev, wide ? embedding_forward_kernel2<X, N> : embedding_forward_kernel2<X, 1>, Grid{T}, 128, 0, out, w, tokens, p, pos,
-           C);
+           C, unsigned(V));
 }
 
-template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
+template <class X>
+void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T,
+                       size_t C) {
+    embedding_forward(dev, out, w, tokens, p, pos, T, C, ~0u);
+}
+template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C, size_t V) {
     const X *no_positions = nullptr;
-    embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C);
+    embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C, V);
 }
 
 // The range is divided among the warps of a row of the grid. A warp reads all tokens, 256 at a time with overlapping loads, and adds the

@@ -1,11 +1,11 @@
 // The embedding of tokens, and of positions.
 //
-//   embedding_forward (dev, out, w, tokens, T, C)                    out[t] = w[tokens[t]]
+//   embedding_forward (dev, out, w, tokens, T, C, V)                 out[t] = w[tokens[t]], or 0 for tokens outside [0, V): another rank has them
 //   embedding_forward (dev, out, w, tokens, p, pos, T, C)            out[t] = w[tokens[t]] + p[pos[t]]      GPT-2, learned positions
 //   embedding_backward(dev, dw, dout, tokens, T, C, first, count)    dw[tokens[t] - first] += dout[t], tokens in [first, first + count)
 //
 //   out, dout (T, C) X     w (V, C) X     dw (count, C) float, accumulated: the gradient of rows [first, first + count) of w
-//   tokens (T), each in [0, V)     p (P, C) X     pos (T), each in [0, P); the backward pass for p is embedding_backward with pos as tokens
+//   tokens (T)     p (P, C) X     pos (T), each in [0, P); the backward pass for p is embedding_backward with pos as tokens
 //   Nothing may alias. The gradients of a token are added in the order of the text, for any number of threads.
 //   first 0 and count V give the whole gradient. Ranges are for ZeRO-2, where the whole gradient never exists at once; each call reads all tokens.
 #pragma once
@@ -16,9 +16,12 @@
 #include "../core/common.h"
 #include "../core/device.h"
 
-template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
+template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C, size_t V) {
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) std::copy_n(w + size_t(tokens[t]) * C, C, out + t * C);
+    for (size_t t = 0; t < T; t++) {
+        if (const size_t v = size_t(tokens[t]); v < V) std::copy_n(w + v * C, C, out + t * C);
+        else std::fill_n(out + t * C, C, X(0.0f));
+    }
 }
 
 template <class X>

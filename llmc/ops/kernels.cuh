@@ -21,6 +21,7 @@
 #include "gelu.cuh"
 #include "gradients.cuh"
 #include "grouped_matmul.cuh"
+#include "head_parts.cuh"
 #include "layernorm.cuh"
 #include "layout.cuh"
 #include "loss.cuh"

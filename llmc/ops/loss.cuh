@@ -113,7 +113,7 @@ __device__ __forceinline__ SoftmaxPart softmax_part_of_row(float &target, const 
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
-    target = row[y] * to_z;
+    target = y < V ? row[y] * to_z : -INFINITY;
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
     part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit

@@ -1,7 +1,7 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
 // products of the head and the softmax between them, and at most shape.chunk bytes of logits are alive (on CUDA 256 MiB, or 1024 rows).
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, shape, accumulate, weigh)
+//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, shape, accumulate, known)
 //                                       for n < N, with t = loss.predictors[n], y = loss.targets[n], tau = loss.temperature:
 //       logit[v] = sum_c x[t,c] w[v,c]       z[v] = logit[v] / tau    p = softmax(z)       lse = log sum_v exp(z[v])
 //       nll[n] = lse - z[y]                  entropy[n] = lse - sum_v p[v] z[v]            correct[n] = 1 if y is the first maximum
@@ -14,8 +14,9 @@
 //
 //   shape: T, C, V, N, chunk     x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float
 //   stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
-//   weigh(n0, n), unless it is empty, is called for each chunk once the stats of its rows [n0, n0 + n) are computed, and writes their loss.weights: so a
-//   loss that is a function of each token's nll needs no forward pass of its own.
+//   known(n0, n), unless it is empty, is called for each chunk once the stats of its rows [n0, n0 + n) are computed. It may write their loss.weights: so
+//   a loss that is a function of each token's nll needs no forward pass of its own. If w is a rank's part of the vocabulary, it replaces the stats by
+//   those of the whole (head_parts.h). A target outside [0, V) is another rank's: then nll is infinite and correct is 0.
 //   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and loss.weights may then also be null.
 //   scratch: lm_head_scratch(dev, shape) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
@@ -40,6 +41,7 @@
 struct HeadShape {
     size_t T, C, V, N;  // tokens, channels, logits of a token, and tokens with a target
     size_t chunk = least_head_chunk;
+    size_t most_V = V;  // the most logits that a rank has of a token: it decides the chunks, which are the same on all of them
 
     auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
@@ -103,10 +105,10 @@ template <Left left> void softmax_row(HeadStats stats, size_t n, float *logits, 
     float max = -INFINITY;
 #pragma omp simd reduction(max : max)
     for (size_t v = 0; v < V; v++) max = logits[v] * scale > max ? logits[v] * scale : max;
-    const float target = logits[y] * scale;
+    const float target = y < V ? logits[y] * scale : -INFINITY;
     int earlier = 0;
 #pragma omp simd reduction(| : earlier)
-    for (size_t v = 0; v < y; v++) earlier |= logits[v] * scale == max;
+    for (size_t v = 0; v < std::min(y, V); v++) earlier |= logits[v] * scale == max;
 
     double sum = 0, dot = 0;
     for (size_t v0 = 0; v0 < V; v0 += run) {
@@ -260,18 +262,16 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             HeadLoss loss, HeadShape shape, bool accumulate, const std::function<void(size_t n0, size_t n)> &weigh = {}) {
+             HeadLoss loss, HeadShape shape, bool accumulate, const std::function<void(size_t n0, size_t n)> &known = {}) {
     const size_t T = shape.T, C = shape.C, V = shape.V, N = shape.N;
-    const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V, shape.chunk), V);
+    const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, shape.most_V, shape.chunk), V);
     if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk(dev, chunk, x, w, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
-        X *const dlogits = dx && !weigh ? chunk.dlogits : nullptr;
+        X *const dlogits = dx && !known ? chunk.dlogits : nullptr;
         fused_classifier(dev, stats.from(n0), dlogits, chunk.logits, loss.from(n0), n, padded, V, chunk.ld);
+        if (known) known(n0, n);
         if (!dx) return;
-        if (weigh) {
-            weigh(n0, n);
-            range_classifier(dev, chunk.dlogits, chunk.logits, loss.from(n0), stats.from(n0), n, padded, 0, V, chunk.ld);
-        }
+        if (known) range_classifier(dev, chunk.dlogits, chunk.logits, loss.from(n0), stats.from(n0), n, padded, 0, V, chunk.ld);
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.dld);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.dld);
         scatter_rows(dev, dx, chunk.x, loss.predictors + n0, n, C);

@@ -24,28 +24,47 @@ static std::unique_ptr<Comm> split_groups(Comm &world, int group, bool replicas)
     return world.split(replicas ? world.rank % group : world.rank / group, world.rank);
 }
 
-// Returns the ranks that divide the experts with this rank, or the ranks of its group that hold the same experts; null without expert parallelism.
-static std::unique_ptr<Comm> split_experts(Comm &world, int row, int group, bool column) {
-    if (checked(world, "expert_parallel", row) == 1) return nullptr;
+// Returns the `row` neighbours that divide experts or tensors with this rank, or the ranks of its group that hold the same part; null if there is
+// nothing to divide.
+static std::unique_ptr<Comm> split_row(Comm &world, const char *flag, int row, int group, bool column) {
+    if (checked(world, flag, row) == 1) return nullptr;
     return world.split(column ? world.rank / group * row + world.rank % row : world.rank / row, world.rank);
 }
 
-Mesh::Mesh(Comm &world, int ring_attn_size, int zero_group, int expert_parallel)
+// The ranks of a ring are tp ranks apart.
+static std::unique_ptr<Comm> split_ring(Comm &world, int sp, int tp) {
+    agree(world, [&] {
+        check_divides("tensor_parallel", tp, world.size);
+        check_divides("ring_attn_size", sp, world.size / tp);
+    });
+    return world.split(world.rank / (sp * tp) * tp + world.rank % tp, world.rank);
+}
+
+Mesh::Mesh(Comm &world, int ring_attn_size, int zero_group, int expert_parallel, int tensor_parallel)
     : all(world),
-      ring(world.split(world.rank / checked(world, "ring_attn_size", ring_attn_size), world.rank)),
+      ring(split_ring(world, ring_attn_size, tensor_parallel)),
       group(split_groups(world, zero_group, false)),
       replicas(split_groups(world, zero_group, true)),
-      experts(split_experts(world, expert_parallel, zero_group ? zero_group : world.size, false)),
-      same_experts(split_experts(world, expert_parallel, zero_group ? zero_group : world.size, true)),
-      shards(group ? *group : world, replicas.get(), experts.get(), same_experts.get()),
-      dp(world.size / ring_attn_size),
+      experts(split_row(world, "expert_parallel", expert_parallel, zero_group ? zero_group : world.size, false)),
+      same_experts(split_row(world, "expert_parallel", expert_parallel, zero_group ? zero_group : world.size, true)),
+      tensor(split_row(world, "tensor_parallel", tensor_parallel, zero_group ? zero_group : world.size, false)),
+      same_cut(split_row(world, "tensor_parallel", tensor_parallel, zero_group ? zero_group : world.size, true)),
+      shards(group ? *group : world, replicas.get(), experts.get(), same_experts.get(), tensor.get(), same_cut.get()),
+      dp(world.size / ring_attn_size / tensor_parallel),
       sp(ring_attn_size),
-      dp_rank(world.rank / sp),
-      sp_rank(world.rank % sp) {}
+      tp(tensor_parallel),
+      dp_rank(world.rank / tp / sp),
+      sp_rank(world.rank / tp % sp),
+      tp_rank(world.rank % tp) {}
+
+double Mesh::max_of_row(double value) const {
+    const double of_ring = ring->max(value);
+    return tensor ? tensor->max(of_ring) : of_ring;
+}
 
 double Mesh::seconds() const {
     double sum = all.seconds + ring->seconds;
-    for (const Comm *comm : {group.get(), replicas.get(), experts.get(), same_experts.get()})
+    for (const Comm *comm : {group.get(), replicas.get(), experts.get(), same_experts.get(), tensor.get(), same_cut.get()})
         if (comm) sum += comm->seconds;
     return sum;
 }

@@ -54,7 +54,7 @@ template <class Dev> class Muon {
         });
         if (b.parts > 1) {
             zero.sent.params += (b.parts - 1) * b.part * sizeof(X);
-            ranks.of(b.experts).all_gather({momenta_ + b.own * b.part, b.part}, {momenta_, b.padded()});
+            ranks.of(b.holders).all_gather({momenta_ + b.own * b.part, b.part}, {momenta_, b.padded()});
         }
         for_matrices([&](const TensorRun &r, const Tensor &t) {
             X *const matrix = momenta_ + (t.offset - b.begin);

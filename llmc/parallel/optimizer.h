@@ -52,20 +52,25 @@ template <class Dev> class Optimizer {
         zero.gather(ranks);
     }
 
-    // Returns this rank's part, for checkpoints.
-    OptimizerState state(Zero<Dev> &zero, Memory &memory) {
+    // Returns this rank's part, for checkpoints; to load one of ranks that divided tensors otherwise, with the tables of these ranks.
+    OptimizerState state(Zero<Dev> &zero, Memory &memory, const std::vector<std::vector<Tensor>> &tables = {}) {
         const Sharding &sharding = zero.sharding;
-        OptimizerState state{{}, sharding.elements, sharding.stage ? sharding.parts : sharding.expert_ranks, &memory};
+        const size_t dividing = sharding.expert_ranks * sharding.tensor_ranks;
+        OptimizerState state{{}, zero.elements(), sharding.stage ? sharding.parts : dividing, sharding.tensor_ranks, &memory};
         const auto any = [](auto *moment) {
             if constexpr (std::is_same_v<decltype(moment), float *>) return Floats<float>{moment};
             else return moment;
         };
         size_t piece = 0;
         const auto add = [&](const UpdateRun &r, size_t first, size_t n, auto m, auto v) {
-            const bool shared = sharding.stage == 0 && !r.experts;
-            if (n)
-                state.parts.push_back({r.global + first, n, zero.params_at(r) + first, m + first, v + first, piece, !is_muons(r),
-                                       !shared || sharding.expert_own == 0});
+            const bool shared = sharding.stage == 0 && r.holders == Holders::all;
+            const bool written = !shared || sharding.expert_own + sharding.tensor_own == 0;
+            const auto part = [&](size_t number, size_t at, size_t count) {
+                at += first;
+                state.parts.push_back({number, count, zero.params_at(r) + at, m + at, v + at, piece, !is_muons(r), written});
+            };
+            if (tables.empty()) zero.for_numbers(r.global + first, n, part);
+            else zero.for_numbers(tables, r.global + first, n, part);
         };
         for_runs(
             zero, [&](size_t p) { piece = p, zero.pieces.point_at(p), pieces_.point_at(p); },

@@ -26,6 +26,7 @@ struct OptimizerState {
     std::vector<OptimizerPart> parts;  // of this rank
     size_t count;                      // elements of the model
     size_t writers;                    // the first `writers` ranks of the world together have each element once, and write files
+    size_t tensor_ranks;               // that divide tensors, on which the numbers of elements depend (Tensor::number)
     Memory *memory;
     // Arrays in a store (pieces.h) have one piece in `memory` at a time: call open() before every access to a part, and keep() after every
     // write.

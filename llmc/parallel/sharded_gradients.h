@@ -101,7 +101,7 @@ template <class Dev> struct ShardedGradients {
     void finish(const ShardRanks &ranks) {
         for (Sum &s : sums_) {
             const Bucket &bucket = sharding.buckets[s.bucket];
-            ranks.of(bucket.experts).wait(std::move(s.request));
+            ranks.of(bucket.holders).wait(std::move(s.request));
             if (ranks.replicas) ranks.replicas->wait(std::move(s.of_replicas));
             const ShardRun own = sharding.own_part(s.bucket);
             if (in_bf16) round(own, s.from + (own.flat - bucket.begin), s.key, 0);
@@ -121,8 +121,10 @@ template <class Dev> struct ShardedGradients {
             return read(memory, norm_scratch, 1)[0];
         };
         if (sharding.stage > 0) return std::sqrt(ranks.group.sum(sum_of([](const Bucket &) { return true; })));
-        double sum = sum_of([](const Bucket &b) { return !b.experts; });  // every rank has these
-        if (ranks.experts) sum += ranks.experts->sum(sum_of([](const Bucket &b) { return b.experts; }));
+        double sum = sum_of([](const Bucket &b) { return b.holders == Holders::all; });
+        for (Holders holders : {Holders::same_experts, Holders::same_cut})
+            if (Comm *const dividing = ranks.dividing(holders))
+                sum += dividing->sum(sum_of([=](const Bucket &b) { return b.holders == holders; }));
         return std::sqrt(sum);
     }
     double squared_norm_of(const ShardRun &s) {
@@ -144,7 +146,7 @@ template <class Dev> struct ShardedGradients {
     }
     void start_sum(const ShardRanks &ranks, size_t b, float *all, bool last) {
         const Bucket &bucket = sharding.buckets[b];
-        Comm &comm = ranks.of(bucket.experts);
+        Comm &comm = ranks.of(bucket.holders);
         Sum &s = sums_.emplace_back(Sum{b, all, rounding_key});
         if (sharding.stage == 0) return all_reduce(s.request, comm, {all, bucket.count});
         const ShardRun own = sharding.own_part(b);

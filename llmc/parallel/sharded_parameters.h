@@ -1,6 +1,7 @@
 // The parameters of a rank: all of them, or only its shard if they are divided (zero.h); in memory, or in a store (pieces.h). Parameters that a rank
 // does not have in memory are fetched into other arrays before use (../model/prefetched_units.h).
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -49,7 +50,7 @@ template <class Dev> struct ShardedParameters {
         const size_t first = sharding.bucket_of(begin), shard = sharding.buckets[first].shard;
         for (size_t b = first; b <= sharding.bucket_of(end - 1); b++) {
             const Bucket &bucket = sharding.buckets[b];
-            start_gather(ranks.of(bucket.experts), b, (own ? own : params + shard) + (bucket.shard - shard),
+            start_gather(ranks.of(bucket.holders), b, (own ? own : params + shard) + (bucket.shard - shard),
                          to + (bucket.begin - sharding.flat(begin)));
         }
     }
@@ -58,7 +59,7 @@ template <class Dev> struct ShardedParameters {
     void ready(const ShardRanks &ranks, size_t begin, size_t end) {
         if (gathers_.empty() || begin == end) return;
         for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
-            ranks.of(sharding.buckets[b].experts).wait(std::move(gathers_[b]));
+            ranks.of(sharding.buckets[b].holders).wait(std::move(gathers_[b]));
     }
 
     // Starts to gather the parameters of all shards on all ranks, bucket by bucket, after they have been updated or loaded. On GPUs the gathers
@@ -69,7 +70,37 @@ template <class Dev> struct ShardedParameters {
         for (size_t b = 0; b < sharding.buckets.size(); b++) {
             const Bucket &bucket = sharding.buckets[b];
             X *const all = params + bucket.begin;
-            start_gather(ranks.of(bucket.experts), b, all + bucket.own * bucket.part, all);
+            start_gather(ranks.of(bucket.holders), b, all + bucket.own * bucket.part, all);
+        }
+    }
+
+    size_t elements() const {  // of the model, on all ranks together
+        size_t n = 0;
+        for (const Tensor &t : whole) n += t.whole_count();
+        return n;
+    }
+    // Calls f(number, at, count) for the parts of the rank's elements [begin, begin + n) with consecutive numbers (Tensor::number).
+    template <class F> void for_numbers(size_t begin, size_t n, F f) const {
+        if (sharding.tensor_ranks == 1) return n ? f(begin, size_t(0), n) : void();
+        for (const Tensor &t : whole) {
+            const size_t from = std::max(t.offset, begin), to = std::min(t.offset + t.count, begin + n);
+            if (from < to) f(t.number + from - t.offset, from - begin, to - from);
+        }
+    }
+    // The same for the numbers that the elements have if ranks with these tables divide the model.
+    template <class F> void for_numbers(const std::vector<std::vector<Tensor>> &tables, size_t begin, size_t n, F f) const {
+        for (const Tensor &t : whole) {
+            const size_t from = std::max(t.offset, begin), to = std::min(t.offset + t.count, begin + n);
+            if (from >= to) continue;
+            const size_t i = size_t(std::ranges::find(tables[0], t.name, &Tensor::name) - tables[0].begin());
+            t.for_runs(from - t.offset, to - from, [&](size_t in_whole, size_t at, size_t run) {
+                for (const size_t end = in_whole + run; in_whole < end;) {
+                    const auto [number, count] = numbered(tables, i, in_whole);
+                    const size_t m = std::min(count, end - in_whole);
+                    f(number, from - begin + at, m);
+                    in_whole += m, at += m;
+                }
+            });
         }
     }
 
@@ -99,6 +130,19 @@ template <class Dev> struct ShardedParameters {
     }
 
   private:
+    // Returns the number of an element of a whole tensor among these ranks' parts, and how many elements follow one another from there.
+    static std::pair<size_t, size_t> numbered(const std::vector<std::vector<Tensor>> &tables, size_t tensor, size_t element) {
+        for (const std::vector<Tensor> &table : tables) {
+            const Tensor &t = table[tensor];
+            const size_t columns = t.cut.dim == 1 ? t.shape[1] : t.whole_count();
+            const size_t width = t.cut.dim == 1 ? t.cut.whole : columns, first = t.cut.dim == 1 ? t.cut.first : 0;
+            const size_t row = element / width, column = element % width;
+            const size_t begin = t.cut.dim == 0 ? t.number - t.cut.first * (t.count / t.shape[0]) : t.number;
+            if (first <= column && column < first + columns)
+                return {begin + row * columns + column - first, first + columns - column};
+        }
+        die("no rank has element %zu of %s", element, tables[0][tensor].name.c_str());
+    }
     void start_gather(Comm &comm, size_t b, X *own, X *all) {  // own: (part), all: (parts * part)
         const Bucket &bucket = sharding.buckets[b];
         sent.params += (bucket.parts - 1) * bucket.part * sizeof(X);

@@ -6,12 +6,14 @@
 #include "../core/common.h"
 
 Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned, bool away,
-                   size_t expert_ranks)
+                   size_t expert_ranks, size_t tensor_ranks)
     : stage(world == 1 ? 0 : stage),
       parts(this->stage ? size_t(world) : 1),
       own(this->stage ? size_t(rank) : 0),
       expert_ranks(expert_ranks),
       expert_own(size_t(rank) % expert_ranks),
+      tensor_ranks(tensor_ranks),
+      tensor_own(size_t(rank) % tensor_ranks),
       aligned(aligned),
       divided(this->stage == 3 || (this->stage > 0 && away)) {
     const auto add = [&](Bucket b) {
@@ -20,7 +22,15 @@ Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int ran
         count += b.padded(), shard_count += b.part;
         largest = std::max(largest, b.padded()), largest_part = std::max(largest_part, b.part);
     };
-    const size_t same = this->stage ? parts / expert_ranks : 1, own_of_same = this->stage ? own / expert_ranks : 0;
+    const auto bucket = [&](size_t global, size_t elements, Holders holders, size_t range) {
+        const size_t divide = holders == Holders::same_experts ? expert_ranks : holders == Holders::same_cut ? tensor_ranks : 1;
+        add({.global = global,
+             .count = elements,
+             .parts = this->stage ? parts / divide : 1,
+             .own = this->stage ? own / divide : 0,
+             .holders = holders,
+             .range = range});
+    };
     size_t end = 0;
     for (const Unit &unit : units) {
         if (unit.begin != end) die("a unit begins at element %zu, but the one before it ends at %zu", unit.begin, end);
@@ -35,16 +45,16 @@ Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int ran
         size_t first = unit.begin;
         for (size_t range_end : expert_ranks > 1 ? unit.experts : std::vector<size_t>()) {
             const size_t n = (range_end - first) / expert_ranks;
-            add({.global = first + expert_own * n,
-                 .count = n,
-                 .parts = same,
-                 .own = own_of_same,
-                 .experts = true,
-                 .range = first});
+            bucket(first + expert_own * n, n, Holders::same_experts, first);
             first = range_end;
         }
-        for (; first < unit.end; first += most)
-            add({.global = first, .count = std::min(most, unit.end - first), .parts = parts, .own = own, .range = first});
+        const auto add_range = [&](size_t range_end, Holders holders) {
+            for (; first < range_end; first = std::min(range_end, first + most))
+                bucket(first, std::min(most, range_end - first), holders, first);
+        };
+        for (const auto &[cut_begin, cut_end] : unit.cut)
+            add_range(cut_begin, Holders::all), add_range(cut_end, Holders::same_cut);
+        add_range(unit.end, Holders::all);
     }
     elements = end;
     unit_begins.push_back(shard_count);
@@ -104,14 +114,14 @@ std::vector<TensorRun> Sharding::tensor_runs(const std::vector<Tensor> &padded_t
 std::vector<UpdateRun> Sharding::update_runs(const std::vector<Tensor> &padded_table) const {
     std::vector<UpdateRun> out;
     for (const TensorRun &s : tensor_runs(padded_table)) {
-        const bool decay = padded_table[s.tensor].decay, of_layer = padded_table[s.tensor].of_layer,
-                   experts = buckets[bucket_of(s.global)].experts;
+        const bool decay = padded_table[s.tensor].decay, of_layer = padded_table[s.tensor].of_layer;
+        const Holders holders = buckets[bucket_of(s.global)].holders;
         const UpdateRun *const last = out.empty() ? nullptr : &out.back();
-        const bool goes_on = last && last->decay == decay && last->of_layer == of_layer && last->experts == experts &&
+        const bool goes_on = last && last->decay == decay && last->of_layer == of_layer && last->holders == holders &&
                              last->global + last->count == s.global && last->flat + last->count == s.flat &&
                              last->shard + last->count == s.shard;
         if (goes_on) out.back().count += s.count;
-        else out.push_back({s, decay, of_layer, experts});
+        else out.push_back({s, decay, of_layer, holders});
     }
     return out;
 }

@@ -6,6 +6,7 @@
 
 #include "../core/device.h"
 #include "../io/tensor.h"
+#include "mesh.h"
 
 // Whole tensors whose gradients are complete at the same time, and are summed together: for example a layer. A unit has the elements [begin, end) of the
 // table. It is one bucket of any size, unless its gradients can be computed row by row, as an embedding's can: then it may be several buckets.
@@ -14,6 +15,8 @@ struct Unit {
     // The ends of the ranges at the unit's beginning that contain one tensor of every expert, expert after expert. Under expert parallelism each range
     // is a bucket, of which a rank has only the elements of its own experts.
     std::vector<size_t> experts = {};
+    // Under tensor parallelism the ranges [begin, end) of cut tensors. The table is then the rank's own, with its part of each of them.
+    std::vector<std::pair<size_t, size_t>> cut = {};
 };
 
 struct Bucket {
@@ -23,8 +26,8 @@ struct Bucket {
     size_t part = 0;            // elements of a rank's part, including padding
     size_t shard = 0;           // offset of a rank's part in the arrays of its shard
     size_t parts = 1, own = 0;  // number of parts; index of this rank's part
-    bool experts = false;       // under expert parallelism: this rank's experts in a range
-    size_t range = 0;           // number of the range's first element; for other buckets `global`
+    Holders holders = Holders::all;
+    size_t range = 0;  // of experts: number of the range's first element; for other buckets `global`
 
     size_t padded() const { return parts * part; }
 };
@@ -37,7 +40,7 @@ struct ShardRun {
 
 struct UpdateRun : ShardRun {
     bool decay, of_layer;  // see Tensor
-    bool experts;          // see Bucket
+    Holders holders;       // see Bucket
 };
 
 struct TensorRun : ShardRun {
@@ -47,16 +50,18 @@ struct TensorRun : ShardRun {
 // Defines the elements that each rank updates. At stage 0, and with a single rank, there is one part, which every rank has.
 //
 // Under expert parallelism expert_ranks neighbouring ranks divide the experts. The ranks that hold the same experts divide the buckets of these
-// experts into parts. So from stage 1 on a rank updates the same number of elements as without expert parallelism.
+// experts into parts. So from stage 1 on a rank updates the same number of elements as without expert parallelism. Under tensor parallelism the same
+// holds for the tensor_ranks neighbouring ranks that cut tensors, and for the buckets of these.
 struct Sharding {
     static constexpr size_t unit_aligned = array_alignment / 2;  // in the flat arrays, units begin at a multiple of this
 
     const int stage;
     const size_t parts, own;  // for buckets without experts
     const size_t expert_ranks,
-        expert_own;        // expert parallelism: the ranks that divide the experts, and this rank's number among them
-    const size_t aligned;  // part sizes are multiples of this: 16 bytes of bf16, or a block of 8-bit moments
-    const bool divided;    // a rank only has its parts of the parameters; a unit's parameters are gathered before use
+        expert_own;  // expert parallelism: the ranks that divide the experts, and this rank's number among them
+    const size_t tensor_ranks, tensor_own;  // tensor parallelism: the ranks that cut tensors, and this rank's number among them
+    const size_t aligned;                   // part sizes are multiples of this: 16 bytes of bf16, or a block of 8-bit moments
+    const bool divided;  // a rank only has its parts of the parameters; a unit's parameters are gathered before use
     std::vector<Bucket> buckets;
     size_t elements = 0;              // of the table
     size_t count = 0;                 // elements of the flat arrays, including padding
@@ -68,7 +73,7 @@ struct Sharding {
     // Units are contiguous from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, but at least the fewest rows that are a
     // multiple of multiple(). `away`: the parameters are in a store (pieces.h), and are then also divided at stages 1 and 2.
     Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned = 8,
-             bool away = false, size_t expert_ranks = 1);
+             bool away = false, size_t expert_ranks = 1, size_t tensor_ranks = 1);
 
     size_t multiple() const { return parts * aligned; }  // the offset of a part within its bucket is a multiple of this
     size_t bucket_of(size_t global) const;               // index of the bucket that contains this element, or its range

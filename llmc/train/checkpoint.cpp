@@ -155,6 +155,7 @@ void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &st
     agree(comm, [&] {
         if (comm.rank != 0) return;
         json manifest = {{"version", format_version}, {"elements", state.count}, {"files", json::array()}};
+        if (state.tensor_ranks > 1) manifest["tensor_parallel"] = state.tensor_ranks;
         for (const std::string &text : entries)
             if (text != "null") manifest["files"].push_back(json::parse(text));
         write_checked_json(manifest_path(dir), manifest);
@@ -329,6 +330,17 @@ static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerS
     agree(comm, [&] {
         for (const Shard &shard : read_manifest(manifest_path(dir), state.count)) visit_shard(dir, shard, state, visit);
     });
+}
+
+size_t tensor_ranks_of(Comm &comm, const std::string &dir) {
+    size_t ranks = 1;
+    agree(comm, [&] {
+        const std::string where = manifest_path(dir);
+        const json manifest = read_checked_json(where, other_checkpoint(dir));
+        const Fields fields(manifest, where);
+        if (fields.find("tensor_parallel")) ranks = fields.size("tensor_parallel");
+    });
+    return ranks;
 }
 
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {

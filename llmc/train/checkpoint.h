@@ -34,6 +34,8 @@ std::string other_checkpoint(const std::string &dir);
 // parts; with the same number it reads exactly these.
 void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state);
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state);
+// The ranks that divided tensors when the checkpoint was written, for Model::optimizer_state().
+size_t tensor_ranks_of(Comm &comm, const std::string &dir);
 void verify_optimizer(Comm &comm, const std::string &dir,
                       const OptimizerState &state);  // compares the files with `state`, bit by bit
 

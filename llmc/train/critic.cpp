@@ -54,7 +54,7 @@ std::vector<float> Critic::add(const Row &row) {
             sums += value_loss(run_.options.value_clip, tokens, tokens_, std::span(d_values).subspan(first, count));
         first += count;
     }
-    if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same sums
+    if (run_.mesh->is_first_of_row()) sums_ += sums;  // the ranks of a row have the same sums
     return {d_values.begin(), d_values.end()};
 }
 
@@ -113,6 +113,7 @@ void Critic::verify_optimizer(const std::string &dir) {
 }
 
 void Critic::load_optimizer(const std::string &dir) {
-    ::load_optimizer(run_.comm, directory_in(dir), model_->optimizer_state());
+    const std::string from = directory_in(dir);
+    ::load_optimizer(run_.comm, from, model_->optimizer_state(tensor_ranks_of(run_.comm, from)));
     model_->optimizer_state_loaded();
 }

@@ -48,7 +48,7 @@ std::vector<double> document_values(const Run &run, const ModelSpec &spec, Model
     std::vector<double> all(data.documents());
     for_rows_of(run, spec, data, samples, [&](const Row &row) {
         const auto values = evaluate_documents(spec.config, model, row);
-        for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
+        for (size_t i = 0; run.mesh->is_first_of_row() && i < values.size(); i++) all[row.documents[i]] = values[i];
     });
     share(run.comm, all);
     return all;
@@ -62,7 +62,7 @@ std::vector<std::vector<double>> target_values(const Run &run, const ModelSpec &
     const std::vector<size_t> first = next;
     for_rows_of(run, spec, data, samples, [&](const Row &row) {
         const auto values = base ? model.evaluate_base(row) : model.evaluate(row);
-        for (size_t n = 0; run.mesh->sp_rank == 0 && n < values.size(); n++)
+        for (size_t n = 0; run.mesh->is_first_of_row() && n < values.size(); n++)
             all[next[row.documents[size_t(row.target_documents[n])]]++] = values[n];
     });
     share(run.comm, all);

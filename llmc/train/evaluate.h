@@ -31,7 +31,7 @@ void for_own_rows(const Run &run, const ModelSpec &spec, const Samples &data, co
     const Activity activity("after this row of samples");
     auto own = own_rows(spec.config, spec.ranks, data, rows, run.share_prompts);
     for (size_t i = 0; i < own.size(); i++) {
-        const bool stops = run.mesh->sp > 1 ? run.mesh->ring->max(asked_to_stop()) > 0 : asked_to_stop();
+        const bool stops = run.mesh->max_of_row(asked_to_stop()) > 0;
         if (stops) own[i].clear();
         f(make_row(data, own[i], run.share_prompts), i, own.size());
     }

@@ -84,11 +84,12 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
     if (longest + settings.max_new_tokens > most)
         run.say("note: a prompt and its continuation may reach %zu tokens, but max_position_embeddings is %zu",
                 longest + settings.max_new_tokens, most);
-    const std::vector<Prompt> own = own_prompts(run.comm, prompts);
+    const std::vector<Prompt> own = own_prompts(run.comm, spec.ranks.tp, prompts);
     GenerationLimits generation(own, settings, run.options.max_sequences);
     const auto limits = [&] {
         ModelLimits limits = flag_limits(run.options);
         limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
+        limits.ranks = spec.ranks.of_generation();
         generation.use(limits);
         return limits;
     };
@@ -99,8 +100,9 @@ std::vector<Completion> continue_all(const Run &run, const ModelSpec &spec, cons
     const auto began = std::chrono::steady_clock::now();
     const auto progress =
         told_progress(own.size() * settings.samples, [&](const std::string &line) { run.say("%s", line.c_str()); });
-    const auto completions = share_completions(run.comm, generate(model->generator(), generation, own, settings, progress),
-                                               prompts.size(), settings.samples);
+    const auto completions =
+        share_completions(run.comm, spec.ranks.tp, generate(model->generator(), generation, own, settings, progress),
+                          prompts.size(), settings.samples);
     size_t tokens = 0;
     for (const Completion &c : completions) tokens += c.tokens.size();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -209,7 +211,7 @@ void Continuation::use(ModelLimits &limits) const { generation_limits_.use(limit
 std::string Continuation::text(Model &model, size_t step) const {
     model.gather_parameters();
     std::vector<Completion> own;
-    if (run_.comm.rank == 0) own = generate(model.generator(), generation_limits_, prompt_, settings(step));
+    if (run_.comm.rank < int(run_.model.ranks.tp)) own = generate(model.generator(), generation_limits_, prompt_, settings(step));
     model.generator().finish();
-    return text_of(share_completions(run_.comm, own, 1, 1)[0], *tokenizer_, settings(step).stop);
+    return text_of(share_completions(run_.comm, run_.model.ranks.tp, own, 1, 1)[0], *tokenizer_, settings(step).stop);
 }

@@ -81,7 +81,7 @@ class Engine {
 
     std::vector<Completion> run(const std::function<void(size_t, size_t)> &progress) {
         const Activity activity("after this token");
-        while ((!waiting_.empty() || !running_.empty()) && !asked_to_stop()) {
+        while ((!waiting_.empty() || !running_.empty()) && !generator_.stops(asked_to_stop())) {
             compute_prompts();
             begin_sequences();
             decode();
@@ -320,9 +320,9 @@ std::vector<Completion> generate(Generator &generator, const GenerationLimits &l
     return Engine(generator, limits, prompts, settings).run(progress);
 }
 
-std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first) {
+std::vector<Prompt> own_prompts(Comm &comm, size_t tp, std::span<const std::vector<int32_t>> prompts, uint32_t first) {
     std::vector<Prompt> own;
-    for (size_t i = size_t(comm.rank); i < prompts.size(); i += size_t(comm.size))
+    for (size_t i = size_t(comm.rank) / tp; i < prompts.size(); i += size_t(comm.size) / tp)
         own.push_back({prompts[i], first + uint32_t(i)});
     return own;
 }
@@ -338,9 +338,10 @@ template <class T> static std::vector<T> take(const char *&at, size_t n) {
     return values;
 }
 
-std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples) {
+std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const Completion> own, size_t prompts,
+                                          size_t samples) {
     std::string bytes;
-    for (const Completion &c : own) {
+    for (const Completion &c : size_t(comm.rank) % tp ? std::span<const Completion>() : own) {
         const int32_t head[] = {int32_t(c.tokens.size()), c.ended, c.stopped, int32_t(c.logp.size())};
         append(bytes, head, 4), append(bytes, c.tokens.data(), c.tokens.size()), append(bytes, c.logp.data(), c.logp.size());
     }
@@ -349,7 +350,7 @@ std::vector<Completion> share_completions(Comm &comm, std::span<const Completion
     for (const std::string &of_rank : all) at.push_back(of_rank.data());
     std::vector<Completion> out;
     for (size_t i = 0; i < prompts * samples; i++) {
-        const char *&next = at[i / samples % all.size()];
+        const char *&next = at[i / samples % (all.size() / tp) * tp];
         const auto head = take<int32_t>(next, 4);
         const auto tokens = take<int32_t>(next, size_t(head[0]));
         out.push_back({tokens, head[1] != 0, head[2] != 0, take<double>(next, size_t(head[3]))});

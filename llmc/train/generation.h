@@ -74,6 +74,7 @@ std::vector<Completion> generate(Generator &generator, const GenerationLimits &l
 std::string text_of(const Completion &completion, const Tokenizer &tokenizer, const StopStrings &stop);
 
 // For ranks that continue prompts together: returns this rank's prompts, dealt round-robin and numbered from `first` on; and afterwards the
-// completions of all ranks, on every rank, of prompt 0, of prompt 1, ...; dies if the logits of a token were not finite.
-std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first = 0);
-std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples);
+// completions of all ranks, on every rank, of prompt 0, of prompt 1, ...; dies if the logits of a token were not finite. The tp ranks of a tensor group
+// have the same prompts.
+std::vector<Prompt> own_prompts(Comm &comm, size_t tp, std::span<const std::vector<int32_t>> prompts, uint32_t first = 0);
+std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const Completion> own, size_t prompts, size_t samples);

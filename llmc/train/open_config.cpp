@@ -142,10 +142,15 @@ static size_t expert_ranks(const Options &o, const ModelConfig &config, size_t w
 
 Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t sp) {
     const Options &o = run.options;
-    check_divides("ring_attn_size", int(sp), int(world));
+    const size_t tp = o.tensor_parallel;
+    check_divides("tensor_parallel", int(tp), int(world));
+    check_divides("ring_attn_size", int(sp), int(world / tp));
     if (o.zero_group) check_divides("zero_group", int(o.zero_group), int(world), 2);
     Ranks r;
-    r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
+    r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp, r.tp = tp;
+    if (const std::string reason = cannot_divide(config, tp); !reason.empty())
+        die("--tensor_parallel %zu: this model cannot be divided so: %s\n  fix: a smaller --tensor_parallel, or leave it out", tp,
+            reason.c_str());
     r.sp_mode = o.sp_mode;
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : config.KV;
     r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
@@ -158,7 +163,12 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     if (config.delta.Hk && sp > 1)
         die("--ring_attn_size %zu divides rows among ranks, and this model has linear attention, whose states are not sent between ranks yet\n  fix: --ring_attn_size 1",
             sp);
-    check_sp_mode(r.sp_mode, r.sp, config.H, config.KV, r.head_stride);
+    if (o.ring_attn_head_stride == 0)
+        r.head_stride = tp == 1 ? config.KV : 1;  // ranks of a tensor group may have different numbers of heads
+    for (size_t rank = 0; rank < tp; rank++) {
+        const ModelConfig part = part_of(config, tp, rank);
+        check_sp_mode(r.sp_mode, r.sp, part.H, part.KV, r.head_stride);
+    }
     return r;
 }
 

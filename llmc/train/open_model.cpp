@@ -64,7 +64,7 @@ std::string obstacle_to_fp8(const ModelConfig &c) {
 ModelLimits co_resident_limits(ModelLimits limits, const ModelConfig &config, Mode mode) {
     limits.mode = mode, limits.teacher = {}, limits.head_chunk = least_head_chunk;
     limits.fp8 &= obstacle_to_fp8(config).empty();
-    if (mode == Mode::generate) limits.ranks = {}, limits.share_prompts = false;
+    if (mode == Mode::generate) limits.ranks = limits.ranks.of_generation(), limits.share_prompts = false;
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
     return limits;
 }
@@ -113,7 +113,8 @@ static PlacedModel place_smallest(const Run &run, const ModelSpec &model, Auto<R
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory) {
     PlacedModel smallest = place_smallest(run, model, recompute, limits, memory);
-    for (limits.head_chunk = most_head_chunk; smallest.fits && limits.head_chunk > least_head_chunk; limits.head_chunk /= 2)
+    const bool may_grow = smallest.fits && limits.ranks.tp == 1;  // ranks of a tensor group need equal chunks, and their plans differ
+    for (limits.head_chunk = most_head_chunk; may_grow && limits.head_chunk > least_head_chunk; limits.head_chunk /= 2)
         if (PlacedModel larger = place(run, model, limits, memory); larger.fits) return std::move(larger.model);
     limits.head_chunk = least_head_chunk;
     return std::move(smallest.model);
@@ -271,7 +272,7 @@ static std::vector<std::string> weight_files(const Run &run, const ModelSpec &mo
 }
 
 std::unique_ptr<Model> open_model(const Run &run, const ModelSpec &model, ModelLimits limits, bool profile) {
-    if (limits.mode != Mode::generate) limits.ranks = model.ranks;
+    limits.ranks = limits.mode == Mode::generate ? model.ranks.of_generation() : model.ranks;
     const bool trained = !model.dir.empty() && HfWeights::present(model.dir);
     const size_t memory = available_memory(run);
     expect_same(run, model.dir, trained ? "has weights" : "has none");

@@ -96,7 +96,7 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values, st
         const double u = scale * (p.chosen - p.reference_chosen), v = scale * (p.rejected - p.reference_rejected);
         totals += {1, loss.loss, u, v, u * u + v * v, double(u > v), p.chosen, p.rejected};
     }
-    if (run_.mesh->sp_rank == 0) totals_ += totals;  // the ranks of a ring have the same totals
+    if (run_.mesh->is_first_of_row()) totals_ += totals;  // the ranks of a row have the same totals
     return weights;
 }
 

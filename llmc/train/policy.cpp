@@ -264,7 +264,7 @@ std::vector<float> Policy::add(const Batch &batch, const Row &row, std::span<con
         if (!masked(r)) sums += policy_loss(options_.loss, tokens, size_, std::span(d_logp).subspan(first, count));
         first += count;
     }
-    if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same
+    if (run_.mesh->is_first_of_row()) sums_ += sums;  // the ranks of a row have the same
     std::vector<float> weights(nll.size());
     for (size_t n = 0; n < nll.size(); n++) weights[n] = float(-d_logp[n]);
     return weights;
@@ -280,9 +280,11 @@ TokenLoss Policy::token_loss(const Row &row) {
     }
     return [this, tokens = std::move(tokens)](std::span<const size_t> numbers, std::span<const float> nll) {
         std::vector<float> weights(nll.size());
+        PolicySums elsewhere;  // the ranks of a tensor group have the same tokens
+        PolicySums &sums = run_.mesh->tp_rank == 0 ? sums_ : elsewhere;
         for (size_t n = 0; n < nll.size(); n++)
             if (const PolicyToken &token = tokens[numbers[n]]; token.weight > 0)
-                weights[n] = float(-policy_loss(options_.loss, token, -double(nll[n]), sums_));
+                weights[n] = float(-policy_loss(options_.loss, token, -double(nll[n]), sums));
         return weights;
     };
 }

@@ -105,19 +105,19 @@ void RolloutSource::open(const ModelLimits &limits) {
 std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &asked, size_t first,
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
-    const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
+    const std::vector<Prompt> own = own_prompts(run_.comm, run_.model.ranks.tp, asked.prompts, uint32_t(first));
     const auto progress =
         told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
     const auto completions = generate(policy.generator(), generation_limits_, own, settings, progress);
     policy.generator().finish();
     agree(run_.comm, stop_if_asked);
-    return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
+    return share_completions(run_.comm, run_.model.ranks.tp, completions, asked.prompts.size(), settings.samples);
 }
 
 RolloutSource::PendingBatch RolloutSource::ask(const Step &drawn) const {
     PendingBatch out{drawn.begin, read_questions(*drawn.data, drawn.samples)};
     if (!writer_) return out;
-    const auto write = [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
+    const auto write = [this, own = own_prompts(run_.comm, run_.model.ranks.tp, out.questions.prompts, uint32_t(drawn.begin))] {
         const Activity activity("", Activity::is_finished);  // only the weights that began the answers can finish them
         writer_->memory().use_on_this_thread();
         return generate(writer_->generator(), generation_limits_, own, generation_);
@@ -131,7 +131,7 @@ std::vector<Completion> RolloutSource::await(Model *policy, PendingBatch &asked)
     if (policy) return answer(*policy, asked.questions, asked.begin, generation_);
     std::vector<Completion> own;
     agree(run_.comm, [&] { own = asked.completions.get(); });
-    return share_completions(run_.comm, own, asked.questions.prompts.size(), generation_.samples);
+    return share_completions(run_.comm, run_.model.ranks.tp, own, asked.questions.prompts.size(), generation_.samples);
 }
 
 // ---- rewards ------------------------------------------------------------------------------------------------------------------------

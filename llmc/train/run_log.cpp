@@ -65,6 +65,7 @@ void RunLog::describe_run() {
            {"world", run_.comm.size},
            {"dp", run_.model.ranks.dp()},
            {"sp", run_.model.ranks.sp},
+           {"tp", run_.model.ranks.tp},
            {"model",
             {{"family", run_.model.config.family},
              {"parameters", parameters},
@@ -128,6 +129,7 @@ void RunLog::add_reports(ordered_json &line, const StepReport &own) const {
     line["optimizer_s"] = slowest.update_seconds;
     line["sent_kv"] = sent.kv, line["sent_dkv"] = sent.dkv, line["sent_grads"] = sent.grads, line["sent_params"] = sent.params;
     if (run_.model.ranks.expert_parallel > 1) line["sent_experts"] = sent.experts;
+    if (run_.model.ranks.tp > 1) line["sent_tensor"] = sent.tensor;
 }
 
 ordered_json RunLog::step_line(const TrainerState &state, const Step &step, const Measured &measured, double norm, double lr,

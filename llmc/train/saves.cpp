@@ -27,7 +27,7 @@ TrainerState Saves::resume(const TrainerState &state) {
     TrainerState saved;
     agree(run_.comm,
           [&] { saved = read_trainer_state(from, state, [&](const std::string &line) { run_.say("%s", line.c_str()); }); });
-    load_optimizer(run_.comm, from, training_.model->optimizer_state());
+    load_optimizer(run_.comm, from, training_.model->optimizer_state(tensor_ranks_of(run_.comm, from)));
     training_.model->optimizer_state_loaded();
     training_.objective->load_state(from);
     if (from == checkpoint_path(o_.output_dir, saved.step)) saved_ = saved.step;

@@ -95,7 +95,7 @@ double Unpaired::mismatched_divergence(Model &model, const Samples &data, std::s
                  [&](const Row &row, size_t, size_t) {
                      const auto reference = reference_->logps(model, pairs, row);
                      const auto nll = evaluate_documents(run_.model.config, model, row);
-                     for (size_t i = 0; run_.mesh->sp_rank == 0 && i < nll.size(); i++) sum[0] += -nll[i] - reference[i];
+                     for (size_t i = 0; run_.mesh->is_first_of_row() && i < nll.size(); i++) sum[0] += -nll[i] - reference[i];
                  });
     model.take_sums();  // they are not those of the samples
     return divergence(run_.comm.sum(sum)[0], double(pairs.size()));
@@ -123,7 +123,7 @@ std::vector<float> Unpaired::add(const Row &row, std::span<const double> nll, st
         AnswerTotals &own = desirable ? totals.desirable : totals.undesirable;
         own.answers++, own.reward += o.beta * u, own.logp += logp;
     }
-    if (run_.mesh->sp_rank == 0) totals_ += totals;  // the ranks of a ring have the same totals
+    if (run_.mesh->is_first_of_row()) totals_ += totals;  // the ranks of a row have the same totals
     return derivatives;
 }
 

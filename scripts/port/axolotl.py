@@ -201,8 +201,7 @@ ROWS = [
     Refused("--sp_mode ring, gather or ulysses; the program chooses the layout of each row", "ring_attn_func"),
     Note("ranks that do not share a sequence (--ring_attn_size) divide the rows of a step; --zero_group N limits the sharding of --zero_stage to N ranks (default: all)",
       "dp_shard_size, dp_replicate_size"),
-    Note("there is no tensor parallelism", "tensor_parallel_size", "1"),
-    Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "tensor_parallel_size"),
+    Same("tensor_parallel", "tensor_parallel_size"),
     Refused("scripts/launch.sh starts ranks with mpirun", "use_ray, ray_run_name, ray_num_workers, resources_per_worker"),
     # checkpoints, evaluation, log
     Sets("resume auto", "auto_resume_from_checkpoints", "true"),

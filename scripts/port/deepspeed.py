@@ -82,8 +82,9 @@ ROWS = [
         "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module"))),
     Note("sequences are not split", "sequence_parallel_size", "1"),
     Refused("--ring_attn_size N --sp_mode ulysses", "sequence_parallel_size"),
-    Note("there is no tensor parallelism", "tensor_parallel.autotp_size", "0, 1"),
-    Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "tensor_parallel"),
+    Note("tensors are not divided", "tensor_parallel.autotp_size", "0"),
+    Same("tensor_parallel", "tensor_parallel.autotp_size"),
+    Refused("--tensor_parallel N divides the tensors of a model among N ranks", "tensor_parallel"),
     Refused("--expert_parallel N divides the experts over N ranks", "expert_parallel"),
     # methods that this program does not have
     Refused("leave it out: all layers and all samples are trained, unquantised and in the order of --seed",

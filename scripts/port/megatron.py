@@ -23,9 +23,10 @@ ROWS = [
       "moe_router_score_function, moe_router_topk_scaling_factor"),
     # how it is divided and computed
     Same("ring_attn_size", "context_parallel_size"),
-    Note("it saves memory and changes no result; here --zero_stage shards weights, gradients and the optimizer, and --ring_attn_size splits sequences", "tensor_model_parallel_size, "
+    Note("it saves memory and changes no result; here --zero_stage shards weights, gradients and the optimizer, and --ring_attn_size splits sequences", "sequence_parallel, "
       "expert_tensor_parallel_size, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size, decoder_first_pipeline_num_layers, decoder_last_pipeline_num_layers, "
-      "pipeline_model_parallel_layout, sequence_parallel"),
+      "pipeline_model_parallel_layout"),
+    Same("tensor_parallel", "tensor_model_parallel_size"),
     Sets("zero_stage 0", "use_distributed_optimizer", "false"),
     Note("--zero_stage 1 shards the optimizer over the ranks", "use_distributed_optimizer"),
     Sets("recompute none", "recompute_granularity", "none"),

@@ -158,7 +158,7 @@ ROWS = [
     Refused("--model DIR continues with new optimizer state, --resume with the state of the run", "resume_only_model"),
     Note("all memory is planned before the start (--plan)", "device_map, max_memory"),
     Note("it concerns memory and speed, and changes no result", "zero_hpz_partition_size"),
-    Refused("there is no tensor parallelism: --ring_attn_size splits sequences, --zero_stage shards optimizer, gradients and weights", "deepspeed_autotp_size"),
+    Same("tensor_parallel", "deepspeed_autotp_size"),
     Note("code in a model's directory is never run", "local_repo_path"),
     Note("this program checks models itself", "check_model"),
     Refused("every name is checked; leave it out", "ignore_args_error"),

@@ -32,11 +32,21 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTokens) {
         for_each_order<TypeParam>([&, T = T, V = V, C = C](TypeParam dev) {
             Array<X> d_w(w), d_dout(dout), out(T * C);
             Array<int32_t> d_tokens(tokens);
-            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), T, C);
+            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), T, C, V);
             const auto got = out.values();
             for (size_t t = 0; t < T; t++)
                 for (size_t c = 0; c < C; c++)
                     ASSERT_EQ(float(got[t * C + c]), float(w[size_t(tokens[t]) * C + c])) << t << " " << c;
+            std::vector<int32_t> moved;  // numbered from the second row on, of which the last one is missing
+            for (int32_t token : tokens) moved.push_back(token - 1);
+            Array<int32_t> d_moved(moved);
+            embedding_forward(dev, out.data(), d_w.data() + C, d_moved.data(), T, C, V - 2);
+            const auto of_part = out.values();
+            for (size_t t = 0; t < T; t++)
+                for (size_t c = 0; c < C; c++) {
+                    const bool held = tokens[t] > 0 && size_t(tokens[t]) < V - 1;
+                    ASSERT_EQ(float(of_part[t * C + c]), held ? float(w[size_t(tokens[t]) * C + c]) : 0) << t << " " << c;
+                }
             Array<X> d_p(p);
             Array<int32_t> d_pos(pos);
             embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), d_p.data(), d_pos.data(), T, C);

@@ -43,6 +43,9 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "adapters of divided experts": {**MIXTRAL, "lora_rank": 2, "lora_targets": "q_proj,w1,w2,w3", "ranks": 6, "expert_parallel": 3,
                                     "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
     "dpo of divided experts": {**MIXTRAL, "task": "dpo", **PAIRS, "ref_model": MIXTRAL["model"], "ref_mode": "resident", "ranks": 6, "expert_parallel": 3},
+    "tensors": {"model": GOLDEN / "smollm2", "neftune_noise_alpha": 5, "ranks": 4, "tensor_parallel": 2, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
+    "tensors of small rows": {"model": GOLDEN / "qwen2", "dtype": "bf16", "row_tokens": 64, "ranks": 4, "tensor_parallel": 2, "zero_stage": 2},
+    "rm of tensors": {"task": "rm", **PAIRS, "model": GOLDEN / "gemma3", "ranks": 2, "tensor_parallel": 2, "zero_stage": 0},
     "dpo": {"task": "dpo", **PAIRS, "ref_model": GOLDEN / "llama2", "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
     "kto": {**KTO, "ref_model": GOLDEN / "llama2", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
     "kto of adapters": {**KTO, "lora_rank": 4, "lora_dropout": 0.3, "ranks": 2, "zero_stage": 2},
@@ -59,6 +62,7 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "grpo with a teacher": {"task": "grpo", **OF_ROLLOUTS, "teacher_model": GOLDEN / "qwen3", "adapter": GOLDEN / "lora_qwen3", "ranks": 2, "max_epochs": 4},
     "ppo": {"task": "ppo", **OF_ROLLOUTS, "ranks": 2, "ring_attn_size": 2, "max_epochs": 4},
     "answers of grpo": {"task": "grpo", **ANSWERS, "kl_coef": 0.1, "ranks": 2, "zero_stage": 2},
+    "answers of tensors": {"task": "ppo", **ANSWERS, "model": GOLDEN / "smollm2", "kl_coef": 0.1, "ranks": 6, "tensor_parallel": 3, "zero_stage": 3},
     "answers of ppo": {"task": "ppo", **ANSWERS, "kl_coef": 0.05, "kl_target": "1e-3,120", "ranks": 2, "zero_stage": 3},
     "answers of grpo with a teacher": {"task": "grpo", **ANSWERS, "teacher_model": GOLDEN / "llama31", "teacher_load_in": "4bit", "teacher_coef": 0.3, "ranks": 4,
                                        "ring_attn_size": 2, "zero_stage": 3},
@@ -161,7 +165,7 @@ def test_an_offloaded_run_has_the_same_bits(name, run_of, tmp_path):
 @pytest.mark.parametrize("name", [name for name in RUNS if "ranks" in RUNS[name] and "answers" not in name] + ["answers of grpo", "answers of ppo", "answers of grpo with a teacher", "distill of own answers"])
 def test_ranks_equal_one_rank(name, run_of, tmp_path):
     """In f32, the logs are equal except for rounding, also if one rank resumes from the checkpoint of several. test_ranks.cpp has all splits of a step."""
-    at, one = RUNS[name].get("at", 4), {"ranks": 1, "ring_attn_size": 1, "zero_stage": 1, "zero_group": 0, "expert_parallel": 1}
+    at, one = RUNS[name].get("at", 4), {"ranks": 1, "ring_attn_size": 1, "zero_stage": 1, "zero_group": 0, "tensor_parallel": 1, "expert_parallel": 1}
     in_f32 = {"dtype": "f32", "grad_dtype": "f32", "moments": "f32", "max_steps": at + 2, "save_steps": at}
     run_of(name, tmp_path / "ranks", **in_f32)
     run_of(name, tmp_path / "one", **in_f32 | one)

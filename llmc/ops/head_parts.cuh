@@ -1,0 +1,28 @@
+// head_parts on CUDA. Contract and formulas: head_parts.h.
+#pragma once
+#include "head_parts.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+// A thread copies or merges one row.
+template <class X> __global__ void __launch_bounds__(128) pack_head_stats_kernel1(float *part, HeadStats stats, size_t n) {
+    const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+    if (i >= n) return;
+    const float *const of[] = {stats.nll, stats.entropy, stats.correct, stats.max, stats.sum};
+    for (int k = 0; k < 5; k++) part[size_t(k) * n + i] = of[k][i];
+}
+
+template <class X> void pack_head_stats(Cuda<X> dev, float *part, HeadStats stats, size_t n) {
+    launch(dev, pack_head_stats_kernel1<X>, Grid{ceil_div(n, size_t(128))}, 128, 0, part, stats, n);
+}
+
+template <class X>
+__global__ void __launch_bounds__(128) merge_head_stats_kernel1(HeadStats stats, const float *parts, size_t R, size_t n) {
+    const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+    if (i < n) merge_head_stats_row(stats, parts, R, n, i);
+}
+
+template <class X> void merge_head_stats(Cuda<X> dev, HeadStats stats, const float *parts, size_t R, size_t n) {
+    launch(dev, merge_head_stats_kernel1<X>, Grid{ceil_div(n, size_t(128))}, 128, 0, stats, parts, R, n);
+}
+}  // namespace CUDA_BACKEND
