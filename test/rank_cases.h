@@ -112,7 +112,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
         return c;
     }
     c.family = "qwen3", c.C = 32, c.L = 3, c.KV = 6, c.eps = 1e-6f, c.qk_norm = true;
-    c.tied = model == tied && task != RM, c.qkv_bias = model == tied, c.reward = task == RM;
+    c.tied = model == tied && task != RM, c.qkv_bias = c.o_bias = c.mlp_bias = model == tied, c.reward = task == RM;
     c.window = {0, 7, 0}, c.rope.theta = 10000, c.initializer_range = 0.2;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
     if (model ==

@@ -155,12 +155,15 @@ template <class Dev> void Decoder<Dev>::find_lifetimes() {
 
 template <class Dev> RehearsedSteps Decoder<Dev>::rehearse_steps(size_t micro_steps) {
     Touches log;
-    rehearse(log,
-             [&](Model &model, const ModelLimits &few) { make_two_steps(model, longest_row(config, few), config, micro_steps); });
+    size_t tokens = 0;
+    rehearse(log, [&](Model &model, const ModelLimits &few) {
+        tokens = few.row_tokens / few.ranks.sp;
+        make_two_steps(model, longest_row(config, few), config, micro_steps);
+    });
     std::vector<Event> events = log.events();
     for (Event &e : events)  // replaces the index of a place by its bytes, for all tokens
         if (e.kind == Event::start && e.lane != Event::messages) e.amount = plan_.places()[e.amount].second;
-    return {ops, layout(), weights_->table, std::move(events)};
+    return {ops, layout(), weights_->table, std::move(events), tokens};
 }
 
 // Must be called before allocate(), while there is free memory to measure the device's peaks in.

@@ -125,6 +125,7 @@ struct RehearsedSteps {
     Work layout;  // with the sizes of a row still 0
     const Table &trained;
     std::vector<Event> events;
+    size_t tokens;  // of a rank's part of a rehearsed row
 };
 
 // Continues sequences. Only this rank calls the functions, except finish(). During training, Model::gather_parameters() must be called first.

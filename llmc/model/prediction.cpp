@@ -95,18 +95,24 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
     return std::min(rates.link, rates.network);
 }
 
+// True for a message of tensor parallelism: tokens of a block, or statistics of the head. Rings and the ranks with the same part are further apart.
+bool is_of_tensors(const Event &e, const Ranks &r, const OpList &ops) {
+    const bool in_op = ops.of_layer(e.key.op) || e.key.op == ops.number(EMBED) || e.key.op == ops.number(HEAD);
+    return r.tp > 1 && e.lane == Event::messages && e.distance == 1 && e.ranks == r.tp && in_op;
+}
+
 // Simulates the events of two steps, and sums the second step.
 class Simulation {
   public:
     Simulation(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates, size_t micro_steps)
         : steps_(model.rehearse_steps(micro_steps)),
           ops_(steps_.ops),
-          c_(config),
+          c_(part_of(config, limits.ranks.tp, 0)),
           r_(limits.ranks),
           rates_(rates),
           document_(limits.positions),
           fp8_(limits.fp8),
-          ring_(config, limits, steps_.layout.element),
+          ring_(c_, limits, steps_.layout.element),
           work_(steps_.layout) {
         work_.T = work_.N = ring_.local_T();
         for (size_t l = 0; l < config.L; l++) work_.scores.push_back(ring_.scores(l));
@@ -197,8 +203,18 @@ class Simulation {
         sum.messages += seconds, op_end_ += seconds;
     }
 
+    // No computation overlaps with the messages of tensor parallelism, which grow with the row.
+    void send_tokens(const Event &e) {
+        const double bytes = double(e.amount) * double(ring_.local_T()) / double(steps_.tokens);
+        const double seconds = bytes / double(e.ranks) / rate_of(e, rates_);
+        advance(Event::messages, now_);
+        lanes_[Event::messages].queue.push_front({0, "tokens", seconds});
+        sum.messages += seconds, op_end_ += seconds;
+    }
+
     // A message sends results of earlier ops. A copy overlaps with the op that starts it, because that op uses other pieces.
     void start(const Event &e) {
+        if (is_of_tensors(e, r_, ops_)) return send_tokens(e);
         if (ops_.of_layer(e.key.op)) return;  // a ring's message, or the experts' row counts
         if (e.lane == Event::messages) end_op();
         advance(e.lane, now_);
@@ -258,7 +274,7 @@ class Simulation {
 
     const RehearsedSteps steps_;
     const OpList &ops_;
-    const ModelConfig &c_;
+    const ModelConfig c_;  // of the rank with the largest part
     const Ranks &r_;
     const GpuRates &rates_;
     const size_t document_;  // tokens per document
@@ -272,10 +288,11 @@ class Simulation {
 
 }  // namespace
 
-Payload predict_messages(Diagnosis &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps) {
+Payload predict_messages(Diagnosis &model, const ModelConfig &whole, const ModelLimits &limits, size_t micro_steps) {
+    const ModelConfig config = part_of(whole, limits.ranks.tp, 0);
     const RehearsedSteps steps = model.rehearse_steps(micro_steps);
     const RingWork ring(config, limits, steps.layout.element);
-    const size_t layers = micro_steps * limits.ranks.dp();
+    const size_t layers = micro_steps * limits.ranks.dp() * limits.ranks.tp;
     Payload sent;
     Work work = steps.layout;
     work.T = work.N = ring.local_T(), work.scores.resize(config.L);
@@ -289,9 +306,10 @@ Payload predict_messages(Diagnosis &model, const ModelConfig &config, const Mode
     sent.experts = micro_steps * limits.ranks.world * size_t(rows);
     for (const Event &e : steps.events) {
         if (e.kind == Event::op && e.key.op == steps.ops.number(ZERO_GRAD))
-            sent.grads = sent.params = 0;  // discards the previous step's
-        if (e.kind != Event::start || e.lane != Event::messages || steps.ops.of_layer(e.key.op)) continue;
-        (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += e.amount * (limits.ranks.world / e.ranks);
+            sent.grads = sent.params = sent.tensor = 0;  // discards the previous step's
+        if (e.kind != Event::start || e.lane != Event::messages) continue;
+        if (is_of_tensors(e, limits.ranks, steps.ops)) sent.tensor += e.amount * (limits.ranks.world / e.ranks) * (ring.local_T() / steps.tokens);
+        else if (!steps.ops.of_layer(e.key.op)) (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += e.amount * (limits.ranks.world / e.ranks);
     }
     return sent;
 }
