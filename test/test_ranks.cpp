@@ -359,7 +359,8 @@ TEST(Ranks, DividedTensorsSendWhatTheFormulaSays) {
         const Row row = pad_row(rank_rows(1, 8)[0], 1);
         const ModelConfig m = rank_model(untied);
         const size_t gathered = (tp - 1) * row.T * m.C * sizeof(float), of_layer = recompute == Recompute::layer ? 12 : 10;
-        EXPECT_EQ(got.sent.tensor, gathered * (m.L * of_layer + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float)) << tp;
+        EXPECT_EQ(got.sent.tensor, gathered * (m.L * of_layer + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float))
+            << tp;
     }
 }
 

@@ -113,7 +113,8 @@ static PlacedModel place_smallest(const Run &run, const ModelSpec &model, Auto<R
 std::unique_ptr<Model> plan_model(const Run &run, const ModelSpec &model, Auto<Recompute> recompute, ModelLimits &limits,
                                   size_t memory) {
     PlacedModel smallest = place_smallest(run, model, recompute, limits, memory);
-    const bool may_grow = smallest.fits && limits.ranks.tp == 1;  // ranks of a tensor group need equal chunks, and their plans differ
+    const bool may_grow =
+        smallest.fits && limits.ranks.tp == 1;  // ranks of a tensor group need equal chunks, and their plans differ
     for (limits.head_chunk = most_head_chunk; may_grow && limits.head_chunk > least_head_chunk; limits.head_chunk /= 2)
         if (PlacedModel larger = place(run, model, limits, memory); larger.fits) return std::move(larger.model);
     limits.head_chunk = least_head_chunk;
