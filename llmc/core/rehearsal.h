@@ -92,12 +92,14 @@ template <class Dev> struct Rehearsal {
 
     template <class... A> void note(const A &...arguments) const {
         std::vector<const void *> addresses;
+        addresses.reserve(2 * sizeof...(A));  // growing in steps took a third of the time of --plan
         (add(addresses, arguments), ...);
         log->touch(addresses);
     }
     // The FLOPs of a product whose first three sizes are its rows, inputs and outputs.
     template <class... A> void note_product(const A &...arguments) const {
         std::vector<double> sizes;
+        sizes.reserve(sizeof...(A));
         (add_size(sizes, arguments), ...);
         log->product(2 * sizes[0] * sizes[1] * sizes[2]);
     }
