@@ -15,24 +15,25 @@
 //
 // Dev is the device, CPU or CUDA, together with the storage type X of weights and activations: float or bf16. Gradients of weights
 // are float.
-#include "llmc/app/program.h"        // defines: run_program
-#include "llmc/model/decoder.h"      // defines: Decoder, AttentionActs, LinearWeights
-#include "llmc/model/delta.h"        // defines: DeltaWeights, DeltaActs
-#include "llmc/model/experts.h"      // defines: Experts, ExpertWeights, ExpertActs
-#include "llmc/ops/causal_conv.h"    // defines: causal_conv_{forward,backward}
-#include "llmc/ops/delta_decode.h"   // defines: causal_conv_decode, conv_store, gated_delta_decode
-#include "llmc/ops/delta_gates.h"    // defines: delta_gates_{forward,backward}
-#include "llmc/ops/dropout.h"        // defines: dropout_forward, only used to scale here
-#include "llmc/ops/embedding.h"      // defines: embedding_{forward,backward}
-#include "llmc/ops/gated_delta.h"    // defines: gated_delta_{forward,backward}
-#include "llmc/ops/gated_rmsnorm.h"  // defines: gated_rmsnorm_{forward,backward}
-#include "llmc/ops/layout.h"         // defines: copy_rows
-#include "llmc/ops/qk_norm_rope.h"   // defines: qk_norm_rope_{forward,backward}
-#include "llmc/ops/residual.h"       // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"        // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
-#include "llmc/ops/rope_table.h"     // defines: rope_table
-#include "llmc/ops/sigmoid_gate.h"   // defines: sigmoid_gate_{forward,backward}
-#include "llmc/ops/swiglu.h"         // defines: swiglu_{forward,backward}
+#include "llmc/app/program.h"          // defines: run_program
+#include "llmc/model/decoder.h"        // defines: Decoder, AttentionActs, LinearWeights
+#include "llmc/model/delta.h"          // defines: DeltaWeights, DeltaActs
+#include "llmc/model/experts.h"        // defines: Experts, ExpertWeights, ExpertActs
+#include "llmc/ops/causal_conv.h"      // defines: causal_conv_forward
+#include "llmc/ops/delta_decode.h"     // defines: causal_conv_decode, conv_store, gated_delta_decode
+#include "llmc/ops/delta_gates.h"      // defines: delta_gates_{forward,backward}
+#include "llmc/ops/dropout.h"          // defines: dropout_forward, only used to scale here
+#include "llmc/ops/embedding.h"        // defines: embedding_{forward,backward}
+#include "llmc/ops/gated_delta.h"      // defines: gated_delta_forward
+#include "llmc/ops/gated_rmsnorm.h"    // defines: gated_rmsnorm_{forward,backward}
+#include "llmc/ops/layout.h"           // defines: copy_rows
+#include "llmc/ops/qk_norm_rope.h"     // defines: qk_norm_rope_{forward,backward}
+#include "llmc/ops/residual.h"         // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"          // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope_table.h"       // defines: rope_table
+#include "llmc/ops/sigmoid_gate.h"     // defines: sigmoid_gate_{forward,backward}
+#include "llmc/ops/swiglu.h"           // defines: swiglu_{forward,backward}
+#include "llmc/parallel/delta_ring.h"  // defines: ring_conv_{forward,backward}, ring_delta_{forward,backward}
 
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias
 // (outputs). Tensors that a model lacks are null. ln1 and ln2 norm the inputs of attention and feed-forward, post1 and post2 their
@@ -141,6 +142,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void plan_experts(size_t l, ExpertActs<X> &forward, ExpertActs<X> &backward);
     void plan_gates(size_t l, LlamaActs<X> &forward, LlamaActs<X> &backward);
     void plan_delta(size_t l, LlamaActs<X> &forward, LlamaActs<X> &backward);
+    void plan_pieces(size_t l, DeltaPieceActs<X> &forward, DeltaPieceActs<X> &backward);
     void point_weights(TensorList<X> &params, TensorList<float> &grads) override;
     void rehearse(Touches &log, const typename Base::Calls &calls) override { Base::template rehearse_as<::Llama>(log, calls); }
 
@@ -169,6 +171,11 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     DeltaShape delta_shape(size_t T) const {
         const DeltaConfig &d = config.delta;
         return {T, d.Hk, d.Hv, d.Dk, d.Dv, 1e-6f};
+    }
+    DeltaPieceActs<X> pieces(const LlamaActs<X> &a) const {  // with the row's arrays
+        DeltaPieceActs<X> p = a.delta.pieces;
+        p.position = row.piece_pos, p.starts = row.starts, p.ends = row.ends, p.seen = row.seen;
+        return p;
     }
     NormShape delta_norm_shape() const { return {row.T * config.delta.Hv, config.delta.Dv, config.eps}; }
     const float *rope_of(size_t l) const { return config.window[l] && config.local_rope ? local_rope : rope; }
@@ -318,19 +325,28 @@ template <class Dev> void Llama<Dev>::linear_attention(size_t l, const Pass &pas
         delta_gates_forward(dev, d.gates, d.ba, w.A_log, w.dt_bias, row.T, config.delta.Hv);
     }
     const DeltaGates<const float> gates{d.gates.g, d.gates.beta};
-    const DeltaCache<X> cache = pass.generates() ? Base::delta_cache(l) : DeltaCache<X>{};
+    const DeltaShape shape = delta_shape(row.T);
     const size_t width = config.delta.row();
-    if (runs(CONV)) {
-        if (pass.keys == Keys::cache)
-            causal_conv_decode(dev, a.qkv, cache.columns, a.projected, w.conv, cache.slots, row.T, width);
-        else causal_conv_forward(dev, a.qkv, a.projected, w.conv, row.doc_pos, row.T, width);
-        if (pass.keys == Keys::prompts) conv_store(dev, cache.columns, a.projected, row.doc_pos, cache.slots, row.T, width);
+    if (pass.keys == Keys::ring) {
+        DeltaRing ring = Base::delta_ring(pass);
+        const bool is_known = pass.phase == Phase::recompute;
+        if (runs(CONV)) ring_conv_forward(dev, ring, pieces(a), a.qkv, a.projected, w.conv, row.T, width, is_known);
+        if (runs(ATTENTION)) ring_delta_forward(dev, ring, pieces(a), a.att, d.states, d.scratch, a.qkv, gates, shape);
+        return;
     }
-    if (!runs(ATTENTION)) return;
-    if (pass.keys == Keys::cache) gated_delta_decode(dev, a.att, cache.states, a.qkv, gates, cache.slots, delta_shape(row.T));
-    else
-        gated_delta_forward(dev, a.att, d.states, d.scratch, a.qkv, gates, row.doc_pos, delta_shape(row.T),
-                            DeltaEnds{cache.states, cache.slots});
+    const DeltaCache<X> cache = Base::delta_cache(l);
+    if (pass.keys == Keys::prompts) {
+        if (runs(CONV)) {
+            causal_conv_forward(dev, a.qkv, a.projected, w.conv, row.piece_pos, row.T, width);
+            conv_store(dev, cache.columns, a.projected, row.piece_pos, cache.slots, row.T, width);
+        }
+        if (runs(ATTENTION))
+            gated_delta_forward(dev, a.att, d.states, d.scratch, a.qkv, gates, row.piece_pos, shape,
+                                DeltaStates<float>{cache.states, cache.slots});
+        return;
+    }
+    if (runs(CONV)) causal_conv_decode(dev, a.qkv, cache.columns, a.projected, w.conv, cache.slots, row.T, width);
+    if (runs(ATTENTION)) gated_delta_decode(dev, a.att, cache.states, a.qkv, gates, cache.slots, shape);
 }
 
 // Rotates a layer's queries and keys in place; some families norm them first.
@@ -511,11 +527,12 @@ template <class Dev> void Llama<Dev>::linear_attention_backward(size_t l, const 
     const X *const input = attention_input(l, pass);
     X *const dinput = has_input ? d.dinput : nullptr, *const dprojected = a.qkv;
 
+    DeltaRing ring = Base::delta_ring(pass);
     begin_op(Phase::backward, ATTENTION, l);
-    gated_delta_backward(dev, d.dqkv, d.dgates, d.scratch, a.datt, a.qkv, gates, d.states, row.doc_pos, delta_shape(T));
+    ring_delta_backward(dev, ring, pieces(a), d.dqkv, d.dgates, d.scratch, a.datt, a.qkv, gates, d.states, delta_shape(T));
     begin_op(Phase::backward, CONV, l);
-    causal_conv_backward(dev, dprojected, dw.delta.conv, d.scratch, d.dqkv, a.projected, w.delta.conv, row.doc_pos, T,
-                         config.delta.row());
+    ring_conv_backward(dev, ring, pieces(a), dprojected, dw.delta.conv, d.scratch, d.dqkv, a.projected, w.delta.conv, T,
+                       config.delta.row());
     begin_op(Phase::backward, GATES, l);
     delta_gates_backward(dev, d.ba, dw.delta.A_log, dw.delta.dt_bias, d.scratch, dgates, gates, d.ba, w.delta.A_log,
                          w.delta.dt_bias, T, config.delta.Hv);
@@ -799,8 +816,9 @@ template <class Dev> void Llama<Dev>::plan_delta(size_t l, LlamaActs<X> &f, Llam
     array("ba", f.delta.ba, b.delta.ba, {T, 2 * c.Hv}, Recompute::never);
     array("decay", f.delta.gates.g, b.delta.gates.g, {T, c.Hv}, Recompute::never);
     array("beta", f.delta.gates.beta, b.delta.gates.beta, {T, c.Hv}, Recompute::never);
-    array("states", f.delta.states, b.delta.states, {gated_delta_states(delta_shape(T))}, Recompute::never);
+    array("states", f.delta.states, b.delta.states, {gated_delta_states(delta_shape(T))}, Recompute::never, true);
     transient("delta scratch", &f.delta.scratch, {gated_delta_scratch(dev, delta_shape(T))});
+    if (Base::limits.ranks.sp > 1) plan_pieces(l, f.delta.pieces, b.delta.pieces);
     if (!Base::trains()) return;
     transient("datt", &b.datt, {T, c.values()});
     transient("dqkv", &b.delta.dqkv, {T, c.row()});
@@ -810,6 +828,29 @@ template <class Dev> void Llama<Dev>::plan_delta(size_t l, LlamaActs<X> &f, Llam
     transient("delta scratch backward", &b.delta.scratch,
               {std::max({gated_delta_scratch(dev, delta_shape(T)), causal_conv_scratch(dev, c.row()),
                          delta_gates_scratch(dev, c.Hv), gated_rmsnorm_scratch(dev, c.Dv)})});
+}
+
+// The arrays of a ring's pieces.
+template <class Dev> void Llama<Dev>::plan_pieces(size_t l, DeltaPieceActs<X> &f, DeltaPieceActs<X> &b) {
+    const DeltaConfig &c = config.delta;
+    const size_t P = most_pieces(Base::limits.split_as ? *Base::limits.split_as : config);
+    const auto array = Base::layer_arrays(l);
+    const auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape) {
+        Base::plan_.transient(pointer, format("act.%zu.%s", l, name), std::move(shape));
+    };
+    array("columns before", f.columns, b.columns, {P, conv_columns, c.row()}, Recompute::never, true);
+    array("states before", f.before, b.before, {P, c.Hv, c.Dk, c.Dv}, Recompute::never, true);
+    array("transitions", f.transitions, b.transitions, {P, c.Hv, c.Dk, c.Dk}, Recompute::never, true);
+    transient("terms", &f.terms, {P, c.Hv, c.Dk, c.Dv});
+    transient("passed state", &f.passed, {c.Hv, c.Dk, c.Dv});
+    transient("first rows", &f.rows, {2, 2 * conv_columns, c.row()});
+    if (!Base::trains()) return;
+    transient("terms backward", &b.terms, {P, c.Hv, c.Dk, c.Dv});
+    transient("gradients behind", &b.behind, {P, c.Hv, c.Dk, c.Dv});
+    transient("passed gradient", &b.passed, {c.Hv, c.Dk, c.Dv});
+    transient("first rows backward", &b.rows, {3, 2 * conv_columns, c.row()});
+    transient("dcolumns", &b.dcolumns, {P, conv_columns, c.row()});
+    transient("zeros", &b.zeros, {conv_columns, c.row()});
 }
 
 template <class Dev> void Llama<Dev>::plan_experts(size_t l, ExpertActs<X> &f, ExpertActs<X> &b) {

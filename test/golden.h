@@ -99,8 +99,8 @@ template <class Dev> std::vector<float> gradient_of(Decoder<Dev> &model, const T
 struct TrainedOptions {
     Mode mode = Mode::train;
     Recompute recompute = Recompute::none;
-    size_t row_tokens = 128, tile_tokens = 0;
-    bool fp8 = false, share_prompts = false, guards = false, poison = false;
+    size_t row_tokens = 128, tile_tokens = 0, positions = 128;
+    bool fp8 = false, share_prompts = false, guards = false, poison = false, offload = false;
     TeacherShape teacher = {};
     float temperature = 1;
 };
@@ -113,7 +113,9 @@ template <class Dev> struct Trained {  // a loaded model, ready to step
         ModelLimits limits;
         limits.mode = o.mode, limits.recompute = o.recompute, limits.fp8 = o.fp8;
         limits.share_prompts = o.share_prompts, limits.teacher = o.teacher, limits.temperature = o.temperature;
-        limits.row_tokens = o.row_tokens, limits.tile_tokens = o.tile_tokens, limits.positions = 128;
+        limits.row_tokens = o.row_tokens, limits.tile_tokens = o.tile_tokens;
+        limits.positions = o.positions;
+        limits.offload.activations = o.offload, limits.offload.dir = testing::TempDir();
         limits.cache_pages = 16, limits.sequences = 8, limits.sequence_pages = 4;
         model = make_model(dev, g.config, limits);
         model->allocate(*mesh, o.guards, o.poison);

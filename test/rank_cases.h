@@ -94,8 +94,8 @@ inline std::vector<RankCase> third_of(std::vector<RankCase> cases) {
 }
 
 // untied, tied: a Llama-like model; adapted: untied with adapters and dropout; norm_after: untied with the norms of OLMo 2; experts: untied with
-// experts
-enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts };
+// experts; hybrid: untied with linear attention in two of its layers
+enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts, hybrid };
 
 // Successive numbers give each model every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -124,6 +124,10 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
                      .normed = true,
                      .layers = {false, true, true},
                      .aux_loss_coef = 0.5};
+    if (model == hybrid) {
+        c.window = {0, 0, 0}, c.output_gate = true;
+        c.delta = {.Hk = 2, .Hv = 4, .Dk = 16, .Dv = 8, .layers = {true, false, true}};
+    }
     if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }

@@ -83,6 +83,19 @@ TEST_P(Hybrids, DocumentsInARowAreThoseAlone) {
     expect_at_most("gradient, packed and alone, L2", relative_distance(packed.second, alone.second), 1e-5);
 }
 
+// A row shorter than the longest one brings back the states at all its tokens, whose number is not proportional to them.
+TEST_P(Hybrids, OffloadChangesNoBitOfALongDocument) {
+    std::vector<int32_t> tokens(1030);
+    for (size_t t = 0; t < tokens.size(); t++) tokens[t] = int32_t((3 * t + t * t / 7) % g.config.V);
+    const auto gradient = [&](bool offload) {
+        Trained<CpuF32> t(make_device<CpuF32>(), g, {.row_tokens = 2048, .positions = 2048, .poison = true, .offload = offload});
+        t.model->zero_gradients();
+        t.model->accumulate(make_row({tokens}, {std::vector<uint8_t>(tokens.size(), 1)}), 1e-3f, true);
+        return t.gradient();
+    };
+    EXPECT_TRUE(gradient(true) == gradient(false));
+}
+
 // B is 0 at first, so the gradient of an adapter's B is scale * dW A^T, with the gradient dW of its matrix.
 TEST_P(Hybrids, AdaptersHaveTheGradientsOfTheirMatrices) {
     Golden adapted = g;

@@ -85,6 +85,13 @@ TEST(Ranks, LossesOfTokensNeedOnePassOfTheHead) {
     expect_one_ranks_results(third_of(rank_cases(4)), {{tied, GRPO}, {untied, GRPO}, {adapted, GRPO}});
 }
 
+// The states of linear attention pass from piece to piece in every mode.
+TEST(Ranks, LinearAttentionEqualsOneRank) {
+    for (const size_t world : {2, 3, 4}) expect_one_ranks_results(third_of(rank_cases(world)), {{hybrid, SFT}});
+    expect_one_ranks_results({{4, 4, SpMode::ring, 6, 1, 1, 24, DPO}, {4, 2, SpMode::ulysses, 6, 3, 3, 24, RM}},
+                             {{hybrid, DPO}, {hybrid, RM}});
+}
+
 TEST(Ranks, DividedExpertsEqualOneRank) { expect_one_ranks_results(third_of(expert_cases()), {{experts, SFT}}); }
 TEST(SlowRanks, DividedExpertsEqualOneRank) { expect_one_ranks_results(expert_cases(), {{experts, SFT}}); }
 
@@ -117,7 +124,7 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
         c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
         c.task = pick(SFT, SFT, DPO, RM);
         if (pick(0, 1) && c.stage > 0 && c.world > 2 && c.world % 2 == 0) c.group = 2;
-        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts);
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts, hybrid);
         ModelLimits drawn;
         drawn.recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
         drawn.ranks.bucket_bytes = pick(4096u, 1u << 30);
@@ -242,12 +249,14 @@ struct Sending {
     bool offloaded = false;           // weights
     bool muon = false;
     bool frozen = false;  // with adapters of the queries
+    size_t longer = 1;    // above 1: so many times the tokens, and every layer of a hybrid has linear attention
 
-    size_t S() const { return row_multiple * c.sp; }
+    size_t S() const { return longer * row_multiple * c.sp; }
     ModelConfig model() const {
         ModelConfig m = rank_model(of);
         m.KV = 12, m.window = {0, window, 0}, m.max_positions = S();
         if (of == experts) m.experts.chosen = m.experts.number;  // equal loads: every token goes to every expert
+        if (of == hybrid && longer > 1) m.delta.layers = {true, true, true};
         if (frozen) m.lora = {.rank = 3, .alpha = 3, .targets = {"q_proj"}};
         return m;
     }
@@ -324,6 +333,25 @@ TEST(Ranks, AttentionSendsWhatIsPredicted) {
         for (size_t document : {200, 70, 11})  // several documents and a window need fewer hops
             EXPECT_GT(
                 expect_predicted<CpuBf16>({{4, 4, mode, 4, 2, 1}, Layout::contiguous, tied, Recompute::none, document, 9}).kv, 0);
+}
+
+// The bytes of states do not depend on the length of the row; documents that end with the ranks' pieces send nothing.
+TEST(Ranks, LinearAttentionSendsWhatIsPredicted) {
+    for (const size_t P : {2, 3, 4})
+        for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
+            expect_predicted<CpuF32>({{P, P, mode, 3, 1, 1}, Layout::contiguous, hybrid, Recompute::layer});
+            for (const size_t longer : {2, 3}) {
+                Sending s{{P, P, mode, 12, 2, 2}, Layout::contiguous, hybrid, Recompute::none};
+                s.longer = longer;
+                const DeltaConfig d = s.model().delta;
+                const Payload sent = expect_predicted<CpuBf16>(s);
+                EXPECT_EQ(sent.kv, 2 * 3 * (P - 1) * (d.Hv * d.Dk * d.Dv * 4 + 3 * d.row() * 2));  // of 2 rows and 3 layers
+                EXPECT_EQ(sent.dkv, sent.kv);
+                s.document = s.S() / P;
+                EXPECT_EQ(expect_predicted<CpuBf16>(s).kv, 0);
+            }
+        }
+    expect_predicted<CpuF32>({{4, 4, SpMode::ring, 3, 1, 1}, Layout::zigzag, hybrid, Recompute::cheap});
 }
 
 TEST(Ranks, ZeroSendsWhatIsPredicted) {

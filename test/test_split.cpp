@@ -188,6 +188,23 @@ TEST(Split, ShortDocumentsAreNotSent) {
     }
 }
 
+TEST(Split, BordersWithinDocuments) {
+    const LayerKind whole[] = {{0, 1}};
+    using Border = std::array<size_t, 6>;
+    const auto borders = [&](Layout layout, size_t ranks, const std::vector<size_t> &offsets) {
+        std::vector<Border> out;
+        const AttentionCost cost{1, 1, 1, 2, 1e12, 1e10};
+        for (const PieceBorder &b : piece_borders(split_sequence(layout, offsets, 256, ranks, whole, cost), offsets))
+            out.push_back({b.from, b.from_piece, b.from_continues, b.to, b.to_piece, b.to_continues});
+        return out;
+    };
+    EXPECT_EQ(borders(Layout::contiguous, 4, {0, 100, 128, 256}), (std::vector<Border>{{0, 0, 0, 1, 0, 0}, {2, 0, 0, 3, 0, 0}}));
+    EXPECT_EQ(borders(Layout::contiguous, 4, {0, 193}),
+              (std::vector<Border>{{0, 0, 0, 1, 0, 1}, {1, 0, 1, 2, 0, 1}, {2, 0, 1, 3, 0, 0}}));
+    EXPECT_EQ(borders(Layout::contiguous, 4, {0, 64}), (std::vector<Border>{}));  // the rest is padding
+    EXPECT_EQ(borders(Layout::zigzag, 2, {0, 256}), (std::vector<Border>{{0, 0, 0, 1, 0, 1}, {1, 0, 1, 0, 1, 0}}));
+}
+
 TEST(Split, RowsAreDealtLongestFirst) {
     using Dealt = std::vector<std::vector<size_t>>;
     EXPECT_EQ(deal_rows(std::vector<double>{3, 9, 1, 8, 5}, 2), (Dealt{{1, 0, 2}, {3, 4, no_row}}));

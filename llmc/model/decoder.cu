@@ -686,6 +686,7 @@ template <class Dev> void Decoder<Dev>::gather_parameters() {
 template <class Dev> void Decoder<Dev>::copy_parameters_to(Model &other) {
     weights_->copy_to(*dynamic_cast<Decoder &>(other).weights_);
 }
+template <class Dev> Payload &Decoder<Dev>::sent() { return weights_->trained.sent; }
 template <class Dev> Payload Decoder<Dev>::take_sent() {
     Payload sent = std::exchange(weights_->trained.sent, {});
     sent.grads = std::exchange(weights_->trained.gradients.sent, 0);

@@ -149,8 +149,10 @@ template <class Dev> class Decoder : public Model, public Generator {
     bool joins(size_t l) const { return mesh_->experts && config.has_experts(l); }
     bool trains_input() const { return !adapts() || config.lora.embedding; }
     auto layer_arrays(size_t l);
-    template <class T> void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape);
+    template <class T>
+    void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape, bool whole = false);
     template <template <class> class M> void rehearse_as(Touches &log, const Calls &calls);
+    Payload &sent();
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
     // ---- computation ------------------------------------------------------------------------------------------------------------------
@@ -189,6 +191,9 @@ template <class Dev> class Decoder : public Model, public Generator {
     void attention_forward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     void attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     DeltaCache<X> delta_cache(size_t l) const;
+    DeltaRing delta_ring(const Pass &pass) {
+        return {pass.generates() ? static_cast<Comm &>(alone_) : *mesh_->ring, *row.split, row.borders, sent()};
+    }
     // Computes a linear layer with its adapters for tokens [t, t + n) of the row; the pointers point at token t.
     void linear_forward(const LayerRows &rows, Linear matrix, X *out, const X *x, LinearWeights<X> w) {
         linears_.forward(rows, matrix, out, x, w);
@@ -313,22 +318,26 @@ template <class Dev> class Decoder : public Model, public Generator {
     // pass.
     struct OffloadedArray {
         size_t place, bytes;  // bytes: of T_max tokens
+        bool whole;           // its size is not proportional to the tokens
         void **forward, **backward;
     };
-    size_t bytes_now(const OffloadedArray &t) const { return round_up(t.bytes / T_max * most_tokens, store_alignment); }
+    size_t bytes_now(const OffloadedArray &t) const {
+        return round_up(t.whole ? t.bytes : t.bytes / T_max * most_tokens, store_alignment);
+    }
     std::vector<std::vector<OffloadedArray>> offloaded_;  // of each layer
 };
 
 // ---- functions that the trainers instantiate --------------------------------------------------------------------------------------------
 
 // Plans arrays of layer l, one per call:
-//   array(name, pointer of the forward pass, pointer of the backward pass, shape, recomputed from)
-// The last argument is the lowest level of recomputation at which the array is not kept for the backward pass. There are then two
-// arrays: the forward pass's, and one into which the backward pass recomputes it.
+//   array(name, pointer of the forward pass, pointer of the backward pass, shape, recomputed from, whole)
+// The fifth argument is the lowest level of recomputation at which the array is not kept for the backward pass. There are then two
+// arrays: the forward pass's, and one into which the backward pass recomputes it. whole: the array's size is not proportional to the tokens.
 template <class Dev> auto Decoder<Dev>::layer_arrays(size_t l) {
-    return [this, l](const char *name, auto *&forward, auto *&backward, std::vector<size_t> shape, Recompute from) {
+    return [this, l](const char *name, auto *&forward, auto *&backward, std::vector<size_t> shape, Recompute from,
+                     bool whole = false) {
         const std::string full = format("act.%zu.%s", l, name);
-        if (trains() && limits.recompute < from) return plan_kept(l, &forward, &backward, full, shape);
+        if (trains() && limits.recompute < from) return plan_kept(l, &forward, &backward, full, shape, whole);
         plan_.transient(&forward, full, shape);
         if (trains()) plan_.transient(&backward, full + " recomputed", shape);
     };
@@ -338,14 +347,15 @@ template <class Dev> auto Decoder<Dev>::layer_arrays(size_t l) {
 // loaded from the store. The backward pass begins with the last layer, so the last layer's arrays are not offloaded.
 template <class Dev>
 template <class T>
-void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape) {
+void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape,
+                             bool whole) {
     size_t bytes = sizeof(T);
     for (size_t n : shape) bytes *= n;
     plan_.transient(forward, name, shape);
     if (!trains() || !limits.offload.activations || l + 1 >= config.L || bytes == 0) return plan_.alias(backward, forward);
     plan_.travels();
     offloaded_[l].push_back(
-        {plan_.add_place(name, bytes), bytes, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
+        {plan_.add_place(name, bytes), bytes, whole, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
     plan_.transient(backward, name + " again", shape);
     plan_.travels();
 }

@@ -1,7 +1,7 @@
 // A layer's linear attention by the gated delta rule (../ops/gated_delta.h), with Hk heads of queries and keys of size Dk, and Hv heads of values of
 // size Dv: its weights and arrays, besides those that it shares with attention.
 #pragma once
-#include "../ops/gated_delta.h"
+#include "../parallel/delta_ring.h"
 #include "lora.h"
 
 // S: the storage type of weights, or float for their gradients.
@@ -21,6 +21,7 @@ template <class X> struct DeltaActs {
     DeltaGates<float> dgates;
     X *dinput;  // (T, C)      gradient of the layer's normed input
     float *scratch;
+    DeltaPieceActs<X> pieces;
 };
 
 // What a layer knows of earlier tokens during generation, in a slot for each sequence (../ops/delta_decode.h).

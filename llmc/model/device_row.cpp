@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../parallel/delta_ring.h"
+
 void DeviceRow::plan(Plan &plan, size_t T_max) {
     const bool trains = limits_.mode == Mode::train;
     const size_t positions = std::max(T_max * limits_.ranks.sp, limits_.sequences);
@@ -14,6 +16,12 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
     if (limits_.share_prompts) {
         plan.add(&answers_first_key_, "row.answers_first_key", {positions});
         plan.add(&answers_cuts_, "row.answers_cuts", {std::max<size_t>(1, TileCuts::most(positions))});
+    }
+    if (config_.delta.Hk) plan.add(&piece_pos, "row.piece_pos", {T_max});
+    if (config_.delta.Hk && limits_.ranks.sp > 1) {
+        plan.add(&starts, "row.starts", {T_max});
+        plan.add(&ends, "row.ends", {T_max});
+        plan.add(&seen, "row.seen", {most_pieces(limits_.split_as ? *limits_.split_as : config_), 2 * conv_columns});
     }
     plan.add(&predictors, "row.predictors", {T_max});
     plan.add(&targets, "row.targets", {T_max});
@@ -33,6 +41,8 @@ void DeviceRow::load(const Row &row, Memory &memory) {
     };
     write(memory, tokens, local(row.tokens));
     write(memory, doc_pos, row.doc_pos);
+    if (piece_pos) write(memory, piece_pos, row.doc_pos);
+    borders.clear();
     write(memory, predictors, row.predictors);
     write(memory, targets, local(row.targets));
 }
@@ -53,6 +63,30 @@ void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
     numbers = local_predictors(whole, positions);
     predictors_of_whole = whole.predictors.size();
     load_first_keys(whole, memory);
+    if (piece_pos) load_pieces(whole, memory);
+}
+
+void DeviceRow::load_pieces(const Row &whole, Memory &memory) {
+    const Pieces &own = split->pieces[limits_.ranks.sp_rank()];
+    std::vector<int32_t> position(T), at_start(T, -1), at_end(T, -1), before;
+    for (size_t i = 0; i < own.count; i++) {
+        const Piece &p = own.piece[i];
+        const int32_t *const of_whole = &whole.doc_pos[p.begin];
+        for (size_t t = 0; t < p.end - p.begin; t++) position[p.offset + t] = std::min(int32_t(t), of_whole[t]);
+        for (int32_t j = 0; j < int32_t(conv_columns);
+             j++)  // tokens before the piece, as if the row began with the first of them
+            before.push_back(std::clamp(of_whole[0] - int32_t(conv_columns) + j, 0, j));
+        before.insert(before.end(), of_whole, of_whole + conv_columns);
+    }
+    write(memory, piece_pos, position);
+    if (!starts) return;
+    borders = piece_borders(*split, whole.doc_offsets);
+    for (const PieceBorder &b : borders) {
+        if (const Piece &p = own.piece[b.to_piece]; b.to == limits_.ranks.sp_rank()) at_start[p.offset] = int32_t(b.to_piece);
+        if (const Piece &p = own.piece[b.from_piece]; b.from == limits_.ranks.sp_rank())
+            at_end[p.offset + p.end - p.begin - 1] = int32_t(b.from_piece);
+    }
+    write(memory, starts, at_start), write(memory, ends, at_end), write(memory, seen, before);
 }
 
 void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {

@@ -21,8 +21,12 @@ struct DeviceRow {
     std::vector<size_t> numbers;     // (N) index of each predictor among the whole row's predictors, on the host
     size_t predictors_of_whole = 0;  // number of predictors of the whole row
     std::optional<SequenceSplit> split;
-    int32_t *tokens;            // (T) numbers among the rank's tokens of the vocabulary; outside of [0, V): another rank's
-    int32_t *doc_pos;           // (T) position in the document
+    int32_t *tokens;   // (T) numbers among the rank's tokens of the vocabulary; outside of [0, V): another rank's
+    int32_t *doc_pos;  // (T) position in the document
+    // With linear attention (../parallel/delta_ring.h); the last three in a ring only.
+    int32_t *piece_pos = nullptr;                                 // (T)
+    int32_t *starts = nullptr, *ends = nullptr, *seen = nullptr;  // (T), (T), (pieces, 6)
+    std::vector<PieceBorder> borders;
     int32_t *documents;         // (T) number of the document in its file, with dropout or noise; below 0: padding
     int32_t *copies;            // (T) with experts: the documents that a token stands for; 0: padding
     float *magnitudes;          // (T) magnitude of each token's noise
@@ -49,6 +53,7 @@ struct DeviceRow {
 
   private:
     void load_shared(const Row &whole, Memory &memory);
+    void load_pieces(const Row &whole, Memory &memory);
 
     int32_t *cuts_;                               // on the device
     int32_t *answers_first_key_, *answers_cuts_;  // the same for the second part of attention (PromptParts)

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "../core/common.h"
+#include "../parallel/delta_ring.h"
 #include "../parallel/split.h"
 
 namespace {
@@ -28,11 +29,18 @@ class RingWork {
         : config_(config),
           ranks_(limits.ranks),
           element_(element),
-          split_(split_row(config, limits.ranks, element, row_of(limits))) {}
+          split_(split_row(config, limits.ranks, element, row_of(limits))),
+          borders_(piece_borders(split_, row_of(limits).doc_offsets).size()) {}
 
+    // The bytes of states and columns of linear attention (../parallel/delta_ring.h).
+    size_t states() const {
+        const DeltaConfig &d = config_.delta;
+        return borders_ * (d.Hv * d.Dk * d.Dv * sizeof(float) + conv_columns * d.row() * element_);
+    }
     size_t kv(size_t l, bool backward) const {
         const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * element_;
         if (P == 1) return 0;
+        if (config_.has_delta(l)) return backward ? 0 : states();
         if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
         if (ranks_.sp_mode == SpMode::gather) return width * (split_.T / P) * pairs(l);
         const UlyssesHeads heads(P, config_.H, config_.KV);
@@ -42,6 +50,7 @@ class RingWork {
     size_t dkv(size_t l) const {
         const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * sizeof(float);
         if (P == 1) return 0;
+        if (config_.has_delta(l)) return states();
         if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
         if (ranks_.sp_mode == SpMode::gather) return width * split_.T * (P - 1);
         const UlyssesHeads heads(P, config_.H, config_.KV);
@@ -74,6 +83,7 @@ class RingWork {
     const Ranks &ranks_;
     const size_t element_;
     const SequenceSplit split_;
+    const size_t borders_;  // of pieces within documents
 };
 
 // Bytes per second of a rank in a collective. Every GPU of a host has a link to other hosts, and if neighbours span hosts, each of these links
@@ -183,13 +193,15 @@ class Simulation {
     }
 
     // The ring's messages have priority. Attention waits for the part of the messages that takes longer than attention itself. Under ulysses no
-    // computation overlaps with them, and gather waits for the first heads.
+    // computation overlaps with them, and gather waits for the first heads. Linear attention waits for the states, which pass from piece to piece.
     void send_keys(size_t l, bool backward, double attention) {
         const size_t bytes = ring_.kv(l, backward) + (backward ? ring_.dkv(l) : 0);
         if (bytes == 0) return;
-        const double seconds = double(bytes) / double(r_.sp) / rate_of_ring(r_, rates_);
+        const bool one_by_one = c_.has_delta(l);
+        const double seconds = double(bytes) / (one_by_one ? 1 : double(r_.sp)) / rate_of_ring(r_, rates_);
         const double first = r_.sp_mode == SpMode::gather ? seconds * double(r_.head_stride) / double(c_.KV) : 0;
-        const double waits = r_.sp_mode == SpMode::ulysses ? seconds : first + std::max(0.0, seconds - first - attention);
+        const double waits =
+            one_by_one || r_.sp_mode == SpMode::ulysses ? seconds : first + std::max(0.0, seconds - first - attention);
         advance(Event::messages, now_);
         lanes_[Event::messages].queue.push_front({0, "keys and values", seconds});
         sum.messages += waits, op_end_ += waits;

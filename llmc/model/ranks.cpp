@@ -7,10 +7,11 @@
 
 std::vector<LayerKind> layer_kinds(const ModelConfig &config) {
     std::vector<LayerKind> kinds;
-    for (size_t window : config.window) {
+    for (size_t l = 0; l < config.window.size(); l++) {
+        const size_t window = config.window[l];
         auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const LayerKind &k) { return k.window == window; });
         if (kind == kinds.end()) kind = kinds.insert(kind, {window, 0});
-        kind->layers++;
+        kind->layers += !config.has_delta(l);
     }
     return kinds;
 }
@@ -28,7 +29,7 @@ SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element
     // With one rank there is no choice. Under ulysses every rank computes attention on the whole row, which must be in order.
     if (ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses)
         return split_sequence(Layout::contiguous, row.doc_offsets, row.T, ranks.sp, kinds, cost);
-    if (!as) return choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost);
+    if (!as) return choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost, most_pieces(c));
     return split_sequence(split_row(*as, ranks, element, row).layout, row.doc_offsets, row.T, ranks.sp, kinds, cost,
                           layer_kinds(*as));
 }

@@ -29,9 +29,13 @@ struct Ranks {
     }  // true if communicators of mesh.h have more than one rank
 };
 
-// The kinds of layers of a model: layers that see whole documents, and layers with its window.
+// The kinds of layers of a model: layers that see whole documents, and layers with its window. Layers with linear attention count as none, because their
+// work is proportional to the tokens.
 std::vector<LayerKind> layer_kinds(const ModelConfig &config);
 size_t kind_of(const ModelConfig &config, size_t layer);  // the index of a layer's kind
+
+// The most pieces of a row that a rank has. Linear attention passes states from piece to piece, so its models have few.
+inline size_t most_pieces(const ModelConfig &deciding) { return deciding.delta.Hk ? 2 : pieces_per_rank; }
 
 // Returns the division of a row among a ring's ranks; pad_row() has padded the row. element: bytes of an element of K and V. A teacher has the layout
 // that `as`, its student's configuration, leads to; null: its own.

@@ -22,7 +22,7 @@
 #include "norm.h"
 #include "simd.h"
 
-constexpr size_t conv_taps = 4;
+constexpr size_t conv_taps = 4, conv_columns = conv_taps - 1;  // conv_columns: earlier tokens that a token sees
 
 // The number of taps of a token's sum.
 HOST_DEVICE inline int conv_seen(int32_t doc_pos) { return doc_pos < int32_t(conv_taps) ? doc_pos + 1 : int32_t(conv_taps); }

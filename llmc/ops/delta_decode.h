@@ -16,8 +16,6 @@
 #include "causal_conv.h"
 #include "gated_delta.h"
 
-constexpr size_t conv_columns = conv_taps - 1;
-
 template <class X>
 void conv_store(Cpu<X> dev, X *columns, const X *x, const int32_t *doc_pos, const int32_t *slots, size_t T, size_t C) {
 #pragma omp parallel for num_threads(dev.threads)

@@ -108,36 +108,42 @@ template <class X> struct Block {
         });
     }
 
-    // e and d = beta e, from the state before the chunk
-    __device__ void solve(float *e, const float *state, const Chunk &c, size_t h) {
-        each(s.Dv, [&](size_t j) {
+    // e and d = beta e, of `columns` columns, from the state before the chunk; values null: all are 0
+    __device__ void solve(float *e, float *d, const float *state, const Chunk &c, const X *values, size_t columns) {
+        each(columns, [&](size_t j) {
             for (size_t i = 0; i < c.n; i++) {
                 float sum = 0;
-                for (size_t r = 0; r < s.Dk && !c.first; r++) sum += m.k[i * s.Dk + r] * state[r * s.Dv + j];
-                float value = float(qkv[(c.begin + i) * s.row() + s.values_at(h) + j]) - shared.from_start[i] * sum;
-                for (size_t r = 0; r < i; r++) value -= m.P[i * chunk + r] * m.kk[i * chunk + r] * m.d[r * s.Dv + j];
-                e[i * s.Dv + j] = value, m.d[i * s.Dv + j] = shared.beta[i] * value;
+                for (size_t r = 0; r < s.Dk && !c.first; r++) sum += m.k[i * s.Dk + r] * state[r * columns + j];
+                float value = (values ? float(values[i * s.row() + j]) : 0.0f) - shared.from_start[i] * sum;
+                for (size_t r = 0; r < i; r++) value -= m.P[i * chunk + r] * m.kk[i * chunk + r] * d[r * columns + j];
+                e[i * columns + j] = value, d[i * columns + j] = shared.beta[i] * value;
             }
         });
     }
+    __device__ const X *values(const Chunk &c, size_t h) const { return qkv + c.begin * s.row() + s.values_at(h); }
 
-    __device__ void advance(float *to, const float *state, const Chunk &c) {
-        each(s.Dk * s.Dv, [&](size_t at) {
+    __device__ void advance(float *to, const float *state, const float *d, const Chunk &c, size_t columns) {
+        each(s.Dk * columns, [&](size_t at) {
             float sum = c.first ? 0.0f : shared.from_start[c.n - 1] * state[at];
             for (size_t t = 0; t < c.n; t++)
-                sum += m.k[t * s.Dk + at / s.Dv] * m.P[(c.n - 1) * chunk + t] * m.d[t * s.Dv + at % s.Dv];
+                sum += m.k[t * s.Dk + at / columns] * m.P[(c.n - 1) * chunk + t] * d[t * columns + at % columns];
             to[at] = sum;
         });
     }
+    __device__ void copy_state(float *to, const float *from) {
+        each(s.Dk * s.Dv, [&](size_t at) { to[at] = from[at]; });
+    }
 
-    __device__ void forward(X *out, float *states, const int32_t *doc_pos, const Chunk &c, const DeltaEnds &ends) {
+    __device__ void forward(X *out, float *states, const int32_t *doc_pos, const Chunk &c, const DeltaStates<float> &ends,
+                            const DeltaStates<const float> &starts) {
         load_keys(c);
         for (size_t i = 0; i < s.group(); i++) {
             const size_t h = head * s.group() + i;
             float *const state = m.state(i, 0), *const kept = states + state_at(c.begin, h, s);
-            if (is_kept(doc_pos[c.begin])) each(s.Dk * s.Dv, [&](size_t at) { kept[at] = state[at]; });
+            if (starts.has(c.begin)) copy_state(state, starts.of(c.begin, h, s));
+            if (is_kept(doc_pos[c.begin])) copy_state(kept, state);
             load_gates(c, h);
-            solve(m.dd, state, c, h);
+            solve(m.dd, m.d, state, c, values(c, h), s.Dv);
             each(c.n * s.Dv, [&](size_t at) {
                 const size_t t = at / s.Dv, j = at % s.Dv;
                 float sum = 0, within = 0;
@@ -145,13 +151,13 @@ template <class X> struct Block {
                 for (size_t r = 0; r <= t; r++) within += m.P[t * chunk + r] * m.qk[t * chunk + r] * m.d[r * s.Dv + j];
                 out[((c.begin + t) * s.Hv + h) * s.Dv + j] = shared.from_start[t] * sum + within;
             });
-            advance(state, state, c);
-            if (float *const end = c.last ? ends.state(c.begin + c.n - 1, h, s) : nullptr)
-                each(s.Dk * s.Dv, [&](size_t at) { end[at] = state[at]; });
+            advance(state, state, m.d, c, s.Dv);
+            if (ends.has(c.end())) copy_state(ends.of(c.end(), h, s), state);
         }
     }
 
-    __device__ void backward(X *dqkv, DeltaGates<float> dgates, const X *dout, const Chunk &c, size_t number) {
+    __device__ void backward(X *dqkv, DeltaGates<float> dgates, const X *dout, const Chunk &c, size_t number,
+                             const DeltaStates<const float> &ends) {
         load_keys(c);
         each(c.n * s.Dk, [&](size_t at) { m.dq[at] = m.dk[at] = 0; });
         for (size_t i = 0; i < s.group(); i++) {
@@ -161,7 +167,14 @@ template <class X> struct Block {
                 m.dout[at] = dout[((c.begin + at / s.Dv) * s.Hv + h) * s.Dv + at % s.Dv];
                 m.d[at] = shared.beta[at / s.Dv] * m.e(i, number)[at];
             });
-            gradients_of_updates(dqkv, dgates, i, c, number, h);
+            if (ends.has(c.end())) copy_state(m.gradient(i), ends.of(c.end(), h, s));
+            gradients_of_updates(m.gradient(i), c);
+            each(c.n * s.Dv, [&](size_t at) { dqkv[(c.begin + at / s.Dv) * s.row() + s.values_at(h) + at % s.Dv] = m.dv[at]; });
+            each(c.n, [&](size_t t) {
+                float sum = 0;
+                for (size_t j = 0; j < s.Dv; j++) sum += m.dd[t * s.Dv + j] * m.e(i, number)[t * s.Dv + j];
+                dgates.beta[(c.begin + t) * s.Hv + h] = sum;
+            });
             gradients_of_products(dgates, i, c, number, h);
         }
         each(2 * c.n, [&](size_t at) {
@@ -176,8 +189,7 @@ template <class X> struct Block {
         });
     }
 
-    __device__ void gradients_of_updates(X *dqkv, DeltaGates<float> dgates, size_t i, const Chunk &c, size_t number, size_t h) {
-        const float *gradient = m.gradient(i), *e = m.e(i, number);
+    __device__ void gradients_of_updates(const float *gradient, const Chunk &c) {
         each(s.Dv, [&](size_t j) {
             for (size_t t = c.n; t-- > 0;) {
                 float sum = 0;
@@ -186,13 +198,18 @@ template <class X> struct Block {
                 for (size_t r = t; r < c.n; r++) sum += m.P[r * chunk + t] * m.qk[r * chunk + t] * m.dout[r * s.Dv + j];
                 for (size_t r = t + 1; r < c.n; r++) sum -= m.P[r * chunk + t] * m.kk[r * chunk + t] * m.dv[r * s.Dv + j];
                 m.dd[t * s.Dv + j] = sum, m.dv[t * s.Dv + j] = shared.beta[t] * sum;
-                dqkv[(c.begin + t) * s.row() + s.values_at(h) + j] = m.dv[t * s.Dv + j];
             }
         });
-        each(c.n, [&](size_t t) {
-            float sum = 0;
-            for (size_t j = 0; j < s.Dv; j++) sum += m.dd[t * s.Dv + j] * e[t * s.Dv + j];
-            dgates.beta[(c.begin + t) * s.Hv + h] = sum;
+    }
+
+    // dL/dS before the chunk, from that behind it.
+    __device__ void retreat(float *gradient, const Chunk &c) {
+        each(s.Dk * s.Dv, [&](size_t at) {
+            const size_t r = at / s.Dv, j = at % s.Dv;
+            float sum = c.last ? 0.0f : shared.from_start[c.n - 1] * gradient[at];
+            for (size_t t = 0; t < c.n; t++)
+                sum += shared.from_start[t] * (m.q[t * s.Dk + r] * m.dout[t * s.Dv + j] - m.k[t * s.Dk + r] * m.dv[t * s.Dv + j]);
+            gradient[at] = sum;
         });
     }
 
@@ -239,15 +256,7 @@ template <class X> struct Block {
         for (size_t at = threadIdx.x; at < s.Dk * s.Dv && !c.first && !c.last; at += blockDim.x)
             products_of_states += gradient[at] * before[at];
         const float of_state = block_sum(products_of_states, shared.partial) * shared.from_start[n - 1];
-        if (!c.first)
-            each(s.Dk * s.Dv, [&](size_t at) {
-                const size_t r = at / s.Dv, j = at % s.Dv;
-                float sum = c.last ? 0.0f : shared.from_start[n - 1] * gradient[at];
-                for (size_t t = 0; t < n; t++)
-                    sum += shared.from_start[t] *
-                           (m.q[t * s.Dk + r] * m.dout[t * s.Dv + j] - m.k[t * s.Dk + r] * m.dv[t * s.Dv + j]);
-                gradient[at] = sum;
-            });
+        if (!c.first) retreat(gradient, c);
         each(n, [&](size_t t) {
             float sum = of_state;
             for (size_t r = 0; r < t; r++) {
@@ -271,28 +280,30 @@ template <class X> size_t gated_delta_scratch(Cuda<X>, const DeltaShape &s) {
 
 template <class X>
 __global__ void gated_delta_forward_kernel1(X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
-                                            const int32_t *doc_pos, DeltaShape s, DeltaEnds ends) {
+                                            const int32_t *doc_pos, DeltaShape s, DeltaStates<float> ends,
+                                            DeltaStates<const float> starts) {
     using namespace delta_block;
     const size_t head = blockIdx.x;
     Block<X> block{shared_mem<BlockShared>(), BlockMatrices(scratch + head * BlockMatrices::of_block(s), s), qkv, gates, s, head};
     for (size_t begin = 0, end; begin < s.T; begin = end) {
         for (end = begin + 1; end < s.T && end < begin + chunk && doc_pos[end] > 0;) end++;
-        block.forward(out, states, doc_pos, {begin, end - begin, doc_pos[begin] == 0, end == s.T || doc_pos[end] == 0}, ends);
+        block.forward(out, states, doc_pos, {begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), false}, ends, starts);
     }
 }
 
 template <class X>
 void gated_delta_forward(Cuda<X> dev, X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
-                         const int32_t *doc_pos, DeltaShape shape, DeltaEnds ends = {}) {
+                         const int32_t *doc_pos, DeltaShape shape, DeltaStates<float> ends = {},
+                         DeltaStates<const float> starts = {}) {
     launch(dev, gated_delta_forward_kernel1<X>, Grid{shape.Hk}, 256, sizeof(delta_block::BlockShared), out, states, scratch, qkv,
-           gates, doc_pos, shape, ends);
+           gates, doc_pos, shape, ends, starts);
 }
 
 // From the last interval of the row: its states and e are computed again, then the gradients, from its last chunk.
 template <class X>
 __global__ void gated_delta_backward_kernel1(X *dqkv, DeltaGates<float> dgates, float *scratch, const X *dout, const X *qkv,
                                              DeltaGates<const float> gates, const float *states, const int32_t *doc_pos,
-                                             DeltaShape s) {
+                                             DeltaShape s, DeltaStates<const float> ends, DeltaStates<const float> starts) {
     using namespace delta_block;
     const size_t head = blockIdx.x;
     Block<X> block{shared_mem<BlockShared>(), BlockMatrices(scratch + head * BlockMatrices::of_block(s), s), qkv, gates, s, head};
@@ -300,31 +311,33 @@ __global__ void gated_delta_backward_kernel1(X *dqkv, DeltaGates<float> dgates, 
     for (size_t begin, end = s.T; end > 0; end = begin) {
         begin = end - 1 - size_t(doc_pos[end - 1]) % interval;
         const size_t count = (end - begin + chunk - 1) / chunk;
-        const bool ends = end == s.T || doc_pos[end] == 0;
+        const bool is_last = (end == s.T || doc_pos[end] == 0) && !ends.has(end - 1);
         const auto chunk_of = [&](size_t number) {
             const size_t at = begin + number * chunk;
-            return Chunk{at, end - at < chunk ? end - at : chunk, doc_pos[at] == 0, ends && number + 1 == count};
+            return Chunk{at, end - at < chunk ? end - at : chunk, doc_pos[at] == 0 && !starts.has(at),
+                         is_last && number + 1 == count};
         };
         for (size_t number = 0; number < count; number++) {
             const Chunk c = chunk_of(number);
             block.load_keys(c);
             for (size_t i = 0; i < s.group(); i++) {
                 const size_t h = head * s.group() + i;
-                const float *const kept = states + state_at(begin, h, s);
-                if (number == 0 && !c.first) each(s.Dk * s.Dv, [&](size_t at) { m.state(i, 0)[at] = kept[at]; });
+                if (number == 0 && !c.first)
+                    block.copy_state(m.state(i, 0), starts.has(begin) ? starts.of(begin, h, s) : states + state_at(begin, h, s));
                 block.load_gates(c, h);
-                block.solve(m.e(i, number), m.state(i, number), c, h);
-                if (number + 1 < count) block.advance(m.state(i, number + 1), m.state(i, number), c);
+                block.solve(m.e(i, number), m.d, m.state(i, number), c, block.values(c, h), s.Dv);
+                if (number + 1 < count) block.advance(m.state(i, number + 1), m.state(i, number), m.d, c, s.Dv);
             }
         }
-        for (size_t number = count; number-- > 0;) block.backward(dqkv, dgates, dout, chunk_of(number), number);
+        for (size_t number = count; number-- > 0;) block.backward(dqkv, dgates, dout, chunk_of(number), number, ends);
     }
 }
 
 template <class X>
 void gated_delta_backward(Cuda<X> dev, X *dqkv, DeltaGates<float> dgates, float *scratch, const X *dout, const X *qkv,
-                          DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape shape) {
+                          DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape shape,
+                          DeltaStates<const float> ends = {}, DeltaStates<const float> starts = {}) {
     launch(dev, gated_delta_backward_kernel1<X>, Grid{shape.Hk}, 256, sizeof(delta_block::BlockShared), dqkv, dgates, scratch,
-           dout, qkv, gates, states, doc_pos, shape);
+           dout, qkv, gates, states, doc_pos, shape, ends, starts);
 }
 }  // namespace CUDA_BACKEND

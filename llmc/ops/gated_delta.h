@@ -8,14 +8,15 @@
 //       G += q dout^T     dq = S_t dout     X = G^T k     dv = beta X     dbeta = X . (v - S'^T k)     dk = G d - beta S' X
 //       G' = G - beta k X^T     dg = <G', S'>     dL/dS_{t-1} = exp(g) G'      then through the norms of q and k
 //
-//   gated_delta_forward (dev, out, states, scratch, qkv, gates, doc_pos, shape, ends)
-//   gated_delta_backward(dev, dqkv, dgates, scratch, dout, qkv, gates, states, doc_pos, shape)
+//   gated_delta_forward (dev, out, states, scratch, qkv, gates, doc_pos, shape, ends, starts)
+//   gated_delta_backward(dev, dqkv, dgates, scratch, dout, qkv, gates, states, doc_pos, shape, ends, starts)
 //
 //   qkv, dqkv (T, 2 Hk Dk + Hv Dv) X: a token's query heads, key heads, value heads; value head h uses query and key head h / (Hv/Hk)
 //   out, dout (T, Hv, Dv) X     gates.g <= 0, gates.beta and their gradients (T, Hv) float     Gradients overwrite.
 //   doc_pos (T) int32, a token's position in its document; doc_pos[0] is 0
 //   states: gated_delta_states(shape) floats, which the forward pass leaves for the backward pass     scratch: gated_delta_scratch(dev, shape) floats
-//   ends: where to store the states after documents, for generation (delta_decode.h); by default nowhere
+//   ends: where to store the states after documents, for generation (delta_decode.h); in the backward pass, their gradients. By default there are none
+//   starts: the states before documents, if those are pieces of longer ones (delta_pieces.h); by default 0
 //   shape: T, Hk, Hv, Dk, Dv, eps; Hk divides Hv; Dk and Dv are multiples of 8, at most 128     Nothing may alias.
 //
 // Tokens are processed in chunks of 64, cut anew in each document, by products of matrices. In a chunk that begins with the state S, let
@@ -59,15 +60,15 @@ template <class F> struct DeltaGates {  // of const float; or their gradients, o
     auto pointers() const { return std::tuple(g, beta); }  // ../core/rehearsal.h
 };
 
-struct DeltaEnds {
-    float *states = nullptr;         // (slots, Hv, Dk, Dv)
-    const int32_t *slots = nullptr;  // (T) the slot for the state after a document's last token; -1: not stored
+// States before the first tokens or after the last tokens of documents, or their gradients.
+template <class F> struct DeltaStates {  // of float, or of const float
+    F *states = nullptr;                 // (slots, Hv, Dk, Dv)
+    const int32_t *slots = nullptr;      // (T) the slot of a first or last token's document; -1: none, also for all other tokens
 
     auto pointers() const { return std::tuple(states, slots); }  // ../core/rehearsal.h
-    // Where to store the state of value head h after a document's last token, or null.
-    HOST_DEVICE float *state(size_t last_token, size_t h, const DeltaShape &s) const {
-        if (!slots || slots[last_token] < 0) return nullptr;
-        return states + (size_t(slots[last_token]) * s.Hv + h) * s.Dk * s.Dv;
+    HOST_DEVICE bool has(size_t token) const { return slots && slots[token] >= 0; }
+    HOST_DEVICE F *of(size_t token, size_t h, const DeltaShape &s) const {
+        return states + (size_t(slots[token]) * s.Hv + h) * s.Dk * s.Dv;
     }
 };
 
@@ -163,7 +164,9 @@ template <class X> void store_row(X *out, const float *x, size_t n) {
 
 struct Chunk {  // tokens [begin, begin + n) of a row
     size_t begin, n;
-    bool first, last;  // of its document
+    bool first, last;  // the state before it is 0; no state after it is needed
+
+    HOST_DEVICE size_t end() const { return begin + n - 1; }  // its last token
 };
 
 // What the value heads of a key head share: the normed queries and keys of a chunk, and their products.
@@ -227,7 +230,7 @@ struct Decays {
     const float *to_end(size_t n) const { return P.x + (n - 1) * square; }  // P[last,:]
 };
 
-// Computes the rows e of the chunk, and d = beta e, from the state before it.
+// Computes the rows e of the chunk, and d = beta e, from the state before it. qkv null: all values are 0
 template <class X>
 void solve(Rows &e, Rows &d, const X *qkv, const KeyHead &keys, const Decays &decays, const State &state, const Chunk &c,
            size_t h, const DeltaShape &s) {
@@ -235,7 +238,8 @@ void solve(Rows &e, Rows &d, const X *qkv, const KeyHead &keys, const Decays &de
     if (!c.first) multiply(d.x, stride, {keys.k.x, stride}, state.x, stride, c.n, s.Dv, s.Dk, false);
     for (size_t i = 0; i < c.n; i++) {
         float *e_i = e.x + i * stride;
-        load_row(e_i, qkv + (c.begin + i) * s.row() + s.values_at(h), s.Dv);
+        if (qkv) load_row(e_i, qkv + (c.begin + i) * s.row() + s.values_at(h), s.Dv);
+        else std::fill_n(e_i, width, 0.0f);
         if (!c.first) scale_and_add(e_i, 1, -decays.from_start[i], d.x + i * stride, width);
     }
     for (size_t begin = 0; begin < c.n; begin += simd::block_rows) {
@@ -287,13 +291,14 @@ struct ForwardArrays {
 
     template <class X>
     void run(X *to, float *kept, const X *qkv, const DeltaGates<const float> &gates, const int32_t *doc_pos, Chunk c, size_t head,
-             const DeltaShape &s, const DeltaEnds &ends) {
+             const DeltaShape &s, const DeltaStates<float> &ends, const DeltaStates<const float> &starts) {
         const size_t width = round_up(s.Dv, 16);
         keys.load(qkv, c, head, s);
         keys.multiply_queries(c.n, s.Dk);
         for (size_t i = 0; i < s.group(); i++) {
             const size_t h = head * s.group() + i;
             State &state = states[i];
+            if (starts.has(c.begin)) restore(state, starts.of(c.begin, h, s), s);
             if (is_kept(doc_pos[c.begin])) keep(kept + state_at(c.begin, h, s), state, s);
             decays.load(gates, keys, c, h, s);
             solve(e, d, qkv, keys, decays, state, c, h, s);
@@ -304,9 +309,8 @@ struct ForwardArrays {
             mask(weights, decays.P, c.n);
             multiply(out.x, stride, {weights.x, square}, d.x, stride, c.n, s.Dv, c.n, !c.first, Sum::to_row);
             for (size_t t = 0; t < c.n; t++) store_row(to + ((c.begin + t) * s.Hv + h) * s.Dv, out.x + t * stride, s.Dv);
-            float *const end = c.last ? ends.state(c.begin + c.n - 1, h, s) : nullptr;
-            if (!c.last || end) advance(state, e, keys, decays, d, c, s);
-            if (end) keep(end, state, s);
+            if (!c.last) advance(state, e, keys, decays, d, c, s);
+            if (ends.has(c.end())) keep(ends.of(c.end(), h, s), state, s);
         }
     }
 };
@@ -330,13 +334,15 @@ struct BackwardArrays {
     // Computes the states before the chunks of an interval, and their e.
     template <class X>
     void recompute(const X *qkv, const float *kept, const DeltaGates<const float> &gates, const std::vector<Chunk> &chunks,
-                   size_t head, const DeltaShape &s) {
+                   size_t head, const DeltaShape &s, const DeltaStates<const float> &starts) {
         for (size_t k = 0; k < chunks.size(); k++) {
             const Chunk &c = chunks[k];
             keys.load(qkv, c, head, s);
             for (size_t i = 0; i < s.group(); i++) {
                 const size_t h = head * s.group() + i;
-                if (k == 0 && !c.first) restore(heads[i].states[0], kept + state_at(c.begin, h, s), s);
+                if (k == 0 && !c.first)
+                    restore(heads[i].states[0], starts.has(c.begin) ? starts.of(c.begin, h, s) : kept + state_at(c.begin, h, s),
+                            s);
                 decays.load(gates, keys, c, h, s);
                 solve(heads[i].e[k], d, qkv, keys, decays, heads[i].states[k], c, h, s);
                 if (k + 1 == chunks.size()) continue;
@@ -349,7 +355,7 @@ struct BackwardArrays {
     // The gradients of a chunk, from that of the state behind it; then `gradient` is that of the state before it.
     template <class X>
     void run(X *dqkv, const DeltaGates<float> &dgates, const X *from, const X *qkv, const DeltaGates<const float> &gates, Chunk c,
-             size_t k, size_t head, const DeltaShape &s) {
+             size_t k, size_t head, const DeltaShape &s, const DeltaStates<const float> &ends) {
         keys.load(qkv, c, head, s);
         keys.multiply_queries(c.n, s.Dk);
         std::fill_n(dq.x, c.n * stride, 0.0f);
@@ -362,7 +368,10 @@ struct BackwardArrays {
                 load_row(dout.x + t * stride, from + at * s.Dv, s.Dv);
                 scaled(d.x + t * stride, decays.beta[t], heads[i].e[k].x + t * stride, round_up(s.Dv, 16));
             }
-            gradients_of_updates(dgates, heads[i], c, k, h, s);
+            if (ends.has(c.end())) restore(heads[i].gradient, ends.of(c.end(), h, s), s);
+            gradients_of_updates(heads[i].gradient, c, s);
+            for (size_t t = 0; t < c.n; t++)
+                dgates.beta[(c.begin + t) * s.Hv + h] = dot(dd.x + t * stride, heads[i].e[k].x + t * stride, s.Dv);
             for (size_t t = 0; t < c.n; t++) store_row(dqkv + (c.begin + t) * s.row() + s.values_at(h), dv.x + t * stride, s.Dv);
             gradients_of_products(dgates, heads[i], c, k, h, s);
         }
@@ -372,14 +381,13 @@ struct BackwardArrays {
     }
 
     // dd = (P * Q K^T)^T dO + diag(P[last,:]) K G, and from it by backward substitution dd_i -= sum_{j>i} P[j,i] (k_j . k_i) dv_j, dv = beta dd
-    void gradients_of_updates(const DeltaGates<float> &dgates, const Head &head, const Chunk &c, size_t k, size_t h,
-                              const DeltaShape &s) {
+    void gradients_of_updates(const State &gradient, const Chunk &c, const DeltaShape &s) {
         constexpr size_t block = simd::block_rows;
         const size_t n = c.n, width = round_up(s.Dv, 16);
         const float *negative = decays.negative.x;
         weights = keys.qk;
         mask(weights, decays.P, n);
-        if (!c.last) multiply(dd.x, stride, {keys.k.x, stride}, head.gradient.x, stride, n, s.Dv, s.Dk, false);
+        if (!c.last) multiply(dd.x, stride, {keys.k.x, stride}, gradient.x, stride, n, s.Dv, s.Dk, false);
         for (size_t t = 0; t < n && !c.last; t++) scaled(dd.x + t * stride, decays.to_end(n)[t], dd.x + t * stride, width);
         multiply(dd.x, stride, {weights.x, 1, square}, dout.x, stride, n, s.Dv, n, !c.last, Sum::from_row);
         for (size_t begin = round_up(n, block); begin > 0;) {
@@ -393,15 +401,27 @@ struct BackwardArrays {
                 for (size_t j = t + 1; j < std::min(n, end); j++)
                     scale_and_add(dd_t, 1, negative[j * square + t], dv.x + j * stride, width);
                 scaled(dv.x + t * stride, decays.beta[t], dd_t, width);
-                dgates.beta[(c.begin + t) * s.Hv + h] = dot(dd_t, head.e[k].x + t * stride, s.Dv);
             }
         }
+    }
+
+    // dL/dS before the chunk, from that behind it: c_last G + Q^T diag(c) dO - K^T diag(c) dV. Scales dout and dv by c.
+    void retreat(State &gradient, const Chunk &c, const DeltaShape &s) {
+        const size_t width = round_up(s.Dv, 16);
+        for (size_t i = 0; i < s.Dk && !c.last; i++)
+            scaled(gradient.x + i * stride, decays.from_start[c.n - 1], gradient.x + i * stride, width);
+        for (size_t t = 0; t < c.n; t++) {
+            scaled(dout.x + t * stride, decays.from_start[t], dout.x + t * stride, width);
+            scaled(dv.x + t * stride, -decays.from_start[t], dv.x + t * stride, width);
+        }
+        multiply(gradient.x, stride, {keys.q.x, 1, stride}, dout.x, stride, s.Dk, s.Dv, c.n, !c.last);
+        multiply(gradient.x, stride, {keys.k.x, 1, stride}, dv.x, stride, s.Dk, s.Dv, c.n, true);
     }
 
     // The gradients of q, k and g, and of the state before the chunk.
     void gradients_of_products(const DeltaGates<float> &dgates, Head &head, const Chunk &c, size_t k, size_t h,
                                const DeltaShape &s) {
-        const size_t n = c.n, wide = round_up(s.Dk, 16), width = round_up(s.Dv, 16);
+        const size_t n = c.n, wide = round_up(s.Dk, 16);
         const State &before = head.states[k];
         float of_start[chunk] = {}, of_end[chunk] = {};  // the terms of dL/dlog c_t and of dL/dlog P[last,t] from states
         float of_state = 0;                              // and the term of c_last <G, S>
@@ -442,19 +462,10 @@ struct BackwardArrays {
         multiply(dk.x, stride, {dnegative.x, 1, square}, keys.k.x, stride, n, s.Dk, n, true, Sum::from_row);
 
         if (!c.first) {
-            const float decay = decays.from_start[n - 1];
-            for (size_t i = 0; i < s.Dk && !c.last; i++) {
-                float *const row = head.gradient.x + i * stride;
-                of_state += dot(row, before.x + i * stride, s.Dv);
-                scaled(row, decay, row, width);
-            }
-            of_state *= decay;
-            for (size_t t = 0; t < n; t++) {
-                scaled(dout.x + t * stride, decays.from_start[t], dout.x + t * stride, width);
-                scaled(dv.x + t * stride, -decays.from_start[t], dv.x + t * stride, width);
-            }
-            multiply(head.gradient.x, stride, {keys.q.x, 1, stride}, dout.x, stride, s.Dk, s.Dv, n, !c.last);
-            multiply(head.gradient.x, stride, {keys.k.x, 1, stride}, dv.x, stride, s.Dk, s.Dv, n, true);
+            for (size_t i = 0; i < s.Dk && !c.last; i++)
+                of_state += dot(head.gradient.x + i * stride, before.x + i * stride, s.Dv);
+            of_state *= decays.from_start[n - 1];
+            retreat(head.gradient, c, s);
         }
 
         // dg_t: the terms of P[i,j] with j < t <= i, of c_i with t <= i, of P[last,j] with j < t, and of the state
@@ -475,15 +486,16 @@ struct BackwardArrays {
 };
 
 // Calls f(arrays, chunks, head) for each document and key head, in parallel.
-template <class Arrays, class F> void for_each_task(int threads, const int32_t *doc_pos, const DeltaShape &s, F f) {
+template <class Arrays, class Ends, class Starts, class F>
+void for_each_task(int threads, const int32_t *doc_pos, const DeltaShape &s, const Ends &ends, const Starts &starts, F f) {
     std::vector<std::vector<Chunk>> documents;
     for (size_t t = 0; t < s.T; t++) {
         if (doc_pos[t] == 0) documents.emplace_back();
         std::vector<Chunk> &chunks = documents.back();
-        if (doc_pos[t] % int32_t(chunk) == 0) chunks.push_back({t, 0, chunks.empty(), false});
+        if (doc_pos[t] % int32_t(chunk) == 0) chunks.push_back({t, 0, chunks.empty() && !starts.has(t), false});
         chunks.back().n++;
     }
-    for (std::vector<Chunk> &chunks : documents) chunks.back().last = true;
+    for (std::vector<Chunk> &chunks : documents) chunks.back().last = !ends.has(chunks.back().end());
 #pragma omp parallel num_threads(threads)
     {
         const auto arrays = std::make_unique<Arrays>(s.group());
@@ -499,29 +511,31 @@ template <class X> size_t gated_delta_scratch(Cpu<X>, const DeltaShape &) { retu
 
 template <class X>
 void gated_delta_forward(Cpu<X> dev, X *out, float *states, float *, const X *qkv, DeltaGates<const float> gates,
-                         const int32_t *doc_pos, DeltaShape shape, DeltaEnds ends = {}) {
+                         const int32_t *doc_pos, DeltaShape shape, DeltaStates<float> ends = {},
+                         DeltaStates<const float> starts = {}) {
     using namespace delta;
-    for_each_task<ForwardArrays>(dev.threads, doc_pos, shape,
+    for_each_task<ForwardArrays>(dev.threads, doc_pos, shape, ends, starts,
                                  [&](ForwardArrays &arrays, const std::vector<Chunk> &chunks, size_t head) {
                                      for (const Chunk &c : chunks)
-                                         arrays.run(out, states, qkv, gates, doc_pos, c, head, shape, ends);
+                                         arrays.run(out, states, qkv, gates, doc_pos, c, head, shape, ends, starts);
                                  });
 }
 
 template <class X>
 void gated_delta_backward(Cpu<X> dev, X *dqkv, DeltaGates<float> dgates, float *, const X *dout, const X *qkv,
-                          DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape shape) {
+                          DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape shape,
+                          DeltaStates<const float> ends = {}, DeltaStates<const float> starts = {}) {
     using namespace delta;
     constexpr size_t many = interval / chunk;
-    for_each_task<BackwardArrays>(dev.threads, doc_pos, shape,
+    for_each_task<BackwardArrays>(dev.threads, doc_pos, shape, ends, starts,
                                   [&](BackwardArrays &arrays, const std::vector<Chunk> &all, size_t head) {
                                       for (size_t begin = round_up(all.size(), many); begin > 0;) {
                                           begin -= many;
                                           const std::vector<Chunk> chunks(all.begin() + long(begin),
                                                                           all.begin() + long(std::min(all.size(), begin + many)));
-                                          arrays.recompute(qkv, states, gates, chunks, head, shape);
+                                          arrays.recompute(qkv, states, gates, chunks, head, shape, starts);
                                           for (size_t k = chunks.size(); k-- > 0;)
-                                              arrays.run(dqkv, dgates, dout, qkv, gates, chunks[k], k, head, shape);
+                                              arrays.run(dqkv, dgates, dout, qkv, gates, chunks[k], k, head, shape, ends);
                                       }
                                   });
 }

@@ -10,6 +10,7 @@
 #include "causal_conv.cuh"
 #include "delta_decode.cuh"
 #include "delta_gates.cuh"
+#include "delta_pieces.cuh"
 #include "dequantise.cuh"
 #include "divergence.cuh"
 #include "dropout.cuh"

@@ -229,13 +229,39 @@ SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets,
 }
 
 SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,
-                           const AttentionCost &cost) {
+                           const AttentionCost &cost, size_t most_pieces) {
     SequenceSplit best = split_sequence(Layout::contiguous, doc_offsets, T, ranks, kinds, cost);
     for (Layout layout : {Layout::zigzag, Layout::longest_first}) {
+        if (layout == Layout::longest_first && most_pieces < pieces_per_rank) continue;
         SequenceSplit other = split_sequence(layout, doc_offsets, T, ranks, kinds, cost);
         if (other.seconds < best.seconds) best = std::move(other);
     }
     return best;
+}
+
+std::vector<PieceBorder> piece_borders(const SequenceSplit &split, std::span<const size_t> doc_offsets) {
+    struct Owned {
+        size_t begin, end, rank, number;
+    };
+    std::vector<Owned> owned;
+    for (size_t rank = 0; rank < split.ranks; rank++)
+        for (size_t i = 0; i < split.pieces[rank].count; i++) {
+            const Piece &p = split.pieces[rank].piece[i];
+            owned.push_back({p.begin, p.end, rank, i});
+        }
+    std::ranges::sort(owned, {}, &Owned::begin);
+    const auto begins_within = [&](size_t begin, size_t end) {  // a document, or the padding
+        const auto at = std::ranges::lower_bound(doc_offsets, begin);
+        return at != doc_offsets.end() && *at < end;
+    };
+    std::vector<PieceBorder> borders;
+    for (size_t i = 1; i < owned.size(); i++) {
+        const Owned &a = owned[i - 1], &b = owned[i];
+        if (begins_within(b.begin, b.begin + 1) || b.begin >= doc_offsets.back()) continue;
+        borders.push_back({a.rank, b.rank, a.number, b.number, a.begin > 0 && !begins_within(a.begin, a.end),
+                           b.end < split.T && !begins_within(b.begin, b.end + 1)});
+    }
+    return borders;
 }
 
 double SequenceSplit::balance() const {

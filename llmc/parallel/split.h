@@ -101,14 +101,23 @@ struct SequenceSplit {
     std::vector<size_t> positions(size_t rank) const;  // (local_T) the global position of each local row
 };
 
+// A border of two ranks' pieces within a document, for layers that pass states on (delta_ring.h).
+struct PieceBorder {
+    size_t from, to, from_piece, to_piece;  // the ranks, and the numbers of their pieces
+    bool from_continues, to_continues;      // true if the document fills that piece: it also crosses the border at the other end
+};
+// Returns the borders in the order of the row.
+std::vector<PieceBorder> piece_borders(const SequenceSplit &split, std::span<const size_t> doc_offsets);
+
 // T must be a multiple of pieces_per_rank * ranks (pad_row). The pieces are dealt by the work of the layers `dealt_by`; empty: of `kinds`.
 SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
                              std::span<const LayerKind> kinds, const AttentionCost &cost,
                              std::span<const LayerKind> dealt_by = {});
 
-// Returns the layout with the smallest `seconds`; the first one wins ties. Ulysses (ring.h) always uses contiguous.
+// Returns the layout with the smallest `seconds`, among those of at most `most_pieces` pieces a rank; the first one wins ties. Ulysses (ring.h) always
+// uses contiguous.
 SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,
-                           const AttentionCost &cost);
+                           const AttentionCost &cost, size_t most_pieces = pieces_per_rank);
 
 // Returns the slowest rank's time for attention. A step of the ring takes as long as the longer of its computation and its transfer.
 double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCost &cost);

@@ -160,9 +160,6 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
     r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
     if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu))
         r.flops = attention_rate(*rates, config.D, o.max_len, false), r.bandwidth = rates->link;
-    if (config.delta.Hk && sp > 1)
-        die("--ring_attn_size %zu divides rows among ranks, and this model has linear attention, whose states are not sent between ranks yet\n  fix: --ring_attn_size 1",
-            sp);
     if (o.ring_attn_head_stride == 0)
         r.head_stride = tp == 1 ? config.KV : 1;  // ranks of a tensor group may have different numbers of heads
     for (size_t rank = 0; rank < tp; rank++) {

@@ -159,7 +159,6 @@ size_t longest_sample(const Run &run, const ModelSpec &model, Auto<Recompute> re
 
 size_t larger_ring(const Run &run, const ModelSpec &model, ModelLimits limits, size_t memory) {
     Ranks &r = limits.ranks;
-    if (model.config.delta.Hk) return 0;
     for (r.sp++; r.sp <= r.world; r.sp++) {
         if (r.world % r.sp || (r.sp_mode == SpMode::ulysses && model.config.H % r.sp)) continue;
         if (plan_model(run, model, run.options.recompute, limits, memory)->plan().bytes() <= memory) return r.sp;

@@ -114,6 +114,12 @@ TEST(CudaRanks, EqualOneRank) {
         check_rank_result(c.name(), on_device<CudaF32>(c, untied), want);
 }
 
+TEST(CudaRanks, LinearAttentionEqualsOneRank) {
+    const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, hybrid);
+    const RankCase c{2, 2, SpMode::ring, 6, 1, 1, few_documents};
+    check_rank_result(c.name(), on_device<CudaF32>(c, hybrid), want);
+}
+
 // A third of the splits over 3 ranks.
 TEST(SlowCudaRanks, EqualOneRank) {
     RankResult want[rank_models];

@@ -126,7 +126,7 @@ TYPED_TEST(DeltaDecode, DeltaRuleEqualsReference) {
                 if (first) {
                     Array<float> kept(gated_delta_states(s)), scratch(gated_delta_scratch(dev, s));
                     gated_delta_forward(dev, out.data(), kept.data(), scratch.data(), in.data(), gates, positions.data(), s,
-                                        DeltaEnds{states.data(), slots.data()});
+                                        DeltaStates<float>{states.data(), slots.data()});
                 } else gated_delta_decode(dev, out.data(), states.data(), in.data(), gates, slots.data(), s);
                 rows.put(got, std::vector<X>(out.values()), s.Hv * s.Dv);
             }

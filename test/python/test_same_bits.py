@@ -36,7 +36,7 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "experts": {**EXPERTS, "ranks": 2, "ring_attn_size": 2},
     "adapters of experts": {**EXPERTS, "lora_rank": 3, "lora_targets": "q_proj,gate_proj,up_proj,down_proj", "load_in": "8bit", "optimizer": "muon",
                             "router_aux_loss_coef": 0.1},
-    "linear attention": {"model": GOLDEN / "qwen35", "ranks": 2, "zero_stage": 3, "recompute": "layer", "row_tokens": 128},
+    "linear attention": {"model": GOLDEN / "qwen35", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer", "row_tokens": 128},
     "adapters of linear attention": {"model": GOLDEN / "qwen35_tied", "dtype": "bf16", "lora_rank": 3, "load_in": "4bit", "ranks": 2, "zero_stage": 2},
     "dpo of linear attention": {"task": "dpo", **PAIRS, "model": GOLDEN / "qwen35", "ref_model": GOLDEN / "qwen35_tied", "ref_mode": "resident", "recompute": "none"},
     "divided experts": {**MIXTRAL, "ranks": 6, "expert_parallel": 3, "zero_stage": 3},

@@ -40,7 +40,6 @@ WRONG = [
     (f"{PLAN} --ranks 4 --ring_attn_size 4 --sp_mode ulysses", "14 query heads cannot be dealt to 4 ranks"),
     (f"{MIXTRAL} --ranks 4 --expert_parallel 4", "--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"),
     (f"{MIXTRAL} --ranks 1 --expert_parallel 3", "--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"),
-    (f"{HYBRID} --ranks 2 --ring_attn_size 2", "--ring_attn_size 2 divides rows among ranks", "linear attention", "fix: --ring_attn_size 1"),
     (f"{DPO} --model golden/qwen35 --share_prompts true", "--share_prompts true: linear attention reads the tokens of a document in their order"),
     (f"{HYBRID} --fp8", "this model has linear attention", "leave --fp8 out"),
     (f"{SFT} --ranks 4 --tensor_parallel 3", "--tensor_parallel 3 does not divide 4 ranks", "1, 2, 4"),
