@@ -81,8 +81,8 @@ void gated_delta_starts(Cuda<X> dev, float *F, float *scratch, const X *dout, co
 }
 
 // A thread computes an element.
-inline __global__ void delta_affine_kernel1(float *out, const float *M, const float *x, const float *b, bool transposed,
-                                            unsigned Dk, unsigned Dv) {
+template <bool transposed>
+__global__ void delta_affine_kernel1(float *out, const float *M, const float *x, const float *b, unsigned Dk, unsigned Dv) {
     const unsigned at = blockIdx.y * blockDim.x + threadIdx.x, i = at / Dv, j = at % Dv;
     if (i >= Dk) return;
     const size_t h = blockIdx.x, element = h * Dk * Dv + at;
@@ -95,7 +95,7 @@ inline __global__ void delta_affine_kernel1(float *out, const float *M, const fl
 template <class X>
 void delta_affine(Cuda<X> dev, float *out, const float *M, const float *x, const float *b, bool transposed, size_t H, size_t Dk,
                   size_t Dv) {
-    launch(dev, delta_affine_kernel1, Grid{H, ceil_div(Dk * Dv, 256)}, 256, 0, out, M, x, b, transposed, unsigned(Dk),
-           unsigned(Dv));
+    launch(dev, transposed ? delta_affine_kernel1<true> : delta_affine_kernel1<false>, Grid{H, ceil_div(Dk * Dv, 256)}, 256, 0,
+           out, M, x, b, unsigned(Dk), unsigned(Dv));
 }
 }  // namespace CUDA_BACKEND
