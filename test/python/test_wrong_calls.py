@@ -44,7 +44,7 @@ WRONG = [
     (f"{HYBRID} --fp8", "this model has linear attention", "leave --fp8 out"),
     (f"{SFT} --ranks 4 --tensor_parallel 3", "--tensor_parallel 3 does not divide 4 ranks", "1, 2, 4"),
     (f"{SFT} --ranks 4 --tensor_parallel 2 --ring_attn_size 4", "--ring_attn_size 4 does not divide 2 ranks", "1, 2"),
-    (f"{SFT} --ranks 4 --tensor_parallel 4", "--tensor_parallel 4", "2 key and value heads", "smaller --tensor_parallel"),
+    (f"{SFT} --ranks 3 --tensor_parallel 3", "--tensor_parallel 3", "4 query and 2 key heads", "smaller --tensor_parallel"),
     (f"{MIXTRAL} --ranks 2 --tensor_parallel 2", "experts are not divided this way", "--expert_parallel"),
     (f"{HYBRID} --ranks 2 --tensor_parallel 2", "linear attention is not divided yet"),
     (f"{SFT} --ranks 2 --tensor_parallel 2 --lora_rank 4", "adapters", "leave it out"),
