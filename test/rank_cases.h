@@ -132,7 +132,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     return c;
 }
 
-inline constexpr size_t rank_documents[] = {1, 40, 3, 17, 1, 64, 29, 5, 90, 12, 2, 33, 8, 1, 50, 21, 70, 4, 19, 1, 44, 6, 11, 27};
+inline constexpr size_t rank_documents[] = {1, 40, 3, 17, 1, 90, 29, 5, 64, 12, 2, 33, 8, 1, 50, 21, 70, 4, 19, 1, 44, 6, 11, 27};
 
 // The first `count` documents, dealt to `rows` rows.
 inline std::vector<Row> rank_rows(size_t rows, size_t count) {

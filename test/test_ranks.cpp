@@ -90,6 +90,9 @@ TEST(Ranks, LinearAttentionEqualsOneRank) {
     for (const size_t world : {2, 3, 4}) expect_one_ranks_results(third_of(rank_cases(world)), {{hybrid, SFT}});
     expect_one_ranks_results({{4, 4, SpMode::ring, 6, 1, 1, 24, DPO}, {4, 2, SpMode::ulysses, 6, 3, 3, 24, RM}},
                              {{hybrid, DPO}, {hybrid, RM}});
+    // The sixth document begins with the last two tokens of the first rank's 64, and ends after the second rank's.
+    check_rank_result("a document over three ranks", on_threads<CpuF32>({4, 4, SpMode::ring, 6, 1, 1, 8}, hybrid),
+                      on_threads<CpuF32>({1, 1, SpMode::ring, 6, 0, 1, 8}, hybrid));
 }
 
 TEST(Ranks, DividedExpertsEqualOneRank) { expect_one_ranks_results(third_of(expert_cases()), {{experts, SFT}}); }
@@ -97,7 +100,7 @@ TEST(SlowRanks, DividedExpertsEqualOneRank) { expect_one_ranks_results(expert_ca
 
 // A rank has 1 to 3 of the 6 key heads with their query heads, or half of one's; 3 to 20 of 40 channels; and a part of 97 tokens.
 TEST(Ranks, DividedTensorsEqualOneRank) {
-    expect_one_ranks_results(third_of(tensor_cases()), {{untied, SFT}, {tied, SFT}});
+    expect_one_ranks_results(tensor_cases(), {{untied, SFT}, {tied, SFT}});
     expect_one_ranks_results(third_of(tensor_cases()), {{untied, RM}, {tied, DPO}, {untied, GRPO}, {tied, GRPO}});
 }
 TEST(SlowRanks, DividedTensorsEqualOneRank) {

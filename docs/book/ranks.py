@@ -1,4 +1,4 @@
-"""Ranks that share a step: sums around a ring, attention around a ring, and the bytes of a parameter. Chapter F: ranks.md."""
+"""Ranks that share a step: sums around a ring, attention around a ring, a block whose channels are divided, and the bytes of a parameter. Chapter F: ranks.md."""
 
 import numpy as np
 from softmax import attend, merge
@@ -91,6 +91,32 @@ def ring_attention(deal, joined=merge):
     return max(np.abs(results[t][1] - attend(k[:t + 1] @ q[t], v[:t + 1])[1]).max() for t in results)
 
 
+# ---- a block whose hidden channels are divided among ranks ----------------------------------------------------------------------------
+
+def block(x, gain, up, down, dy):
+    """y = down relu(up (gain x)) of each token (a row of x), and the gradients of gain, up, down and x."""
+    n = x * gain
+    h = np.maximum(n @ up.T, 0)
+    dh = (dy @ down) * (h > 0)
+    dn = dh @ up
+    return h @ down.T, (dn * x).sum(0), dh.T @ n, dy.T @ h, dn * gain
+
+
+def divided_block(ring, x, gain, up, down, dy):
+    """The same over P ranks: each has its tokens outside, and all tokens with its channels inside. The gradients of up and down are the ranks' own rows and columns."""
+    P, shape = ring.ranks, x.shape
+    xs, dys, ups, downs = np.split(x, P), np.split(dy, P), np.split(up, P), np.split(down, P, axis=1)
+    n = [a.reshape(shape) for a in all_gather(ring, [(own * gain).ravel() for own in xs])]
+    h = [np.maximum(n[r] @ ups[r].T, 0) for r in range(P)]
+    y = reduce_scatter(ring, [(h[r] @ downs[r].T).ravel() for r in range(P)])
+    dy = [a.reshape(shape) for a in all_gather(ring, [own.ravel() for own in dys])]
+    dh = [(dy[r] @ downs[r]) * (h[r] > 0) for r in range(P)]
+    dn = [a.reshape(own.shape) for a, own in zip(reduce_scatter(ring, [(dh[r] @ ups[r]).ravel() for r in range(P)]), xs)]
+    dgain = sum((dn[r] * xs[r]).sum(0) for r in range(P))  # each rank has the norm of other tokens
+    return (np.concatenate(y).reshape(shape), dgain, np.concatenate([dh[r].T @ n[r] for r in range(P)]),
+            np.concatenate([dy[r].T @ h[r] for r in range(P)], axis=1), np.concatenate([dn[r] * gain for r in range(P)]))
+
+
 # ---- ZeRO ----------------------------------------------------------------------------------------------------------------------------
 
 WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 10  # bytes of a parameter in bf16: the last are m, v and the lower half of the weight's float
@@ -138,6 +164,13 @@ def main():
             shares = work(deal(P))
             print(f"  {P} ranks, {deal.__name__:<16}{str(ring_attention(deal(P)) < 1e-13):>15}{mean_hops(deal(P)):21.4f}"
                   f"{shares.min():15.2f} {shares.max():.2f}")
+    print("a block whose channels are divided   equals one rank's   sent, in vectors of a token")
+    T, C, F = 8, 6, 16
+    inputs = [random.standard_normal(shape) for shape in ((T, C), C, (F, C), (C, F), (T, C))]
+    for P in (2, 4):
+        ring = Ring(P)
+        got, want = divided_block(ring, *inputs), block(*inputs)
+        print(f"  {P} ranks{max(np.abs(a - b).max() for a, b in zip(got, want)) < 1e-12!s:>44}{ring.sent / C:15.0f}")
     print("a parameter on 8 ranks    bytes on each   sent by all, with 1 micro-step and with 4")
     for stage in range(4):
         print(f"  stage {stage}{held(stage, 8):30.2f}{sent(stage, 8, 1):15.0f} {sent(stage, 8, 4):6.0f}")

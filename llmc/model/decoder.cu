@@ -341,9 +341,11 @@ template <class Dev> void Decoder<Dev>::sum_tokens(X *own, const X *all) {
 // Replaces the statistics of predictors [first, first + n) of the rank's part of the vocabulary by those of the whole.
 template <class Dev> void Decoder<Dev>::gather_statistics(size_t first, size_t n) {
     const size_t tp = limits.ranks.tp, own = limits.ranks.tp_rank();
-    pack_head_stats(dev, acts.parts + own * 5 * n, acts.stats.from(first), n);
-    mesh_->tensor->all_gather({acts.parts + own * 5 * n, 5 * n}, {acts.parts, tp * 5 * n});
-    weights_->trained.sent.tensor += 5 * n * (tp - 1) * sizeof(float);
+    float *const part = acts.parts + own * 5 * n;
+    pack_head_stats(dev, part, acts.stats.from(first), n);
+    const Slice own_part(part, 5 * n), all(acts.parts, tp * 5 * n);
+    mesh_->tensor->all_gather(own_part, all);
+    weights_->trained.sent.tensor += (tp - 1) * own_part.bytes();
     merge_head_stats(dev, acts.stats.from(first), acts.parts, tp, n);
 }
 

@@ -320,10 +320,9 @@ Payload predict_messages(Diagnosis &model, const ModelConfig &whole, const Model
         if (e.kind == Event::op && e.key.op == steps.ops.number(ZERO_GRAD))
             sent.grads = sent.params = sent.tensor = 0;  // discards the previous step's
         if (e.kind != Event::start || e.lane != Event::messages) continue;
-        if (is_of_tensors(e, limits.ranks, steps.ops))
-            sent.tensor += e.amount * (limits.ranks.world / e.ranks) * (ring.local_T() / steps.tokens);
-        else if (!steps.ops.of_layer(e.key.op))
-            (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += e.amount * (limits.ranks.world / e.ranks);
+        const size_t bytes = e.amount * (limits.ranks.world / e.ranks);  // of all such communicators
+        if (is_of_tensors(e, limits.ranks, steps.ops)) sent.tensor += bytes * (ring.local_T() / steps.tokens);
+        else if (!steps.ops.of_layer(e.key.op)) (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += bytes;
     }
     return sent;
 }

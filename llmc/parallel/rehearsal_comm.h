@@ -1,5 +1,6 @@
 // A communicator that sends nothing, for a rehearsal (../core/rehearsal.h). It only touches slices when a call begins, and at its wait.
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -53,16 +54,17 @@ class RehearsalComm final : public Comm {
         f();
         return {this, std::exchange(now_, 0)};
     }
-    // Adds `bytes` for each rank but one to the bytes sent by all ranks.
+    // Adds `bytes` for each rank but one to the bytes sent by all ranks. A rank alone only copies.
     void send(size_t bytes, const std::vector<Slice> &slices) {
-        if (size == 1) return;
-        Message message = {{log_.start_message(size_t(size - 1) * bytes, size_t(size), size_t(distance_))}, {}};
+        if (size == 1 && slices.front().data == slices.back().data) return;
+        Message message;
+        if (size > 1) message.transfers = {log_.start_message(size_t(size - 1) * bytes, size_t(size), size_t(distance_))};
         for (const Slice &s : slices)
             if (s.count) message.arrays.push_back(s.data);
         log_.touch(message.arrays);
-        if (now_ == 0) return log_.wait(message.transfers[0]);
+        if (now_ == 0) return std::ranges::for_each(message.transfers, [&](size_t transfer) { log_.wait(transfer); }), void();
         Message &all = waiting_[now_];
-        all.transfers.push_back(message.transfers[0]);
+        all.transfers.insert(all.transfers.end(), message.transfers.begin(), message.transfers.end());
         all.arrays.insert(all.arrays.end(), message.arrays.begin(), message.arrays.end());
     }
 

@@ -37,8 +37,10 @@ TYPED_TEST_SUITE(DeltaPieces, Devices);
 
 TYPED_TEST(DeltaPieces, EqualTheWholeDocument) {
     using X = typename TypeParam::X;
-    // several pieces of a document; borders at documents' borders; pieces of one document's end, a whole one and another's beginning; kept states
+    // several pieces of a document, also so short that the state before them still matters behind them; borders at documents' borders; pieces of one
+    // document's end, a whole one and another's beginning; kept states
     const std::vector<Cuts> cases = {{{200}, {70, 64, 66}, 1, 2, 8, 16},
+                                     {{40}, {10, 3, 2, 25}, 1, 2, 8, 16},
                                      {{64, 40, 100}, {64, 10, 90, 40}, 2, 2, 16, 8},
                                      {{5, 3, 150}, {6, 100, 52}, 1, 3, 24, 40},
                                      {{600}, {560, 40}, 1, 1, 8, 8},
