@@ -185,7 +185,7 @@ ROWS = [
     Note("runs are always deterministic", "full_determinism_enable"),
     Refused("this program trains only text models", "image_key, max_images_per_prompt, freeze_visual_encoder"),
     # ranks
-    Same("tensor_parallel", "tensor_parallel_size, ds_tensor_parallel_size"),
+    Same("tensor_parallel", "ds.tensor_parallel_size, tensor_parallel_size, ds_tensor_parallel_size"),
     # checkpoints, evaluation, log
     Sets("resume auto", "ckpt.load_enable, load_enable, load_checkpoint", "true"),
     Note("metrics go to --log, one JSON object per line; --report_to tensorboard|wandb|trackio also reports them during training",
