@@ -743,28 +743,25 @@ void write_generation_config(const std::string &dir, const ModelConfig &config) 
 // ---- the part of a model on a rank of tensor parallelism ------------------------------------------------------------------------------
 
 // Divides n elements among ranks, in whole units.
-static Share share_of(size_t n, size_t ranks, size_t rank, size_t unit) {
+static Share share_of(size_t n, size_t ranks, size_t rank, size_t unit = 1) {
     const size_t units = ceil_div(n, unit);
     const auto end = [&](size_t r) { return std::min(n, ceil_div(units * r, ranks) * unit); };
     return {end(rank), end(rank + 1) - end(rank), n};
 }
 
 // Channels and tokens are divided in units that keep the rows of a rank's matrices aligned, where there are enough of them.
-static size_t unit_of(size_t n, size_t ranks) { return n >= 64 * ranks ? 64 : 1; }
+static Share aligned_share_of(size_t n, size_t ranks, size_t rank) { return share_of(n, ranks, rank, n >= 64 * ranks ? 64 : 1); }
 
-Share vocabulary_of(const ModelConfig &part, size_t rank) {
-    const size_t V = part.part.vocabulary.whole;
-    return share_of(V, part.part.ranks, rank, unit_of(V, part.part.ranks));
-}
+Share vocabulary_of(const ModelPart &part, size_t rank) { return aligned_share_of(part.vocabulary.whole, part.ranks, rank); }
 
 ModelConfig part_of(ModelConfig c, size_t ranks, size_t rank) {
     if (ranks == 1) return c;
     const size_t group = c.H / c.KV, sharers = std::max<size_t>(1, ranks / c.KV);
-    const Share kv = ranks <= c.KV ? share_of(c.KV, ranks, rank, 1) : Share{rank / sharers, 1, c.KV},
-                F = share_of(c.F, ranks, rank, unit_of(c.F, ranks)), V = share_of(c.V, ranks, rank, unit_of(c.V, ranks));
+    const Share kv = ranks <= c.KV ? share_of(c.KV, ranks, rank) : Share{rank / sharers, 1, c.KV},
+                F = aligned_share_of(c.F, ranks, rank), V = aligned_share_of(c.V, ranks, rank);
     Share q{kv.first * group, kv.count * group, c.H};
     if (ranks > c.KV) {
-        const Share own = share_of(group, sharers, rank % sharers, 1);
+        const Share own = share_of(group, sharers, rank % sharers);
         q.first += own.first, q.count = own.count;
     }
     c.part = {ranks, rank, q, kv, F, V};

@@ -125,7 +125,7 @@ struct ModelConfig {
 
 // Returns the configuration of a rank's part of a model, for `ranks` ranks that divide its tensors. The first ranks have the largest parts.
 ModelConfig part_of(ModelConfig config, size_t ranks, size_t rank);
-Share vocabulary_of(const ModelConfig &part, size_t rank);  // of another rank
+Share vocabulary_of(const ModelPart &part, size_t rank);  // of another rank
 // Why tensor parallelism cannot divide the model among this number of ranks; "" if it can.
 std::string cannot_divide(const ModelConfig &config, size_t ranks);
 

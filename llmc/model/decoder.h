@@ -260,7 +260,7 @@ template <class Dev> class Decoder : public Model, public Generator {
         return {T, config.C, has_teacher() ? limits.teacher.V : config.V, N, limits.head_chunk, most_V()};
     }
     // The chunks of the head are those of the rank with the largest part of the vocabulary.
-    size_t most_V() const { return part_of(whole_, limits.ranks.tp, 0).V; }
+    size_t most_V() const { return config.part.ranks > 1 ? vocabulary_of(config.part, 0).count : config.V; }
     void gather_statistics(size_t first, size_t n);
     // What gives the head's loss its derivatives: without either the row's weights, which are the derivatives with respect to each nll.
     struct Judge {

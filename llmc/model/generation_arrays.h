@@ -143,7 +143,7 @@ template <class Dev> void GenerationArrays<Dev>::exchange(Comm &tensor, Payload 
     std::vector<Slice> send, receive;
     for (size_t r = 0; r < ranks; r++)
         for (size_t i = 0; i < most; i++) {
-            const Share from = vocabulary_of(config, r);
+            const Share from = vocabulary_of(config.part, r);
             const bool to = r * most + i < sequences_, here = own * most + i < sequences_;
             send.push_back(to ? Slice(logits_ + (r * most + i) * ld, config.V) : Slice());
             receive.push_back(here ? Slice(whole_ + i * logits_ld(dev, whole_V()) + from.first, from.count) : Slice());
