@@ -9,7 +9,7 @@ template <class Dev> struct HeadParts : testing::Test {};
 TYPED_TEST_SUITE(HeadParts, Devices);
 
 // The statistics of a vocabulary in parts of several sizes, one of a single token, are those of the whole. Some rows have equal maxima in two parts, logits
-// far below the maximum, and targets in every part.
+// far below the maximum, and targets in every part. A float sum of V terms, in the order of the tokens, may be off by V roundings.
 TYPED_TEST(HeadParts, MergedAreThoseOfTheWholeVocabulary) {
     constexpr size_t n = 37, V = 101, fields = 5;
     for (const std::vector<size_t> &ends : {std::vector<size_t>{101}, {51, 101}, {40, 41, 101}, {1, 2, 3, 101}}) {
@@ -50,7 +50,7 @@ TYPED_TEST(HeadParts, MergedAreThoseOfTheWholeVocabulary) {
             for (size_t i = 0; i < fields * n; i++) {
                 const double want = stats[i];
                 if (i / n == 2) EXPECT_EQ(got[i], want) << i;  // correct
-                else EXPECT_NEAR(got[i], want, 8 * unit_roundoff<float> * std::max(1.0, std::abs(want))) << R << " parts, " << i;
+                else EXPECT_NEAR(got[i], want, V * unit_roundoff<float> * std::max(1.0, std::abs(want))) << R << " parts, " << i;
             }
         });
     }
