@@ -227,6 +227,8 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r, const Pass &pass
     row.T = 0;
     if (r.T == 0) return;
     const Row whole = pad_row(r, limits.ranks.sp);
+    if (whole.T > T_max * limits.ranks.sp)
+        throw Error(format("a row of %zu tokens, and arrays for %zu", whole.T, T_max * limits.ranks.sp));
     trace_.begin_row(whole, limits.ranks.sp);
     begin_pass();
     row.load_part(whole, sizeof(X), memory());
