@@ -45,19 +45,21 @@ struct AttentionCase {
         Row row{};
         row.T = T(), row.doc_offsets = offsets();
         for (size_t i = 0; i < documents.size(); i++) {
-            const size_t begin = row.doc_offsets[i], n = shared.empty() ? 0 : shared[i];
+            const size_t n = shared.empty() ? 0 : shared[i];
             if (n && shared[i - 1] == 0) row.shared.push_back({row.doc_offsets[i - 1], n, 0});
             if (n) row.shared.back().end = row.doc_offsets[i + 1];
-            row.doc_begin.insert(row.doc_begin.end(), documents[i], int32_t(n ? row.shared.back().begin : begin));
+            for (size_t t = 0; t < documents[i]; t++) row.doc_pos.push_back(int32_t(n + t));
+            row.doc_begin.insert(row.doc_begin.end(), documents[i], int32_t(row.doc_offsets[i]));
         }
         return row;
     }
     // The keys that a query sees.
     std::vector<size_t> keys(size_t t) const {
         std::vector<size_t> out;
-        for (const SharedPrompt &p : outline().shared)
-            for (size_t r = p.begin; r < p.begin + p.length && size_t(first_key()[t]) > p.begin && t < p.end; r++)
-                out.push_back(r);
+        const Row row = outline();
+        for (const SharedPrompt &p : row.shared)
+            for (size_t i = 0; i < p.length && size_t(row.doc_begin[t]) > p.begin && t < p.end; i++)
+                if (window == 0 || i + window > size_t(row.doc_pos[t])) out.push_back(p.begin + i);
         for (size_t r = size_t(first_key()[t]); r <= t; r++) out.push_back(r);
         return out;
     }
@@ -213,17 +215,10 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
     const auto inputs = [&](Rank &q, Rank &k) -> AttentionInputs<X> {
         return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), {cuts.data(), a.cuts().size()}, a.shape(q.T)};
     };
-    if (Rank &s = state.front(); !a.shared.empty()) {
-        const PromptSplit split = split_prompts(a.outline());
-        Array<int32_t> answers_first_key(split.answers_first_key), answers_cuts(split.answers_cuts), prompt_cuts(split.cuts);
-        Array<int32_t> first(a.outline().doc_begin);
-        const PromptParts parts = split.parts(answers_first_key.data(), answers_cuts.data());
-        AttentionInputs<X> in = inputs(s, s);
-        in.first_key = first.data(), in.cuts = {prompt_cuts.data(), split.cuts.size()};
-        prompts_attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), in, parts);
-        prompts_attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), s.scratch.data(), in, s.out.data(),
-                                   s.dout.data(), s.lse.data(), parts);
-    } else if (state.size() == 1) {
+    const PromptSplit split = split_prompts(a.outline(), a.window);
+    Array<int32_t> prompt_key(split.first_key);
+    const PromptParts prompts{split.parts, prompt_key.data()};
+    if (Rank &s = state.front(); state.size() == 1 && a.shared.empty()) {
         attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), inputs(s, s), s.pieces);
         attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), s.scratch.data(), inputs(s, s), s.out.data(),
                            s.dout.data(), s.lse.data(), s.pieces);
@@ -233,15 +228,15 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
             Rank &q = state[r];
             for (size_t hop = 0; hop < n; hop++) {
                 Rank &k = state[(r + n - hop) % n];
-                attention_forward_part(dev, q.out.data(), q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces,
-                                       {hop == 0, hop == n - 1});
+                prompts_forward_part(dev, q.out.data(), q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces,
+                                     {hop == 0, hop == n - 1}, prompts);
             }
             attention_backward_begin(dev, q.grads(q), q.delta.data(), q.out.data(), q.dout.data(), a.shape(q.T));
         }
         for (Rank &q : state)
             for (Rank &k : state)
-                attention_backward_part(dev, q.grads(k), q.scratch.data(), inputs(q, k), q.delta.data(), q.lse.data(),
-                                        q.dout.data(), q.pieces, k.pieces);
+                prompts_backward_part(dev, q.grads(k), q.scratch.data(), inputs(q, k), q.delta.data(), q.lse.data(),
+                                      q.dout.data(), q.pieces, k.pieces, prompts);
         for (Rank &q : state) attention_backward_end(dev, q.qkv.data(), q.grads(q), a.shape(q.T));
     }
     AttentionResult<X> result{std::vector<X>(T * H * D), std::vector<X>(T * row), std::vector<float>(H * T)};

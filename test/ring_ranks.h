@@ -57,7 +57,10 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
         scratch(attention_scratch(dev, a.shape(T)));
     const AttentionInputs<X> inputs{{qkv.data(), row}, {qkv.data() + H * D, row},      {qkv.data() + (H + KV) * D, row},
                                     first_key.data(),  {cuts.data(), a.cuts().size()}, a.shape(T)};
-    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
+    const PromptSplit shared = split_prompts(a.outline(), a.window);
+    Array<int32_t> prompt_key(shared.first_key);
+    const PromptParts prompts{shared.parts, prompt_key.data()};
+    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], prompts, payload};
     for (bool backward : {false, true}) {
         const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, inputs.shape, backward);
         Guarded<Array, X> values(sizes.values);
@@ -86,7 +89,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
 template <template <class> class Array, class X, class WithDevice>
 RingResult<X> run_ring(const RingCase &c, const AttentionCase &a, const AttentionValues<X> &in, WithDevice with_device) {
     const LayerKind kinds[] = {{a.window, 1}};
-    const SequenceSplit split = split_sequence(c.layout, a.offsets(), a.T(), c.ranks, kinds, any_cost);
+    const SequenceSplit split = split_sequence(c.layout, a.outline(), c.ranks, kinds, any_cost);
     RingResult<X> all{{std::vector<X>(a.T() * a.H * a.D), std::vector<X>(in.qkv.size()), std::vector<float>(a.H * a.T())}, {}};
     std::vector<Payload> payloads(c.ranks);
     run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &host) {

@@ -40,6 +40,8 @@ TYPED_TEST(Ring, EqualsOneRank) {
         {"7:1, window 24", {{30, 1, 120, 41}, 24, 7, 1, 8}},
         {"8:2, window 24", {{192}, 24, 8, 2, 8}},
         {"one document", {{192}, 0, 2, 1, 8}},
+        {"shared prompts", {{5, 60, 20, 30, 31, 13, 33}, 0, 4, 2, 16, TileCuts::shortest, 0, {0, 0, 50, 50, 0, 12, 12}}},
+        {"shared prompts, window 24", {{50, 20, 40, 31, 13, 38}, 24, 4, 2, 16, TileCuts::shortest, 0, {0, 45, 45, 0, 12, 12}}},
         // long enough for several blocks of queries on a rank, and for products in bf16
         {"long",
          {{200, 1, 350, 217}, 0, 2, 1, 16},
@@ -105,6 +107,13 @@ TYPED_TEST(Ring, OnlyVisibleKeysAreSent) {
     EXPECT_EQ(payload({48, 48, 48, 48}, gather).kv, 0u);
     EXPECT_EQ(payload({45, 51, 96}, ring).kv, 2 * row * (6 + 48));  // 6 rows to the next rank; half of the last document
     EXPECT_EQ(payload({192}, ring, 6).kv, 2 * row * 3 * 6);         // each rank but the last one sends 6 rows
+    // A prompt travels to the ranks of the documents that lack it, and the rest of its own document, a piece of 6, stays.
+    const auto of_shared = [](const AttentionCase &a, const RingCase &c) {
+        return Test::run(c, a, AttentionValues<typename TypeParam::X>(a)).payload.kv;
+    };
+    EXPECT_EQ(of_shared({{40, 8, 144}, 0, 2, 1, 8, TileCuts::shortest, 0, {0, 30, 0}}, ring), 2 * row * (2 + 1) * 48);
+    EXPECT_EQ(of_shared({{40, 152}, 0, 2, 1, 8, TileCuts::shortest, 0, {0, 30}}, ring), 2 * row * (3 * 42 + 2 * 48 + 48));
+    EXPECT_EQ(of_shared({{40, 152}, 8, 2, 1, 8, TileCuts::shortest, 0, {0, 30}}, ring), 2 * row * 3 * 12);
 }
 
 // ---- modes

@@ -6,6 +6,7 @@
 #include "../llmc/parallel/mesh.h"
 #include "check.h"
 #include "errors.h"
+#include "reference_attention.h"
 
 static const double infinity = std::numeric_limits<double>::infinity();
 static const LayerKind full_layers[] = {{0, 32}};
@@ -89,6 +90,11 @@ struct Documents {
         for (size_t length : lengths) offsets.push_back(offsets.back() + length);
         T = round_up(offsets.back(), unit);
     }
+    Row row() const {
+        Row row{};
+        row.T = T, row.doc_offsets = offsets;
+        return row;
+    }
     size_t first_key(size_t p, size_t window) const {
         const size_t begin = *(std::upper_bound(offsets.begin(), offsets.end(), p) - 1);
         return window && p + 1 > begin + window ? p + 1 - window : begin;
@@ -103,13 +109,24 @@ TEST(Split, ScoresEqualACountOfPairs) {
             std::vector<uint64_t> want(n * n);
             for (size_t q = 0; q < docs.T; q++)
                 for (size_t k = docs.first_key(q, window); k <= q; k++) want[q / size * n + k / size]++;
-            EXPECT_EQ(scores_of_pieces(docs.offsets, docs.T, size, window), want) << window << " " << size;
+            EXPECT_EQ(scores_of_pieces(docs.row(), size, window), want) << window << " " << size;
         }
+    const AttentionCase shared{{9, 5, 1, 20, 3, 40, 2, 30, 18}, 0, 1, 1, 8, 0, 0, {0, 7, 7, 7, 0, 0, 33, 33, 0}};
+    for (size_t window : {0, 1, 6, 30}) {
+        AttentionCase a = shared;
+        a.window = window;
+        const size_t n = a.T() / 16;
+        std::vector<uint64_t> want(n * n);
+        for (size_t q = 0; q < a.T(); q++)
+            for (size_t k : a.keys(q)) want[q / 16 * n + k / 16]++;
+        EXPECT_EQ(scores_of_pieces(a.outline(), 16, window), want) << window;
+        EXPECT_EQ(scores_of_row(a.outline(), window, true), double(std::accumulate(want.begin(), want.end(), uint64_t(0))));
+    }
 }
 
 TEST(Split, LayoutsOfOneDocument) {
     const auto owners = [](Layout layout) {
-        const SequenceSplit split = split_sequence(layout, std::vector<size_t>{0}, 32, 2, full_layers, cost_of_8b(infinity));
+        const SequenceSplit split = split_sequence(layout, Documents({32}, 32).row(), 2, full_layers, cost_of_8b(infinity));
         std::vector<std::vector<size_t>> out;
         for (const Pieces &pieces : split.pieces) {
             out.emplace_back();
@@ -162,11 +179,10 @@ TEST(Split, ChosenLayoutIsBalancedAndTheFastest) {
         for (const Documents &docs : log_normal_rows(300, 32768, 1)) {
             double best = infinity;
             for (size_t i = 0; i < 3; i++) {
-                const double seconds =
-                    split_sequence(layouts[i], docs.offsets, docs.T, 8, full_layers, cost_of_8b(bandwidth)).seconds;
+                const double seconds = split_sequence(layouts[i], docs.row(), 8, full_layers, cost_of_8b(bandwidth)).seconds;
                 each[i] += seconds, best = std::min(best, seconds);
             }
-            const SequenceSplit split = choose_split(docs.offsets, docs.T, 8, full_layers, cost_of_8b(bandwidth));
+            const SequenceSplit split = choose_split(docs.row(), 8, full_layers, cost_of_8b(bandwidth));
             EXPECT_LE(split.seconds, best);
             chosen += split.seconds, balance += split.balance() / 300;
         }
@@ -179,7 +195,7 @@ TEST(Split, ShortDocumentsAreNotSent) {
     for (size_t length : {512, 509, 500}) {
         const Documents docs(std::vector<size_t>(64, length), 8 * row_multiple);
         for (double bandwidth : {50e9, infinity}) {
-            const SequenceSplit split = choose_split(docs.offsets, docs.T, 8, full_layers, cost_of_8b(bandwidth));
+            const SequenceSplit split = choose_split(docs.row(), 8, full_layers, cost_of_8b(bandwidth));
             const double share = double(split.travel[0].row_hops()) /
                                  double(docs.T * 7);  // of a single document, whose rows are sent to all other ranks
             EXPECT_GE(split.balance(), 0.98);
@@ -194,7 +210,9 @@ TEST(Split, BordersWithinDocuments) {
     const auto borders = [&](Layout layout, size_t ranks, const std::vector<size_t> &offsets) {
         std::vector<Border> out;
         const AttentionCost cost{1, 1, 1, 2, 1e12, 1e10};
-        for (const PieceBorder &b : piece_borders(split_sequence(layout, offsets, 256, ranks, whole, cost), offsets))
+        Row row{};
+        row.T = 256, row.doc_offsets = offsets;
+        for (const PieceBorder &b : piece_borders(split_sequence(layout, row, ranks, whole, cost), offsets))
             out.push_back({b.from, b.from_piece, b.from_continues, b.to, b.to_piece, b.to_continues});
         return out;
     };

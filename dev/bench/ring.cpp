@@ -49,15 +49,16 @@ class RingBench {
   public:
     RingBench(const Model &model, const std::vector<size_t> &documents, size_t ranks, int threads, SpMode mode)
         : model_(model), mode_(mode) {
-        std::vector<size_t> offsets{0};
+        Row row{};
+        row.doc_offsets = {0};
         for (size_t length : documents) {
-            lo_.insert(lo_.end(), length, int32_t(offsets.back()));
-            offsets.push_back(offsets.back() + length);
+            lo_.insert(lo_.end(), length, int32_t(row.T));
+            row.doc_offsets.push_back(row.T += length);
         }
         const LayerKind kinds[] = {{0, 1}};
         const AttentionCost cost{model.H, model.KV, model.D, sizeof(X), 5e10, 5e9};  // the values of ranks_of() for CPUs
-        split_ = mode == SpMode::ulysses ? split_sequence(Layout::contiguous, offsets, offsets.back(), ranks, kinds, cost)
-                                         : choose_split(offsets, offsets.back(), ranks, kinds, cost);
+        split_ = mode == SpMode::ulysses ? split_sequence(Layout::contiguous, row, ranks, kinds, cost)
+                                         : choose_split(row, ranks, kinds, cost);
         const auto buffers = ring_attention_buffers(mode, ranks, head_stride, model.shape(split_.local_T()), true);
         for (size_t r = 0; r < ranks; r++) shares_.emplace_back(model, split_.local_T(), threads, buffers);
     }
@@ -86,7 +87,7 @@ class RingBench {
             const auto [H, KV, D] = model_;
             const auto head = [&](size_t h) { return Heads<const X>{s.qkv.data() + h * D, model_.row()}; };
             const AttentionInputs<X> in{head(0), head(H), head(H + KV), lo_.data(), {}, model_.shape(s.T)};
-            RingAttention ring{comm, mode_, head_stride, split_, split_.travel[0], payloads[size_t(comm.rank)]};
+            RingAttention ring{comm, mode_, head_stride, split_, split_.travel[0], {}, payloads[size_t(comm.rank)]};
             pass(ring, s, in, {s.values.data(), s.floats.data()});
             return 0;
         });

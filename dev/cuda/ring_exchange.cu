@@ -107,8 +107,7 @@ struct RingRow {
     }
     static SequenceSplit deal_row(const AttentionCase &problem, size_t ranks) {
         const LayerKind kinds[] = {{problem.window, 1}};
-        return split_sequence(Layout::zigzag, problem.offsets(), problem.T(), ranks, kinds,
-                              {problem.H, problem.KV, problem.D, 2, 1e12, 1e10});
+        return split_sequence(Layout::zigzag, problem.outline(), ranks, kinds, {problem.H, problem.KV, problem.D, 2, 1e12, 1e10});
     }
     static KeyTravel whole_blocks(const SequenceSplit &split) {
         const size_t pieces = pieces_per_rank * split.ranks, size = split.T / pieces;
@@ -177,7 +176,7 @@ void ring_exchange4(CudaBf16 dev, RingRow &x) {
         const size_t r = size_t(comm.rank);
         comm.memory = device_slices(dev.stream);
         Payload payload;
-        RingAttention ring{comm, SpMode::ring, 0, x.split, x.split.travel[0], payload};
+        RingAttention ring{comm, SpMode::ring, 0, x.split, x.split.travel[0], {}, payload};
         const AttentionInputs<bf16> in{x.view(r, 0), x.view(r, x.H),      x.view(r, x.H + x.KV), x.first_key.data(),
                                        {},           x.problem.shape(x.T)};
         ring_attention_forward(dev, ring, x.out.data() + r * x.T * x.H * x.D, x.out32.data() + r * x.T * x.H * x.D,

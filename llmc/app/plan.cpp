@@ -277,7 +277,7 @@ int print_fit(const Run &run) {
         ModelLimits limits = flag_limits(o);
         try {
             limits.ranks = ranks_of(run, run.model.config, n, o.ring_attn_size > 1 ? o.ring_attn_size : n);
-            limits.share_prompts = run.share_prompts && limits.ranks.sp == 1;
+            limits.share_prompts = run.share_prompts;
         } catch (const Error &e) {
             printf("  %s", std::string(e.what()).substr(0, std::string(e.what()).find('\n')).c_str());
             continue;

@@ -61,12 +61,10 @@ std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<con
     std::vector<size_t> lengths;
     for (const Bundle &bundle : bundles) lengths.push_back(bundle.tokens);
     std::vector<std::vector<size_t>> rows;
-    for (const auto &row : pack_best_fit(lengths, row_tokens))
-        for (size_t i = 0; i < row.size(); i++) {
-            if (i == 0 || (share_prompts && i % SharedPrompt::most == 0)) rows.emplace_back();
-            const auto &of_bundle = bundles[row[i]].samples;
-            rows.back().insert(rows.back().end(), of_bundle.begin(), of_bundle.end());
-        }
+    for (const auto &row : pack_best_fit(lengths, row_tokens)) {
+        auto &of_row = rows.emplace_back();
+        for (size_t i : row) of_row.insert(of_row.end(), bundles[i].samples.begin(), bundles[i].samples.end());
+    }
     return rows;
 }
 

@@ -13,15 +13,15 @@ static Row empty_row(size_t tokens, size_t documents) {  // with room for as man
     return row;
 }
 
-static void append_token(Row &row, int32_t id, size_t pos, size_t begin) {
+static void append_token(Row &row, int32_t id, size_t pos) {
     row.doc_pos.push_back(int32_t(pos));
-    row.doc_begin.push_back(int32_t(begin));
+    row.doc_begin.push_back(int32_t(row.doc_offsets.back()));
     row.tokens.push_back(id);
 }
 
-// Appends a document without its first `shared` tokens, which lie at `begin`. An empty mask means that no token is a target. The first token of a
+// Appends a document without its first `shared` tokens. An empty mask means that no token is a target. The first token of a
 // document is never a target, because no token precedes it.
-static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask, size_t begin,
+static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask,
                             size_t shared = 0) {
     for (size_t t = shared; t < tokens.size(); t++) {
         if (t > shared && !mask.empty() && mask[t]) {
@@ -29,17 +29,16 @@ static void append_document(Row &row, size_t number, std::span<const int32_t> to
             row.targets.push_back(tokens[t]);
             row.target_documents.push_back(int32_t(row.documents.size()));
         }
-        append_token(row, tokens[t], t, begin);
+        append_token(row, tokens[t], t);
     }
     row.documents.push_back(number);
     row.doc_offsets.push_back(row.tokens.size());
 }
 
 static void append_padding(Row &row, size_t multiple) {
-    const size_t begin = row.doc_offsets.back();
     row.T = round_up(row.tokens.size(), multiple);
     while (row.tokens.size() < row.T)
-        append_token(row, 0, (row.tokens.size() - begin) % row_multiple, begin);  // any position in the rope table
+        append_token(row, 0, (row.tokens.size() - row.doc_offsets.back()) % row_multiple);  // any position in the rope table
 }
 
 // Calls f(number, document, shared) for each document of these samples. shared: the tokens that it shares with the last document that shares none.
@@ -56,14 +55,13 @@ template <class F> static void for_each_document(const Samples &data, std::span<
         }
 }
 
-// Notes that the next document of the row, of `tokens` tokens, lacks its first `shared` ones. Returns their place in the row.
-static size_t share_prompt(Row &row, size_t shared, size_t tokens) {
+// Notes that the next document of the row, of `tokens` tokens, lacks its first `shared` ones.
+static void share_prompt(Row &row, size_t shared, size_t tokens) {
     const size_t begin = row.doc_offsets.back(), documents = row.documents.size();
-    if (shared == 0) return begin;
+    if (shared == 0) return;
     if (row.shared.empty() || row.shared.back().end != begin)
         row.shared.push_back({row.doc_offsets[documents - 1], shared, begin});
     row.shared.back().end = begin + tokens - shared;
-    return row.shared.back().begin;
 }
 
 Row make_row(const Samples &data, std::span<const size_t> samples, bool share_prompts) {
@@ -71,10 +69,9 @@ Row make_row(const Samples &data, std::span<const size_t> samples, bool share_pr
     for (size_t s : samples) tokens += data.sample_length(s);
     Row row = empty_row(tokens, 2 * samples.size());
     for_each_document(data, samples, share_prompts, [&](size_t i, const Document &document, size_t shared) {
-        const size_t begin = share_prompt(row, shared, document.tokens.size());
-        append_document(row, i, document.tokens, document.mask, begin, shared);
+        share_prompt(row, shared, document.tokens.size());
+        append_document(row, i, document.tokens, document.mask, shared);
     });
-    if (row.shared.size() > SharedPrompt::most) die("a row has %zu shared prompts", row.shared.size());
     append_padding(row, row_multiple);
     return row;
 }
@@ -92,7 +89,7 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
     for (const auto &document : documents) tokens += document.size();
     Row row = empty_row(tokens, documents.size());
     for (size_t i = 0; i < documents.size(); i++)
-        append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i], row.tokens.size());
+        append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i]);
     append_padding(row, row_multiple);
     return row;
 }

@@ -16,17 +16,14 @@ constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, s
 // predicts the document's first target.
 struct SharedPrompt {
     size_t begin, length, end;
-
-    static constexpr size_t most = 15;  // in a row
 };
 
 // A packed row (packed sequence): documents laid end to end, then padding up to T, which is one more document of tokens 0 without targets.
 struct Row {
     size_t T;
-    std::vector<int32_t> tokens;   // (T)
-    std::vector<int32_t> doc_pos;  // (T) position of the token in its document, for rope
-    std::vector<int32_t>
-        doc_begin;  // (T) position in the row of the beginning of the token's document, or of its shared prompt, for attention
+    std::vector<int32_t> tokens;      // (T)
+    std::vector<int32_t> doc_pos;     // (T) position of the token in its document, for rope
+    std::vector<int32_t> doc_begin;   // (T) position in the row of the beginning of the token's document, for attention
     std::vector<size_t> doc_offsets;  // (documents + 1) position in the row of each document's beginning, then of the padding's
     std::vector<SharedPrompt> shared = {};  // in the order of the row
     std::vector<size_t> documents;          // (documents) the number of each in the file
@@ -40,14 +37,7 @@ inline std::span<const size_t> sharers(const Row &row, const SharedPrompt &p) {
     return {std::ranges::lower_bound(row.doc_offsets, p.begin), std::ranges::lower_bound(row.doc_offsets, p.end)};
 }
 
-// The number of (query, key) pairs of a query behind a shared prompt and a key in it.
-inline double shared_scores(const Row &row) {
-    double sum = 0;
-    for (const SharedPrompt &p : row.shared) sum += double(p.end - sharers(row, p)[1]) * double(p.length);
-    return sum;
-}
-
-// With share_prompts successive documents with the same prompt share it. More than SharedPrompt::most prompts are an error (pack_samples).
+// With share_prompts successive documents with the same prompt share it.
 Row make_row(const Samples &data, std::span<const size_t> samples, bool share_prompts = false);
 
 // Returns the row for a reward model: the predictors are replaced by the last position of each document, where its score is computed.

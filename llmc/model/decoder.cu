@@ -4,7 +4,6 @@
 
 #include "../core/graphs.h"
 #include "../ops/attention.h"
-#include "../ops/attention_prompts.h"
 #include "../ops/embedding.h"
 #include "../ops/head_parts.h"
 #include "../ops/loss.h"
@@ -112,7 +111,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     const auto sizes = [&](bool backward) {
         return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
-    array("out32", &f.out32, {limits.share_prompts ? T * Q : ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))});
+    array("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, limits.share_prompts, attention_shape(T))});
     array("ring", &f.ring, {sizes(false).values});
     if (!trains()) return;
     array("ring backward", &b.ring, {sizes(true).values});
@@ -271,7 +270,7 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
 template <class Dev> template <class F> void Decoder<Dev>::recorded(const Pass &pass, size_t l, Stretch stretch, const F &work) {
     const Ranks &r = limits.ranks;
     const bool only_launches = r.sp == 1 && r.tp == 1 && r.expert_parallel == 1 && !trace_.is_on() && config.lora.dropout == 0;
-    if (!graphs_ || !only_launches || pass.generates() || !pass.adapters || row.shared) return work();
+    if (!graphs_ || !only_launches || pass.generates() || !pass.adapters || !row.prompts[0].parts.empty()) return work();
     Graphs::Stretch key{l, stretch, row.T, weights_->accumulates()};
     graphs_->run(key, work);
 }
@@ -300,8 +299,9 @@ template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Phase phase) {
 template <class Dev> RingAttention Decoder<Dev>::ring(const Pass &pass, size_t l) {
     const Ranks &r = limits.ranks;
     const KeyTravel &travel = row.split->travel[kind_of(config, l)];
-    if (pass.generates()) return {alone_, SpMode::ring, 1, *row.split, travel, weights_->trained.sent};
-    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, weights_->trained.sent};
+    const PromptParts &prompts = row.prompts[config.window[l] > 0];
+    if (pass.generates()) return {alone_, SpMode::ring, 1, *row.split, travel, prompts, weights_->trained.sent};
+    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, travel, prompts, weights_->trained.sent};
 }
 template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
     const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
@@ -317,7 +317,6 @@ template <class Dev> void Decoder<Dev>::attention_forward(const Pass &pass, size
     const AttentionInputs<X> in = attention_inputs(l, a);
     if (pass.generates()) generation_->store(l, in);
     if (pass.keys == Keys::cache) return generation_->attention(l, a.att, in);
-    if (row.shared) return prompts_attention_forward(dev, a.att, a.out32, a.lse, in, *row.shared);
     RingAttention ranks = ring(pass, l);
     if constexpr (is_rehearsal<Dev>) dev.note(a.out32, a.ring, a.ring32);  // the ranks that use these arrays depend on the row
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, {a.ring, a.ring32});
@@ -572,8 +571,6 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step, const Ju
 template <class Dev> void Decoder<Dev>::attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a) {
     const AttentionInputs<X> in = attention_inputs(l, a);
     float *const scratch = reinterpret_cast<float *>(a.scratch);
-    if (row.shared)
-        return prompts_attention_backward(dev, a.qkv, a.grads, a.delta, scratch, in, a.att, a.datt, a.lse, *row.shared);
     RingAttention ranks = ring(pass, l);
     if constexpr (is_rehearsal<Dev>) dev.note(a.ring, a.ring32);
     ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, scratch, in, a.att, a.datt, a.lse, {a.ring, a.ring32});

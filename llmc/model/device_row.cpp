@@ -14,8 +14,8 @@ void DeviceRow::plan(Plan &plan, size_t T_max) {
     plan.add(&first_key_window, "row.first_key_window", {positions});
     plan.add(&cuts_, "row.cuts", {std::max<size_t>(1, TileCuts::most(positions))});
     if (limits_.share_prompts) {
-        plan.add(&answers_first_key_, "row.answers_first_key", {positions});
-        plan.add(&answers_cuts_, "row.answers_cuts", {std::max<size_t>(1, TileCuts::most(positions))});
+        plan.add(&prompt_keys_[0], "row.prompt_key", {positions});
+        plan.add(&prompt_keys_[1], "row.prompt_key_window", {positions});
     }
     if (config_.delta.Hk) plan.add(&piece_pos, "row.piece_pos", {T_max});
     if (config_.delta.Hk && limits_.ranks.sp > 1) {
@@ -115,8 +115,6 @@ void DeviceRow::load_copies(const Row &whole, Memory &memory) {
 }
 
 void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
-    shared.reset();
-    if (!whole.shared.empty()) return load_shared(whole, memory);
     const int32_t window = int32_t(*std::max_element(config_.window.begin(), config_.window.end()));
     std::vector<int32_t> first(whole.doc_begin.begin(), whole.doc_begin.end()), cut = tile_cuts(whole.doc_offsets, whole.T);
     write(memory, first_key, first);
@@ -126,18 +124,14 @@ void DeviceRow::load_first_keys(const Row &whole, Memory &memory) {
         cut.resize(TileCuts::most(whole.T), INT32_MAX);  // a recorded launch needs the same number of blocks for every row
     write(memory, cuts_, cut);
     cuts = {cuts_, cut.size()};
-}
-
-// No sliding window is shorter than a document of such a row.
-void DeviceRow::load_shared(const Row &whole, Memory &memory) {
-    const PromptSplit prompts = split_prompts(whole);
-    write(memory, first_key, whole.doc_begin);
-    write(memory, first_key_window, whole.doc_begin);
-    write(memory, cuts_, prompts.cuts);
-    write(memory, answers_first_key_, prompts.answers_first_key);
-    write(memory, answers_cuts_, prompts.answers_cuts);
-    cuts = {cuts_, prompts.cuts.size()};
-    shared = prompts.parts(answers_first_key_, answers_cuts_);
+    for (PromptParts &p : prompts) p.parts.clear();
+    if (whole.shared.empty()) return;
+    for (const size_t of : {size_t(0), size_t(window)}) {
+        const PromptSplit split = split_prompts(whole, of);
+        int32_t *const first = prompt_keys_[of > 0];
+        write(memory, first, split.first_key);
+        prompts[of > 0] = {split.parts, first};
+    }
 }
 
 void DeviceRow::load_weights(std::span<const float> of_whole, float entropy, Memory &memory) {

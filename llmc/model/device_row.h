@@ -1,5 +1,6 @@
 // This rank's part of a packed row, on the device.
 #pragma once
+#include <array>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,11 +34,11 @@ struct DeviceRow {
     int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; (sequences) for generated tokens
     int32_t *first_key_window;  // (sp*T) the same for layers with a sliding window
     TileCuts cuts = {};         // cuts of the whole row
-    std::optional<PromptParts> shared;  // the parts of attention, if documents share prompts
-    int32_t *predictors;                // (N) the positions whose logits predict the targets
-    int32_t *targets;                   // (N) numbered as tokens are
-    float *weights;                     // (N) dL/dnll; for a reward model dL/dscore
-    float entropy_weight;               // dL/dentropy of each predictor
+    std::array<PromptParts, 2> prompts;  // that documents of the whole row share; the second for layers with a sliding window
+    int32_t *predictors;                 // (N) the positions whose logits predict the targets
+    int32_t *targets;                    // (N) numbered as tokens are
+    float *weights;                      // (N) dL/dnll; for a reward model dL/dscore
+    float entropy_weight;                // dL/dentropy of each predictor
 
     void plan(Plan &plan, size_t T_max);
     void load(const Row &row, Memory &memory);  // loads a row without padding or division
@@ -52,11 +53,10 @@ struct DeviceRow {
     void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);
 
   private:
-    void load_shared(const Row &whole, Memory &memory);
     void load_pieces(const Row &whole, Memory &memory);
 
-    int32_t *cuts_;                               // on the device
-    int32_t *answers_first_key_, *answers_cuts_;  // the same for the second part of attention (PromptParts)
+    int32_t *cuts_;                           // on the device
+    std::array<int32_t *, 2> prompt_keys_{};  // PromptParts::first_key
     const ModelConfig &config_;
     const ModelLimits &limits_;
 };

@@ -10,6 +10,7 @@
 #include "../data/dataloader.h"
 #include "../ops/attention_types.h"
 #include "../ops/gated_delta.h"
+#include "../parallel/split.h"
 #include "config.h"
 
 enum class Phase : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients, which are one op
@@ -41,21 +42,10 @@ struct Work {
     size_t expert_ranks = 1, expert_run = 1;  // ranks that divide experts; tokens that they exchange at a time
 };
 
-// The number of (query, key) scores of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).
-inline double attention_scores(size_t n, size_t window) {
-    const double w = double(window == 0 ? n : std::min(n, window));
-    return w * (w + 1) / 2 + (double(n) - w) * w;
-}
-
 // Computes the sizes of a row. With `padding` the padding counts as one more document, because the ops compute it; model FLOPs exclude it.
 inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
-    std::vector<size_t> ends(row.doc_offsets.begin() + 1, row.doc_offsets.end());
-    if (padding) ends.push_back(row.T);
-    Work w{ends.empty() ? 0 : ends.back(), row.predictors.size(), std::vector<double>(c.L)};
-    for (size_t l = 0; l < c.L; l++)
-        for (size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++])
-            w.scores[l] += attention_scores(ends[i] - begin, c.window[l]);
-    for (double &scores : w.scores) scores += shared_scores(row);
+    Work w{padding ? row.T : row.doc_offsets.back(), row.predictors.size(), {}};
+    for (size_t l = 0; l < c.L; l++) w.scores.push_back(scores_of_row(row, c.window[l], padding));
     return w;
 }
 

@@ -27,11 +27,9 @@ SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element
     const AttentionCost cost{c.whole_H(), c.whole_KV(), c.D, element, ranks.flops, ranks.bandwidth};
     const auto kinds = layer_kinds(c);
     // With one rank there is no choice. Under ulysses every rank computes attention on the whole row, which must be in order.
-    if (ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses)
-        return split_sequence(Layout::contiguous, row.doc_offsets, row.T, ranks.sp, kinds, cost);
-    if (!as) return choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost, most_pieces(c));
-    return split_sequence(split_row(*as, ranks, element, row).layout, row.doc_offsets, row.T, ranks.sp, kinds, cost,
-                          layer_kinds(*as));
+    if (ranks.sp == 1 || ranks.sp_mode == SpMode::ulysses) return split_sequence(Layout::contiguous, row, ranks.sp, kinds, cost);
+    if (!as) return choose_split(row, ranks.sp, kinds, cost, most_pieces(c));
+    return split_sequence(split_row(*as, ranks, element, row).layout, row, ranks.sp, kinds, cost, layer_kinds(*as));
 }
 
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,

@@ -83,15 +83,19 @@ struct Tiles {
     __device__ TileRows front() { return after({0, 0, 0}); }
 };
 
-// The queries that see any of the keys [begin, end) are [begin, first_unseeing), because both ends of [first_key[p], p] grow with p.
+// No query from first_unseeing on sees any of the keys. Within a piece both ends of [first_key[p], p] grow with p.
 __device__ inline int first_unseeing(const int32_t *first_key, const BlockRows &keys, const Pieces &q_pieces) {
-    int seeing = keys.begin, unseeing = max(keys.begin, min(int(q_pieces.piece[q_pieces.count - 1].end), keys.to));
-    while (seeing < unseeing) {
-        const int p = seeing + (unseeing - seeing) / 2;
-        if (first_key[p] < keys.end) seeing = p + 1;
-        else unseeing = p;
+    for (int i = int(q_pieces.count) - 1; i >= 0; i--) {
+        int seeing = max(keys.begin, int(q_pieces.piece[i].begin)), unseeing = min(int(q_pieces.piece[i].end), keys.to);
+        if (seeing >= unseeing || first_key[seeing] >= keys.end) continue;
+        while (seeing < unseeing) {
+            const int p = seeing + (unseeing - seeing) / 2;
+            if (first_key[p] < keys.end) seeing = p + 1;
+            else unseeing = p;
+        }
+        return seeing;
     }
-    return seeing;
+    return keys.begin;
 }
 
 // ---- tiles in shared memory

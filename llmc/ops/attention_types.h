@@ -78,11 +78,14 @@ struct PartOrder {
     auto pointers() const { return std::tuple(); }  // ../core/rehearsal.h
 };
 
-// The parts of attention of documents that share prompts (attention_prompts.h).
+// A shared prompt, and documents that lack it (attention_prompts.h).
+struct PromptPart {
+    Piece prompt, queries;
+};
 struct PromptParts {
-    Pieces row, prompts, answers;      // the whole row, and the keys of both parts
-    const int32_t *answers_first_key;  // (T) of the second part; a query without keys there has any that lies in the first part
-    TileCuts answers_cuts;
+    std::vector<PromptPart> parts;  // in the order of the row
+    const int32_t *first_key =
+        nullptr;  // (T) the first key of the prompt that each query sees; it does not decrease among the queries of a part
 };
 
 // The sums that the parts of a backward pass add to.

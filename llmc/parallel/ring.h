@@ -27,12 +27,12 @@
 //   Arguments are the same as in attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
 //   and v are views of. first_key and cuts describe the whole row.
 //   lse is only for the backward pass (under ulysses it is (h, P*T)). scratch: attention_scratch(dev, in.shape) floats.
-//   One rank makes exactly the calls of attention.h, and needs no buffers.
+//   One rank makes exactly the calls of attention.h, and needs no buffers. If documents share prompts, each part is one of attention_prompts.h.
 #pragma once
 #include <utility>
 #include <vector>
 
-#include "../ops/attention.h"
+#include "../ops/attention_prompts.h"
 #include "../ops/layout.h"
 #include "comm.h"
 #include "mesh.h"
@@ -44,7 +44,8 @@ struct RingAttention {
     SpMode mode;
     size_t head_stride;  // gather: the number of KV heads at a time
     const SequenceSplit &split;
-    const KeyTravel &travel;  // the travel of this kind of layer's keys and values
+    const KeyTravel &travel;     // the travel of this kind of layer's keys and values
+    const PromptParts &prompts;  // that documents of the row share
     Payload &payload;
 
     size_t rank() const { return size_t(comm.rank); }
@@ -92,8 +93,9 @@ inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t 
 }
 
 // Returns the number of elements of out32: the result's size if parts are merged, else the scratch of attention_forward.
-template <class Dev> size_t ring_attention_floats(Dev dev, SpMode mode, size_t ranks, const AttentionShape &shape) {
-    const bool merges = ranks > 1 && mode != SpMode::ulysses;
+template <class Dev>
+size_t ring_attention_floats(Dev dev, SpMode mode, size_t ranks, bool share_prompts, const AttentionShape &shape) {
+    const bool merges = share_prompts || (ranks > 1 && mode != SpMode::ulysses);
     return merges ? shape.T * shape.H * shape.D : attention_floats(dev, shape);
 }
 
@@ -103,6 +105,13 @@ namespace ring {
 inline Pieces whole_row(const RingAttention &a) {
     if (a.ranks() > 1 && a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
     return {{{0, a.split.T, 0}}, 1};
+}
+
+template <class Dev, class X>
+void whole_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in) {
+    const Pieces all = whole_row(a);
+    if (a.prompts.parts.empty()) attention_forward(dev, out, out32, lse, in, all);
+    else prompts_forward_part(dev, out, out32, lse, in, all, all, PartOrder{true, true}, a.prompts);
 }
 
 // ---- ring
@@ -138,11 +147,12 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
 template <class Dev, class X = typename Dev::X>
 void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                   RingBuffers<X> buffers) {
-    if (a.ranks() == 1) return attention_forward(dev, out, out32, lse, in, whole_row(a));
+    if (a.ranks() == 1) return whole_forward(dev, a, out, out32, lse, in);
     const size_t last = a.travel.last_hop(a.rank());
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_forward_part(dev, out, out32, lse, block, a.split.pieces[a.rank()], keys, PartOrder{hop == 0, hop == last});
+            prompts_forward_part(dev, out, out32, lse, block, a.split.pieces[a.rank()], keys, PartOrder{hop == 0, hop == last},
+                                 a.prompts);
     });
 }
 
@@ -207,14 +217,15 @@ template <class Dev> class VisitingGradients {
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
                    const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    if (a.ranks() == 1) return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, whole_row(a));
+    if (a.ranks() == 1 && a.prompts.parts.empty())
+        return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, whole_row(a));
     attention_backward_begin(dev, grads, delta, out, dout, in.shape);
     VisitingGradients visiting(dev, a, buffers.floats, in.shape.KV * in.shape.D);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (hop) visiting.clear(hop);
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_backward_part(dev, hop ? AttentionGrads{grads.dq32, visiting.dk(hop), visiting.dv(hop)} : grads, scratch,
-                                    block, delta, lse, dout, a.split.pieces[a.rank()], keys);
+            prompts_backward_part(dev, hop ? AttentionGrads{grads.dq32, visiting.dk(hop), visiting.dv(hop)} : grads, scratch,
+                                  block, delta, lse, dout, a.split.pieces[a.rank()], keys, a.prompts);
         if (hop) visiting.pass_on(hop);
     });
     visiting.add_to(grads);
@@ -276,8 +287,8 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
         for (size_t hop = 0; hop < a.ranks(); hop++) {
             const size_t from = a.behind(hop);
             if (a.travel.sees(a.rank(), from))
-                attention_forward_part(dev, l_out, out32, lse + h0 * T, group_inputs(in, blocks + from * block, kv0, g),
-                                       a.split.pieces[a.rank()], a.split.pieces[from], PartOrder{hop == 0, hop == last});
+                prompts_forward_part(dev, l_out, out32, lse + h0 * T, group_inputs(in, blocks + from * block, kv0, g),
+                                     a.split.pieces[a.rank()], a.split.pieces[from], PartOrder{hop == 0, hop == last}, a.prompts);
         }
         copy_rows(dev, out + h0 * D, row, l_out, h * D, T, h * D);
     });
@@ -303,9 +314,9 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
             const size_t from = a.behind(hop);
             float *dk = gradients + from * block;
             if (a.travel.sees(a.rank(), from))
-                attention_backward_part(dev, AttentionGrads{dq32, dk, dk + block / 2}, scratch,
-                                        group_inputs(in, blocks + from * block, kv0, g), delta + h0 * T, lse + h0 * T, l_dout,
-                                        a.split.pieces[a.rank()], a.split.pieces[from]);
+                prompts_backward_part(dev, AttentionGrads{dq32, dk, dk + block / 2}, scratch,
+                                      group_inputs(in, blocks + from * block, kv0, g), delta + h0 * T, lse + h0 * T, l_dout,
+                                      a.split.pieces[a.rank()], a.split.pieces[from], a.prompts);
         }
         a.reduce_scatter_sum(&Payload::dkv, Slice(gradients, a.ranks() * block), Slice(l_dk, block));
         attention_backward_end(dev, l_dqkv, l_grads, shape);
@@ -352,11 +363,10 @@ void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse
     const auto &[T, H, KV, D, scale] = in.shape;
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
-    const Pieces all = whole_row(a);
     X *own = buffers.values, *send = own + all_T * row, *l_out = send + all_T * row;
     heads_of_all(dev, a, own, send, in, heads);
     const AttentionInputs<X> l_in = ulysses_inputs<X>(a, own, in, heads);
-    attention_forward(dev, l_out, out32, lse, l_in, all);
+    whole_forward(dev, a, l_out, out32, lse, l_in);
     X *came = send;  // (ranks, T, h, D): every rank's heads for this rank's rows
     a.all_to_all(&Payload::kv, Slice(l_out, all_T * h * D), Slice(came, all_T * h * D));
     for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, out + r * h * D, H * D, came + r * T * h * D, h * D, T, h * D);
@@ -382,8 +392,8 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, 
 
     float *l_dq = l_delta + H * T, *l_dk = l_dq + all_T * h * D, *l_dv = l_dk + all_T * m * D, *came = l_dv + all_T * m * D;
     clear_floats(dev, l_dq, all_T * row);
-    attention_backward_part(dev, AttentionGrads{l_dq, l_dk, l_dv}, scratch, ulysses_inputs<X>(a, own, in, heads), l_delta, lse,
-                            l_dout, all, all);
+    prompts_backward_part(dev, AttentionGrads{l_dq, l_dk, l_dv}, scratch, ulysses_inputs<X>(a, own, in, heads), l_delta, lse,
+                          l_dout, all, all, a.prompts);
 
     // The way home: rows of rank r are contiguous, so no packing is needed. A KV head's gradients come from each rank that had a copy of it.
     const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {

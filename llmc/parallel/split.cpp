@@ -27,33 +27,62 @@ static uint64_t causal_scores(int64_t q0, int64_t q1, int64_t k0, int64_t k1) {
     return triangle(q1 - k0) - triangle(q1 - k1) - (triangle(q0 - k0) - triangle(q0 - k1));
 }
 
-template <class F> static void each_document(std::span<const size_t> doc_offsets, size_t T, F f) {
-    for (size_t d = 0; d < doc_offsets.size(); d++) {
-        const size_t end = d + 1 < doc_offsets.size() ? doc_offsets[d + 1] : T;  // the last document is the padding
-        if (doc_offsets[d] < end) f(doc_offsets[d], end);
+// Calls f(begin, end) for each document that lacks the shared prompt.
+template <class F> static void each_without(const Row &row, const SharedPrompt &p, F f) {
+    const auto begins = sharers(row, p);
+    for (size_t i = 1; i < begins.size(); i++) f(begins[i], i + 1 < begins.size() ? begins[i + 1] : p.end);
+}
+
+// Calls f(queries, keys, gap) for each document and its own keys, and for each document and the prompt that it lacks. In the whole document a query is
+// `gap` positions closer to these keys than in the row.
+template <class F> static void each_visible(const Row &row, bool padding, F f) {
+    struct Range {
+        size_t begin, end;
+    };
+    const std::vector<size_t> &at = row.doc_offsets;
+    for (size_t d = 0; d + 1 < at.size(); d++)
+        if (const Range document{at[d], at[d + 1]}; at[d] < at[d + 1]) f(document, document, 0);
+    if (const Range rest{at.back(), row.T}; padding && at.back() < row.T) f(rest, rest, 0);
+    for (const SharedPrompt &p : row.shared) {
+        const Range prompt{p.begin, p.begin + p.length};
+        each_without(row, p, [&](size_t begin, size_t end) { f(Range{begin, end}, prompt, begin - prompt.end); });
     }
 }
 
-std::vector<uint64_t> scores_of_pieces(std::span<const size_t> doc_offsets, size_t T, size_t size, size_t window) {
-    const size_t n = ceil_div(T, size);
+// Counts the scores of queries [q0, q1) and keys [k0, k1), at positions in the same document.
+static uint64_t visible_scores(int64_t q0, int64_t q1, int64_t k0, int64_t k1, size_t window) {
+    const int64_t w = int64_t(window);
+    return causal_scores(q0, q1, k0, k1) - (w ? causal_scores(q0 - w, q1 - w, k0, k1) : 0);
+}
+
+std::vector<uint64_t> scores_of_pieces(const Row &row, size_t size, size_t window) {
+    const size_t n = ceil_div(row.T, size);
     std::vector<uint64_t> scores(n * n);
-    each_document(doc_offsets, T, [&](size_t begin, size_t end) {
-        for (size_t i = begin / size; i * size < end; i++)
-            for (size_t j = begin / size; j <= i; j++) {
-                const int64_t q0 = int64_t(std::max(begin, i * size)), q1 = int64_t(std::min(end, (i + 1) * size));
-                const int64_t k0 = int64_t(std::max(begin, j * size)), k1 = int64_t(std::min(end, (j + 1) * size));
-                const int64_t w = int64_t(window);
-                scores[i * n + j] += causal_scores(q0, q1, k0, k1) - (w ? causal_scores(q0 - w, q1 - w, k0, k1) : 0);
+    each_visible(row, true, [&](auto queries, auto keys, size_t gap) {
+        for (size_t i = queries.begin / size; i * size < queries.end; i++)
+            for (size_t j = keys.begin / size; j <= i && j * size < keys.end; j++) {
+                const size_t q0 = std::max(queries.begin, i * size), q1 = std::min(queries.end, (i + 1) * size),
+                             k0 = std::max(keys.begin, j * size), k1 = std::min(keys.end, (j + 1) * size);
+                scores[i * n + j] += visible_scores(int64_t(q0 - gap), int64_t(q1 - gap), int64_t(k0), int64_t(k1), window);
             }
     });
     return scores;
+}
+
+double scores_of_row(const Row &row, size_t window, bool padding) {
+    uint64_t sum = 0;
+    each_visible(row, padding, [&](auto queries, auto keys, size_t gap) {
+        sum += visible_scores(int64_t(queries.begin - gap), int64_t(queries.end - gap), int64_t(keys.begin), int64_t(keys.end),
+                              window);
+    });
+    return double(sum);
 }
 
 double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size_t D, double flops_per_token) {
     const AttentionCost unit{H, 0, D, 0, 1, 1};
     double sum = flops_per_token * double(row.T);
     for (const LayerKind &kind : kinds) {
-        const double scores = double(scores_of_pieces(row.doc_offsets, row.T, row.T, kind.window)[0]) + shared_scores(row);
+        const double scores = scores_of_row(row, kind.window, true);
         sum += double(kind.layers) * (unit.forward(scores) + unit.backward(scores));
     }
     return sum;
@@ -61,27 +90,22 @@ double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size
 
 // ---- shared prompts
 
-PromptSplit split_prompts(const Row &row) {
-    PromptSplit out{{{{0, row.T, 0}}, 1}, {{}, 0}, {{}, 0}, {}, row.doc_begin, tile_cuts(row.doc_offsets, row.T)};
-    const auto add = [](Pieces &pieces, size_t begin, size_t end) {
-        if (begin < end) pieces.piece[pieces.count++] = {begin, end, begin};
-    };
-    size_t behind = 0;  // the last shared prompt's documents
+PromptSplit split_prompts(const Row &row, size_t window) {
+    PromptSplit out{{}, row.doc_begin};
     for (const SharedPrompt &p : row.shared) {
-        const size_t answers = p.begin + p.length;
-        add(out.prompts, behind, answers), add(out.answers, answers, p.end);
-        for (size_t begin : sharers(row, p)) {  // each overwrites what the one before has set behind its own end
-            const size_t first = std::max(begin, answers);
-            std::fill(out.answers_first_key.begin() + ptrdiff_t(first), out.answers_first_key.begin() + ptrdiff_t(p.end),
-                      int32_t(first));
-        }
-        behind = p.end;
+        const Piece prompt{p.begin, p.begin + p.length, 0};
+        const size_t begin = sharers(row, p)[1];
+        std::fill(out.first_key.begin() + ptrdiff_t(begin), out.first_key.begin() + ptrdiff_t(p.end), int32_t(p.begin));
+        if (window == 0) out.parts.push_back({prompt, {begin, p.end, 0}});
+        else
+            each_without(row, p, [&](size_t begin, size_t end) {
+                for (size_t q = begin; q < end; q++) {
+                    const size_t keys = size_t(row.doc_pos[q]) + 1;  // of the whole document
+                    out.first_key[q] = int32_t(p.begin + keys - std::min(keys, window));
+                }
+                out.parts.push_back({prompt, {begin, end, 0}});  // in another document the first key may be an earlier one
+            });
     }
-    add(out.prompts, behind, row.T);
-    std::vector<size_t> begins;  // of documents that are not behind a shared prompt
-    for (size_t begin : row.doc_offsets)
-        if (begin == row.T || size_t(row.doc_begin[begin]) == begin) begins.push_back(begin);
-    out.cuts = tile_cuts(begins, row.T);
     return out;
 }
 
@@ -201,15 +225,15 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
     return slowest;
 }
 
-SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
-                             std::span<const LayerKind> kinds, const AttentionCost &cost, std::span<const LayerKind> dealt_by) {
-    const size_t n = pieces_per_rank * ranks, size = T / n;
+SequenceSplit split_sequence(Layout layout, const Row &row, size_t ranks, std::span<const LayerKind> kinds,
+                             const AttentionCost &cost, std::span<const LayerKind> dealt_by) {
+    const size_t T = row.T, n = pieces_per_rank * ranks, size = T / n;
     if (T == 0 || T % n) die("a row of %zu tokens cannot be cut into %zu equal pieces", T, n);
     std::vector<std::vector<uint64_t>> scores;
     std::vector<uint64_t> work(n);
-    for (const LayerKind &kind : kinds) scores.push_back(scores_of_pieces(doc_offsets, T, size, kind.window));
+    for (const LayerKind &kind : kinds) scores.push_back(scores_of_pieces(row, size, kind.window));
     for (const LayerKind &kind : dealt_by.empty() ? kinds : dealt_by) {
-        const auto of_kind = scores_of_pieces(doc_offsets, T, size, kind.window);
+        const auto of_kind = scores_of_pieces(row, size, kind.window);
         for (size_t i = 0; i < n; i++)
             work[i] += kind.layers * std::accumulate(&of_kind[i * n], &of_kind[i * n] + n, uint64_t(0));
     }
@@ -228,12 +252,12 @@ SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets,
     return split;
 }
 
-SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,
-                           const AttentionCost &cost, size_t most_pieces) {
-    SequenceSplit best = split_sequence(Layout::contiguous, doc_offsets, T, ranks, kinds, cost);
+SequenceSplit choose_split(const Row &row, size_t ranks, std::span<const LayerKind> kinds, const AttentionCost &cost,
+                           size_t most_pieces) {
+    SequenceSplit best = split_sequence(Layout::contiguous, row, ranks, kinds, cost);
     for (Layout layout : {Layout::zigzag, Layout::longest_first}) {
         if (layout == Layout::longest_first && most_pieces < pieces_per_rank) continue;
-        SequenceSplit other = split_sequence(layout, doc_offsets, T, ranks, kinds, cost);
+        SequenceSplit other = split_sequence(layout, row, ranks, kinds, cost);
         if (other.seconds < best.seconds) best = std::move(other);
     }
     return best;

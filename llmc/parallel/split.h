@@ -1,4 +1,4 @@
-// Divides a packed row among the ranks of a ring, by pure functions of the row's document offsets, so every rank computes the same division.
+// Divides a packed row among the ranks of a ring, by pure functions of the row's documents, so every rank computes the same division.
 //
 // The row is cut into 8 equal pieces per rank, and each rank gets 8 of them. All ranks thus have the same number of tokens, which balances
 // all work except attention. The work of attention is its number of (query, key) scores, which depends on document borders and windows.
@@ -53,7 +53,9 @@ struct AttentionCost {
 
 // Returns the number of scores of each pair of pieces of `size` positions: [i * pieces + j] counts the keys of piece j that each query of
 // piece i sees, summed over these queries.
-std::vector<uint64_t> scores_of_pieces(std::span<const size_t> doc_offsets, size_t T, size_t size, size_t window);
+std::vector<uint64_t> scores_of_pieces(const Row &row, size_t size, size_t window);
+// Returns their sum, with or without those of the padding.
+double scores_of_row(const Row &row, size_t window, bool padding);
 
 // The travel of K and V for one kind of layer. The KV block of rank s hops to s+1, s+2, ... (mod ranks). A piece of it only travels to the last rank
 // that needs it. The rows of a block are sorted by decreasing number of hops, so the rows that make hop h are the first ones.
@@ -109,15 +111,14 @@ struct PieceBorder {
 // Returns the borders in the order of the row.
 std::vector<PieceBorder> piece_borders(const SequenceSplit &split, std::span<const size_t> doc_offsets);
 
-// T must be a multiple of pieces_per_rank * ranks (pad_row). The pieces are dealt by the work of the layers `dealt_by`; empty: of `kinds`.
-SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
-                             std::span<const LayerKind> kinds, const AttentionCost &cost,
-                             std::span<const LayerKind> dealt_by = {});
+// row.T must be a multiple of pieces_per_rank * ranks (pad_row). The pieces are dealt by the work of the layers `dealt_by`; empty: of `kinds`.
+SequenceSplit split_sequence(Layout layout, const Row &row, size_t ranks, std::span<const LayerKind> kinds,
+                             const AttentionCost &cost, std::span<const LayerKind> dealt_by = {});
 
 // Returns the layout with the smallest `seconds`, among those of at most `most_pieces` pieces a rank; the first one wins ties. Ulysses (ring.h) always
 // uses contiguous.
-SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,
-                           const AttentionCost &cost, size_t most_pieces = pieces_per_rank);
+SequenceSplit choose_split(const Row &row, size_t ranks, std::span<const LayerKind> kinds, const AttentionCost &cost,
+                           size_t most_pieces = pieces_per_rank);
 
 // Returns the slowest rank's time for attention. A step of the ring takes as long as the longer of its computation and its transfer.
 double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCost &cost);
@@ -128,17 +129,12 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
 constexpr size_t no_row = size_t(-1);
 std::vector<std::vector<size_t>> deal_rows(std::span<const double> costs, size_t groups);
 
-// The parts of attention of a row whose documents share prompts (../ops/attention_prompts.h): its pieces, and the arrays of the second part, which the
-// caller puts on the device. `cuts` belong to the first part, whose first keys are Row::doc_begin.
+// The parts of attention to shared prompts (../ops/attention_prompts.h), and PromptParts::first_key, which the caller puts on the device.
 struct PromptSplit {
-    Pieces row, prompts, answers;
-    std::vector<int32_t> cuts, answers_first_key, answers_cuts;
-
-    PromptParts parts(const int32_t *first_key, const int32_t *cuts_at) const {
-        return {row, prompts, answers, first_key, {cuts_at, answers_cuts.size()}};
-    }
+    std::vector<PromptPart> parts;
+    std::vector<int32_t> first_key;
 };
-PromptSplit split_prompts(const Row &row);
+PromptSplit split_prompts(const Row &row, size_t window);
 
 // Returns the floating-point operations of a row, forward and backward, for deal_rows: attention's from its scores, all others from tokens.
 double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size_t D, double flops_per_token);

@@ -171,9 +171,6 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
 
 // Returns why rows cannot share prompts for this model; empty: they can.
 static std::string cannot_share(const Options &o, const ModelConfig &config) {
-    const auto window = std::ranges::find_if(config.window, [&](size_t keys) { return keys > 0 && keys < o.row_tokens; });
-    if (window != config.window.end())
-        return format("a layer of the model sees %zu keys, and a row has %zu tokens", *window, o.row_tokens);
     if (config.delta.Hk) return "linear attention reads the tokens of a document in their order";
     if (config.rope.by_length(o.row_tokens)) return "the model rotates by the length of each document";
     if (config.lora.dropout > 0) return "--lora_dropout drops other channels in each answer's copy of the prompt";
@@ -184,7 +181,7 @@ static std::string cannot_share(const Options &o, const ModelConfig &config) {
 bool shares_prompts(const Run &run) {
     const Options &o = run.options;
     if (!(run.task & (PAIRS | RL)) || o.share_prompts == Switch::off) return false;
-    std::string reason = run.model.ranks.sp > 1 ? "--ring_attn_size divides rows among ranks" : cannot_share(o, run.model.config);
+    std::string reason = cannot_share(o, run.model.config);
     for (const std::string &dir : {o.ref_model, o.critic_model, o.teacher_model})  // they read the same rows
         if (reason.empty() && fs::exists(dir + "/config.json")) {
             std::vector<std::string> notes;

@@ -40,8 +40,9 @@ TEST(CudaRingFloats, AreOnlyForMerging) {
     const AttentionShape shape = {96, 6, 2, 64, 0.125f};
     const size_t all = shape.T * shape.H * shape.D;
     for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
-        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 1, shape), 0u);
-        EXPECT_EQ(ring_attention_floats(CudaF32{}, mode, 1, shape), all);
-        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 2, shape), mode == SpMode::ulysses ? 0 : all);
+        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 1, false, shape), 0u);
+        EXPECT_EQ(ring_attention_floats(CudaF32{}, mode, 1, false, shape), all);
+        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 1, true, shape), all);
+        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 2, false, shape), mode == SpMode::ulysses ? 0 : all);
     }
 }

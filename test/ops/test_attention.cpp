@@ -82,7 +82,15 @@ TYPED_TEST(Attention, DocumentsBehindASharedPromptSeeIt) {
         this->check("one answer behind", {{9, 4}, 0, 2, 1, D, far, 0, {0, 5}});
         this->check("documents between", {{3, 70, 1, 40, 7, 9, 33, 2, 2}, 0, 2, 1, D, far, 0, {0, 0, 61, 61, 0, 0, 0, 30, 30}});
         this->check("at once", {{64, 30, 20, 3, 40, 1}, 0, 1, 1, D, 30, 0, {0, 63, 63, 0, 2, 2}});
+        this->check("window 9", {{20, 12, 3, 30, 7}, 9, 2, 1, D, far, 0, {0, 15, 15, 15, 0}});
     }
+    // More documents and prompts than Pieces can hold.
+    AttentionCase many{{}, 5, 1, 1, 16};
+    for (size_t i = 0; i < 40; i++) many.documents.push_back(i % 2 ? 3 : 5), many.shared.push_back(i % 2 ? 4 : 0);
+    for (size_t i = 0; i < 20; i++) many.documents.push_back(2), many.shared.push_back(4);
+    this->check("many prompts, window 5", many);
+    many.window = 0;
+    this->check("many prompts", many);
 }
 
 TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
@@ -92,6 +100,12 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
         this->check("zigzag over 3", a, deal(a.T(), 3, 6, true));
         this->check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
         this->check("a whole of 5 pieces", a, deal(a.T(), 1, 5, false));
+    }
+    for (const size_t window : {0, 20}) {
+        const AttentionCase a{{9, 41, 30, 7, 50, 22, 6}, window, 2, 1, 16, TileCuts::shortest, 0, {0, 0, 33, 33, 33, 0, 11}};
+        this->check("prompts, contiguous over 2", a, deal(a.T(), 2, 2, false));
+        this->check("prompts, zigzag over 3", a, deal(a.T(), 3, 6, true));
+        this->check("prompts, 8 pieces on each of 2", a, deal(a.T(), 2, 16, false));
     }
     const AttentionCase cut{{5, 1, 13, 58, 2, 60}, 0, 2, 1, 16, 1};
     this->check("with cuts, zigzag over 2", cut, deal(cut.T(), 2, 4, true));

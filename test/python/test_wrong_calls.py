@@ -27,8 +27,6 @@ WRONG = [
     # ranks
     (f"{SFT} --ranks 4 --ring_attn_size 3", "--ring_attn_size 3 does not divide 4 ranks", "1, 2, 4"),
     (f"{SFT} --ranks 2 --ring_attn_size 2 --ring_attn_head_stride 3", "--ring_attn_head_stride 3 does not divide the model's 2 KV heads"),
-    (f"{DPO} --model golden/qwen3 --ranks 2 --ring_attn_size 2 --share_prompts true", "--share_prompts true: --ring_attn_size divides rows",
-     "fix: --share_prompts auto"),
     (f"{SFT} --ranks 2 --ring_attn_size 2 --ring_attn_head_stride 1 --sp_mode ring", "--ring_attn_head_stride is for --sp_mode gather"),
     (f"{SFT} --zero_stage 5", "--zero_stage", "0, 1, 2 or 3"), (f"{SFT} --comm_timeout 0", "--comm_timeout", "above 0"),
     (f"{SFT} --rank 0/2", "--rank and --rendezvous belong together"),
@@ -40,7 +38,8 @@ WRONG = [
     (f"{PLAN} --ranks 4 --ring_attn_size 4 --sp_mode ulysses", "14 query heads cannot be dealt to 4 ranks"),
     (f"{MIXTRAL} --ranks 4 --expert_parallel 4", "--expert_parallel 4 does not divide 3 experts", "one of 1, which divide 4 ranks and 3 experts"),
     (f"{MIXTRAL} --ranks 1 --expert_parallel 3", "--expert_parallel 3 does not divide 1 rank\n", "one of 1, which divide 1 rank and 3 experts"),
-    (f"{DPO} --model golden/qwen35 --share_prompts true", "--share_prompts true: linear attention reads the tokens of a document in their order"),
+    (f"{DPO} --model golden/qwen35 --share_prompts true", "--share_prompts true: linear attention reads the tokens of a document in their order",
+     "fix: --share_prompts auto"),
     (f"{HYBRID} --fp8", "this model has linear attention", "leave --fp8 out"),
     (f"{SFT} --ranks 4 --tensor_parallel 3", "--tensor_parallel 3 does not divide 4 ranks", "1, 2, 4"),
     (f"{SFT} --ranks 4 --tensor_parallel 2 --ring_attn_size 4", "--ring_attn_size 4 does not divide 2 ranks", "1, 2"),
