@@ -10,6 +10,9 @@
 //                                F feed-forward size          V vocabulary      L layers    P positions of the longest document
 // There is no batch dimension: a micro-batch is one packed row of concatenated documents (llmc/data/row.h).
 //
+// Under tensor parallelism a rank has H, F and V of its part of the model, H*D is smaller than C, and it norms `own` of the row's T tokens: see
+// train_llama.cu.
+//
 // Dev is the device, CPU or CUDA, together with the storage type X of weights and activations: float or bf16. Gradients of weights
 // are float.
 #include "llmc/app/program.h"    // defines: run_program
@@ -22,8 +25,8 @@
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias
 // (outputs).
 template <class S> struct Gpt2Layer {
-    LinearWeights<S> qkv;      // (3*C, C)  rows of the queries, then of the keys, then of the values
-    LinearWeights<S> proj;     // (C, C)    projection out of attention
+    LinearWeights<S> qkv;      // (3*H*D, C)  rows of the queries, then of the keys, then of the values
+    LinearWeights<S> proj;     // (C, H*D)  projection out of attention
     LinearWeights<S> fc;       // (F, C)    projection into the feed-forward part
     LinearWeights<S> fc_proj;  // (C, F)    projection out of the feed-forward part
     S *ln1, *ln1_bias;         // (C)       norm before attention
@@ -36,14 +39,14 @@ template <class S> struct Gpt2Weights {
     S *norm, *norm_bias;  // (C)
 };
 
-// The arrays of one layer, called activations, in addition to attention's: qkv (T, 3*C), att (T, C) and datt. The arrays of the
+// The arrays of one layer, called activations, in addition to attention's: qkv (T, 3*H*D), att (T, H*D) and datt. The arrays of the
 // feed-forward hold a tile of the row's tokens, or all of them.
 template <class X> struct Gpt2Acts : AttentionActs<X> {
-    X *ln1;                // (T, C)     norm of the layer's input
-    float *mean1, *rstd1;  // (T)
-    X *mid;                // (T, C)     residual stream after attention
-    X *ln2;                // (T, C)     norm of mid
-    float *mean2, *rstd2;  // (T)
+    X *ln1;                // (own, C)   norm of the layer's input
+    float *mean1, *rstd1;  // (own)
+    X *mid;                // (own, C)   residual stream after attention
+    X *ln2;                // (own, C)   norm of mid
+    float *mean2, *rstd2;  // (own)
     X *fc;                 // (tile, F)  in the backward pass it becomes its gradient
     X *act;                // (tile, F)  gelu(fc)
 };
@@ -52,28 +55,29 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::acts, Base::config, Base::dev,
-        Base::row;  // acts.dx: (T, C), the residual stream's gradient
-    using Base::begin_op, Base::for_tiles, Base::linear_backward, Base::linear_forward, Base::residual;
+        Base::row;  // acts.dx: (own, C), the residual stream's gradient
+    using Base::all_tokens, Base::begin_op, Base::for_tiles, Base::gather_tokens, Base::linear_backward, Base::linear_forward,
+        Base::residual, Base::sum_tokens;
 
   public:
     enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer
     static OpList op_list(const ModelConfig &config);
 
-    Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits);
+    Gpt2(Dev dev, const ModelConfig &whole, const ModelLimits &limits);
 
   private:
     void input_forward(const Pass &pass) override;
     void attention_half(size_t l, const Pass &pass) override;
     void feed_forward_half(size_t l, const Pass &pass) override;
-    void hidden_forward(size_t l, const Pass &pass, size_t t, size_t n);
+    void hidden_forward(size_t l, const Pass &pass, const X *input, size_t t, size_t n);
     void final_norm_forward() override;
     void final_norm_backward() override;
     void feed_forward_half_backward(size_t l, const Pass &pass) override;
     void attention_half_backward(size_t l, const Pass &pass) override;
     void input_backward() override;
 
-    // Norms of the row's tokens (T, C).
-    NormShape norm_shape() const { return {row.T, config.C, config.eps}; }
+    // Norms of the rank's tokens (own, C).
+    NormShape norm_shape() const { return {row.own, config.C, config.eps}; }
     void norm(X *out, LayerNormStats stats, const X *x, LayerNormWeights<const X> w) {
         layernorm_forward(dev, out, stats, x, w, norm_shape());
     }
@@ -93,17 +97,19 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     Gpt2Weights<X> weights;
     Gpt2Weights<float> gradients;
     std::vector<Gpt2Acts<X>> fwd, bwd;  // (L) the arrays of the forward and of the backward pass: the same if they are kept
-    float *meanf, *rstdf;               // (T)
+    float *meanf, *rstdf;               // (own)
     float *norm_scratch;                // layernorm_scratch
 };
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
-// x = embed[token] + positions[position in the document]
+// x = embed[token] + positions[position in the document], which the first rank of a tensor group adds
 template <class Dev> void Gpt2<Dev>::input_forward(const Pass &pass) {
     begin_op(Phase::forward, EMBED);
-    embedding_forward(dev, residual(0, pass.phase), Base::embed_w(pass), row.tokens, weights.positions, row.doc_pos, row.T,
-                      config.C);
+    X *const x = residual(0, pass.phase), *const all = all_tokens(acts.output, x);
+    const X *const positions = config.part.rank == 0 ? weights.positions : nullptr;
+    embedding_forward(dev, all, Base::embed_w(pass), row.tokens, positions, row.doc_pos, row.T, config.C, config.V);
+    sum_tokens(x, all);
 }
 
 // A layer:     mid = x + attention(norm(x))     next = mid + feed_forward(norm(mid))
@@ -117,7 +123,7 @@ template <class Dev> void Gpt2<Dev>::attention_half(size_t l, const Pass &pass) 
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     if (runs(LN1)) norm(a.ln1, {a.mean1, a.rstd1}, residual(l, pass.phase), {w.ln1, w.ln1_bias});
-    if (runs(QKV)) linear_forward({pass, l, 0, T}, Linear::qkv, a.qkv, a.ln1, w.qkv);
+    if (runs(QKV)) linear_forward({pass, l, 0, T}, Linear::qkv, a.qkv, gather_tokens(acts.input, a.ln1), w.qkv);
     if (runs(ATTENTION)) Base::attention_forward(pass, l, a);
 }
 
@@ -131,7 +137,11 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, const Pass &pas
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     X *proj = a.ln2;  // ln2 holds the projection until its norm replaces it
-    if (runs(PROJ)) linear_forward({pass, l, 0, T}, Linear::o, proj, a.att, w.proj);
+    if (runs(PROJ)) {
+        X *const all = all_tokens(acts.output, proj);
+        linear_forward({pass, l, 0, T}, Linear::o, all, a.att, w.proj);
+        sum_tokens(proj, all);
+    }
     if (runs(LN2)) {
         const LayerNormStats stats2{a.mean2, a.rstd2};
         const LayerNormWeights<const X> weights2{w.ln2, w.ln2_bias};
@@ -139,21 +149,23 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, const Pass &pas
         else residual_layernorm_forward(dev, a.mid, a.ln2, stats2, x, proj, weights2, norm_shape());
     }
     if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
+    const X *const input = gather_tokens(acts.input, a.ln2);
+    X *const next = residual(l + 1, pass.phase), *const all = all_tokens(acts.output, next);
     for_tiles([&](size_t t, size_t n) {
-        hidden_forward(l, pass, t, n);
+        hidden_forward(l, pass, input, t, n);
         begin_op(pass.phase, DOWN, l);
-        X *next = residual(l + 1, pass.phase) + t * C;  // (n, C)
-        linear_forward({pass, l, t, n}, Linear::down, next, a.act, w.fc_proj);
-        residual_forward(dev, next, next, a.mid + t * C, n * C);
+        linear_forward({pass, l, t, n}, Linear::down, all + t * C, a.act, w.fc_proj);
     });
+    sum_tokens(next, all);
+    residual_forward(dev, next, next, a.mid, row.own * C);
 }
 
-// Computes fc and act of tokens [t, t + n).
-template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, size_t n) {
+// Computes fc and act of tokens [t, t + n) from the input of all tokens.
+template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, const Pass &pass, const X *input, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const Gpt2Layer<X> &w = weights.layer[l];
     const Gpt2Acts<X> &a = arrays(l, pass);
-    if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.fc, a.ln2 + t * C, w.fc);
+    if (Base::runs(UP, l, pass.phase)) linear_forward({pass, l, t, n}, Linear::gate_up, a.fc, input + t * C, w.fc);
     if (Base::runs(ACT, l, pass.phase)) gelu_forward(dev, a.act, a.fc, n * F, config.gelu);
 }
 
@@ -179,16 +191,19 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const 
     const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx, *dln2 = a.ln2;
 
+    X *const input = gather_tokens(acts.input, dln2);  // which its gradient overwrites
+    const X *const dout = gather_tokens(acts.output, dx);
     for_tiles([&](size_t t, size_t n) {
-        hidden_forward(l, pass.in(Phase::recompute), t, n);
+        hidden_forward(l, pass.in(Phase::recompute), input, t, n);
         X *dact = a.act, *dfc = a.fc;  // (n, F)
         begin_op(Phase::backward, DOWN, l);
-        linear_backward({pass, l, t, n}, Linear::down, dact, dw.fc_proj, dx + t * C, a.act, w.fc_proj);
+        linear_backward({pass, l, t, n}, Linear::down, dact, dw.fc_proj, dout + t * C, a.act, w.fc_proj);
         begin_op(Phase::backward, ACT, l);
         gelu_backward(dev, dfc, dact, a.fc, n * F, config.gelu);
         begin_op(Phase::backward, UP, l);
-        linear_backward({pass, l, t, n}, Linear::gate_up, dln2 + t * C, dw.fc, dfc, a.ln2 + t * C, w.fc);
+        linear_backward({pass, l, t, n}, Linear::gate_up, input + t * C, dw.fc, dfc, input + t * C, w.fc);
     });
+    sum_tokens(dln2, input);
     begin_op(Phase::backward, LN2, l);
     norm_backward(dx, {dw.ln2, dw.ln2_bias}, dx, dln2, a.mid, w.ln2, {a.mean2, a.rstd2});
 }
@@ -201,13 +216,15 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pas
     X *dx = acts.dx, *dqkv = a.qkv;
 
     begin_op(Phase::backward, PROJ, l);
-    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.proj, dx, a.att, w.proj);
+    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.proj, gather_tokens(acts.output, dx), a.att, w.proj);
     begin_op(Phase::backward, ATTENTION, l);
     Base::attention_backward(pass, l, a);
     begin_op(Phase::backward, QKV, l);
-    X *dln1 = l == 0 && !Base::trains_input() ? nullptr : a.ln1;  // no trained weights precede the first adapters
-    linear_backward({pass, l, 0, T}, Linear::qkv, dln1, dw.qkv, dqkv, a.ln1, w.qkv);
-    if (!dln1) return;
+    const bool has_dln1 = l > 0 || Base::trains_input();  // no trained weights precede the first adapters
+    X *const dln1 = a.ln1, *const input = gather_tokens(acts.input, dln1);
+    linear_backward({pass, l, 0, T}, Linear::qkv, has_dln1 ? input : nullptr, dw.qkv, dqkv, input, w.qkv);
+    if (!has_dln1) return;
+    sum_tokens(dln1, input);
     begin_op(Phase::backward, LN1, l);
     norm_backward(dx, {dw.ln1, dw.ln1_bias}, dx, dln1, residual(l, pass.phase), w.ln1, {a.mean1, a.rstd1});
 }
@@ -215,15 +232,16 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pas
 // The input is a sum of two embeddings, of tokens and of positions, so each of them gets the gradient of the sum. The gradients
 // of an embedding are summed over ranks as soon as they are complete, a few rows at a time.
 template <class Dev> void Gpt2<Dev>::input_backward() {
-    const size_t T = row.T, C = config.C;
+    const size_t C = config.C;
     Base::sum_gradients(Base::positions_unit, true, [&](size_t, size_t) {
         if (!gradients.positions) return;  // frozen
         begin_op(Phase::backward, EMBED);
-        embedding_backward(dev, gradients.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
+        embedding_backward(dev, gradients.positions, acts.dx, row.doc_pos + row.own_begin, row.own, C, 0, config.max_positions);
     });
+    const X *const dx = row.T ? gather_tokens(acts.output, acts.dx) : nullptr;
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Phase::backward, EMBED);
-        embedding_backward(dev, Base::embed_dw, acts.dx, row.tokens, T, C, first / C, n / C);
+        embedding_backward(dev, Base::embed_dw, dx, row.tokens, row.T, C, first / C, n / C);
     });
 }
 
@@ -234,24 +252,25 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
 // values of projections into the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums.
 // Tensors whose gradients are finished together form a unit. Within a layer, tensors with weight decay come first.
 template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, TensorList<S> &t) {
-    const size_t C = c.C, V = c.V, F = c.F;
+    const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D;
+    const LayerCuts cuts = cuts_of(c);
     const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;
     w.layer.resize(c.L);
 
     // clang-format off
-    //    exists  Hugging Face name             member             shape                  init      decay  transposed
+    //    exists  Hugging Face name             member             shape                  init      decay  transposed, cut
     t.begin_unit("", C);
-    t.add(true,   "transformer.wte.weight",     &t.embed,          {V, C},                normal,   true);
+    t.add(true,   "transformer.wte.weight",     &t.embed,          {V, C},                normal,   true,  c.part.vocabulary.rows());
     for (size_t l = 0; l < c.L; l++) {
         Gpt2Layer<S> &y = w.layer[l];
         t.begin_unit(format("transformer.h.%zu.", l));
-        t.add(true,   "attn.c_attn.weight",       &y.qkv.weight,     {3 * C, C},            normal,   true,  true);
-        t.add(true,   "attn.c_proj.weight",       &y.proj.weight,    {C, C},                residual, true,  true);
-        t.add(true,   "mlp.c_fc.weight",          &y.fc.weight,      {F, C},                normal,   true,  true);
-        t.add(true,   "mlp.c_proj.weight",        &y.fc_proj.weight, {C, F},                residual, true,  true);
-        t.add(true,   "attn.c_attn.bias",         &y.qkv.bias,       {3 * C},               zeros,    false);
+        t.add(true,   "attn.c_attn.weight",       &y.qkv.weight,     {3 * Q, C},            normal,   true,  true,  cuts.qkv);
+        t.add(true,   "attn.c_proj.weight",       &y.proj.weight,    {C, Q},                residual, true,  true,  cuts.o);
+        t.add(true,   "mlp.c_fc.weight",          &y.fc.weight,      {F, C},                normal,   true,  true,  cuts.hidden);
+        t.add(true,   "mlp.c_proj.weight",        &y.fc_proj.weight, {C, F},                residual, true,  true,  cuts.down);
+        t.add(true,   "attn.c_attn.bias",         &y.qkv.bias,       {3 * Q},               zeros,    false, cuts.qkv);
         t.add(true,   "attn.c_proj.bias",         &y.proj.bias,      {C},                   zeros,    false);
-        t.add(true,   "mlp.c_fc.bias",            &y.fc.bias,        {F},                   zeros,    false);
+        t.add(true,   "mlp.c_fc.bias",            &y.fc.bias,        {F},                   zeros,    false, cuts.hidden);
         t.add(true,   "mlp.c_proj.bias",          &y.fc_proj.bias,   {C},                   zeros,    false);
         t.add(true,   "ln_1.weight",              &y.ln1,            {C},                   ones,     false);
         t.add(true,   "ln_1.bias",                &y.ln1_bias,       {C},                   zeros,    false);
@@ -277,39 +296,45 @@ static Table gpt2_table(const ModelConfig &config) {  // only the table, before 
 template <class Dev> void Gpt2<Dev>::point_weights(TensorList<X> &params, TensorList<float> &grads) {
     gpt2_table(config, weights, params);
     gpt2_table(config, gradients, grads);
+    if (config.part.rank > 0)  // the first rank of a tensor group adds the biases of sums over the group
+        for (size_t l = 0; l < config.L; l++) {
+            weights.layer[l].proj.bias = weights.layer[l].fc_proj.bias = nullptr;
+            gradients.layer[l].proj.bias = gradients.layer[l].fc_proj.bias = nullptr;
+        }
 }
 
 // ---- arrays ---------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev>
-Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, gpt2_table, op_list), fwd(config.L), bwd(config.L) {
+Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &whole, const ModelLimits &limits)
+    : Base(dev, whole, limits, gpt2_table, op_list), fwd(whole.L), bwd(whole.L) {
     Plan &plan = Base::plan_;
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
-    plan.transient(&meanf, "act.meanf", {Base::T_max});
-    plan.transient(&rstdf, "act.rstdf", {Base::T_max});
+    plan.transient(&meanf, "act.meanf", {Base::own_max});
+    plan.transient(&rstdf, "act.rstdf", {Base::own_max});
     if (Base::trains()) plan.transient(&norm_scratch, "norm scratch", {layernorm_scratch(dev, config.C)});
 }
 
 // An array is recomputed at the last column's level of --recompute and above; below that level it is kept from the forward to
 // the backward pass.
 template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
-    const size_t T = Base::T_max, tile = Base::tile, C = config.C, F = config.F, H = config.H;
+    const size_t T = Base::T_max, own = Base::own_max, tile = Base::tile, C = config.C, F = config.F, H = config.H,
+                 Q = H * config.D;
     Gpt2Acts<X> &f = fwd[l], &b = bwd[l];
     const auto array = Base::layer_arrays(l);
     using enum Recompute;
     // clang-format off
     //    name     pointers          shape       recomputed
-    array("ln1",   f.ln1, b.ln1,     {T, C},     cheap);
-    array("mean1", f.mean1, b.mean1, {T},        never);
-    array("rstd1", f.rstd1, b.rstd1, {T},        never);
-    array("qkv",   f.qkv, b.qkv,     {T, 3 * C}, layer);
-    array("att",   f.att, b.att,     {T, C},     never);
+    array("ln1",   f.ln1, b.ln1,     {own, C},   cheap);
+    array("mean1", f.mean1, b.mean1, {own},      never);
+    array("rstd1", f.rstd1, b.rstd1, {own},      never);
+    array("qkv",   f.qkv, b.qkv,     {T, 3 * Q}, layer);
+    array("att",   f.att, b.att,     {T, Q},     never);
     array("lse",   f.lse, b.lse,     {H, T},     never);
-    array("mid",   f.mid, b.mid,     {T, C},     layer);
-    array("ln2",   f.ln2, b.ln2,     {T, C},     cheap);
-    array("mean2", f.mean2, b.mean2, {T},        never);
-    array("rstd2", f.rstd2, b.rstd2, {T},        never);
+    array("mid",   f.mid, b.mid,     {own, C},   layer);
+    array("ln2",   f.ln2, b.ln2,     {own, C},   cheap);
+    array("mean2", f.mean2, b.mean2, {own},      never);
+    array("rstd2", f.rstd2, b.rstd2, {own},      never);
     array("fc",    f.fc, b.fc,       {tile, F},  layer);
     array("act",   f.act, b.act,     {tile, F},  cheap);
     // clang-format on
@@ -319,14 +344,14 @@ template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
 // ---- ops ------------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
-    const size_t C = c.C, F = c.F;
+    const size_t C = c.C, F = c.F, Q = c.H * c.D;
     using enum Recompute;
     std::vector<LayerOp> ops(DOWN + 1);
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h)
     ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
     ops[QKV]       = {"qkv",        layer,   cost::linear(c, Linear::qkv)};
-    ops[ATTENTION] = {"attention",  never,   cost::attention(C, C)};
+    ops[ATTENTION] = {"attention",  never,   cost::attention(Q, Q)};
     ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
     ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
     ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up)};

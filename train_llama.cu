@@ -33,6 +33,7 @@
 #include "llmc/ops/rope_table.h"       // defines: rope_table
 #include "llmc/ops/sigmoid_gate.h"     // defines: sigmoid_gate_{forward,backward}
 #include "llmc/ops/swiglu.h"           // defines: swiglu_{forward,backward}
+#include "llmc/ops/wide_norm.h"        // defines: wide_norm_{squares,forward,dots,backward}
 #include "llmc/parallel/delta_ring.h"  // defines: ring_conv_{forward,backward}, ring_delta_{forward,backward}
 
 // The weights of a layer (S = X), or their gradients (S = float). A linear layer has a matrix (outputs, inputs) and a bias
@@ -130,7 +131,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void gate_output(size_t l, const LlamaLayer<X> &w, const LlamaActs<X> &a);
     void gate_output_backward(size_t l, const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a);
     void shared_keys_forward(size_t l, const Pass &pass, const X *input);
-    void shared_keys_backward(size_t l, X *input);
+    void shared_keys_backward(size_t l, const Pass &pass, X *input, bool has_dinput);
     void linear_attention(size_t l, const Pass &pass);
     void linear_attention_backward(size_t l, const Pass &pass, bool has_input);
     template <class F> void for_expert_tiles(size_t l, F f);
@@ -168,6 +169,10 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     QkShape qk_shape() const {
         return {row.T, config.H, config.KV, config.D, config.rope.channels(config.D), config.eps, config.norm_w0};
     }
+    WideNormShape wide_shape(size_t heads, size_t of_all_ranks) const {
+        const size_t D = config.D, stride = (config.H + 2 * config.KV) * D;
+        return {row.T, heads * D, stride, of_all_ranks * D, Base::limits.ranks.tp, 2 * row.T, config.eps};
+    }
     DeltaShape delta_shape(size_t T) const {
         const DeltaConfig &d = config.delta;
         return {T, d.Hk, d.Hv, d.Dk, d.Dv, 1e-6f};
@@ -191,7 +196,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     float *local_rope = nullptr;         // (positions, R/2, 2)  for layers with a window, if they have another rotation (Gemma 3)
     int32_t *first_position = nullptr;   // (T) zeros, for layers with norms of queries and keys but without rotation
     X *dbranch;  // (own, C)           with norm_after or a residual_multiplier: gradient of the output of a layer's half before its norm, or factor
-    X *qk_normed;  // (T, H*D)           with wide_qk_norm: queries, and then keys, without gaps between tokens
+    float *wide_sums;  // (tp, 2, T)     with wide_qk_norm: the ranks' sums for the norms of queries and of keys
 };
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
@@ -303,6 +308,12 @@ template <class Dev> void Llama<Dev>::shared_keys_forward(size_t l, const Pass &
     product(out, w.qkv, 0, Q);
     product(out + Q, w.k, first, D);
     product(out + Q + D, w.v, first, D);
+    in_parts(
+        row.T,
+        [&](size_t t, size_t n) {
+            this->linears_.adapters_forward(Linear::qkv, out + t * stride, input + t * C, {pass, l, t, n});
+        },
+        matmul_run(dev));
 }
 
 // Multiplies attention's output by its gates; in linear attention also norms it.
@@ -362,17 +373,16 @@ template <class Dev> void Llama<Dev>::rotate(size_t l, const LlamaLayer<X> &w, c
                          qk_shape());
 }
 
-// Norms each token's queries as one vector, and its keys as another. Queries, keys and values share the rows of one array, so queries and keys are
-// copied out and back.
+// Norms each token's queries as one vector, and its keys as another.
 template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &w, const LlamaActs<X> &a) {
-    const size_t T = row.T, Q = config.H * config.D, K = config.KV * config.D, stride = Q + 2 * K;
-    const auto norm = [&](X *x, X *raw, float *rstd, const X *weight, size_t width) {
-        copy_rows(dev, raw, width, x, stride, T, width);
-        rmsnorm_forward(dev, qk_normed, rstd, raw, weight, NormShape{T, width, config.eps});
-        copy_rows(dev, x, stride, qk_normed, width, T, width);
-    };
-    norm(a.qkv, a.qk_raw, a.qk_rstd, w.q_norm, Q);
-    norm(a.qkv + Q, a.qk_raw + T * Q, a.qk_rstd + T, w.k_norm, K);
+    const WideNormShape q = wide_shape(config.H, config.whole_H()), k = wide_shape(config.KV, config.whole_KV());
+    const size_t T = row.T, Q = q.C;
+    float *const own = Base::own_floats(wide_sums, 2 * T);
+    wide_norm_squares(dev, own, a.qkv, q);
+    wide_norm_squares(dev, own + T, a.qkv + Q, k);
+    Base::gather_floats(wide_sums, 2 * T);
+    wide_norm_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, w.q_norm, wide_sums, q);
+    wide_norm_forward(dev, a.qkv + Q, a.qk_raw + T * Q, a.qk_rstd + T, w.k_norm, wide_sums + T, k);
 }
 
 // Calls f(first, tokens) for each tile of a layer with experts; the tokens may include other ranks'.
@@ -457,7 +467,7 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pa
     rotate_backward(l, w, dw, a);
     begin_op(Phase::backward, QKV, l);
     X *const dinput = attention_input(l, pass), *const input = gather_tokens(acts.input, dinput);
-    if (config.part.shares_keys()) shared_keys_backward(l, input);
+    if (config.part.shares_keys()) shared_keys_backward(l, pass, input, has_dinput);
     else linear_backward({pass, l, 0, row.T}, Linear::qkv, has_dinput ? input : nullptr, dw.qkv, projected(a), input, w.qkv);
     if (!has_dinput) return;
     sum_tokens(dinput, input);
@@ -482,27 +492,34 @@ template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient() {
 }
 
 // The gradient of the input overwrites it. The other ranks add the gradients of the other heads' rows, which are 0 here.
-template <class Dev> void Llama<Dev>::shared_keys_backward(size_t l, X *input) {
+template <class Dev> void Llama<Dev>::shared_keys_backward(size_t l, const Pass &pass, X *input, bool has_dinput) {
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaLayer<float> &dw = gradients.layer[l];
     const size_t C = config.C, Q = config.H * config.D, D = config.D, stride = Q + 2 * D, first = config.part.kv.first * D;
     const X *const dqkv = bwd[l].qkv;
-    if (!Base::accumulates())
+    const bool is_trained = dw.k.weight;
+    if (is_trained && !Base::accumulates())
         for (float *whole : {dw.k.weight, dw.v.weight}) this->memory().fill(whole, 0, config.whole_KV() * D * C * sizeof(float));
     in_parts(
         row.T,
         [&](size_t t, size_t n) {
             X *const x = input + t * C;
+            const bool add = Base::accumulates() || t > 0;
             const auto weight = [&](const LinearWeights<float> &of, size_t from, size_t columns, const X *dout, bool add) {
-                matmul_backward_weight(dev, of.weight + from * C, of.bias ? of.bias + from : nullptr, dout + t * stride, x, n, C,
-                                       columns, add, stride);
+                if (is_trained)
+                    matmul_backward_weight(dev, of.weight + from * C, of.bias ? of.bias + from : nullptr, dout + t * stride, x, n,
+                                           C, columns, add, stride);
             };
-            weight(dw.qkv, 0, Q, dqkv, Base::accumulates() || t > 0);
+            weight(dw.qkv, 0, Q, dqkv, add);
             weight(dw.k, first, D, dqkv + Q, true);
             weight(dw.v, first, D, dqkv + Q + D, true);
+            this->linears_.adapters_backward_low(Linear::qkv, dqkv + t * stride, {pass, l, t, n});
+            this->linears_.adapters_backward_weight(Linear::qkv, dqkv + t * stride, x, {pass, l, t, n}, add);
+            if (!has_dinput) return;
             matmul_backward_input(dev, x, dqkv + t * stride, w.qkv.weight, n, C, Q, stride, false);
             matmul_backward_input(dev, x, dqkv + t * stride + Q, w.k.weight + first * C, n, C, D, stride, true);
             matmul_backward_input(dev, x, dqkv + t * stride + Q + D, w.v.weight + first * C, n, C, D, stride, true);
+            this->linears_.adapters_backward_input(Linear::qkv, x, {pass, l, t, n});
         },
         matmul_run(dev));
 }
@@ -576,15 +593,15 @@ template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pas
 
 template <class Dev>
 void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<float> &dw, const LlamaActs<X> &a) {
-    const size_t T = row.T, Q = config.H * config.D, K = config.KV * config.D, stride = Q + 2 * K;
-    const auto norm = [&](X *dx, float *dweight, const X *raw, const float *rstd, const X *weight, size_t width) {
-        copy_rows(dev, qk_normed, width, dx, stride, T, width);
-        rmsnorm_backward(dev, qk_normed, dweight, norm_scratch, (const X *)nullptr, qk_normed, raw, weight, rstd,
-                         NormShape{T, width, config.eps});
-        copy_rows(dev, dx, stride, qk_normed, width, T, width);
-    };
-    norm(a.qkv, dw.q_norm, a.qk_raw, a.qk_rstd, w.q_norm, Q);
-    norm(a.qkv + Q, dw.k_norm, a.qk_raw + T * Q, a.qk_rstd + T, w.k_norm, K);
+    const WideNormShape q = wide_shape(config.H, config.whole_H()), k = wide_shape(config.KV, config.whole_KV());
+    const size_t T = row.T, Q = q.C;
+    const X *const k_raw = a.qk_raw + T * Q;
+    float *const own = Base::own_floats(wide_sums, 2 * T);
+    wide_norm_dots(dev, own, a.qkv, a.qk_raw, w.q_norm, q);
+    wide_norm_dots(dev, own + T, a.qkv + Q, k_raw, w.k_norm, k);
+    Base::gather_floats(wide_sums, 2 * T);
+    wide_norm_backward(dev, a.qkv, dw.q_norm, norm_scratch, a.qk_raw, w.q_norm, a.qk_rstd, wide_sums, q);
+    wide_norm_backward(dev, a.qkv + Q, dw.k_norm, norm_scratch, k_raw, w.k_norm, a.qk_rstd + T, wide_sums + T, k);
 }
 
 // The gradients of the embedding are summed over ranks as soon as they are complete, a few rows at a time.
@@ -634,7 +651,7 @@ template <class S> void add_router(const ModelConfig &c, ExpertWeights<S> &y, Te
 // The matrices of a layer's attention, and the filters of its convolution.
 template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer<S> &y, TensorList<S> &t) {
     const size_t C = c.C, Q = c.H * c.D, K = c.KV * c.D, Hv = c.delta.Hv, row = c.delta.row(), values = c.delta.values();
-    const Cut q = c.part.q.rows(c.output_gate ? 2 * c.D : c.D), kv = c.part.kv.rows(c.D), o = c.part.q.columns(c.D);
+    const LayerCuts cuts = cuts_of(c);
     const bool apart = c.part.shares_keys();
     const auto normal = Tensor::normal;
     // clang-format off
@@ -647,13 +664,13 @@ template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer
         t.add(true,  "linear_attn.conv1d.weight",      &y.delta.conv,      {row, 1, conv_taps},             normal, true);
         return;
     }
-    t.add(c.fused,   "self_attn.qkv_proj.weight",      &y.qkv.weight,      {Q + 2 * K, C},                  normal, true);
+    t.add(c.fused,   "self_attn.qkv_proj.weight",      &y.qkv.weight,      {Q + 2 * K, C},                  normal, true, cuts.qkv);
     if (!c.fused) {
-        t.add(true,  "self_attn.q_proj.weight",        &y.qkv.weight,      {c.output_gate ? 2 * Q : Q, C},  normal, true, q);
-        t.add(!apart, "self_attn.k_proj.weight",       nullptr,            {K, C},                          normal, true, kv);
-        t.add(!apart, "self_attn.v_proj.weight",       nullptr,            {K, C},                          normal, true, kv);
+        t.add(true,  "self_attn.q_proj.weight",        &y.qkv.weight,      {c.output_gate ? 2 * Q : Q, C},  normal, true, cuts.q);
+        t.add(!apart, "self_attn.k_proj.weight",       nullptr,            {K, C},                          normal, true, cuts.kv);
+        t.add(!apart, "self_attn.v_proj.weight",       nullptr,            {K, C},                          normal, true, cuts.kv);
     }
-    t.add(true,      "self_attn.o_proj.weight",        &y.o.weight,        {C, Q},                          normal, true, o);
+    t.add(true,      "self_attn.o_proj.weight",        &y.o.weight,        {C, Q},                          normal, true, cuts.o);
     // clang-format on
 }
 
@@ -665,7 +682,8 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const bool apart = c.part.shares_keys();
     const size_t whole_K = c.whole_KV() * c.D;
-    const Cut q = c.part.q.rows(c.D), kv = apart ? Cut() : c.part.kv.rows(c.D), hidden = c.part.hidden.rows();
+    const LayerCuts cuts = cuts_of(c);
+    const Cut &q = cuts.q, kv = apart ? Cut() : cuts.kv, &hidden = cuts.hidden;
     // Norms initially multiply by 1.
     const auto normal = Tensor::normal, zeros = Tensor::zeros, ones = c.norm_w0 ? zeros : Tensor::ones;
     const char *const norm2 = c.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
@@ -682,12 +700,12 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         add_attention(c, l, y, t);
         if (c.has_experts(l)) add_router(c, y.experts, t);
         const bool dense = !c.has_experts(l), linear = c.has_delta(l), qk_norm = c.qk_norm && !linear;
-        t.add(c.fused,    "mlp.gate_up_proj.weight",      &y.gate_up.weight, {2 * F, C},                    normal, true);
+        t.add(c.fused,    "mlp.gate_up_proj.weight",      &y.gate_up.weight, {2 * F, C},                    normal, true,  cuts.gate_up);
         if (!c.fused && dense) {
             t.add(true,   "mlp.gate_proj.weight",         &y.gate_up.weight, {F, C},                        normal, true,  hidden);
             t.add(true,   "mlp.up_proj.weight",           nullptr,         {F, C},                          normal, true,  hidden);
         }
-        t.add(dense,      "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true,  c.part.hidden.columns());
+        t.add(dense,      "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true,  cuts.down);
         t.add(apart,      "self_attn.k_proj.weight",      &y.k.weight,     {whole_K, C},                    normal, true);
         t.add(apart,      "self_attn.v_proj.weight",      &y.v.weight,     {whole_K, C},                    normal, true);
         t.add(c.qkv_bias, "self_attn.q_proj.bias",        &y.qkv.bias,     {Q},                             zeros,  false, q);
@@ -697,8 +715,8 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         t.add(c.mlp_bias, "mlp.gate_proj.bias",           &y.gate_up.bias, {F},                             zeros,  false, hidden);
         t.add(c.mlp_bias, "mlp.up_proj.bias",             nullptr,         {F},                             zeros,  false, hidden);
         t.add(c.mlp_bias, "mlp.down_proj.bias",           &y.down.bias,    {C},                             zeros,  false);
-        t.add(qk_norm,    "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false);
-        t.add(qk_norm,    "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false);
+        t.add(qk_norm,    "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false, c.wide_qk_norm ? q : Cut());
+        t.add(qk_norm,    "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false, c.wide_qk_norm ? kv : Cut());
         t.add(linear,     "linear_attn.A_log",            &y.delta.A_log,  {c.delta.Hv},               Tensor::rate, false);
         t.add(linear,     "linear_attn.dt_bias",          &y.delta.dt_bias, {c.delta.Hv},              Tensor::ones, false);
         t.add(linear,     "linear_attn.norm.weight",      &y.delta.norm,   {c.delta.Dv},               Tensor::ones, false);
@@ -754,7 +772,7 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &whole, const ModelLimits &limits)
     plan.add(&rope, "rope table", {config.rope.rows(limits.positions), config.rope.channels(config.D) / 2, 2});
     if (config.local_rope) plan.add(&local_rope, "local rope table", {limits.positions, config.D / 2, 2});
     if (config.qk_norm && std::ranges::count(config.unrotated, true)) plan.add(&first_position, "first position", {T});
-    if (config.wide_qk_norm) plan.transient(&qk_normed, "qk norm", {T, Q});
+    if (config.wide_qk_norm) plan.transient(&wide_sums, "qk norm sums", {limits.ranks.tp, 2, T});
     if ((config.norm_after || config.residual_multiplier != 1) && Base::trains()) plan.transient(&dbranch, "dbranch", {own, C});
 }
 

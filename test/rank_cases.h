@@ -94,8 +94,9 @@ inline std::vector<RankCase> third_of(std::vector<RankCase> cases) {
 }
 
 // untied, tied: a Llama-like model; adapted: untied with adapters and dropout; norm_after: untied with the norms of OLMo 2; experts: untied with
-// experts; hybrid: untied with linear attention in two of its layers
-enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts, hybrid };
+// experts; hybrid: untied with linear attention in two of its layers; fused: untied with q, k and v in one tensor, and gate and up in another;
+// adapted_fused: both
+enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts, hybrid, fused, adapted_fused };
 
 // Successive numbers give each model every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -128,7 +129,9 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
         c.window = {0, 0, 0}, c.output_gate = true;
         c.delta = {.Hk = 2, .Hv = 4, .Dk = 16, .Dv = 8, .layers = {true, false, true}};
     }
-    if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
+    c.fused = model == fused || model == adapted_fused;
+    if (model == adapted || model == adapted_fused)
+        c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }
 
@@ -181,7 +184,9 @@ template <class Dev> void fill_adapters(Decoder<Dev> &model, const ShardRanks &r
         if (t.init != Tensor::lora_b) continue;
         const Random random{1, Purpose::test, stream_of(t.name)};
         std::vector<float> values(s.count);
-        for (size_t i = 0; i < s.count; i++) values[i] = float(0.1 * random.normal(s.first + i));
+        t.for_runs(s.first, s.count, [&](size_t begin, size_t at, size_t run) {
+            for (size_t i = 0; i < run; i++) values[at + i] = float(0.1 * random.normal(begin + i));
+        });
         write(model.memory(), zero.params_at(s), values);
     }
     zero.gather(ranks);

@@ -103,8 +103,25 @@ TEST(Ranks, DividedTensorsEqualOneRank) {
     expect_one_ranks_results(tensor_cases(), {{untied, SFT}, {tied, SFT}});
     expect_one_ranks_results(third_of(tensor_cases()), {{untied, RM}, {tied, DPO}, {untied, GRPO}, {tied, GRPO}});
 }
+TEST(Ranks, DividedTensorsWithAdaptersEqualOneRank) {
+    expect_one_ranks_results(third_of(tensor_cases()), {{adapted, SFT}});
+    expect_one_ranks_results(third_of(tensor_cases()), {{adapted, RM}, {adapted, GRPO}});
+}
+// Models of these layers need a key head for each rank.
+static std::vector<RankCase> cases_of_own_keys() {
+    auto cases = tensor_cases();
+    std::erase_if(cases, [](const RankCase &c) { return c.tp > 6; });
+    return cases;
+}
+TEST(Ranks, DividedTensorsOfOtherLayersEqualOneRank) {
+    expect_one_ranks_results(cases_of_own_keys(), {{norm_after, SFT}, {gpt2, SFT}, {fused, SFT}, {adapted_fused, SFT}});
+}
 TEST(SlowRanks, DividedTensorsEqualOneRank) {
     expect_one_ranks_results(tensor_cases(), {{untied, SFT}, {tied, SFT}, {untied, RM}, {tied, GRPO}});
+    for (const ModelAndLoss &of : {ModelAndLoss{adapted, SFT}, {adapted, RM}, {adapted, GRPO}})
+        expect_one_ranks_results(tensor_cases(), {of});
+    for (RankModel model : {norm_after, gpt2, fused, adapted_fused})
+        expect_one_ranks_results(cases_of_own_keys(), {{model, SFT}});
 }
 
 TEST(Ranks, Bf16LossIsNear) {

@@ -8,6 +8,7 @@
 #include "../core/common.h"
 #include "../core/json.h"
 #include "../ops/causal_conv.h"
+#include "../ops/dequantise.h"
 #include "../ops/gated_delta.h"
 #include "../ops/router.h"
 
@@ -769,17 +770,41 @@ ModelConfig part_of(ModelConfig c, size_t ranks, size_t rank) {
     return c;
 }
 
+LayerCuts cuts_of(const ModelConfig &c) {
+    const ModelPart &p = c.part;
+    if (p.ranks == 1) return {};
+    const size_t D = c.D, group = p.q.whole / p.kv.whole, Q = p.q.whole * D, K = p.kv.whole * D, F = p.hidden.whole;
+    LayerCuts cuts{.q = p.q.rows(c.output_gate ? 2 * D : D),
+                   .kv = p.kv.rows(D),
+                   .qkv = p.kv.rows((group + 2) * D),
+                   .o = p.q.columns(D),
+                   .hidden = p.hidden.rows(),
+                   .gate_up = p.hidden.rows(2),
+                   .down = p.hidden.columns()};
+    cuts.qkv.sections = {Q, K, K}, cuts.gate_up.sections = {F, F};
+    return cuts;
+}
+
 std::string cannot_divide(const ModelConfig &c, size_t ranks) {
     if (ranks == 1) return "";
     if (ranks > c.KV && (ranks % c.KV || ranks > c.H))
         return format(
             "it has %zu query and %zu key heads, and ranks have whole heads: use at most %zu ranks, or a multiple up to %zu", c.H,
             c.KV, c.KV, c.H / c.KV * c.KV);
-    if (c.gpt2()) return "train_gpt2's layers are not divided yet";
-    if (c.fused) return "its files store queries, keys and values as one tensor, which is not divided yet";
-    if (c.wide_qk_norm) return "a norm over all query heads is not divided yet";
+    if (ranks > c.KV && (c.fused || c.wide_qk_norm))
+        return format("it has %zu key heads, and each rank needs one of its own, because %s", c.KV,
+                      c.fused ? "its files store queries, keys and values as one tensor" : "one norm is over all key heads");
     if (c.experts.number) return "experts are not divided this way: --expert_parallel divides them";
     if (c.delta.Hk) return "linear attention is not divided yet";
-    if (c.freezes()) return "adapters and quantised weights are not divided yet";
+    for (size_t rank = 0; c.weight_bits == 4 && rank < ranks; rank++) {
+        const ModelConfig part = part_of(c, ranks, rank);
+        const LayerCuts cuts = cuts_of(part);
+        const auto ends_in_block = [](size_t n) { return n % nf4_block > 0; };
+        if (ends_in_block(c.C) || ends_in_block(cuts.o.first) || ends_in_block(cuts.o.whole) || ends_in_block(cuts.down.first) ||
+            ends_in_block(cuts.down.whole))
+            return format(
+                "its matrices of 4 bits have blocks of %zu weights, which the ranks' parts would cut: use --load_in 8bit",
+                nf4_block);
+    }
     return "";
 }

@@ -126,6 +126,13 @@ struct ModelConfig {
 // Returns the configuration of a rank's part of a model, for `ranks` ranks that divide its tensors. The first ranks have the largest parts.
 ModelConfig part_of(ModelConfig config, size_t ranks, size_t rank);
 Share vocabulary_of(const ModelPart &part, size_t rank);  // of another rank
+
+// The cuts of a layer's matrices, and of their biases. Models that are not divided have none.
+struct LayerCuts {
+    Cut q, kv, qkv, o;          // qkv: of one tensor with the rows of queries, keys and values
+    Cut hidden, gate_up, down;  // hidden: gate, and up; gate_up: of one tensor with the rows of both
+};
+LayerCuts cuts_of(const ModelConfig &config);
 // Why tensor parallelism cannot divide the model among this number of ranks; "" if it can.
 std::string cannot_divide(const ModelConfig &config, size_t ranks);
 

@@ -339,15 +339,18 @@ template <class Dev> void Decoder<Dev>::sum_tokens(X *own, const X *all) {
     weights_->trained.sent.tensor += n * (limits.ranks.tp - 1) * sizeof(X);
 }
 
+template <class Dev> void Decoder<Dev>::gather_floats(float *all, size_t n) {
+    const size_t tp = limits.ranks.tp;
+    if (tp == 1) return;
+    mesh_->tensor->all_gather({own_floats(all, n), n}, {all, n * tp});
+    weights_->trained.sent.tensor += (tp - 1) * n * sizeof(float);
+}
+
 // Replaces the statistics of predictors [first, first + n) of the rank's part of the vocabulary by those of the whole.
 template <class Dev> void Decoder<Dev>::gather_statistics(size_t first, size_t n) {
-    const size_t tp = limits.ranks.tp, own = limits.ranks.tp_rank();
-    float *const part = acts.parts + own * 5 * n;
-    pack_head_stats(dev, part, acts.stats.from(first), n);
-    const Slice own_part(part, 5 * n), all(acts.parts, tp * 5 * n);
-    mesh_->tensor->all_gather(own_part, all);
-    weights_->trained.sent.tensor += (tp - 1) * own_part.bytes();
-    merge_head_stats(dev, acts.stats.from(first), acts.parts, tp, n);
+    pack_head_stats(dev, own_floats(acts.parts, 5 * n), acts.stats.from(first), n);
+    gather_floats(acts.parts, 5 * n);
+    merge_head_stats(dev, acts.stats.from(first), acts.parts, limits.ranks.tp, n);
 }
 
 // ---- the head -----------------------------------------------------------------------------------------------------------------------

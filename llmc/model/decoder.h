@@ -188,6 +188,9 @@ template <class Dev> class Decoder : public Model, public Generator {
     X *gather_tokens(X *all, const X *own);
     void sum_tokens(X *own, const X *all);
     X *all_tokens(X *all, X *own) const { return limits.ranks.tp > 1 ? all : own; }
+    // Returns the rank's part of an array with n floats of each rank of its tensor group, which gather_floats() sends to the others.
+    float *own_floats(float *all, size_t n) const { return all + limits.ranks.tp_rank() * n; }
+    void gather_floats(float *all, size_t n);
     void attention_forward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     void attention_backward(const Pass &pass, size_t l, const AttentionActs<X> &a);
     DeltaCache<X> delta_cache(size_t l) const;

@@ -182,8 +182,12 @@ template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &
     const LoraConfig &lora = config.lora;
     if (!drops(rows.pass)) return {float(lora.scale())};
     const Random keys{*rows.pass.key, Purpose::dropout, stream_of(module.name)};
-    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(rows.l), documents + rows.t,
-            positions + rows.t};
+    return {float(lora.scale() / (1 - lora.dropout)),
+            uint32_t(lora.dropout * 0x1p32),
+            keys.bits(rows.l),
+            documents + rows.t,
+            positions + rows.t,
+            module.cut.dim == 1 ? module.cut.first : 0};
 }
 
 // Calls f(module, index among the matrix's adapters, index in the layer) for each adapter of a matrix.
@@ -230,7 +234,7 @@ void LinearLayers<Dev>::adapters_backward_weight(Linear matrix, const X *dout, c
     for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
         const Adapter<float> &d = gradients[rows.l][i];
         const X *const input = adapter_input(i, x, rows);
-        product_weight(rows, d.b, dout + module.first, low, r, module.OC, add, shapes[size_t(matrix)].OC);
+        product_weight(rows, d.b, dout + module.first, low, r, module.OC, add || module.shared, shapes[size_t(matrix)].OC);
         product_weight(rows, d.a, dlow + number * rows.n * r, input, module.IC, r, add);
     });
 }

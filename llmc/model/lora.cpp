@@ -20,34 +20,38 @@ std::string layer_name(const ModelConfig &c, size_t l) { return layers_of(c) + s
 
 std::vector<LinearModule> linear_modules(const ModelConfig &c) {
     const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const LayerCuts cuts = cuts_of(c);
     using enum Linear;
     if (c.gpt2())
-        return {{"attn.c_attn", qkv, 0, 3 * C, C},
-                {"attn.c_proj", o, 0, C, C},
-                {"mlp.c_fc", gate_up, 0, F, C},
-                {"mlp.c_proj", down, 0, C, F}};
+        return {{"attn.c_attn", qkv, 0, Q + 2 * K, C, cuts.qkv},
+                {"attn.c_proj", o, 0, C, Q, cuts.o},
+                {"mlp.c_fc", gate_up, 0, F, C, cuts.hidden},
+                {"mlp.c_proj", down, 0, C, F, cuts.down}};
     if (c.fused)
-        return {{"self_attn.qkv_proj", qkv, 0, Q + 2 * K, C},
-                {"self_attn.o_proj", o, 0, C, Q},
-                {"mlp.gate_up_proj", gate_up, 0, 2 * F, C},
-                {"mlp.down_proj", down, 0, C, F}};
+        return {{"self_attn.qkv_proj", qkv, 0, Q + 2 * K, C, cuts.qkv},
+                {"self_attn.o_proj", o, 0, C, Q, cuts.o},
+                {"mlp.gate_up_proj", gate_up, 0, 2 * F, C, cuts.gate_up},
+                {"mlp.down_proj", down, 0, C, F, cuts.down}};
     const size_t gated = c.output_gate ? 2 * Q : Q;  // rows of q_proj
-    std::vector<LinearModule> modules = {{"self_attn.q_proj", qkv, 0, gated, C},
-                                         {"self_attn.k_proj", qkv, gated, K, C},
-                                         {"self_attn.v_proj", qkv, gated + K, K, C},
-                                         {"self_attn.o_proj", o, 0, C, Q}};
+    const bool shared = c.part.shares_keys();
+    std::vector<LinearModule> modules = {{"self_attn.q_proj", qkv, 0, gated, C, cuts.q},
+                                         {"self_attn.k_proj", qkv, gated, K, C, cuts.kv, shared},
+                                         {"self_attn.v_proj", qkv, gated + K, K, C, cuts.kv, shared},
+                                         {"self_attn.o_proj", o, 0, C, Q, cuts.o}};
     if (const DeltaConfig &d = c.delta; d.Hk)
         modules.insert(modules.end(), {{"linear_attn.in_proj_qkv", delta_qkv, 0, d.row(), C},
                                        {"linear_attn.in_proj_z", delta_z, 0, d.values(), C},
                                        {"linear_attn.in_proj_b", delta_ba, 0, d.Hv, C},
                                        {"linear_attn.in_proj_a", delta_ba, d.Hv, d.Hv, C},
                                        {"linear_attn.out_proj", delta_out, 0, C, d.values()}});
-    const auto add = [&](const char *gate, const char *up, const char *down, Linear in, Linear out, size_t width) {
-        modules.insert(modules.end(), {{gate, in, 0, width, C}, {up, in, width, width, C}, {down, out, 0, C, width}});
+    const auto add = [&](const char *gate, const char *up, const char *down, Linear in, Linear out, size_t width,
+                         const Cut &rows = {}, const Cut &columns = {}) {
+        modules.insert(modules.end(),
+                       {{gate, in, 0, width, C, rows}, {up, in, width, width, C, rows}, {down, out, 0, C, width, columns}});
     };
     const ExpertConfig &e = c.experts;
     if (e.number == 0 || std::ranges::count(e.layers, false))
-        add("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", gate_up, Linear::down, F);
+        add("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", gate_up, Linear::down, F, cuts.hidden, cuts.down);
     if (e.number && c.family == "mixtral")
         add("block_sparse_moe.experts.w1", "block_sparse_moe.experts.w3", "block_sparse_moe.experts.w2", experts_gate_up,
             experts_down, e.F);

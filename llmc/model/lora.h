@@ -38,6 +38,9 @@ struct LinearModule {
     const char *name;  // "self_attn.q_proj", "mlp.experts.gate_proj"; layer_name() is its prefix
     Linear matrix;
     size_t first, OC, IC;
+    Cut cut =
+        {};  // of its weight, under tensor parallelism: of B's rows, or of A's columns. The rank has the other factor whole.
+    bool shared = false;  // more ranks than key heads: the rank has all rows of B, and uses those of the cut
 };
 bool has_module(const ModelConfig &config, size_t l, const LinearModule &module);  // true if layer l has it
 size_t copies(const ModelConfig &config, const LinearModule &module);              // modules per layer: one, or one per expert
@@ -86,21 +89,28 @@ template <class S> Table lora_table(const ModelConfig &c, const Table &base, Ada
         const bool is_embedding = u == 0 && c.lora.embedding, is_head = u == base.head && (c.reward || c.lora.head),
                    is_layer = u > 0 && u <= c.L;
         t.begin_unit(is_layer ? layer_name(c, u - 1) : "", is_embedding || is_head ? c.C : 0);
-        if (is_embedding) t.add(true, embedding_name(c), &t.embed, {c.V, c.C}, Tensor::normal, true);
+        if (is_embedding) t.add(true, embedding_name(c), &t.embed, {c.V, c.C}, Tensor::normal, true, c.part.vocabulary.rows());
         if (is_head) t.add_head_tensor(c);
         if (!is_layer) continue;
-        const auto add = [&](size_t i, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init) {
-            for (size_t e = 0; e < copies(c, modules[i]); e++)
-                t.add(true, (copy_name(modules[i], e) + name).c_str(), e == 0 ? member : nullptr, shape, init, true);
-            if (of_experts(modules[i].matrix)) t.end_experts();
+        const auto add = [&](const LinearModule &m, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init,
+                             Cut cut) {
+            for (size_t e = 0; e < copies(c, m); e++)
+                t.add(true, (copy_name(m, e) + name).c_str(), e == 0 ? member : nullptr, shape, init, true, cut);
+            if (of_experts(m.matrix)) t.end_experts();
         };
-        for (const bool first : {true, false})  // the experts' tensors come first, as in the model's own table
+        // The experts' tensors come first, as in the model's own table. Cut tensors are the last: one bucket (../parallel/sharding.h).
+        for (const auto &[experts, cuts] : {std::pair(true, false), {false, false}, {false, true}})
             for (size_t i = 0; i < modules.size(); i++) {
                 const LinearModule &m = modules[i];
                 Adapter<S> &adapter = adapters[u - 1][i];
-                if (of_experts(m.matrix) != first || !has_module(c, u - 1, m)) continue;
-                add(i, ".lora_A.weight", &adapter.a, {r, m.IC}, Tensor::lora_a);
-                add(i, ".lora_B.weight", &adapter.b, {m.OC, r}, Tensor::lora_b);
+                if (of_experts(m.matrix) != experts || !has_module(c, u - 1, m)) continue;
+                const Cut a = m.cut.dim == 1 ? m.cut : Cut(), b = m.cut.dim == 0 && !m.shared ? m.cut : Cut();
+                if ((a.dim >= 0) == cuts) add(m, ".lora_A.weight", &adapter.a, {r, m.IC}, Tensor::lora_a, a);
+                if ((b.dim >= 0) == cuts)
+                    add(m, ".lora_B.weight", &adapter.b, {m.shared ? m.cut.whole : m.OC, r}, Tensor::lora_b, b);
+                if (!m.shared || cuts) continue;
+                t.table.tensors.back().product = false;  // the products overwrite some rows
+                if (adapter.b) adapter.b += m.cut.first * r;
             }
     }
     return t.table;

@@ -57,16 +57,19 @@ inline Tensor uncut(Tensor t) {
 // initial values, as adapters do. A transposed tensor is read as a whole, because any part of the transpose needs all of it.
 template <class P>
 void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n, uint64_t seed, P *to, Memory &memory) {
+    if (t.transposed) {
+        const std::vector<size_t> shape = t.whole_shape();
+        std::vector<P> whole(t.whole_count());
+        HostMemory host;
+        weights.read(t.name, {shape[1], shape[0]}, whole.data(), host);
+        return t.for_runs(first, n, [&](size_t begin, size_t at, size_t run) {
+            write(memory, to + at, transposed(whole, shape[1], shape[0], begin, run));
+        });
+    }
     if (t.cut.dim >= 0)
         return t.for_runs(first, n, [&, whole = uncut(t)](size_t begin, size_t at, size_t run) {
             load_part(weights, whole, begin, run, seed, to + at, memory);
         });
-    if (t.transposed) {
-        std::vector<P> whole(t.count);
-        HostMemory host;
-        weights.read(t.name, {t.shape[1], t.shape[0]}, whole.data(), host);
-        return write(memory, to, transposed(whole, t.shape[1], t.shape[0], first, n));
-    }
     const bool may_be_new = t.init == Tensor::score || t.init == Tensor::lora_a || t.init == Tensor::lora_b;
     if (!may_be_new || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, memory);
     const auto values = initial_values(t, first, n, seed, 0);
@@ -185,14 +188,18 @@ std::vector<std::vector<T>> gather_on_first(Comm &comm, const std::vector<T> &ow
 
 // Puts a cut tensor together from the parts of all ranks, in order.
 template <class T> std::vector<T> put_together(const Tensor &t, const std::vector<std::vector<T>> &parts) {
-    const size_t rows = t.cut.dim == 1 ? t.shape[0] : 1;
-    std::vector<T> whole;
-    whole.reserve(t.whole_count());
-    for (size_t r = 0; r < rows; r++)
-        for (const std::vector<T> &part : parts) {
-            const size_t n = part.size() / rows;
-            whole.insert(whole.end(), part.begin() + ptrdiff_t(r * n), part.begin() + ptrdiff_t((r + 1) * n));
-        }
+    std::vector<T> whole(t.whole_count());
+    const bool by_columns = t.cut.dim == 1;
+    const size_t rows = by_columns ? t.shape[0] : t.cut.whole, width = whole.size() / rows;
+    Tensor own = t;
+    own.cut.first = 0;
+    for (const std::vector<T> &part : parts) {
+        own.count = part.size(), own.shape[size_t(t.cut.dim)] = part.size() / (by_columns ? rows : width);
+        own.for_runs(0, own.count, [&](size_t begin, size_t at, size_t run) {
+            std::copy_n(part.begin() + ptrdiff_t(at), run, whole.begin() + ptrdiff_t(begin));
+        });
+        own.cut.first += own.shape[size_t(t.cut.dim)];
+    }
     return whole;
 }
 
@@ -255,7 +262,8 @@ void save_parameters(ShardedParameters<Dev> &zero, const Mesh &mesh, const std::
             const auto parts = gather_on_first(*ranks.tensor, part, room, size, memory);
             on_rank_0([&] {
                 HostMemory host;
-                const auto whole = put_together(t, parts);
+                auto whole = put_together(t, parts);
+                if (t.transposed) whole = transposed(whole, t.whole_shape()[0], t.whole_shape()[1], 0, whole.size());
                 writer->write(t.name, whole.data(), whole.size(), host);
             });
         });

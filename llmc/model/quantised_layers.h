@@ -1,6 +1,9 @@
 // The matrices of a frozen model's layers in 4 or 8 bits (../ops/dequantise.h). They are quantised during loading, one tensor at a time, so the float
 // model is never in memory as a whole, and stay quantised. Each tensor of the model's files is quantised separately, even if several form one matrix.
 //
+// Under tensor parallelism a tensor is quantised whole, and a rank keeps its part, which consists of whole blocks (cannot_divide): so no bit depends on
+// the number of ranks.
+//
 // Before a layer's weights are read, ready() dequantises them to X, into an array that all layers share: once for the forward pass, and once for the
 // backward pass with its recomputation. So all products equal those of a model with the dequantised values.
 #pragma once
@@ -54,9 +57,20 @@ template <class Dev> class QuantisedLayers {
         size_t codes = 0, magnitudes = 0, scales = 0;
         for (const Tensor &t : matrices.table.tensors) {
             const QuantisedSizes s = sizes_of(t);
-            quantised_.push_back(
-                {bits_, t.shape[0], t.shape[1], codes_ + codes, magnitudes_ + magnitudes, scales_ + scales, fractions_});
+            const Quantised q{bits_,     t.shape[0], t.shape[1], codes_ + codes, magnitudes_ + magnitudes, scales_ + scales,
+                              fractions_};
             codes += room(s.codes), magnitudes += s.magnitudes, scales += s.scales;
+            if (bits_ == 8 || t.cut.dim != 0) {
+                parts_.push_back({t.offset, q});
+                if (bits_ == 4 && t.cut.dim == 1)
+                    parts_.back().q.number = {t.cut.first / nf4_block, t.shape[1] / nf4_block, t.cut.whole / nf4_block};
+                continue;
+            }
+            t.for_runs(0, t.count, [&](size_t begin, size_t at, size_t run) {
+                Quantised &part = parts_.emplace_back(Part{t.offset + at, q}).q;
+                part.rows = run / t.shape[1], part.number = {begin / nf4_block};
+                part.codes += at / 2, part.magnitudes += at / nf4_block;
+            });
         }
     }
 
@@ -65,10 +79,11 @@ template <class Dev> class QuantisedLayers {
         write(memory, fractions_, std::vector<float>(of, of + Fractions::count));
         size_t codes = 0, magnitudes = 0, scales = 0;
         for (const Tensor &t : matrices.table.tensors) {
-            std::vector<X> w(t.count);
+            const Tensor whole = uncut(t);
+            std::vector<X> w(whole.count);
             HostMemory host;
-            load_part(weights, t, 0, t.count, 0, w.data(), host);
-            const QuantisedArrays q = quantise(bits_, w, t.shape[1]);
+            load_part(weights, whole, 0, whole.count, 0, w.data(), host);
+            const QuantisedArrays q = part_of(t, quantise(bits_, w, whole.shape[1]));
             write(memory, codes_ + codes, q.codes), write(memory, magnitudes_ + magnitudes, q.magnitudes),
                 write(memory, scales_ + scales, q.scales);
             codes += room(q.codes.size()), magnitudes += q.magnitudes.size(), scales += q.scales.size();
@@ -83,23 +98,46 @@ template <class Dev> class QuantisedLayers {
     // Dequantises the weights of a unit, and overwrites the previous layer's.
     void ready(size_t unit) {
         const Unit &u = matrices.table.units[unit];
-        for (size_t i = 0; i < quantised_.size(); i++)
-            if (const Tensor &t = matrices.table.tensors[i]; u.begin <= t.offset && t.offset < u.end)
-                dequantise(dev_, layer_ + (t.offset - u.begin), quantised_[i]);
+        for (const Part &part : parts_)
+            if (u.begin <= part.offset && part.offset < u.end) dequantise(dev_, layer_ + (part.offset - u.begin), part.q);
     }
 
   private:
     static bool is_quantised(const ModelConfig &config, const Tensor &t, size_t unit) {
         return config.weight_bits && unit >= 1 && unit <= config.L && t.of_layer;
     }
-    QuantisedSizes sizes_of(const Tensor &t) const { return {bits_, t.shape[0], t.shape[1]}; }
+    QuantisedSizes sizes_of(const Tensor &t) const {
+        QuantisedSizes sizes(bits_, t.shape[0], t.shape[1]);
+        if (bits_ == 4) sizes.scales = QuantisedSizes(bits_, t.whole_shape()[0], t.whole_shape()[1]).scales;
+        return sizes;
+    }
+    // Returns the rank's part of a whole tensor.
+    QuantisedArrays part_of(const Tensor &t, const QuantisedArrays &whole) const {
+        if (t.cut.dim < 0) return whole;
+        QuantisedArrays part;
+        const auto append = [](auto &to, const auto &from, size_t begin, size_t n) {
+            to.insert(to.end(), from.begin() + ptrdiff_t(begin), from.begin() + ptrdiff_t(begin + n));
+        };
+        const size_t per_code = bits_ == 4 ? 2 : 1;
+        t.for_runs(0, t.count, [&](size_t begin, size_t, size_t run) {
+            append(part.codes, whole.codes, begin / per_code, run / per_code);
+            if (bits_ == 4) append(part.magnitudes, whole.magnitudes, begin / nf4_block, run / nf4_block);
+        });
+        if (bits_ == 4 || t.cut.dim == 1) part.scales = whole.scales;
+        else t.cut.for_sections(t.shape[0], [&](size_t begin, size_t, size_t n) { append(part.scales, whole.scales, begin, n); });
+        return part;
+    }
     static size_t room(size_t codes) { return round_up(codes, 16); }  // aligns loads of 16 bytes
 
     const Dev dev_;
     const int bits_;
     uint8_t *codes_, *magnitudes_;  // of all tensors, in order
     float *scales_;
-    float *fractions_;                  // (256)
-    X *layer_;                          // (the largest layer)
-    std::vector<Quantised> quantised_;  // (matrices.table.tensors)
+    float *fractions_;  // (256)
+    X *layer_;          // (the largest layer)
+    struct Part {
+        size_t offset;  // of its first element in the table of the matrices
+        Quantised q;
+    };
+    std::vector<Part> parts_;  // one per tensor, or per run of rows of a cut tensor
 };

@@ -9,6 +9,8 @@
 //   w = nf4_value(code) * m         m = fractions[magnitude] * scales[1 + block / 256] + scales[0]        fractions: ../core/blockwise.h
 //
 // 8 bits: each row has a scale, its largest magnitude / 127, and w = code * scale.
+//
+// A part of a tensor may also be stored alone, with the codes and magnitudes of its blocks and the scales of the whole tensor (BlockNumbers).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +43,16 @@ HOST_DEVICE inline float nf4_value(int code) {
     return values[code];
 }
 
+// The numbers that the blocks of a part have in the whole tensor: those of a run of blocks from `first` on or, with `in_row`, of in_row blocks of each
+// row, which has `of_row` blocks in the whole.
+struct BlockNumbers {
+    size_t first = 0, in_row = 0, of_row = 0;
+
+    HOST_DEVICE size_t operator()(size_t block) const {
+        return first + (in_row ? block / in_row * of_row + block % in_row : block);
+    }
+};
+
 // A tensor of quantised weights, in the memory of a device. The arrays begin at multiples of 16 bytes.
 struct Quantised {
     int bits;  // 4 or 8
@@ -50,6 +62,7 @@ struct Quantised {
     const uint8_t *magnitudes;  // 4 bits: (blocks)
     const float *scales;        // 4 bits: (1 + groups), the mean first; 8 bits: (rows)
     const float *fractions;     // (256) of both signs
+    BlockNumbers number = {};   // 4 bits
 
     auto pointers() const { return std::tuple(codes, magnitudes, scales, fractions); }  // ../core/rehearsal.h
 
@@ -67,7 +80,7 @@ struct QuantisedSizes {
 
 // Product and sum are rounded separately, as in bitsandbytes, so no compiler may fuse them.
 HOST_DEVICE inline float nf4_magnitude(const Quantised &q, size_t block) {
-    const float fraction = q.fractions[q.magnitudes[block]], scale = q.scales[1 + block / nf4_group];
+    const float fraction = q.fractions[q.magnitudes[block]], scale = q.scales[1 + q.number(block) / nf4_group];
 #ifdef __CUDA_ARCH__
     return __fadd_rn(__fmul_rn(fraction, scale), q.scales[0]);
 #else

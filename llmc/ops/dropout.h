@@ -21,15 +21,15 @@ struct DropoutMask {
     uint32_t threshold = 0;  // 2^32 times the probability of dropping a channel
     uint64_t seed = 0;
     const int32_t *documents = nullptr, *positions = nullptr;  // (T) of the tokens
+    size_t first = 0;                                          // number of x's first channel, if x has some of the channels
 
     auto pointers() const { return std::tuple(documents, positions); }  // ../core/rehearsal.h
 
     static constexpr size_t group = 4;  // channels of a block
-    HOST_DEVICE Counter words(size_t t, size_t c) const {
-        return Random{seed, Purpose::dropout, uint32_t(c / group)}.block(uint64_t(uint32_t(documents[t])) << 32 |
-                                                                         uint32_t(positions[t]));
+    HOST_DEVICE Counter words(size_t t, size_t channel) const {
+        return Random{seed, Purpose::dropout, uint32_t(channel / group)}.block(uint64_t(uint32_t(documents[t])) << 32 |
+                                                                               uint32_t(positions[t]));
     }
-    DropoutMask from(size_t t) const { return {scale, threshold, seed, documents + t, positions + t}; }
 };
 
 // Calls f(i, factor) for each element, where factor is the scale, or 0 if the mask drops the element.
@@ -41,9 +41,10 @@ template <class F> void dropout_each(int threads, const DropoutMask &mask, size_
             for (size_t c = 0; c < C; c++) f(t * C + c, mask.scale);
             continue;
         }
-        for (size_t c = 0; c < C; c += group) {
-            const Counter words = mask.words(t, c);
-            for (size_t i = 0; i < group && c + i < C; i++) f(t * C + c + i, words[int(i)] < mask.threshold ? 0.0f : mask.scale);
+        for (size_t c = 0; c < C;) {
+            const Counter words = mask.words(t, mask.first + c);
+            for (size_t i = (mask.first + c) % group; i < group && c < C; i++, c++)
+                f(t * C + c, words[int(i)] < mask.threshold ? 0.0f : mask.scale);
         }
     }
 }

@@ -29,11 +29,6 @@ void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, c
            C, unsigned(V));
 }
 
-template <class X>
-void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T,
-                       size_t C) {
-    embedding_forward(dev, out, w, tokens, p, pos, T, C, ~0u);
-}
 template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C, size_t V) {
     const X *no_positions = nullptr;
     embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C, V);

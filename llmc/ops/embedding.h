@@ -1,7 +1,7 @@
 // The embedding of tokens, and of positions.
 //
 //   embedding_forward (dev, out, w, tokens, T, C, V)                 out[t] = w[tokens[t]], or 0 for tokens outside [0, V): another rank has them
-//   embedding_forward (dev, out, w, tokens, p, pos, T, C)            out[t] = w[tokens[t]] + p[pos[t]]      GPT-2, learned positions
+//   embedding_forward (dev, out, w, tokens, p, pos, T, C, V)         ... + p[pos[t]]: GPT-2's learned positions. p may be null.
 //   embedding_backward(dev, dw, dout, tokens, T, C, first, count)    dw[tokens[t] - first] += dout[t], tokens in [first, first + count)
 //
 //   out, dout (T, C) X     w (V, C) X     dw (count, C) float, accumulated: the gradient of rows [first, first + count) of w
@@ -16,23 +16,24 @@
 #include "../core/common.h"
 #include "../core/device.h"
 
-template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C, size_t V) {
+template <class X>
+void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T, size_t C,
+                       size_t V) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
-        if (const size_t v = size_t(tokens[t]); v < V) std::copy_n(w + v * C, C, out + t * C);
-        else std::fill_n(out + t * C, C, X(0.0f));
+        X *const to = out + t * C;
+        if (const size_t v = size_t(tokens[t]); v < V) std::copy_n(w + v * C, C, to);
+        else std::fill_n(to, C, X(0.0f));
+        if (!p) continue;
+        const X *const position = p + size_t(pos[t]) * C;
+#pragma omp simd
+        for (size_t c = 0; c < C; c++) to[c] = float(to[c]) + float(position[c]);
     }
 }
 
-template <class X>
-void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T,
-                       size_t C) {
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) {
-        const X *row = w + size_t(tokens[t]) * C, *position = p + size_t(pos[t]) * C;
-#pragma omp simd
-        for (size_t c = 0; c < C; c++) out[t * C + c] = float(row[c]) + float(position[c]);
-    }
+template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C, size_t V) {
+    const X *no_positions = nullptr;
+    embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C, V);
 }
 
 // Threads divide the channels among them, not the tokens, because a token that occurs twice adds to one row of dw twice.

@@ -38,3 +38,4 @@
 #include "score.cuh"
 #include "sigmoid_gate.cuh"
 #include "swiglu.cuh"
+#include "wide_norm.cuh"

@@ -134,12 +134,15 @@ template <class Dev> struct ShardedParameters {
     static std::pair<size_t, size_t> numbered(const std::vector<std::vector<Tensor>> &tables, size_t tensor, size_t element) {
         for (const std::vector<Tensor> &table : tables) {
             const Tensor &t = table[tensor];
-            const size_t columns = t.cut.dim == 1 ? t.shape[1] : t.whole_count();
-            const size_t width = t.cut.dim == 1 ? t.cut.whole : columns, first = t.cut.dim == 1 ? t.cut.first : 0;
-            const size_t row = element / width, column = element % width;
-            const size_t begin = t.cut.dim == 0 ? t.number - t.cut.first * (t.count / t.shape[0]) : t.number;
-            if (first <= column && column < first + columns)
-                return {begin + row * columns + column - first, first + columns - column};
+            size_t number = 0, count = 0;
+            const auto look_in = [&](size_t begin, size_t at, size_t run) {
+                if (begin <= element && element < begin + run)
+                    number = t.number + at + element - begin, count = begin + run - element;
+            };
+            if (t.cut.dim == 1)
+                look_in(element / t.cut.whole * t.cut.whole + t.cut.first, element / t.cut.whole * t.shape[1], t.shape[1]);
+            else t.for_runs(0, t.count, look_in);
+            if (count) return {number, count};
         }
         die("no rank has element %zu of %s", element, tables[0][tensor].name.c_str());
     }

@@ -237,7 +237,7 @@ void expect_known_adapter(const ModelSpec &model, const Model &opened, const HfW
     std::vector<std::string> names = {embedding_name(model.config), head_name};  // if frozen, these equal the model's
     for (const Tensor &t : opened.tensors()) {
         names.push_back(t.name);
-        if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(model, adapter, t.name, t.shape);
+        if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(model, adapter, t.name, t.whole_shape());
     }
     adapter.expect_only(names);
 }

@@ -45,12 +45,14 @@ template <class F> void for_each_golden(F f) {
 }
 
 template <class Dev>
-std::vector<typename Dev::X> dequantised(Dev dev, int bits, const QuantisedArrays &q, size_t rows, size_t columns) {
+std::vector<typename Dev::X> dequantised(Dev dev, int bits, const QuantisedArrays &q, size_t rows, size_t columns,
+                                         BlockNumbers number = {}) {
     const float *const of = fractions(true).of;
     Array<uint8_t> codes(q.codes), magnitudes(bits == 4 ? q.magnitudes : std::vector<uint8_t>(1));
     Array<float> scales(q.scales), on_device(std::vector<float>(of, of + Fractions::count));
     Array<typename Dev::X> out(rows * columns);
-    dequantise(dev, out.data(), Quantised{bits, rows, columns, codes.data(), magnitudes.data(), scales.data(), on_device.data()});
+    dequantise(dev, out.data(),
+               Quantised{bits, rows, columns, codes.data(), magnitudes.data(), scales.data(), on_device.data(), number});
     return out.values();
 }
 
@@ -126,4 +128,32 @@ TYPED_TEST(Dequantise, EqualsReference) {
                 same(out);
             });
         }
+}
+
+// The values of a part, of rows or columns of whole blocks, are those of the whole tensor. The tensor has more than one group.
+TYPED_TEST(Dequantise, PartsHaveTheBitsOfTheWhole) {
+    using X = typename TypeParam::X;
+    constexpr size_t rows = 90, columns = 5 * nf4_block;
+    const QuantisedArrays q = quantise(4, random_values<X>(rows * columns, 1), columns);
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        const std::vector<X> whole = dequantised(dev, 4, q, rows, columns);
+        for (const auto &[row, n, column, width] : {std::array<size_t, 4>{0, 40, 0, columns},
+                                                    {77, 13, 0, columns},
+                                                    {0, rows, nf4_block, 3 * nf4_block},
+                                                    {0, rows, 0, nf4_block}}) {
+            QuantisedArrays part;
+            part.scales = q.scales;
+            std::vector<X> want;
+            for (size_t r = row; r < row + n; r++) {
+                const size_t begin = r * columns + column;
+                const auto append = [&, width = width](auto &to, const auto &from, size_t per) {
+                    to.insert(to.end(), from.begin() + ptrdiff_t(begin / per), from.begin() + ptrdiff_t((begin + width) / per));
+                };
+                append(part.codes, q.codes, 2), append(part.magnitudes, q.magnitudes, nf4_block), append(want, whole, 1);
+            }
+            const size_t of_row = columns / nf4_block;
+            const BlockNumbers number{row * of_row + column / nf4_block, width < columns ? width / nf4_block : 0, of_row};
+            EXPECT_EQ(widen(dequantised(dev, 4, part, n, width, number)), widen(want)) << row << " " << column;
+        }
+    });
 }

@@ -1,4 +1,6 @@
 // dropout, and noise on embeddings: the random numbers depend on a token's document and position alone.
+#include <array>
+
 #include "../../llmc/ops/dropout.h"
 #include "../../llmc/ops/noise.h"
 
@@ -13,15 +15,16 @@ using Vector = std::vector<double>;
 // Tokens in two documents.
 struct Tokens {
     size_t T, C;
+    size_t first = 0;  // channel
     std::vector<int32_t> documents, positions;
-    Tokens(size_t T, size_t C) : T(T), C(C) {
+    Tokens(size_t T, size_t C, size_t first = 0) : T(T), C(C), first(first) {
         for (size_t t = 0; t < T; t++) documents.push_back(t < T / 2 ? 7 : 3), positions.push_back(int32_t(t % 5));
     }
     // before + f(x, token, random word); an empty `before` is 0.
     template <class F> Vector reference(const Vector &before, const Vector &x, uint64_t seed, Purpose purpose, F f) const {
         Vector out(T * C);
         for (size_t i = 0; i < out.size(); i++) {
-            const size_t t = i / C, c = i % C;
+            const size_t t = i / C, c = first + i % C;
             const Random random{seed, purpose, uint32_t(c / 4)};
             const uint32_t word = random.block(uint64_t(documents[t]) << 32 | uint64_t(positions[t]))[int(c % 4)];
             out[i] = (before.empty() ? 0 : before[i]) + f(x[i], t, word);
@@ -37,9 +40,16 @@ TYPED_TEST_SUITE(Dropout, Devices);
 TYPED_TEST(Dropout, EqualsReferenceAlsoInPlace) {
     using X = typename TypeParam::X;
     for (const uint32_t threshold : {0u, 1u << 30})
-        for (const auto &[T, C] : token_sizes) {
+        for (const auto &[T, C, first] : {std::array<size_t, 3>{1, 8, 0},
+                                          {11, 83, 0},
+                                          {3, 1032, 0},
+                                          {11, 83, 5},
+                                          {3, 1032, 8},
+                                          {7, 2, 2},
+                                          {5, 1, 3},
+                                          {3, 510, 7}}) {
             const auto x = random_values<X>(T * C, 1), before = random_values<X>(T * C, 2);
-            const Tokens tokens(T, C);
+            const Tokens tokens(T, C, first);
             const DropoutMask mask{1.5f, threshold, 42};
             const auto kept = [&](double v, size_t, uint32_t word) {
                 return word >= mask.threshold ? double(mask.scale) * v : 0;
@@ -49,10 +59,10 @@ TYPED_TEST(Dropout, EqualsReferenceAlsoInPlace) {
             // A product and a sum in float, and a rounding to X.
             const double error = 2 * unit_roundoff<float> + unit_roundoff<X>, most = mask.scale * largest(widen(x));
             SameBits same;
-            for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
+            for_each_order<TypeParam>([&, T = T, C = C, first = first](TypeParam dev) {
                 Array<X> d_x(x), out(T * C), dx(before);
                 Array<int32_t> documents(tokens.documents), positions(tokens.positions);
-                const DropoutMask own{mask.scale, threshold, mask.seed, documents.data(), positions.data()};
+                const DropoutMask own{mask.scale, threshold, mask.seed, documents.data(), positions.data(), first};
                 dropout_forward(dev, out.data(), d_x.data(), own, T, C);
                 dropout_backward(dev, dx.data(), d_x.data(), own, T, C);
                 expect_close("dropout_forward", out.values(), want, error * most);

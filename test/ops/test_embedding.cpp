@@ -49,13 +49,17 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTokens) {
                 }
             Array<X> d_p(p);
             Array<int32_t> d_pos(pos);
-            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), d_p.data(), d_pos.data(), T, C);
+            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), d_p.data(), d_pos.data(), T, C, V);
             const auto sums = out.values();
             for (size_t t = 0; t < T; t++)
                 for (size_t c = 0; c < C; c++) {
                     const X want = float(w[size_t(tokens[t]) * C + c]) + float(p[t % P * C + c]);
                     ASSERT_EQ(float(sums[t * C + c]), float(want)) << t << " " << c;
                 }
+            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), d_p.data(), d_pos.data(), T, C, size_t(0));
+            const auto positions = out.values();
+            for (size_t t = 0; t < T; t++)
+                for (size_t c = 0; c < C; c++) ASSERT_EQ(float(positions[t * C + c]), float(p[t % P * C + c])) << t << " " << c;
             for (const std::vector<size_t> &ends : {std::vector<size_t>{V}, {V / 3, V / 3 + 1, V - 1, V}}) {
                 std::vector<float> dw;
                 for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {

@@ -1,6 +1,7 @@
 """A run has the same bits if it stops and resumes from a checkpoint, or offloads arrays to a disk, whatever it trains. Gradients in bf16 change it
 only by their rounding, and ranks only the order of sums."""
 
+import json
 import shutil
 import signal
 import time
@@ -45,6 +46,13 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "dpo of divided experts": {**MIXTRAL, "task": "dpo", **PAIRS, "ref_model": MIXTRAL["model"], "ref_mode": "resident", "ranks": 6, "expert_parallel": 3},
     "tensors": {"model": GOLDEN / "smollm2", "neftune_noise_alpha": 5, "ranks": 4, "tensor_parallel": 2, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
     "tensors of small rows": {"model": GOLDEN / "qwen2", "dtype": "bf16", "row_tokens": 64, "ranks": 4, "tensor_parallel": 2, "zero_stage": 2},
+    "tensors of GPT-2": {"program": ROOT / "train_gpt2", "model": GOLDEN / "gpt2", "ranks": 6, "tensor_parallel": 3, "zero_stage": 3, "recompute": "layer"},
+    "tensors of wide norms": {"model": GOLDEN / "olmo2", "dtype": "bf16", "ranks": 4, "tensor_parallel": 2, "ring_attn_size": 2, "zero_stage": 2},
+    "adapters of tensors": {"model": GOLDEN / "smollm2", "lora_rank": 4, "lora_dropout": 0.3, "load_in": "8bit", "ranks": 4, "tensor_parallel": 2,
+                            "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
+    "adapters of shared keys": {"lora_rank": 4, "lora_modules_to_save": "embed_tokens,lm_head", "ranks": 4, "tensor_parallel": 4},
+    "adapters of fused tensors": {"fused": True, "lora_rank": 4, "lora_dropout": 0.3, "load_in": "4bit", "ranks": 4, "tensor_parallel": 2, "zero_stage": 1},
+    "tensors of fused matrices": {"fused": True, "ranks": 4, "tensor_parallel": 4, "zero_stage": 3},
     "rm of tensors": {"task": "rm", **PAIRS, "model": GOLDEN / "gemma3", "ranks": 2, "tensor_parallel": 2, "zero_stage": 0},
     "dpo": {"task": "dpo", **PAIRS, "ref_model": GOLDEN / "llama2", "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
     "kto": {**KTO, "ref_model": GOLDEN / "llama2", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
@@ -78,6 +86,17 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
 }
 
 
+def fused_model(directory, data):
+    """A model with random weights of the layout of Phi-3, with a key head for each of four ranks, and matrices of whole blocks of 4 bits."""
+    if not directory.exists():
+        directory.mkdir()
+        config = json.loads((GOLDEN / "phi3" / "config.json").read_text())
+        sizes = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 256}
+        (directory / "config.json").write_text(json.dumps(config | sizes))
+        succeeds(command("sft", model=directory, data=data, max_steps=1, **SMALL, output_dir=directory / "out"))
+    return directory / "out"
+
+
 @pytest.fixture
 def words_of(data, prompts, tmp_path):
     """words(name, output, **more) is the command of one of RUNS."""
@@ -92,6 +111,8 @@ def words_of(data, prompts, tmp_path):
         if options.pop("spoken", None):
             (tmp_path / "model").mkdir(exist_ok=True)
             options |= {"model": with_tokenizer(tmp_path / "model")}
+        if options.pop("fused", None):
+            options |= {"model": fused_model(tmp_path / "fused", data)}
         options.pop("at", None)
         return command(options.pop("task"), output_dir=output, **options)
 

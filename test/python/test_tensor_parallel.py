@@ -1,0 +1,49 @@
+"""Models of all dense families, and adapters, on ranks that divide their tensors: files are read and written in parts, and runs equal those of one rank.
+test_ranks.cpp has all meshes of a few models."""
+
+import json
+
+import pytest
+from runs import GOLDEN, ROOT, log_lines, near, read_tensors, stable, train
+from test_lora import eval_loss
+
+MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json")
+                if not any(word in path.parent.name for word in ("moe", "mixtral", "qwen35", "reward")))
+TOLERANCE = 1e-5  # of a loss or norm in float, as in test_ranks_equal_one_rank
+
+
+def divides(config, ranks):
+    """True if ranks have whole heads, or share key heads where files and norms allow it."""
+    heads = config.get("num_attention_heads") or config["n_head"]
+    keys = config.get("num_key_value_heads") or heads
+    shares = config["model_type"] not in ("phi3", "olmo2") and ranks % keys == 0 and ranks <= heads
+    return ranks <= keys or shares
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_families_equal_one_rank(name, data, tmp_path):
+    expected = json.loads((GOLDEN / name / "golden.json").read_text())
+    model = GOLDEN / expected.get("base", name)
+    config = json.loads((model / "config.json").read_text())
+    options = {"model": model, "data": data, "program": ROOT / ("train_gpt2" if "gpt2" in str(model) else "train_llama"), "max_steps": 3}
+    if "base" in expected:
+        options["adapter"] = GOLDEN / name
+    train(tmp_path / "one", **options)
+    [file] = (path.name for path in (tmp_path / "one").glob("*model.safetensors"))
+    want = stable(log_lines(tmp_path / "one"))
+    shapes = {key: value.shape for key, value in read_tensors(tmp_path / "one" / file).items()}
+
+    def loss_of(run):
+        saved = {"adapter": run} if "base" in expected else {"model": run}
+        return eval_loss(data=data, **{"model": model, "program": options["program"], **saved})
+
+    meshes = [(ranks, stage) for ranks in (2, 3) for stage in (0, 1, 3) if divides(config, ranks)]
+    for ranks, stage in meshes:
+        run = tmp_path / f"{ranks} {stage}"
+        train(run, **options, ranks=ranks, tensor_parallel=ranks, zero_stage=stage)
+        for got, line in zip(stable(log_lines(run)), want, strict=True):
+            for key in ("loss", "grad_norm"):
+                near(got[key], line[key], TOLERANCE, 1e-6)
+        assert {key: value.shape for key, value in read_tensors(run / file).items()} == shapes
+        if stage == 3:
+            near(loss_of(run), loss_of(tmp_path / "one"), TOLERANCE, 1e-6)
