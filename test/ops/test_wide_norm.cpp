@@ -1,6 +1,8 @@
 // wide_norm: the channels of the parts together are normed as one vector.
 #include "../../llmc/ops/wide_norm.h"
 
+#include <deque>
+
 #include "../reference_rmsnorm.h"
 #include "device.h"
 #ifdef CUDA_HALF
@@ -41,7 +43,7 @@ TYPED_TEST(WideNorm, PartsEqualTheNormOfAllChannels) {
                 for (auto v : values) results.push_back(float(v));
             };
             Array<float> sums(R * (T + 3)), rstd(T);
-            std::vector<Array<X>> raw, rows;
+            std::deque<Array<X>> raw, rows;
             const auto for_parts = [&](auto f) {
                 for (size_t r = 0, first = 0; r < R; first += widths[r++]) {
                     const WideNormShape shape{T, widths[r], widths[r] + gap, C, R, T + 3, float(eps)};
@@ -51,10 +53,10 @@ TYPED_TEST(WideNorm, PartsEqualTheNormOfAllChannels) {
             const auto fill = [&](const std::vector<X> &values, size_t first, const WideNormShape &s) {
                 std::vector<X> with_gaps(T * s.stride, X(7.0f));
                 for (size_t t = 0; t < T; t++) std::copy_n(&values[t * C + first], s.C, &with_gaps[t * s.stride]);
-                return Array<X>(with_gaps);
+                return with_gaps;
             };
             for_parts([&](size_t r, size_t first, const WideNormShape &s, Array<X>) {
-                rows.push_back(fill(x, first, s)), raw.emplace_back(T * s.C);
+                rows.emplace_back(fill(x, first, s)), raw.emplace_back(T * s.C);
                 wide_norm_squares(dev, sums.data() + r * s.of_rank, rows[r].data(), s);
             });
             for_parts([&](size_t r, size_t first, const WideNormShape &s, Array<X> weights) {
@@ -67,7 +69,7 @@ TYPED_TEST(WideNorm, PartsEqualTheNormOfAllChannels) {
             });
             rows.clear();
             for_parts([&](size_t r, size_t first, const WideNormShape &s, Array<X> weights) {
-                rows.push_back(fill(dout, first, s));
+                rows.emplace_back(fill(dout, first, s));
                 wide_norm_dots(dev, sums.data() + r * s.of_rank, rows[r].data(), raw[r].data(), weights.data(), s);
             });
             for_parts([&](size_t r, size_t first, const WideNormShape &s, Array<X> weights) {
