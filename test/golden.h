@@ -18,7 +18,7 @@ constexpr const char *golden_families[] = {"llama2",     "llama3",      "llama31
                                            "smollm2",    "olmo2",       "gpt2",         "gpt2_erf",  "phi4",       "phi35",
                                            "seed_oss",   "smollm3",     "ministral",    "granite",   "exaone4",    "dynamic",
                                            "gemma3",     "gemma3_wide", "qwen3_moe",    "qwen2_moe", "mixtral"};
-constexpr const char *golden_hybrids[] = {"qwen35", "qwen35_tied"};  // with linear attention
+constexpr const char *golden_hybrids[] = {"qwen35", "qwen35_tied", "qwen35_moe"};  // with linear attention
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
 // Adapters of some families, made with PEFT by golden/make_lora.py.

@@ -94,9 +94,9 @@ inline std::vector<RankCase> third_of(std::vector<RankCase> cases) {
 }
 
 // untied, tied: a Llama-like model; adapted: untied with adapters and dropout; norm_after: untied with the norms of OLMo 2; experts: untied with
-// experts; hybrid: untied with linear attention in two of its layers; fused: untied with q, k and v in one tensor, and gate and up in another;
-// adapted_fused: both
-enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts, hybrid, fused, adapted_fused };
+// experts; hybrid: untied with linear attention in two of its layers; sparse_hybrid: with experts, too; fused: untied with q, k and v in one tensor, and
+// gate and up in another; adapted_fused: both
+enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts, hybrid, sparse_hybrid, fused, adapted_fused };
 
 // Successive numbers give each model every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -116,8 +116,8 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.tied = model == tied && task != RM, c.qkv_bias = c.o_bias = c.mlp_bias = model == tied, c.reward = task == RM;
     c.window = {0, 7, 0}, c.rope.theta = 10000, c.initializer_range = 0.2;
     c.norm_after = c.wide_qk_norm = model == norm_after, c.norm_before = model != norm_after;
-    if (model ==
-        experts)  // the first layer has none, so at stage 3 it gathers fewer weights than the third, which uses the same buffer
+    // The first layer has no experts, so at stage 3 it gathers fewer weights than the third, which uses the same buffer.
+    if (model == experts || model == sparse_hybrid)
         c.experts = {.number = 12,
                      .chosen = 3,
                      .F = 24,
@@ -125,7 +125,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
                      .normed = true,
                      .layers = {false, true, true},
                      .aux_loss_coef = 0.5};
-    if (model == hybrid) {
+    if (model == hybrid || model == sparse_hybrid) {
         c.window = {0, 0, 0}, c.output_gate = true;
         c.delta = {.Hk = 2, .Hv = 4, .Dk = 16, .Dv = 8, .layers = {true, false, true}};
     }

@@ -168,7 +168,7 @@ TEST(Generation, GreedySelectsTheLargestPenalisedLogit) {
 
 // Answers of transformers' own generation with states (golden/make.py).
 TEST(Generation, GreedyAnswersOfLinearAttentionAreThoseOfTransformers) {
-    for (const std::string name : {"qwen35", "qwen35_tied"}) {
+    for (const std::string name : golden_hybrids) {
         const Golden g(name);
         const std::vector<std::vector<int32_t>> answers = g.expected["answers"];
         std::vector<Prompt> prompts;

@@ -140,6 +140,13 @@ TEST(Config, Families) {
          R"({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": true},
              "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"]})",
          R"({"delta": [16, 32, 128, 128], "layers of delta": [true, false, false, true], "longrope": [0.5, [], []], "theta": 10000000.0})"},
+        {"qwen3_5_moe_text",
+         R"({"head_dim": null, "num_experts": 12, "moe_intermediate_size": 24, "norm_topk_prob": false, "mlp_only_layers": [0]})",
+         R"({"sizes": [100, 64, 4, 4, 2, 256, 24, 128], "delta": [16, 32, 128, 128], "layers of delta": [true, true, true, false],
+             "experts": [12, 8, 24, 512, true], "layers of experts": [true, true, true, true], "aux_loss_coef": 0})"},
+        {"qwen3_next", R"({"head_dim": null, "norm_topk_prob": true, "mlp_only_layers": [], "linear_num_key_heads": 4})",
+         R"({"family": "qwen3_5_moe_text", "sizes": [100, 64, 4, 4, 2, 256, 512, 128], "delta": [4, 32, 128, 128],
+             "experts": [512, 10, 512, 512, true], "longrope": [0.25, [], []]})"},
         {"mistral", R"({"sliding_window": 8, "use_sliding_window": false})", R"({"window": [8, 8, 8, 8]})"},
         {"mistral", R"({"sliding_window": null})", R"({"window": [0, 0, 0, 0]})"},
         {"mistral", "{}", R"({"window": [4096, 4096, 4096, 4096], "biases": [false, false, false]})"},
@@ -261,9 +268,10 @@ TEST(Config, Refusals) {
         R"({"sliding_window": 8, "layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"]})";
     const Reading readings[] = {
         {"gemma2", "{}",
-         "model_type is \"gemma2\"; the supported types are llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_5_text, qwen3_moe, qwen2_moe, mixtral, gpt2; gemma2 has soft caps"},
-        {"qwen3_5_moe_text", "{}", "qwen3_5_moe_text has experts beside linear attention"},
-        {"qwen3_next", "{}", "qwen3_next has other orders of rows"},
+         "model_type is \"gemma2\"; the supported types are llama, mistral, ministral, qwen2, qwen3, phi3, olmo2, granite, exaone4, seed_oss, smollm3, gemma3_text, qwen3_5_text, qwen3_moe, qwen2_moe, qwen3_5_moe_text, mixtral, gpt2; gemma2 has soft caps"},
+        {"qwen3_next", R"({"norm_topk_prob": false})", "norm_topk_prob is false, but in qwen3_next only true is supported"},
+        {"qwen3_next", R"({"mlp_only_layers": [0]})", "mlp_only_layers is [0]"},
+        {"qwen3_next", R"({"decoder_sparse_step": 2})", "decoder_sparse_step is 2"},
         {"llama", R"({"model_type": 3})", "model_type is 3"},
         {"llama", R"({"model_type": "a\u0000b"})", "\n  fix: "},
         {"llama", R"({"model_type": null})", "model_type is missing"},
@@ -392,8 +400,6 @@ TEST(Config, NotesOnIgnoredFields) {
     parse(with(tiny("gpt2"), R"({"attn_pdrop": 0.1, "resid_pdrop": 0.0, "embd_pdrop": 0.3, "summary_first_dropout": 0.4})"));
     EXPECT_EQ(notes.size(), 2u);
     EXPECT_EQ(notes[0], "config.json: attn_pdrop 0.1 is left out: training runs without dropout");
-    parse(with(tiny(), R"({"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1})"));
-    expect_contains(notes.back(), {"the heads that predict further tokens are left out"});
 }
 
 TEST(Presets, HaveThePublishedNumberOfParameters) {
@@ -618,6 +624,54 @@ TEST_F(Hf, Gpt2WithAndWithoutPrefix) {
         expect_error([&] { weights.expect_only({wpe, "lm_head.weight"}); }, {dir, "wte.weight\" (2, 1) is not"});
         EXPECT_EQ(weights.find("model.wte.weight"), nullptr);
     }
+}
+
+// Tensors that are rows of one tensor in the files. Each value is the number of its row.
+TEST_F(Hf, RowsOfLargerTensors) {
+    const auto store = [&](const std::string &name, const Shape &shape) {
+        std::vector<float> values(elements(shape));
+        for (size_t i = 0; i < values.size(); i++) values[i] = float(i / shape.back());
+        write({{{name, shape, "F32"}, values}});
+    };
+    const auto read = [&](const std::string &name, const Shape &shape) {
+        std::vector<float> values(elements(shape)), part(values.size() - 3);
+        const HfWeights weights(dir);
+        weights.read(name, shape, values.data(), memory);
+        weights.read_part(name, shape, 3, part.size(), part.data(), memory);
+        EXPECT_TRUE(std::equal(part.begin(), part.end(), values.begin() + 3));
+        std::vector<int> rows;
+        for (size_t i = 0; i < values.size(); i += shape[1]) rows.push_back(int(values[i]));
+        return rows;
+    };
+    using Rows = std::vector<int>;
+    const std::string delta = "model.layers.0.linear_attn.", experts = "model.layers.0.mlp.experts.";
+    put("config.json",
+        R"({"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 1, "linear_value_head_dim": 2})");
+    store(delta + "in_proj_qkvz.weight", {20, 2});
+    EXPECT_EQ(read(delta + "in_proj_qkv.weight", {12, 2}), (Rows{0, 10, 1, 11, 2, 3, 4, 5, 12, 13, 14, 15}));
+    EXPECT_EQ(read(delta + "in_proj_z.weight", {8, 2}), (Rows{6, 7, 8, 9, 16, 17, 18, 19}));
+    expect_error(
+        [&] {
+            read(delta + "in_proj_z.weight", {9, 2});
+        },
+        {"in_proj_z.weight (9, 2) is not among the rows of", "(20, 2)"});
+    store(delta + "in_proj_ba.weight", {8, 2});
+    EXPECT_EQ(read(delta + "in_proj_b.weight", {4, 2}), (Rows{0, 1, 4, 5}));
+    EXPECT_EQ(read(delta + "in_proj_a.weight", {4, 2}), (Rows{2, 3, 6, 7}));
+    store(experts + "gate_up_proj", {3, 4, 5});
+    EXPECT_EQ(read(experts + "2.gate_proj.weight", {2, 5}), (Rows{8, 9}));
+    EXPECT_EQ(read(experts + "1.up_proj.weight", {2, 5}), (Rows{6, 7}));
+    expect_error([&] { read(experts + "3.up_proj.weight", {2, 5}); }, {"3.up_proj.weight (2, 5) is not among the rows of"});
+    const auto known = [&](size_t number) {
+        std::vector<std::string> names;
+        for (size_t e = 0; e < number; e++)
+            for (const char *half : {".gate_proj.weight", ".up_proj.weight"}) names.push_back(experts + std::to_string(e) + half);
+        return names;
+    };
+    HfWeights(dir).expect_only(known(3));
+    expect_error([&] { HfWeights(dir).expect_only(known(2)); }, {"gate_up_proj\" (3, 4, 5) is not part of the model"});
+    store("model.language_model.layers.0.mlp.experts.down_proj", {3, 4, 5});
+    EXPECT_EQ(read(experts + "1.down_proj.weight", {4, 5}), (Rows{4, 5, 6, 7}));
 }
 
 // ---- end of answers and chat template in a saved model

@@ -90,6 +90,7 @@ TEST(Ranks, LinearAttentionEqualsOneRank) {
     for (const size_t world : {2, 3, 4}) expect_one_ranks_results(third_of(rank_cases(world)), {{hybrid, SFT}});
     expect_one_ranks_results({{4, 4, SpMode::ring, 6, 1, 1, 24, DPO}, {4, 2, SpMode::ulysses, 6, 3, 3, 24, RM}},
                              {{hybrid, DPO}, {hybrid, RM}});
+    expect_one_ranks_results(third_of(expert_cases()), {{sparse_hybrid, SFT}});
     // The sixth document begins with the last two tokens of the first rank's 64, and ends after the second rank's.
     check_rank_result("a document over three ranks", on_threads<CpuF32>({4, 4, SpMode::ring, 6, 1, 1, 8}, hybrid),
                       on_threads<CpuF32>({1, 1, SpMode::ring, 6, 0, 1, 8}, hybrid));

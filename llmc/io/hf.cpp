@@ -61,7 +61,7 @@ void HfWeights::open_shards(const std::string &dir) {
     }
 }
 
-// Alternative names of tensors: Yi's first upload, and InternLM2, whose queries, keys and values are one tensor (read_group_rows).
+// Alternative names of tensors: Yi's first upload, InternLM2 and Qwen3-Next. Some are of a tensor that has the rows of several (rows_in).
 static constexpr std::pair<const char *, const char *> spellings[] = {
     {".input_layernorm.", ".ln1."},
     {".post_attention_layernorm.", ".ln2."},
@@ -76,6 +76,27 @@ static constexpr std::pair<const char *, const char *> spellings[] = {
     {".mlp.down_proj.", ".feed_forward.w2."},
     {".embed_tokens.", ".tok_embeddings."},
     {"lm_head.", "output."},
+    {".in_proj_qkv.", ".in_proj_qkvz."},
+    {".in_proj_z.", ".in_proj_qkvz."},
+    {".in_proj_b.", ".in_proj_ba."},
+    {".in_proj_a.", ".in_proj_ba."},
+};
+
+// A matrix of an expert, "model.layers.0.mlp.experts.7.gate_proj.weight", in files that may have a tensor of all experts'.
+struct ExpertName {
+    std::string all;  // "model.layers.0.mlp.experts.gate_up_proj"; empty if the name is not an expert's
+    size_t number = 0;
+    bool up = false;
+    explicit ExpertName(const std::string &name) {
+        const size_t begin = name.find(".experts."), at = begin + strlen(".experts.");
+        if (begin == name.npos) return;
+        const size_t dot = name.find('.', at);
+        const std::string matrix = dot == name.npos ? "" : name.substr(dot);
+        up = matrix == ".up_proj.weight";
+        if (!up && matrix != ".gate_proj.weight" && matrix != ".down_proj.weight") return;
+        number = std::stoul(name.substr(at));
+        all = name.substr(0, at) + (matrix == ".down_proj.weight" ? "down_proj" : "gate_up_proj");
+    }
 };
 
 HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &name) const {
@@ -89,28 +110,63 @@ HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &n
     for (const auto &[ours, theirs] : spellings)
         if (const size_t at = name.find(ours); at != name.npos)
             if (const auto it = where_.find(std::string(name).replace(at, strlen(ours), theirs)); it != where_.end()) return it;
+    if (const ExpertName expert(name); !expert.all.empty()) return entry_of(expert.all);
     if (const auto other = others_.find(name); other != others_.end()) return entry_of(other->second);
     return where_.end();
 }
 
-// InternLM2 stores in one tensor, for each KV head, the rows of its query heads, of the key head and of the value head. Calls f(first, n) for each
-// run of elements of that tensor; together the runs are the elements [first, first + count) of the tensor `name` with the given shape.
-template <class F>
-static void for_group_rows(const std::string &name, const Shape &shape, const Shape &fused, const Fields &config, size_t first,
-                           size_t count, F f) {
-    const size_t H = config.count("num_attention_heads"), KV = config.count("num_key_value_heads", H), group = H / KV;
-    const size_t rows = fused[0] / (H + 2 * KV), columns = elements(fused) / fused[0],
-                 head = rows * columns;  // elements per head
-    const bool query = name.find(".q_proj.") != name.npos;
-    const size_t heads = query ? group : 1, before = query ? 0 : group + (name.find(".v_proj.") != name.npos);
-    if (elements(shape) != KV * heads * head)
-        die("%s: a model whose heads have no %zu rows\n  fix: use the weights that belong to this config.json", name.c_str(),
-            rows);
-    for (size_t i = first; i < first + count;) {
-        const size_t h = i / head, n = std::min(head - i % head, first + count - i);
-        f((h / heads * (group + 2) + before + h % heads) * head + i % head, n);
-        i += n;
+// Rows of a tensor in the files: `runs` runs of `rows` rows, whose first rows are `stride` apart.
+struct RowRuns {
+    size_t first, rows, stride = 0, runs = 1;
+};
+
+// Returns the rows that one of our tensors has of the tensor `stored`, which several of ours share; none if it is one tensor there, too.
+//
+// InternLM2 has for each KV head the rows of its query heads, of the key head and of the value head. Qwen3-Next has for each key head of linear
+// attention those of its queries, keys, values and z; and those of b and a. Mixtures of Qwen3.5 have for each expert those of gate and up.
+static std::vector<RowRuns> rows_in(const std::string &name, const std::string &stored, const Shape &shape,
+                                    const std::string &dir) {
+    const auto is = [&](const char *part) { return stored.find(part) != stored.npos; };
+    const auto asks_for = [&](const char *part) { return name.find(part) != name.npos; };
+    if (shape.empty()) return {};
+    if (const ExpertName expert(name); stored.ends_with(".experts.gate_up_proj") || stored.ends_with(".experts.down_proj")) {
+        const size_t all = shape.size() == 3 ? shape[1] : 0, rows = stored.ends_with("down_proj") ? all : all / 2;
+        return {{expert.number * all + expert.up * rows, rows}};
     }
+    if (!is(".attention.wqkv.") && !is(".in_proj_qkvz.") && !is(".in_proj_ba.")) return {};
+    const json source = read_json(dir + "/config.json");
+    const Fields config(source, "config.json");
+    if (is(".attention.wqkv.")) {
+        const size_t H = config.count("num_attention_heads"), KV = config.count("num_key_value_heads", H), group = H / KV;
+        const size_t D = shape[0] / (H + 2 * KV), before = asks_for(".q_proj.") ? 0 : group + asks_for(".v_proj.");
+        return {{before * D, asks_for(".q_proj.") ? group * D : D, (group + 2) * D, KV}};
+    }
+    const size_t Hk = config.count("linear_num_key_heads", 16), values = config.count("linear_num_value_heads", 32) / Hk;
+    if (is(".in_proj_ba.")) return {{asks_for("_a.") ? values : 0, values, 2 * values, Hk}};
+    const size_t Dk = config.count("linear_key_head_dim", 128), V = values * config.count("linear_value_head_dim", 128),
+                 head = 2 * Dk + 2 * V;
+    if (asks_for("_z.")) return {{2 * Dk + V, V, head, Hk}};
+    return {{0, Dk, head, Hk}, {Dk, Dk, head, Hk}, {2 * Dk, V, head, Hk}};
+}
+
+// Calls f(from, n) for each run of stored elements; together they are our elements [first, first + count).
+template <class F> static void for_runs(const std::vector<RowRuns> &rows, size_t columns, size_t first, size_t count, F f) {
+    size_t begin = 0;
+    for (const RowRuns &r : rows)
+        for (size_t run = 0; run < r.runs; run++) {
+            const size_t end = begin + r.rows * columns, from = std::max(first, begin), to = std::min(first + count, end);
+            if (from < to) f((r.first + run * r.stride) * columns + (from - begin), to - from);
+            begin = end;
+        }
+}
+
+static void expect_rows(const std::string &name, const Shape &shape, const std::vector<RowRuns> &rows, const std::string &stored,
+                        const Shape &in_file) {
+    size_t count = 0, last = 0;
+    for (const RowRuns &r : rows) count += r.runs * r.rows, last = std::max(last, r.first + (r.runs - 1) * r.stride + r.rows);
+    if (count * in_file.back() != elements(shape) || last * in_file.back() > elements(in_file))
+        die("%s %s is not among the rows of %s %s\n  fix: use the weights that belong to this config.json", name.c_str(),
+            shape_text(shape).c_str(), stored.c_str(), shape_text(in_file).c_str());
 }
 
 const TensorInfo *HfWeights::find(const std::string &name) const {
@@ -146,21 +202,21 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
         die("%s: has no tensor \"%s%s\", which %sconfig.json asks for\n  fix: use the weights that belong to this configuration",
             listing_.c_str(), kind_.prefix, name.c_str(), *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
-    const bool grouped = it->first.find(".attention.wqkv.") != name.npos;
+    const Shape &in_files = file.at(it->first).shape;
+    const auto rows = rows_in(name, it->first, in_files, fs::path(listing_).parent_path().string());
     const auto mean = means_.find(it->first);
-    const size_t in_file = mean == means_.end() ? SIZE_MAX : elements(file.at(it->first).shape);
-    if (!grouped && mean == means_.end()) file.expect_shape(it->first, shape);
-    const json config = grouped ? read_json(fs::path(listing_).parent_path().string() + "/config.json") : json();
+    const size_t in_file = mean == means_.end() ? SIZE_MAX : elements(in_files);
+    if (!rows.empty()) expect_rows(name, shape, rows, it->first, in_files);
+    else if (mean == means_.end()) file.expect_shape(it->first, shape);
     std::vector<X> host;
     in_parts(count, [&](size_t done, size_t n) {
         host.resize(n);
-        if (grouped) {
+        if (!rows.empty()) {
             X *to = host.data();
-            for_group_rows(name, shape, file.at(it->first).shape, Fields(config, "config.json"), first + done, n,
-                           [&](size_t from, size_t run) {
-                               file.read_part(it->first, from, run, to);
-                               to += run;
-                           });
+            for_runs(rows, in_files.back(), first + done, n, [&](size_t from, size_t run) {
+                file.read_part(it->first, from, run, to);
+                to += run;
+            });
         } else {
             const size_t begin = first + done, stored = std::min(n, in_file - std::min(in_file, begin));
             if (stored) file.read_part(it->first, begin, stored, host.data());
@@ -184,11 +240,9 @@ template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
-// Buffers that transformers computes but old files store as tensors: rotary frequencies, and GPT-2's causal masks. Also MiMo's and Qwen3.5's heads for
-// further tokens, which are not read (config.cpp prints a note).
+// Buffers that transformers computes but old files store as tensors: rotary frequencies, and GPT-2's causal masks.
 static bool is_buffer(const std::string &name) {
-    return name.starts_with("model.mtp_layers.") || name.starts_with("mtp.") || name.ends_with("rotary_emb.inv_freq") ||
-           name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
 std::vector<std::string> HfWeights::paths() const {
@@ -216,29 +270,40 @@ static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
     return "the config.json that belongs to these weights, or a model that transformers has saved";
 }
 
-// Returns true if a tensor belongs to the vision tower of a multimodal model; only the text model is read.
-static bool is_vision(const std::string &name) {
-    return name.starts_with("model.visual.") || name.find("vision_tower.") != name.npos ||
-           name.find("multi_modal_projector.") != name.npos;
-}
-bool HfWeights::has_vision() const {
+// Returns the name of the part of a larger model that has this tensor, if that part is not read: MiMo's and Qwen's block for further tokens, or the vision
+// tower beside a text model; otherwise null.
+const char *HfWeights::other_part(const std::string &name) const {
+    if (name.starts_with("model.mtp_layers.") || name.starts_with("mtp.")) return "the block that predicts further tokens";
     const auto begins = [&](const char *prefix) {
         const auto it = where_.lower_bound(prefix);
         return it != where_.end() && it->first.starts_with(prefix);
     };
-    return (begins("language_model.") || begins("model.language_model.")) &&
-           std::ranges::any_of(where_, [](const auto &entry) { return is_vision(entry.first); });
+    const bool is_vision = name.starts_with("model.visual.") || name.find("vision_tower.") != name.npos ||
+                           name.find("multi_modal_projector.") != name.npos;
+    return is_vision && (begins("language_model.") || begins("model.language_model.")) ? "the vision tower" : nullptr;
+}
+std::set<std::string> HfWeights::left_out() const {
+    std::set<std::string> parts;
+    for (const auto &[name, file] : where_)
+        if (const char *part = other_part(name)) parts.insert(part);
+    return parts;
 }
 
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
-    std::set<std::string> names;  // names in the file
+    std::map<std::string, size_t> names;  // names in the file, and how many of ours each has
     for (const std::string &name : known)
-        if (const auto it = entry_of(name); it != where_.end()) names.insert(it->first);
-    for (const auto &[name, file] : where_)
-        if (!names.contains(name) && !is_buffer(name) && !(has_vision() && is_vision(name)))
+        if (const auto it = entry_of(name); it != where_.end()) names[it->first]++;
+    for (const auto &[name, file] : where_) {
+        const Shape &shape = file->at(name).shape;
+        const size_t experts = shape.empty() ? 0 : shape[0];
+        const size_t parts = name.ends_with(".experts.gate_up_proj") ? 2 * experts
+                             : name.ends_with(".experts.down_proj")  ? experts
+                                                                     : 0;
+        if ((!names.contains(name) && !is_buffer(name) && !other_part(name)) || (parts && names[name] != parts))
             die("%s: tensor \"%s\" %s is not part of the model that %sconfig.json describes\n  fix: %s", file->path().c_str(),
-                name.c_str(), shape_text(file->at(name).shape).c_str(), *kind_.prefix ? "adapter_" : "",
+                name.c_str(), shape_text(shape).c_str(), *kind_.prefix ? "adapter_" : "",
                 fix_for_unknown(name, *kind_.prefix).c_str());
+    }
 }
 
 bool HfWeights::same(const std::string &name, const HfWeights &other, const std::string &its_name) const {

@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,8 @@ class HfWeights {
     void read_as(const std::string &name, const std::string &other) { others_[name] = other; }
     // Lets a matrix of `from` rows appear to have `to` rows: each missing row is the mean of the rows in the files.
     void extend(const std::string &name, size_t from, size_t to);
-    bool has_vision() const;  // the files also hold a vision tower; expect_only() accepts it, and its caller prints a note
+    // Names parts of a larger model that are not read. expect_only() accepts them, and its caller prints notes.
+    std::set<std::string> left_out() const;
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is any other tensor, except buffers
     // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;
@@ -45,6 +47,7 @@ class HfWeights {
     void open_single(const std::string &path);
     void open_shards(const std::string &dir);
     FileOfTensor::const_iterator entry_of(const std::string &name) const;
+    const char *other_part(const std::string &name) const;
     bool is_causal_mask(const std::string &name) const;
 
     const WeightFiles kind_;

@@ -50,6 +50,7 @@ static const Family families[] = {
     {"qwen3_5_text", "Qwen3_5", 4, 256, 32768, 1e-6},
     {"qwen3_moe", "Qwen3Moe", 4, 0, 32768, 1e-6},
     {"qwen2_moe", "Qwen2Moe", 16, 0, 32768, 1e-6},
+    {"qwen3_5_moe_text", "Qwen3_5Moe", 2, 256, 32768, 1e-6, 10000, false, false, false},
     {"mixtral", "Mixtral", 8, 0, 131072, 1e-5, 1e6},
     {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
 };
@@ -57,8 +58,6 @@ static const Family families[] = {
 
 // Unsupported features of other families' models.
 static const std::pair<const char *, const char *> others[] = {
-    {"qwen3_5_moe", "experts beside linear attention"},
-    {"qwen3_next", "other orders of rows in the matrices of linear attention, and experts beside it"},
     {"gemma", "soft caps of its scores or logits, or another layer than gemma3_text"},
     {"cohere", "both halves of a layer in parallel, and norms that subtract the mean"},
     {"glm", "interleaved rotation of a part of each head, and norms after each half of a layer"},
@@ -115,8 +114,9 @@ static const Unsupported unsupported[] = {
 };
 
 static bool is_mixture(const std::string &family) {
-    return family == "qwen3_moe" || family == "qwen2_moe" || family == "mixtral";
+    return family == "qwen3_moe" || family == "qwen2_moe" || family == "mixtral" || family == "qwen3_5_moe_text";
 }
+static bool is_hybrid(const std::string &family) { return family == "qwen3_5_text" || family == "qwen3_5_moe_text"; }
 static constexpr const char *of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size",
                                               "shared_expert_intermediate_size"};
 
@@ -133,7 +133,7 @@ static void refuse_unsupported(const Fields &fields, const std::string &family) 
         if (const json *value = fields.find(name); value && !is_mixture(family) && *value != 0)
             fields.refuse(
                 name,
-                "asks for a mixture of experts, which is supported only in qwen2_moe, qwen3_moe and mixtral\n  fix: use a model of these families, or one without experts");
+                "asks for a mixture of experts, which is supported only in qwen2_moe, qwen3_moe, qwen3_5_moe and mixtral\n  fix: use a model of these families, or one without experts");
 }
 
 static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
@@ -181,7 +181,7 @@ static void read_longrope(RopeConfig &rope, const Fields &dict, size_t pairs) {
 // Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); files of version 5 have both in
 // rope_parameters. If both are given, rope_scaling wins, and so does original_max_position_embeddings of the top level, as in transformers.
 static RopeConfig read_rope(const Fields &fields, const Family &family, size_t max_positions, size_t D) {
-    const bool phi3 = family.name == std::string("phi3"), qwen35 = family.name == std::string("qwen3_5_text");
+    const bool phi3 = family.name == std::string("phi3"), qwen35 = is_hybrid(family.name);
     RopeConfig rope;
     rope.theta = fields.number("rope_theta", family.theta);
     const json *scaling = fields.find("rope_scaling"), nothing = json::object();
@@ -195,7 +195,7 @@ static RopeConfig read_rope(const Fields &fields, const Family &family, size_t m
     const Fields &partial = dict.has("partial_rotary_factor") ? dict : fields;
     rope.rotated = partial.number("partial_rotary_factor", qwen35 ? 0.25 : 1);
     if (rope.rotated != 1 && !phi3 && !qwen35)
-        partial.refuse("partial_rotary_factor", "is not 1, which is supported only in phi3 and qwen3_5_text");
+        partial.refuse("partial_rotary_factor", "is not 1, which is supported only in phi3 and qwen3_5");
     if (qwen35 && rope.channels(D) % 8 != 0)
         partial.refuse("partial_rotary_factor",
                        format("is %g, but must give a multiple of 8 of a head's %zu channels", rope.rotated, D));
@@ -364,16 +364,24 @@ size_t ModelConfig::growing_positions() const {
     return rope.type == "longrope" || rope.type == "dynamic" ? rope.original_max_position : SIZE_MAX;
 }
 
-// In mixtral every layer has experts of size intermediate_size, and the weights of the chosen experts are divided by their sum.
+// In mixtral and qwen3_5_moe every layer has experts, and the weights of the chosen experts are divided by their sum. Those of mixtral have the size
+// intermediate_size.
 static ExpertConfig read_experts(const Fields &fields, const std::string &family, size_t L) {
-    const bool mixtral = family == "mixtral", qwen2 = family == "qwen2_moe";
+    const bool mixtral = family == "mixtral", everywhere = mixtral || is_hybrid(family);
+    struct Sizes {
+        size_t number, chosen, F, shared_F = 0;
+    };
+    const Sizes defaults = mixtral                 ? Sizes{8, 2, 14336}
+                           : is_hybrid(family)     ? Sizes{256, 8, 512, 512}
+                           : family == "qwen2_moe" ? Sizes{60, 4, 1408, 5632}
+                                                   : Sizes{128, 8, 768};
     ExpertConfig e;
     const char *const number = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";  // names of two versions
-    e.number = fields.count(number, mixtral ? 8 : qwen2 ? 60 : 128);
-    e.chosen = fields.count("num_experts_per_tok", mixtral ? 2 : qwen2 ? 4 : 8);
-    e.F = fields.count(mixtral ? "intermediate_size" : "moe_intermediate_size", mixtral ? 14336 : qwen2 ? 1408 : 768);
-    e.shared_F = qwen2 ? fields.count("shared_expert_intermediate_size", 5632) : 0;
-    e.normed = mixtral || fields.boolean("norm_topk_prob", false);
+    e.number = fields.count(number, defaults.number);
+    e.chosen = fields.count("num_experts_per_tok", defaults.chosen);
+    e.F = fields.count(mixtral ? "intermediate_size" : "moe_intermediate_size", defaults.F);
+    e.shared_F = defaults.shared_F ? fields.count("shared_expert_intermediate_size", defaults.shared_F) : 0;
+    e.normed = everywhere || fields.boolean("norm_topk_prob", false);
     if (e.number > router_experts)
         fields.refuse(number,
                       format("is %zu, but must be at most %zu\n  fix: use a model with fewer experts", e.number, router_experts));
@@ -389,9 +397,9 @@ static ExpertConfig read_experts(const Fields &fields, const std::string &family
         fields.refuse(
             "use_sliding_window",
             "is true, but mixtures of experts with a sliding window are not supported\n  fix: set it to false if samples are no longer than the window");
-    const size_t step = mixtral ? 1 : fields.count("decoder_sparse_step", 1);
+    const size_t step = everywhere ? 1 : fields.count("decoder_sparse_step", 1);
     for (size_t l = 0; l < L; l++) e.layers.push_back((l + 1) % step == 0);
-    const json *dense = mixtral ? nullptr : fields.find("mlp_only_layers");
+    const json *dense = everywhere ? nullptr : fields.find("mlp_only_layers");
     if (dense && !dense->is_array()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers\n  fix: [0, 1], say");
     for (const json &l : dense ? *dense : json::array()) {
         if (!l.is_number_integer()) fields.refuse("mlp_only_layers", "must be a list of numbers of layers\n  fix: [0, 1], say");
@@ -414,7 +422,7 @@ static DeltaConfig read_delta(const Fields &fields, size_t L) {
         fields.refuse("linear_conv_kernel_dim", format("is %zu, but only %zu is supported", taps, conv_taps));
     for (const auto &[name, supported] : {std::pair("attn_output_gate", true), {"attention_bias", false}})
         if (fields.boolean(name, supported) != supported)
-            fields.refuse(name, format("is %s, which is not supported in qwen3_5_text", supported ? "false" : "true"));
+            fields.refuse(name, format("is %s, which is not supported in qwen3_5", supported ? "false" : "true"));
     const size_t interval = fields.count("full_attention_interval", 4);
     const json *types = fields.find("layer_types");
     if (types && (!types->is_array() || types->size() != L))
@@ -433,7 +441,7 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
                seed = c.family == "seed_oss";
     const bool olmo2 = c.family == "olmo2", smollm3 = c.family == "smollm3", granite = c.family == "granite",
                exaone4 = c.family == "exaone4", qwen3_moe = c.family == "qwen3_moe", qwen2_moe = c.family == "qwen2_moe",
-               qwen35 = c.family == "qwen3_5_text";
+               qwen35 = is_hybrid(c.family);
     const std::string act_name = c.gemma() ? "hidden_activation" : "hidden_act",
                       known_act = c.gemma() ? "gelu_pytorch_tanh" : "silu";
     const std::string act = fields.text(act_name, known_act);
@@ -443,7 +451,8 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
     c.C = fields.count("hidden_size");
     c.L = fields.count("num_hidden_layers");
     c.H = fields.count("num_attention_heads");
-    c.F = fields.count("intermediate_size");
+    if (is_mixture(c.family)) c.experts = read_experts(fields, c.family, c.L);
+    c.F = qwen35 && c.experts.number ? c.experts.F : fields.count("intermediate_size");  // no layer is dense
     c.KV = family.kv_heads == 0 || fields.source().contains("num_key_value_heads") ? fields.count("num_key_value_heads", c.H)
                                                                                    : family.kv_heads;
     c.D = fields.count("head_dim", family.head_dim ? family.head_dim : c.C / c.H);
@@ -481,7 +490,6 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
             fields.refuse("rope_local_base_freq", format("is %g, but must be greater than 1", c.local_rope->theta));
     }
     if (qwen35) c.delta = read_delta(fields, c.L), c.output_gate = true, c.norm_w0 = 1;
-    if (is_mixture(c.family)) c.experts = read_experts(fields, c.family, c.L);
     c.unrotated = read_unrotated_layers(fields, c.family, c.L);
     c.rope = read_rope(fields, family, c.max_positions, c.D);
 }
@@ -526,12 +534,27 @@ static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family
     if (!fields.source().contains("bos_token_id")) c.bos = end_of_text;
 }
 
+// Qwen3-Next is the mixture of Qwen3.5, except for the order of rows in two matrices (../io/hf.cpp), if all its layers have experts.
+static void as_qwen35(json &source, const std::string &where) {
+    const Fields fields(source, where);
+    for (const auto &[name, of_qwen35] :
+         {std::pair("norm_topk_prob", json(true)), {"decoder_sparse_step", 1}, {"mlp_only_layers", json::array()}})
+        if (const json *value = fields.find(name); value && *value != of_qwen35)
+            fields.refuse(
+                name, format("is %s, but in qwen3_next only %s is supported", value->dump().c_str(), of_qwen35.dump().c_str()));
+    for (const char *name : {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "intermediate_size"}) source.erase(name);
+    source.emplace("num_experts", 512);
+    source.emplace("num_experts_per_tok", 10);
+}
+
 // Families with their own name and code that equal another family. They are read, and saved, as that other family, which every reader knows.
 static json without_own_code(json source, const std::string &where, std::vector<std::string> &notes) {
     const std::string type =
         source.is_object() && source.contains("model_type") && source["model_type"].is_string() ? source["model_type"] : "";
-    const std::tuple<const char *, const char *, const char *> other_names[] = {
-        {"Yi", "llama", "Llama"}, {"internlm2", "llama", "Llama"}, {"mimo", "qwen2", "Qwen2"}};
+    const std::tuple<const char *, const char *, const char *> other_names[] = {{"Yi", "llama", "Llama"},
+                                                                                {"internlm2", "llama", "Llama"},
+                                                                                {"mimo", "qwen2", "Qwen2"},
+                                                                                {"qwen3_next", "qwen3_5_moe_text", "Qwen3_5Moe"}};
     for (const auto &[name, family, architecture] : other_names) {
         if (type != name) continue;
         source["model_type"] = family;
@@ -541,18 +564,18 @@ static json without_own_code(json source, const std::string &where, std::vector<
                     cls = architecture + text.substr(text.find("For"));
         if (source.contains("bias")) source["attention_bias"] = source["bias"], source.erase("bias");
         source.erase("auto_map");
+        if (type == "qwen3_next") as_qwen35(source, where);
         notes.push_back(format("%s: %s is read, and saved, as the %s model that it is", where.c_str(), name, family));
-        if (source.value("num_nextn_predict_layers", json(0)) != 0)
-            notes.push_back(
-                format("%s: num_nextn_predict_layers: the heads that predict further tokens are left out", where.c_str()));
         source.erase("num_nextn_predict_layers");
     }
     return source;
 }
 
 // Models of texts and images, and the text models in them, which are read and saved: the types and the beginnings of the names of their classes.
-static constexpr std::tuple<const char *, const char *, const char *> with_vision[] = {{"gemma3", "gemma3_text", "Gemma3"},
-                                                                                       {"qwen3_5", "qwen3_5_text", "Qwen3_5"}};
+static constexpr std::tuple<const char *, const char *, const char *> with_vision[] = {
+    {"gemma3", "gemma3_text", "Gemma3"},
+    {"qwen3_5", "qwen3_5_text", "Qwen3_5"},
+    {"qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5Moe"}};
 
 // Replaces a model of texts and images by its text model. Converts Gemma 3 to one form, with the defaults of transformers' class and with the rotation
 // in the fields of transformers 4, which every version reads.
@@ -621,8 +644,6 @@ ModelConfig parse_config(const json &as_found, const std::string &where, std::ve
     if (c.family == "exaone4" && std::ranges::count(c.window, size_t(0)) < ptrdiff_t(c.L))
         for (size_t l = 0; l < c.L; l++) c.unrotated[l] = c.window[l] == 0;
     read_token_ids(c, fields);
-    if (c.delta.Hk && fields.number("mtp_num_hidden_layers", 0) != 0)
-        notes.push_back(format("%s: mtp_num_hidden_layers: the heads that predict further tokens are left out", where.c_str()));
     return c;
 }
 

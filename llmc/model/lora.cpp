@@ -264,11 +264,11 @@ static std::string unknown_settings(const Fields &fields) {
     return names;
 }
 
-// PEFT names the experts of Qwen2-MoE by transformers' parameters, where gate and up are one matrix: their rank and alpha are the sums of both. The
+// PEFT names the experts beside a shared expert by transformers' parameters, where gate and up are one matrix: their rank and alpha are the sums of both. The
 // adapter's tensors belong to single experts in any case.
 static constexpr const char *experts_gate_up_name = "mlp.experts.gate_up_proj", *experts_down_name = "mlp.experts.down_proj";
 static bool is_named_parameter(const ModelConfig &c, Linear matrix) {
-    return c.family == "qwen2_moe" && std::ranges::count(adapted_modules(c), matrix, &LinearModule::matrix) > 0;
+    return c.experts.shared_F && std::ranges::count(adapted_modules(c), matrix, &LinearModule::matrix) > 0;
 }
 static json number(double x) { return x == std::floor(x) ? json(int64_t(x)) : json(x); }
 static json pattern_of(const ModelConfig &c, double each) {
@@ -393,7 +393,7 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
     if (lora.embedding) whole.push_back(config.gpt2() ? "wte" : "embed_tokens");
     if (lora.head) whole.push_back("lm_head");
     if (config.reward) whole.push_back("score");
-    // In mixtures other than Qwen2-MoE, PEFT takes a module's name in the feed-forward for the experts. It finds the same module of a dense layer by the
+    // In mixtures without a shared expert, PEFT takes a module's name in the feed-forward for the experts. It finds the same module of a dense layer by the
     // name of its weight.
     const auto modules = adapted_modules(config);
     json parameters;
@@ -401,7 +401,7 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
     if (is_named_parameter(config, Linear::experts_gate_up)) parameters.push_back(experts_gate_up_name);
     if (is_named_parameter(config, Linear::experts_down)) parameters.push_back(experts_down_name);
     for (const LinearModule &m : modules)
-        if (config.experts.number && config.family != "qwen2_moe" && !of_attention(m.matrix) && !of_experts(m.matrix))
+        if (config.experts.number && !config.experts.shared_F && !of_attention(m.matrix) && !of_experts(m.matrix))
             parameters.push_back(std::string(m.name) + ".weight"), std::erase(names, m.name);
     write_json(dir + adapter_config, {{"peft_type", "LORA"},
                                       {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},

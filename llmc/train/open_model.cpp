@@ -223,8 +223,8 @@ void expect_known_tensors(const Run &run, const ModelSpec &model, const Model &o
     for (const Tensor &t : c.freezes() ? opened.frozen_tensors() : opened.tensors()) names.push_back(t.name);
     if (c.tied || c.reward) names.push_back(head_name);  // the head is the embedding, or a reward model does not use it
     weights.expect_only(names);
-    if (weights.has_vision())
-        run.say("note: the vision tower in %s is left out, and the text model alone is trained and saved", model.dir.c_str());
+    for (const std::string &part : weights.left_out())
+        run.say("note: %s in %s is left out: it is neither trained nor saved", part.c_str(), model.dir.c_str());
     if (c.reward && weights.find(head_name))
         run.say("note: %s of %s is left out: a reward model has none", head_name, model.dir.c_str());
     if (c.gpt2()) return weights.expect_buffers({});

@@ -128,6 +128,10 @@ MODELS = {
     "qwen35_tied": ("qwen3_5_text", dict(SMALLER, head_dim=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
                                          linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=16, linear_value_head_dim=8,
                                          **rope(1e4, partial_rotary_factor=0.5)), {}),
+    "qwen35_moe": ("qwen3_5_moe_text", dict(SPARSE, head_dim=16, num_attention_heads=2, layer_types=["linear_attention", "full_attention"],
+                                            num_experts=6, num_experts_per_tok=2, shared_expert_intermediate_size=16,
+                                            linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+                                            **rope(1e4, partial_rotary_factor=0.5)), {}),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
                  dict(like_the_hubs=True)),
@@ -164,6 +168,10 @@ def signs(name, k, n):
     return np.where(random_words(name, k, n) & np.uint64(1), 1.0, -1.0)
 
 
+def is_hybrid(model_type):
+    return model_type in ("qwen3_5_text", "qwen3_5_moe_text")
+
+
 # ---- the model ------------------------------------------------------------------------------------------------------------------
 
 def write_model(name, folder, model_type, config, files):
@@ -173,7 +181,7 @@ def write_model(name, folder, model_type, config, files):
         for tensor, p in model.named_parameters():
             p.normal_(generator=torch.Generator().manual_seed(stream_of(f"{name}.{tensor}")))
             p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
-            adds_1 = model_type == "gemma3_text" or (model_type == "qwen3_5_text" and not tensor.endswith("linear_attn.norm.weight"))
+            adds_1 = model_type == "gemma3_text" or (is_hybrid(model_type) and not tensor.endswith("linear_attn.norm.weight"))
             if p.dim() == 1 and tensor.endswith("weight") and not adds_1:  # the other norms add 1 themselves
                 p.add_(1)
     for layer in model.model.layers if "tied_routers" in files else []:
@@ -437,7 +445,7 @@ def without_specials(config):
                 "other local theta": dict(rope_parameters=dict(full_attention=both[0], sliding_attention=both[1] | dict(rope_theta=1e2))),
                 "without window": dict(sliding_window=128), "window everywhere": dict(layer_types=["sliding_attention"] * config.num_hidden_layers),
                 "other attention scale": dict(query_pre_attn_scalar=2 * config.query_pre_attn_scalar)}
-    if config.model_type == "qwen3_5_text":
+    if is_hybrid(config.model_type):
         return {what: dict(rope_parameters=config.rope_parameters | change) for what, change in
                 {"other theta": dict(rope_theta=10 * config.rope_parameters["rope_theta"]), "whole heads rotated": dict(partial_rotary_factor=1.0)}.items()}
     changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}

@@ -271,6 +271,43 @@ def mimo(config, tensors):
     tensors["model.mtp_layers.0.input_layernorm.weight"] = np.ones(32)
 
 
+def heads_together(tensors, prefix, names, parts):
+    """Tensors of rows with the parts of each key head one after the other."""
+    heads = [tensors.pop(f"{prefix}.{name}.weight") for name in names]
+    return np.concatenate([part for head in zip(*(np.split(rows, parts) for rows in heads)) for part in head])
+
+
+def qwen3_next(config, tensors):
+    """For each key head the rows of its queries, its key, its values and their z; and those of b and a."""
+    config |= {"decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [], "intermediate_size": 8}
+    heads, keys = config["linear_num_key_heads"], config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    for prefix in [name.removesuffix(".A_log") for name in tensors if name.endswith(".A_log")]:
+        for part, rows in zip("qkv", np.split(tensors.pop(f"{prefix}.in_proj_qkv.weight"), [keys, 2 * keys])):
+            tensors[f"{prefix}.{part}.weight"] = rows
+        tensors[f"{prefix}.in_proj_qkvz.weight"] = heads_together(tensors, prefix, ["q", "k", "v", "in_proj_z"], heads)
+        tensors[f"{prefix}.in_proj_ba.weight"] = heads_together(tensors, prefix, ["in_proj_b", "in_proj_a"], heads)
+    tensors["mtp.fc.weight"] = np.ones(8)
+
+
+def experts_together(tensors):
+    """Tensors of all experts, in which gate and up are one matrix."""
+    for prefix in {name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name}:
+        experts = len([name for name in tensors if name.startswith(prefix) and name.endswith(".up_proj.weight")])
+        gate, up, down = ([tensors.pop(f"{prefix}.{e}.{part}_proj.weight") for e in range(experts)] for part in ("gate", "up", "down"))
+        tensors[f"{prefix}.gate_up_proj"] = np.stack([np.concatenate(rows) for rows in zip(gate, up)])
+        tensors[f"{prefix}.down_proj"] = np.stack(down)
+
+
+def qwen3_5_moe(config, tensors):
+    """As on the hub, beside a vision tower and a block for further tokens."""
+    experts_together(tensors)
+    rename(tensors, {"model": "model.language_model"})
+    tensors["model.visual.merger.norm.weight"] = tensors["mtp.norm.weight"] = np.ones(8)
+    text = {key: config.pop(key) for key in list(config) if key not in ("auto_map", "tie_word_embeddings")} | {"mtp_num_hidden_layers": 1}
+    config |= {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"depth": 1}, "text_config": text}
+    text["model_type"] = "qwen3_5_moe_text"
+
+
 def vision(prefix):
     def respell(config, tensors):
         rename(tensors, {"model": prefix})
@@ -286,6 +323,8 @@ def vision(prefix):
     ("internlm2", "llama31", internlm2, "llama", "Llama"),
     ("Yi", "llama31", lambda _, tensors: rename(tensors, {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}), "llama", "Llama"),
     ("mimo", "qwen2_window", mimo, "qwen2", "Qwen2"),
+    ("qwen3_next", "qwen35_moe", qwen3_next, "qwen3_5_moe_text", "Qwen3_5Moe"),
+    ("qwen3_5_moe", "qwen35_moe", qwen3_5_moe, "qwen3_5_moe_text", "Qwen3_5Moe"),
     *(("gemma3", "gemma3", vision(prefix), "gemma3_text", "Gemma3") for prefix in ("language_model.model", "model.language_model"))])  # old, transformers 5
 def test_a_model_in_another_spelling_trains_as_its_golden_model(model_type, golden, respell, family, architecture, tmp_path):
     golden, model = GOLDEN / golden, shutil.copytree(GOLDEN / golden, tmp_path / "model")
@@ -296,7 +335,8 @@ def test_a_model_in_another_spelling_trains_as_its_golden_model(model_type, gold
     write_tensors(model / "model.safetensors", tensors)
     options = {"data": golden / "golden.safetensors", "max_steps": 2, "max_len": 128, "train_batch_size": 3, "ranks": 2, "zero_stage": 3, "dtype": "f32"}
     said = [succeeds(command("sft", model=source, output_dir=tmp_path / name, **options)) for name, source in (("a", model), ("b", golden))]
-    assert ("note: the vision tower in " in said[0]) == (model_type == "gemma3")
+    assert ("note: the vision tower in " in said[0]) == (model_type in ("gemma3", "qwen3_5_moe"))
+    assert ("note: the block that predicts further tokens in " in said[0]) == (model_type in ("mimo", "qwen3_next", "qwen3_5_moe"))
     after = [read_tensors(tmp_path / name / "model.safetensors") for name in "ab"]
     assert set(after[0]) == set(after[1]) and all((after[0][key] == after[1][key]).all() for key in after[0])
     saved = json.loads((tmp_path / "a" / "config.json").read_text())

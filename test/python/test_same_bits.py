@@ -40,6 +40,8 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "linear attention": {"model": GOLDEN / "qwen35", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer", "row_tokens": 128},
     "adapters of linear attention": {"model": GOLDEN / "qwen35_tied", "dtype": "bf16", "lora_rank": 3, "load_in": "4bit", "ranks": 2, "zero_stage": 2},
     "dpo of linear attention": {"task": "dpo", **PAIRS, "model": GOLDEN / "qwen35", "ref_model": GOLDEN / "qwen35_tied", "ref_mode": "resident", "recompute": "none"},
+    "experts beside linear attention": {**EXPERTS, "model": GOLDEN / "qwen35_moe", "ranks": 4, "expert_parallel": 2, "ring_attn_size": 2, "zero_stage": 3,
+                                        "router_aux_loss_coef": 0.1},
     "divided experts": {**MIXTRAL, "ranks": 6, "expert_parallel": 3, "zero_stage": 3},
     "adapters of divided experts": {**MIXTRAL, "lora_rank": 2, "lora_targets": "q_proj,w1,w2,w3", "ranks": 6, "expert_parallel": 3,
                                     "ring_attn_size": 2, "zero_stage": 2, "recompute": "layer"},
