@@ -721,8 +721,25 @@ def book_ranks():
     return figure
 
 
+def book_delta():
+    """Draws the work of a token in documents of each length, and the error of a leaked state after each token."""
+    import delta as chapter
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    lengths = 2.0 ** np.arange(6, 17)
+    axes[0].loglog(lengths, chapter.work_of_attention(lengths), "s-", color="#e06000", label="attention")
+    axes[0].loglog(lengths, np.full(len(lengths), chapter.work(64)), "o-", color=VISIBLE, label="the delta rule, chunks of 64")
+    axes[0].set(xlabel="tokens of a document", title="multiply-adds of a token and head")
+    axes[0].legend()
+    for decay, colour in ((0, "#d02020"), (0.05, "#e06000"), (0.5, VISIBLE)):
+        before, tokens = chapter.document(chapter.TOKENS, decay), chapter.document(40, decay)
+        axes[1].semilogy(range(1, 41), chapter.leak(before, tokens), color=colour, label=f"mean g = {-decay:g}")
+    axes[1].set(xlabel="tokens since the document's first", title="error of an output with a leaked state", ylim=(1e-9, 3))
+    axes[1].legend()
+    return figure
+
+
 FIGURES = (attention_rows, attention_tile, ring, ring_backward, banks, attention_hopper, hopper_matmul, lifetimes, timeline, longest_sample, book_backward,
-           book_softmax, book_warp, book_grpo, book_adamw, book_matmul, book_ranks)
+           book_softmax, book_warp, book_grpo, book_adamw, book_matmul, book_ranks, book_delta)
 
 
 def main():
