@@ -54,6 +54,10 @@ MODELS = {  # shape, rows per step, T, program
     "qwen3-moe": (dict(model_type="qwen3_moe", hidden_size=768, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4, head_dim=64,
                        num_experts=32, num_experts_per_tok=4, moe_intermediate_size=384, intermediate_size=3072, norm_topk_prob=True, vocab_size=32000,
                        max_position_embeddings=32768, rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, "train_llama"),
+    "qwen3.5-0.8b, 4 layers": (dict(model_type="qwen3_5_text", hidden_size=1024, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, head_dim=256,
+                                    intermediate_size=3584, linear_num_key_heads=16, linear_num_value_heads=16, vocab_size=248320,
+                                    max_position_embeddings=262144, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                                    rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25)), 1, 2048, "train_llama"),
     "gpt2": (GPT2, 4, 1024, "train_gpt2"),
     "gpt2-short": (GPT2, 4, 64, "train_gpt2"),
 }
