@@ -122,6 +122,11 @@ TEST(CudaRanks, DividedTensorsEqualOneRank) {
         c.tp = tp;
         check_rank_result(c.name(), on_device<CudaF32>(c, untied), want);
     }
+    for (const RankModel model : {norm_after, adapted_fused}) {
+        RankCase one{1, 1, SpMode::ring, 6, 0, 1, few_documents}, two{2, 1, SpMode::ring, 1, 1, 1, few_documents};
+        two.tp = 2;
+        check_rank_result(two.name(), on_device<CudaF32>(two, model), on_device<CudaF32>(one, model));
+    }
 }
 
 TEST(CudaRanks, LinearAttentionEqualsOneRank) {
