@@ -37,6 +37,8 @@ struct Setting {
     int threads = 2;
     std::vector<int32_t> eos = {5};
     std::vector<std::string> stop = {};
+    Environment *environment = nullptr;
+    size_t appended = 0;
 };
 
 const Tokenizer &bytes() {  // one token a byte, and four special tokens
@@ -68,14 +70,16 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
                                       .vocabulary = 96,
                                       .eos = s.eos,
                                       .stop = {bytes(), s.stop},
-                                      .logps = true};
+                                      .logps = true,
+                                      .environment = s.environment};
     GenerationLimits room(prompts, settings, s.sequences);
     if (s.pages) room.pages = s.pages;
+    room.appended = s.appended;
     ModelLimits limits;
     limits.row_tokens = limits.positions = row_multiple;
     room.use(limits);
     Generating g(s.model, limits, s.threads, true);
-    EXPECT_EQ(g.config.V, settings.vocabulary);
+    EXPECT_GE(g.config.V, settings.vocabulary);
     const auto out = generate(g.model->generator(), room, prompts, settings);
     g.model->arena().check_guards();
     return out;
@@ -120,8 +124,8 @@ void expect_same_but_for_rounding(const std::vector<Completion> &got, const std:
     for (size_t i = 0; i < want.size(); i++) {
         const auto &a = got[i].tokens, &b = want[i].tokens;
         const size_t same = size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
-        for (size_t k = 0; k < same; k++)
-            EXPECT_NEAR(got[i].logp[k], want[i].logp[k], rounding) << "completion " << i << ", token " << k;
+        for (size_t k = 0; k < size_t(std::count(want[i].mask.begin(), want[i].mask.begin() + ptrdiff_t(same), 1)); k++)
+            EXPECT_NEAR(got[i].logp[k], want[i].logp[k], rounding) << "completion " << i << ", sampled token " << k;
         if (same == a.size() && same == b.size()) {
             EXPECT_EQ(got[i].ended, want[i].ended) << "completion " << i;
             continue;
@@ -279,4 +283,173 @@ TEST(StopStrings, AreFoundAtTheEndOfTheTokens) {
     EXPECT_EQ(stop.before("x\nab\n\n"), "x\n");
     EXPECT_EQ(stop.before("x"), "x");
     EXPECT_FALSE(StopStrings().end(ids("ab")));
+}
+
+// ---- episodes ---------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Observes a text that depends on the turn, and ends an episode after some turns. Replies come late and in another order, which `order` selects.
+class Scripted final : public Environment {
+  public:
+    Scripted(size_t order, size_t longest) : order_(order), longest_(longest) {}
+
+    void act(const Turn &turn) override {
+        Reply reply{turn.episode, {}, double(turn.episode) + 0.25 * double(turn.number), false};
+        uint32_t sum = uint32_t(turn.episode);
+        for (int32_t id : turn.tokens) sum = sum * 31 + uint32_t(id);
+        const size_t length = 1 + sum % longest_;
+        const bool goes_on = turn.ended && turn.number < 1 + turn.episode % 4;
+        reply.truncated = goes_on && length >= turn.room;
+        if (goes_on && !reply.truncated)
+            for (size_t t = 0; t < length; t++) reply.observation.push_back(int32_t((sum + 3 * t + t * t) % 96));
+        replies_.push_back(reply);
+    }
+    std::vector<Reply> replies(bool wait) override {
+        calls_++;
+        if (!wait && calls_ % (1 + order_) != 0) return {};
+        if (order_ % 2) std::ranges::reverse(replies_);
+        const size_t n = order_ == 0 ? replies_.size() : std::min<size_t>(replies_.size(), order_);
+        std::vector<Reply> out(replies_.begin(), replies_.begin() + ptrdiff_t(n));
+        replies_.erase(replies_.begin(), replies_.begin() + ptrdiff_t(n));
+        return out;
+    }
+
+  private:
+    const size_t order_, longest_;
+    size_t calls_ = 0;
+    std::vector<Reply> replies_;
+};
+
+// log softmax of the logits after the tokens before position t of a sequence, at its token.
+double whole_logp(const char *model, const std::vector<int32_t> &tokens, size_t t) {
+    const auto logits = logits_of(model, {tokens.begin(), tokens.begin() + ptrdiff_t(t)});
+    const double most = *std::max_element(logits.begin(), logits.end());
+    double sum = 0;
+    for (float l : logits) sum += std::exp(double(l) - most);
+    return double(logits[size_t(tokens[t])]) - most - std::log(sum);
+}
+
+}  // namespace
+
+// The log-probability of each sampled token is that of the whole sequence in one row, however many tokens are appended at a time, over the borders of pages,
+// and when episodes lose their pages.
+TEST(Episodes, HaveTheLogProbabilitiesOfTheWholePass) {
+    const auto prompts = some_prompts(8);
+    for (const char *model : {with_attention, with_states, "test/golden/mistral", "test/golden/qwen3_moe"})
+        for (const auto &[appended, pages] : {std::pair<size_t, size_t>{0, 0}, {1, 0}, {70, 0}, {256, 0}, {40, 4}}) {
+            if (model == with_states && appended > 0) continue;
+            SCOPED_TRACE(format("%s, %zu appended, %zu pages", model, appended, pages));
+            Scripted environment(1, 80);
+            const Setting s{.model = model,
+                            .pages = pages,
+                            .samples = 2,
+                            .max_new_tokens = 150,
+                            .eos = {5, 9, 14, 21, 30, 44},
+                            .environment = &environment,
+                            .appended = appended};
+            size_t observed = 0;
+            const auto out = run(prompts, s);
+            for (size_t i = 0; i < out.size(); i++) {
+                std::vector<int32_t> tokens = prompts[i / 2].tokens;
+                const size_t first = tokens.size();
+                tokens.insert(tokens.end(), out[i].tokens.begin(), out[i].tokens.end());
+                ASSERT_EQ(out[i].mask.size(), out[i].tokens.size());
+                ASSERT_EQ(out[i].logp.size(), size_t(std::ranges::count(out[i].mask, 1)));
+                for (size_t t = 0, sampled = 0; t < out[i].tokens.size(); t++)
+                    if (out[i].mask[t])
+                        EXPECT_NEAR(out[i].logp[sampled++], whole_logp(model, tokens, first + t),
+                                    model == with_states ? 1e-4 : 1e-5)
+                            << "episode " << i << ", token " << t;
+                    else observed++;
+            }
+            EXPECT_GT(observed, 300u);
+        }
+}
+
+TEST(Episodes, DoNotDependOnTheOrderOfReplies) {
+    const auto prompts = some_prompts(8);
+    for (const char *model : {with_attention, with_states}) {
+        const size_t appended = model == with_states ? 0 : 256;
+        std::vector<Completion> want;
+        for (const auto &[order, sequences, pages] :
+             {std::tuple<size_t, size_t, size_t>{0, 64, 0}, {1, 64, 0}, {2, 3, 0}, {3, 5, 0}, {3, 5, 4}}) {
+            SCOPED_TRACE(format("%s, order %zu, %zu sequences, %zu pages", model, order, sequences, pages));
+            Scripted environment(order, 40);
+            const Setting s{.model = model,
+                            .sequences = sequences,
+                            .pages = pages,
+                            .samples = 2,
+                            .max_new_tokens = 90,
+                            .eos = {5, 9, 14, 21},
+                            .environment = &environment,
+                            .appended = appended};
+            const auto got = run(prompts, s);
+            if (want.empty()) want = got;
+            expect_same_but_for_rounding(got, want, prompts, s);
+            for (size_t i = 0; i < got.size(); i++)
+                if (got[i].tokens == want[i].tokens) {
+                    EXPECT_EQ(got[i].mask, want[i].mask);
+                    EXPECT_EQ(got[i].reward, want[i].reward);
+                }
+        }
+    }
+}
+
+// One turn without observations is an answer without an environment.
+TEST(Episodes, OfOneTurnAreAnswers) {
+    class Silent final : public Environment {
+        std::vector<Reply> replies_;
+        void act(const Turn &turn) override { replies_.push_back({turn.episode, {}, 0.5, false}); }
+        std::vector<Reply> replies(bool) override { return std::exchange(replies_, {}); }
+    } silent;
+    const auto prompts = some_prompts(20);
+    for (const char *model : {with_attention, with_states})
+        for (const size_t sequences : {3, 64}) {
+            const auto want = run(prompts, {.model = model, .sequences = sequences, .samples = 2});
+            const auto got = run(prompts, {.model = model, .sequences = sequences, .samples = 2, .environment = &silent});
+            expect_same(got, want);
+            for (size_t i = 0; i < got.size(); i++) {
+                EXPECT_EQ(got[i].logp, want[i].logp);
+                EXPECT_EQ(got[i].mask, std::vector<uint8_t>(got[i].tokens.size(), 1));
+                EXPECT_EQ(got[i].reward, 0.5);
+            }
+        }
+}
+
+// Observations are no turns: their tokens neither end an episode nor complete a stop string, and the limit counts them.
+TEST(Episodes, OnlySampledTokensEndATurn) {
+    class Loud final : public Environment {
+      public:
+        size_t most_room = 0;
+        std::vector<size_t> turns, sampled;
+
+      private:
+        std::vector<Reply> replies_;
+        void act(const Turn &turn) override {
+            most_room = std::max(most_room, turn.room);
+            turns.resize(std::max(turns.size(), turn.episode + 1)), sampled.resize(turns.size());
+            EXPECT_EQ(turn.number, turns[turn.episode]++);
+            sampled[turn.episode] += turn.tokens.size();
+            const bool fits = turn.room > 7;
+            Reply reply{turn.episode, {}, 1, turn.ended && !fits};
+            if (turn.ended && fits) reply.observation = {5, 9, 14, 21, 5, 113 % 96, 5};
+            replies_.push_back(reply);
+        }
+        std::vector<Reply> replies(bool) override { return std::exchange(replies_, {}); }
+    } loud;
+    const auto prompts = some_prompts(10);
+    const Setting s{.max_new_tokens = 60, .eos = {5, 9, 14, 21}, .environment = &loud, .appended = 3};
+    const auto out = run(prompts, s);
+    EXPECT_LT(loud.most_room, 60u);
+    size_t episodes = 0;
+    for (size_t i = 0; i < out.size(); i++) {
+        EXPECT_LE(out[i].tokens.size(), 60u);
+        EXPECT_FALSE(out[i].ended);  // only the limit ends them
+        EXPECT_EQ(out[i].reward, double(loud.turns[i]));
+        EXPECT_EQ(size_t(std::ranges::count(out[i].mask, 0)), 7 * (loud.turns[i] - 1));
+        EXPECT_EQ(size_t(std::ranges::count(out[i].mask, 1)), loud.sampled[i]);
+        episodes += loud.turns[i] > 2;
+    }
+    EXPECT_GT(episodes, 3u);
 }

@@ -622,7 +622,7 @@ template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheSte
     generation_->load(r, step, row, memory());
     forward(pass);
     begin_op(pass.phase, HEAD);
-    generation_->find_logits(gather_tokens(acts.input, acts.normf), head_w(pass), row, step);
+    generation_->find_logits(gather_tokens(acts.input, acts.normf), head_w(pass), row);
 }
 
 template <class Dev> std::vector<float> Decoder<Dev>::logits() { return generation_->logits(memory(), mesh_->tensor.get()); }

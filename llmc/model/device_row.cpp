@@ -7,7 +7,7 @@
 
 void DeviceRow::plan(Plan &plan, size_t T_max) {
     const bool trains = limits_.mode == Mode::train;
-    const size_t positions = std::max(T_max * limits_.ranks.sp, limits_.sequences);
+    const size_t positions = std::max(T_max * limits_.ranks.sp, limits_.sequences + limits_.appended);
     plan.add(&tokens, "row.tokens", {T_max});
     plan.add(&doc_pos, "row.doc_pos", {T_max});
     plan.add(&first_key, "row.first_key", {positions});

@@ -30,7 +30,7 @@ template <class Dev> class GenerationArrays {
     void store(size_t l, const AttentionInputs<X> &in) {
         cache_store(dev, cache_[l], in.k, in.v, slots_, in.shape.T, config.KV, config.D);
     }
-    // Attention of the newest tokens, which see the cache.
+    // Attention of the newest tokens, which see the cache, and of their own sequence what is before them in the row: store() has put it there.
     void attention(size_t l, X *out, const AttentionInputs<X> &in) {
         attention_decode(dev, out, scratch_, in.q, PagedKeys<X>{cache_[l], table_, in.first_key, length_, limits.sequence_pages},
                          in.shape);
@@ -38,7 +38,7 @@ template <class Dev> class GenerationArrays {
     // What layer l knows of earlier tokens by linear attention.
     DeltaCache<X> delta(size_t l) const { return {delta_[l].states, delta_[l].columns, state_slots_}; }
     // normf (T, C): the normed output of the last layer
-    void find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step);
+    void find_logits(const X *normf, const X *head_w, const DeviceRow &row);
     // tensor: the ranks that divide the vocabulary, or null. Each draws the tokens of its share of the sequences, from whole rows of logits.
     std::vector<float> logits(Memory &memory, Comm *tensor);
     DrawnTokens draw(const DrawRequest &request, Memory &memory, Comm *tensor, Payload &sent);
@@ -47,6 +47,7 @@ template <class Dev> class GenerationArrays {
 
   private:
     size_t whole_V() const { return config.part.ranks > 1 ? config.part.vocabulary.whole : config.V; }
+    bool has_earlier(size_t T) const { return T > sequences_; }  // tokens before the newest of a sequence
     Share share() const;
     void exchange(Comm &tensor, Payload &sent);
 
@@ -63,8 +64,8 @@ template <class Dev> class GenerationArrays {
     float *whole_;                                       // (the rank's share of sequences, logits_ld)  with a divided vocabulary
     float *scratch_;                                     // attention_decode_scratch
     int32_t *slots_;                                     // (T) CacheStep
-    int32_t *table_;                                     // (sequences, sequence_pages)
-    int32_t *length_;                                    // (sequences)
+    int32_t *table_;                                     // (newest tokens, sequence_pages)
+    int32_t *length_;                                    // (newest tokens)
     int32_t *first_draw_, *first_occurred_, *occurred_;  // (sequences + 1), (sequences + 1), (limits.occurred)   DrawRequest
     uint64_t *random_;                                   // (draws)
     int32_t *drawn_;                                     // (draws)
@@ -73,7 +74,7 @@ template <class Dev> class GenerationArrays {
 
 template <class Dev> void GenerationArrays<Dev>::plan(Plan &plan, size_t T) {
     if (limits.cache_pages == 0) return;
-    const size_t n = limits.sequences, pages = limits.sequence_pages, C = config.C;
+    const size_t n = limits.sequences, pages = limits.sequence_pages, C = config.C, newest = n + limits.appended;
     cache_.resize(config.L), delta_.resize(config.L);
     for (size_t l = 0; l < config.L; l++) {
         const DeltaConfig &d = config.delta;
@@ -86,9 +87,9 @@ template <class Dev> void GenerationArrays<Dev>::plan(Plan &plan, size_t T) {
     }
     if (config.delta.Hk) plan.add(&state_slots_, "row.states", {T});
     plan.add(&slots_, "row.slots", {T});
-    plan.add(&table_, "row.table", {n, pages});
-    plan.add(&length_, "row.length", {n});
-    plan.transient(&scratch_, "decode scratch", {attention_decode_scratch(dev, n, pages, config.H, config.D)});
+    plan.add(&table_, "row.table", {newest, pages});
+    plan.add(&length_, "row.length", {newest});
+    plan.transient(&scratch_, "decode scratch", {attention_decode_scratch(dev, newest, pages, config.H, config.D)});
     plan.transient(&last_, "last rows", {n, C});
     plan.transient(&logits_, "logits", {n, logits_ld(dev, config.V)});
     if (config.part.ranks > 1)
@@ -106,28 +107,30 @@ template <class Dev> void GenerationArrays<Dev>::load(const Row &r, const CacheS
     sequences_ = r.doc_offsets.size() - 1;
     write(memory, slots_, step.slots);
     if (state_slots_) write(memory, state_slots_, step.states);
-    if (step.prompts) {
-        row.split = split_row(config, {}, sizeof(X), r);
-        row.load_first_keys(r, memory);
+    if (has_earlier(r.T)) {
         std::vector<int32_t> ends(sequences_);
         for (size_t i = 0; i < sequences_; i++) ends[i] = int32_t(r.doc_offsets[i + 1]) - 1;
         write(memory, row.predictors, ends);
+    }
+    if (step.prompts) {
+        row.split = split_row(config, {}, sizeof(X), r);
+        row.load_first_keys(r, memory);
         return;
     }
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    std::vector<int32_t> first_key(sequences_);
+    std::vector<int32_t> first_key(r.T);
     write(memory, row.first_key, first_key);
-    for (size_t i = 0; i < sequences_; i++) first_key[i] = std::max(0, step.length[i] - window);
+    for (size_t t = 0; t < r.T; t++) first_key[t] = std::max(0, step.length[t] - window);
     write(memory, row.first_key_window, first_key);
     write(memory, table_, step.table);
     write(memory, length_, step.length);
 }
 
-template <class Dev>
-void GenerationArrays<Dev>::find_logits(const X *normf, const X *head_w, const DeviceRow &row, const CacheStep &step) {
+template <class Dev> void GenerationArrays<Dev>::find_logits(const X *normf, const X *head_w, const DeviceRow &row) {
     const size_t C = config.C, V = config.V;
-    if (step.prompts) embedding_forward(dev, last_, normf, row.predictors, sequences_, C, row.T);
-    matmul_forward(dev, logits_, step.prompts ? last_ : normf, head_w, (const X *)nullptr, sequences_, C, V, logits_ld(dev, V));
+    const bool gathers = has_earlier(row.T);
+    if (gathers) embedding_forward(dev, last_, normf, row.predictors, sequences_, C, row.T);
+    matmul_forward(dev, logits_, gathers ? last_ : normf, head_w, (const X *)nullptr, sequences_, C, V, logits_ld(dev, V));
 }
 
 // The sequences for which this rank draws.

@@ -84,6 +84,7 @@ struct ModelLimits {
     float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
     size_t sequences = 0;       // most documents in a row of next_logits()
+    size_t appended = 0;        // most tokens that see the cache in such a row, besides the newest of each document
     size_t sequence_pages = 0;  // most pages of a sequence
     size_t draws = 0;           // most tokens in a call of draw()
     size_t occurred = 0;        // most tokens of all documents together, with a repetition penalty
@@ -97,11 +98,12 @@ inline size_t state_slots(size_t sequences) { return sequences + 1; }
 // Describes the documents of a row of next_logits(), the pages of the cache (attention_decode.h) that hold their keys and values, and the slots that hold
 // their states (delta_decode.h). The caller assigns pages and slots to sequences.
 struct CacheStep {
-    // True: whole sequences from their beginning, which only see themselves. False: the newest token of each sequence, which sees the cache.
+    // True: whole sequences from their beginning, which only see themselves. False: the newest tokens of each sequence, which see the cache; with linear
+    // attention one of each.
     bool prompts;
     std::vector<int32_t> slots;        // (T) the row of the cache for each token's key and value; -1 for padding
-    std::vector<int32_t> table;        // (documents, sequence_pages) the pages of each sequence; only for newest tokens
-    std::vector<int32_t> length;       // (documents) the tokens of each sequence, including the new one; only for newest tokens
+    std::vector<int32_t> table;        // (T, sequence_pages) the pages of each token's sequence; only for newest tokens
+    std::vector<int32_t> length;       // (T) the tokens of the sequence up to this one; only for newest tokens
     std::vector<int32_t> states = {};  // (T) the slot of the sequence whose newest token this is; -1 for other tokens
 };
 

@@ -44,11 +44,21 @@ struct Held {
     std::vector<int32_t> state = {};  // one slot
 };
 
+// What is known of an answer besides its tokens.
+struct Answer {
+    std::vector<double> logp = {};  // of the sampled tokens
+    std::vector<uint8_t> mask = {};
+    size_t turns = 0, turn_begin = 0;  // turns before this one; the answer's tokens before it
+    bool ended = false, stopped = false;
+    double reward = no_reward;
+};
+
 struct Sequence {
     size_t prompt, sample;
-    std::vector<int32_t> tokens;  // the prompt's tokens, then generated ones
+    std::vector<int32_t> tokens;  // the prompt's tokens, then the answer's
+    size_t cached;                // of them are in the cache; the others are computed next
     Held held;
-    std::vector<double> logp;  // of the generated tokens
+    Answer answer;
 };
 
 struct Drawn {
@@ -60,9 +70,9 @@ struct Drawn {
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
-    std::vector<double> logp = {};  // of the generated tokens
-    Held held = {};                 // of its tokens, once they have been computed
-    std::deque<Drawn> drawn = {};   // then also the next token of samples `next`, ..., samples - 1
+    Answer answer = {};
+    Held held = {};                // of its tokens, once they have been computed
+    std::deque<Drawn> drawn = {};  // then also the next token of samples `next`, ..., samples - 1
 };
 
 class Engine {
@@ -81,10 +91,12 @@ class Engine {
 
     std::vector<Completion> run(const std::function<void(size_t, size_t)> &progress) {
         const Activity activity("after this token");
-        while ((!waiting_.empty() || !running_.empty()) && !generator_.stops(asked_to_stop())) {
+        const auto wants_to_stop = [&] { return asked_to_stop() || (settings_.environment && settings_.environment->failed()); };
+        while (!(waiting_.empty() && running_.empty() && asking_.empty()) && !generator_.stops(wants_to_stop())) {
             compute_prompts();
             begin_sequences();
             decode();
+            hear();
             if (progress) progress(finished_, tokens_);
         }
         return std::move(completions_);
@@ -92,14 +104,16 @@ class Engine {
 
   private:
     static size_t pages_for(size_t tokens) { return ceil_div(tokens, cache_page); }
-    size_t capacity() const { return limits_.sequences - running_.size(); }
+    size_t capacity() const { return limits_.sequences - running_.size() - asking_.size(); }
     void release(Held &held) { pages_.release(held.pages), states_.release(held.state); }
 
     // Computes prompts from the head of the queue, as far as they fit into a row and there are free pages and slots.
     void compute_prompts() {
         if (waiting_.empty()) return;
-        if (running_.empty() && waiting_.front().drawn.empty())  // the first in the queue may use all pages
+        if (running_.empty() && waiting_.front().drawn.empty()) {  // the first in the queue may use all pages
             for (Waiting &w : waiting_) release(w.held), w.drawn.clear();
+            while (capacity() > 0 && pages_.free() < pages_for(waiting_.front().tokens.size())) release_one();
+        }
         std::vector<Waiting *> row;
         std::vector<std::vector<int32_t>> documents;
         size_t tokens = 0, samples = 0;
@@ -143,7 +157,7 @@ class Engine {
     void begin_sequences() {
         while (!waiting_.empty() && !waiting_.front().drawn.empty() && capacity() > 0) {
             Waiting &w = waiting_.front();
-            Sequence s{w.prompt, w.next, w.tokens, {}, w.logp};
+            Sequence s{w.prompt, w.next, w.tokens, w.tokens.size(), {}, w.answer};
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
             const bool has_room = pages_.free() >= partial && states_.free() > 0;
             const Drawn drawn = w.drawn.front();
@@ -194,74 +208,121 @@ class Engine {
         return out;
     }
 
-    // Appends a token. Returns true if it ends the sequence, whose pages and slot are then free.
+    size_t number_of(const Sequence &s) const { return s.prompt * settings_.samples + s.sample; }
+    std::span<const int32_t> answer_of(const Sequence &s) const {
+        return std::span(s.tokens).subspan(prompts_[s.prompt].tokens.size());
+    }
+
+    // Appends a sampled token. Returns true if the sequence does not go on now: its turn has ended.
     bool add(Sequence &s, Drawn drawn) {
         const int32_t token = drawn.token;
-        s.tokens.push_back(token);
-        if (settings_.logps) s.logp.push_back(drawn.logp);
+        s.tokens.push_back(token), s.answer.mask.push_back(1);
+        if (settings_.logps) s.answer.logp.push_back(drawn.logp);
         tokens_++;
-        const auto first = s.tokens.begin() + ptrdiff_t(prompts_[s.prompt].tokens.size());
-        const bool ended = token == no_token || std::ranges::find(settings_.eos, token) != settings_.eos.end();
-        const bool stopped = !ended && settings_.stop.end({first, s.tokens.end()});
-        if (!ended && !stopped && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
-        completions_[s.prompt * settings_.samples + s.sample] = {
-            {first, s.tokens.end()}, ended || stopped, stopped, std::move(s.logp)};
-        release(s.held);
-        finished_++;
+        const auto answer = answer_of(s);
+        const auto turn = answer.subspan(s.answer.turn_begin);
+        const bool is_end = token == no_token || std::ranges::find(settings_.eos, token) != settings_.eos.end();
+        s.answer.stopped = !is_end && settings_.stop.end(turn);
+        s.answer.ended = is_end || s.answer.stopped;
+        if (!s.answer.ended && answer.size() < settings_.max_new_tokens) return false;
+        if (!settings_.environment || token == no_token) return end(s), true;
+        settings_.environment->act(
+            {number_of(s), s.answer.turns, turn, s.answer.ended, s.answer.stopped, settings_.max_new_tokens - answer.size()});
+        asking_.push_back(std::move(s));
         return true;
     }
 
-    // Moves the sequence that was admitted last back to the queue, with all its tokens.
-    void preempt() {
-        Sequence &s = running_.back();
+    // Ends a sequence. Its pages and its slot are then free.
+    void end(Sequence &s) {
+        const auto answer = answer_of(s);
+        Answer &a = s.answer;
+        completions_[number_of(s)] = {
+            {answer.begin(), answer.end()}, a.ended, a.stopped, std::move(a.logp), std::move(a.mask), a.reward};
         release(s.held);
-        waiting_.push_front({s.prompt, s.sample, s.sample + 1, std::move(s.tokens), std::move(s.logp)});
+        finished_++;
+    }
+
+    // Continues or ends the episodes whose environments have replied.
+    void hear() {
+        if (asking_.empty()) return;
+        const bool is_idle = running_.empty() && (waiting_.empty() || capacity() == 0);
+        for (const Reply &reply : settings_.environment->replies(is_idle)) {
+            const auto at = std::ranges::find(asking_, reply.episode, [&](const Sequence &s) { return number_of(s); });
+            Sequence s = std::move(*at);
+            asking_.erase(at);
+            Answer &a = s.answer;
+            if (has_reward(reply.reward)) a.reward = (has_reward(a.reward) ? a.reward : 0) + reply.reward;
+            if (reply.observation.empty()) {
+                a.ended = a.ended && !reply.truncated;
+                end(s);
+                continue;
+            }
+            s.tokens.insert(s.tokens.end(), reply.observation.begin(), reply.observation.end());
+            a.mask.resize(a.mask.size() + reply.observation.size(), 0);
+            a.turn_begin = answer_of(s).size(), a.turns++;
+            if (s.held.pages.empty()) queue(s);
+            else running_.push_back(std::move(s));
+        }
+    }
+
+    // Puts a sequence without pages at the head of the queue, with all its tokens.
+    void queue(Sequence &s) { waiting_.push_front({s.prompt, s.sample, s.sample + 1, std::move(s.tokens), std::move(s.answer)}); }
+
+    // Makes sure that each running sequence has pages for its tokens.
+    void take_pages() {
+        for (size_t i = 0; i < running_.size(); i++)
+            while (i < running_.size() && running_[i].held.pages.size() < pages_for(running_[i].tokens.size()))
+                if (pages_.free() > 0) running_[i].held.pages.push_back(pages_.take());
+                else release_one();
+    }
+
+    // Frees the pages of a prompt in the queue, of an episode that waits for its environment, or of the sequence that was admitted last.
+    void release_one() {
+        for (Waiting &w : waiting_)
+            if (!w.held.pages.empty()) return release(w.held), w.drawn.clear();
+        for (Sequence &s : asking_)
+            if (!s.held.pages.empty()) return release(s.held);
+        release(running_.back().held);
+        queue(running_.back());
         running_.pop_back();
     }
 
-    // Makes sure that each running sequence has a page for its newest token.
-    void take_pages() {
-        for (size_t i = 0; i < running_.size(); i++) {
-            if (running_[i].held.pages.size() >= pages_for(running_[i].tokens.size())) continue;
-            while (pages_.free() == 0 && i < running_.size()) release_waiting_or_preempt();
-            if (i < running_.size()) running_[i].held.pages.push_back(pages_.take());
-        }
-    }
-    void release_waiting_or_preempt() {
-        for (Waiting &w : waiting_)
-            if (!w.held.pages.empty()) return release(w.held), w.drawn.clear();
-        preempt();
-    }
-
-    // Computes the next token of each running sequence.
+    // Computes the newest tokens of each running sequence, and draws the next one where none is left to compute.
     void decode() {
         take_pages();
         if (running_.empty()) return;
         const size_t B = running_.size(), width = limits_.sequence_pages;
         Row row{};
-        row.T = B;
-        CacheStep step{false, {}, std::vector<int32_t>(B * width), {}};
-        for (size_t b = 0; b < B; b++) {
-            const Sequence &s = running_[b];
-            const size_t position = s.tokens.size() - 1;
-            row.tokens.push_back(s.tokens.back());
-            row.doc_pos.push_back(int32_t(position));
-            row.doc_offsets.push_back(b);
-            step.slots.push_back(slot(s.held.pages, position));
-            step.states.push_back(s.held.state[0]);
-            std::copy(s.held.pages.begin(), s.held.pages.end(), step.table.begin() + ptrdiff_t(b * width));
-            step.length.push_back(int32_t(position + 1));
-        }
-        row.doc_offsets.push_back(B);
-        generator_.next_logits(row, step);
+        CacheStep step{false, {}, {}, {}};
         DrawRequest request = no_draws();
-        for (const Sequence &s : running_) add_draw(request, s.prompt, s.sample, s.tokens.size()), end_row(request, s.tokens);
-        const std::vector<Drawn> drawn = draw(request);
+        size_t further = limits_.appended;
+        for (size_t b = 0; b < B; b++) {
+            Sequence &s = running_[b];
+            const size_t end = std::min(s.tokens.size(), s.cached + 1 + further);
+            further -= end - s.cached - 1;
+            row.doc_offsets.push_back(row.T);
+            for (; s.cached < end; s.cached++, row.T++) {
+                row.tokens.push_back(s.tokens[s.cached]);
+                row.doc_pos.push_back(int32_t(s.cached));
+                step.slots.push_back(slot(s.held.pages, s.cached));
+                step.states.push_back(s.held.state[0]);
+                step.table.resize((row.T + 1) * width);
+                std::ranges::copy(s.held.pages, step.table.begin() + ptrdiff_t(row.T * width));
+                step.length.push_back(int32_t(s.cached + 1));
+            }
+            if (is_computed(s)) add_draw(request, s.prompt, s.sample, s.tokens.size());
+            end_row(request, s.tokens);
+        }
+        row.doc_offsets.push_back(row.T);
+        generator_.next_logits(row, step);
+        const std::vector<Drawn> drawn = request.random.empty() ? std::vector<Drawn>() : draw(request);
         std::vector<Sequence> still;
-        for (size_t b = 0; b < B; b++)
-            if (!add(running_[b], drawn[b])) still.push_back(std::move(running_[b]));
+        auto next = drawn.begin();
+        for (Sequence &s : running_)
+            if (!is_computed(s) || !add(s, *next++)) still.push_back(std::move(s));
         running_ = std::move(still);
     }
+    static bool is_computed(const Sequence &s) { return s.cached == s.tokens.size(); }
 
     Generator &generator_;
     const GenerationLimits &limits_;
@@ -270,6 +331,7 @@ class Engine {
     Pages pages_, states_;
     std::deque<Waiting> waiting_;
     std::vector<Sequence> running_;  // in the order of admission
+    std::vector<Sequence> asking_;   // episodes that wait for their environments, with their pages as long as there are others
     std::vector<Completion> completions_;
     size_t finished_ = 0, tokens_ = 0;
 };
@@ -295,8 +357,8 @@ size_t GenerationLimits::row_tokens() const {
 
 void GenerationLimits::use(ModelLimits &limits, size_t sp) const {
     limits.cache_pages = pages, limits.sequences = sequences, limits.sequence_pages = sequence_pages;
-    limits.draws = draws, limits.occurred = occurred;
-    limits.row_tokens = std::max(limits.row_tokens, sp * std::max(row_tokens(), round_up(sequences, row_multiple)));
+    limits.draws = draws, limits.occurred = occurred, limits.appended = appended;
+    limits.row_tokens = std::max(limits.row_tokens, sp * std::max(row_tokens(), round_up(sequences + appended, row_multiple)));
     limits.positions = std::max(limits.positions, sequence_pages * cache_page);
 }
 
@@ -344,6 +406,7 @@ std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const
     for (const Completion &c : size_t(comm.rank) % tp ? std::span<const Completion>() : own) {
         const int32_t head[] = {int32_t(c.tokens.size()), c.ended, c.stopped, int32_t(c.logp.size())};
         append(bytes, head, 4), append(bytes, c.tokens.data(), c.tokens.size()), append(bytes, c.logp.data(), c.logp.size());
+        append(bytes, c.mask.data(), c.mask.size()), append(bytes, &c.reward, 1);
     }
     const auto all = comm.gather(bytes);
     std::vector<const char *> at;
@@ -353,7 +416,9 @@ std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const
         const char *&next = at[i / samples % (all.size() / tp) * tp];
         const auto head = take<int32_t>(next, 4);
         const auto tokens = take<int32_t>(next, size_t(head[0]));
-        out.push_back({tokens, head[1] != 0, head[2] != 0, take<double>(next, size_t(head[3]))});
+        const auto logp = take<double>(next, size_t(head[3]));
+        const auto mask = take<uint8_t>(next, tokens.size());
+        out.push_back({tokens, head[1] != 0, head[2] != 0, logp, mask, take<double>(next, 1)[0]});
     }
     agree(comm, [&] {
         for (size_t i = 0; i < out.size(); i++)

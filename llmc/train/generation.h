@@ -6,6 +6,9 @@
 // A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial page and of the state. If the cache is full, the
 // sequence that was admitted last frees its pages, and is recomputed from its tokens later (preemption).
 //
+// An answer is one turn, or an episode of several: at the end of a turn its environment is asked (environment.h), and what it observes is appended, in passes
+// that compute several tokens of a sequence at once. Meanwhile the sequence keeps its pages, and other sequences go on.
+//
 // Random numbers are keyed by (seed, prompt, sample, position). So, apart from the rounding of products of other sizes, an answer does not depend on
 // other prompts, on the number of sequences that run together, or on the cache.
 #pragma once
@@ -16,6 +19,8 @@
 #include <vector>
 
 #include "../model/model.h"
+#include "environment.h"
+#include "rollouts.h"
 #include "stop.h"
 
 struct Prompt {
@@ -28,7 +33,9 @@ struct Completion {
     bool ended = false;           // true: an end-of-sequence token or a stop string; false: max_new_tokens was reached
     bool stopped = false;         // true: a stop string
     std::vector<double> logp =
-        {};  // with GenerationSettings::logps: log p of each token among all tokens at the temperature, in nats
+        {};  // with GenerationSettings::logps: log p of each sampled token among all tokens at the temperature, in nats
+    std::vector<uint8_t> mask = {};  // (tokens) 1: sampled; 0: observed
+    double reward = no_reward;       // the sum of the environment's
 
     std::span<const int32_t> answer() const {  // without the end-of-sequence token
         return std::span(tokens).first(tokens.size() - (ended && !stopped));
@@ -36,14 +43,15 @@ struct Completion {
 };
 
 struct GenerationSettings {
-    size_t max_new_tokens;
+    size_t max_new_tokens;  // of an answer; in an episode sampled and observed ones
     Sampling sampling;
     uint64_t seed;
-    size_t samples = 1;        // per prompt
-    size_t vocabulary;         // ids that may be sampled: some models have more rows than tokens
-    std::vector<int32_t> eos;  // tokens that end a sequence
-    StopStrings stop = {};     // texts that end a sequence
-    bool logps = false;        // true: keep log-probabilities
+    size_t samples = 1;                  // per prompt
+    size_t vocabulary;                   // ids that may be sampled: some models have more rows than tokens
+    std::vector<int32_t> eos;            // tokens that end a sequence
+    StopStrings stop = {};               // texts that end a sequence
+    bool logps = false;                  // true: keep log-probabilities
+    Environment *environment = nullptr;  // answers are episodes; the first of this environment is sample 0 of prompt 0
 };
 
 // The sizes of a model for generation. `pages` is initially the maximum need of all concurrent sequences, and may be reduced down to
@@ -51,11 +59,14 @@ struct GenerationSettings {
 struct GenerationLimits {
     size_t sequences, sequence_pages, pages;        // concurrent sequences; pages of the longest sequence; pages of the cache
     size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, of all prompts
-    size_t draws, occurred;                         // see ModelLimits
+    size_t draws, occurred, appended = 0;           // see ModelLimits
 
     GenerationLimits() = default;
     GenerationLimits(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t most_sequences);
     size_t row_tokens() const;  // tokens of the longest row: prompts, or a recomputed sequence
+    // Answers are episodes: observations are appended many tokens at a time, or with linear attention, whose recurrence takes one token of a
+    // sequence, one by one.
+    void use_environment(const ModelConfig &config) { appended = config.delta.Hk ? 0 : 256; }
     // sp: the ranks that share a row in training. One rank computes a row of generation alone, in arrays for its part of theirs.
     void use(ModelLimits &limits, size_t sp = 1) const;
 };

@@ -65,7 +65,7 @@ ModelLimits co_resident_limits(ModelLimits limits, const ModelConfig &config, Mo
     limits.mode = mode, limits.teacher = {}, limits.head_chunk = least_head_chunk;
     limits.fp8 &= obstacle_to_fp8(config).empty();
     if (mode == Mode::generate) limits.ranks = limits.ranks.of_generation(), limits.share_prompts = false;
-    limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
+    limits.cache_pages = limits.sequences = limits.sequence_pages = limits.appended = 0;
     return limits;
 }
 
