@@ -95,10 +95,15 @@ def of_function(function):
     return reward
 
 
-def of_file(path):
-    spec = importlib.util.spec_from_file_location("reward_file", path)
+def module_of(path):
+    spec = importlib.util.spec_from_file_location("users_file", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def of_file(path):
+    module = module_of(path)
     if hasattr(module, "reward"):
         return of_function(module.reward)
     if hasattr(module, "reward_func"):
@@ -129,19 +134,27 @@ def of_server(address):
     return of_openrlhf(ask)
 
 
+def number_of(reward, name, fix):
+    if reward is None:  # no judgement
+        return None
+    try:
+        return float(None if isinstance(reward, (str, bytes)) else reward)
+    except (TypeError, ValueError, OverflowError):
+        raise WrongAnswer(f"{name} is {shown(reward)}", fix) from None
+
+
 def numbers_of(rewards):
     fix = "return a list with one number for each answer, or None where there is none"
     if isinstance(rewards, (str, bytes, dict, set)) or not hasattr(rewards, "__iter__"):
         raise WrongAnswer(f"the rewards are {shown(rewards)}", fix)
-    rewards = list(rewards)
-    for number, reward in enumerate(rewards):
-        if reward is None:  # no judgement
-            continue
-        try:
-            rewards[number] = float(None if isinstance(reward, (str, bytes)) else reward)
-        except (TypeError, ValueError, OverflowError):
-            raise WrongAnswer(f"the reward of answer {number} is {shown(reward)}", fix) from None
+    rewards = [number_of(reward, f"the reward of answer {number}", fix) for number, reward in enumerate(rewards)]
     return [reward if reward is None or math.isfinite(reward) else str(reward) for reward in rewards]  # JSON has no nan
+
+
+def where_of(error, source):
+    """Returns the line of the user's file, if it is there that the error was raised."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+    return f" (line {own[-1].lineno} of {source})" if own else ""
 
 
 def what_is_wrong(error, source):
@@ -149,9 +162,7 @@ def what_is_wrong(error, source):
     if isinstance(error, WrongAnswer):
         return "{}\n  fix: {}".format(*error.args)
     if source.endswith(".py"):
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
-        place = f" (line {own[-1].lineno} of {source})" if own else ""  # none if the call itself fails
-        return f"{type(error).__name__}: {error}{place}\n  fix: def reward(prompts, answers, labels), or TRL's reward(prompts, completions, **columns), as docs/rl.md describes them"
+        return f"{type(error).__name__}: {error}{where_of(error, source)}\n  fix: def reward(prompts, answers, labels), or TRL's reward(prompts, completions, **columns), as docs/rl.md describes them"
     cause = f"it cannot be reached, {TRIES} times: {error.reason}" if hasattr(error, "reason") else str(error)
     return f"{cause}\n  fix: start a server of OpenRLHF's protocol (docs/rl.md) at that address; the run resumes from its last checkpoint"
 

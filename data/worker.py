@@ -18,7 +18,14 @@ def end_with_parent():
 
 
 def serve(answer):
-    """Answers every request, a JSON object in a line of standard input, by answer(request), in a line of standard output.
+    """Answers every request, a JSON object in a line of standard input, by answer(request), in a line of standard output."""
+    requests, answers = connect()
+    for line in requests:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+def connect():
+    """Returns the files of requests and of answers.
 
     The protocol gets descriptors of its own, which other programs do not inherit. What libraries and child processes print goes to standard error,
     and their standard input is empty."""
@@ -27,8 +34,7 @@ def serve(answer):
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     guard(answers.fileno())
-    for line in requests:
-        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+    return requests, answers
 
 
 def guard(answers):

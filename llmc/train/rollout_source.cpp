@@ -27,7 +27,17 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
             run.model.dir.c_str());
     if (tokenizer_)
         generation_.vocabulary = std::min(run.model.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o_.stop};
-    for (const std::string &name : run.task &RL ? o_.reward : Names())
+    if (!o_.environment.empty()) {
+        if (!tokenizer_)
+            die("--environment %s reads text, but %s has no tokenizer.json\n  fix: use a model directory with its tokenizer",
+                o_.environment.c_str(), run.model.dir.c_str());
+        if (!std::filesystem::exists(o_.environment))
+            die("--environment %s: no such file\n  fix: a Python file with a class Environment (docs/rl.md#episodes)",
+                o_.environment.c_str());
+        environment_ = std::make_unique<PythonEnvironment>(run, *tokenizer_);
+        generation_.environment = environment_.get();
+    }
+    for (const std::string &name : run.task &RL && !environment_ ? o_.reward : Names())
         rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
 }
 
@@ -61,7 +71,7 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     generation_.eos = run_.model.config.eos;  // includes the end of turn of the prompts' template
     const Questions asked = read_questions(prompts, first_samples(prompts.size()));
-    const bool compares = run_.task & RL && std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
+    const bool compares = !rewards_.empty() && std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
     for (size_t i = 0; i < asked.prompts.size(); i++) {
         const auto &prompt = asked.prompts[i];
         if (compares && asked.responses[i].empty())
@@ -77,6 +87,7 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
         known_.push_back({prompt, 0});
     }
     generation_limits_ = GenerationLimits(known_, generation_, o_.max_sequences);
+    if (environment_) generation_limits_.use_environment(run_.model.config);
     const bool evaluates = !o_.eval_data.empty() || o_.eval_fraction > 0;
     if (!o_.async_steps || evaluates) generation_limits_.use(limits, run_.model.ranks.sp);  // the policy generates the answers
     limits.row_tokens = std::max(limits.row_tokens, round_up(o_.row_tokens, row_multiple));
@@ -106,11 +117,15 @@ std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &as
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, run_.model.ranks.tp, asked.prompts, uint32_t(first));
+    if (environment_) environment_->begin(asked, own, first, settings.samples);
     const auto progress =
         told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
     const auto completions = generate(policy.generator(), generation_limits_, own, settings, progress);
     policy.generator().finish();
-    agree(run_.comm, stop_if_asked);
+    agree(run_.comm, [&] {
+        stop_if_asked();
+        if (environment_) environment_->check();
+    });
     return share_completions(run_.comm, run_.model.ranks.tp, completions, asked.prompts.size(), settings.samples);
 }
 
@@ -147,6 +162,15 @@ static double mean_of(std::span<const double> rewards) {
 RolloutSource::Rewards RolloutSource::judge(const Questions &asked, std::span<const Completion> answers) const {
     const Numbers &weights = o_.reward_weights;
     Rewards out{std::vector<double>(answers.size(), no_reward), {}};
+    if (environment_) {
+        std::ranges::transform(answers, out.rewards.begin(), &Completion::reward);
+        agree(run_.comm, [&] {
+            for (const double reward : out.rewards)
+                if (std::abs(reward) > largest_reward)
+                    die("an episode of %s has the reward %g, but it must be within +-%g\n  fix: scale the rewards",
+                        o_.environment.c_str(), reward, largest_reward);
+        });
+    }
     for (const auto &reward : rewards_) {
         const std::string &name = o_.reward[out.parts.size()];
         const double weight = weights.empty() ? 1 : weights[out.parts.size()];
@@ -181,8 +205,8 @@ void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> 
         const double mean = mean_of(rewards.subspan(p * o_.n, o_.n));
         if (const Numbers &bounds = o_.dynamic_filtering; !bounds.empty() && !(bounds[0] < mean && mean < bounds[1])) continue;
         for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
-            rollouts.push_back({prompts[p], answers[i].tokens, std::vector<uint8_t>(answers[i].tokens.size(), 1), answers[i].logp,
-                                rewards[i], int64_t(asked.begin + p), !answers[i].ended});
+            rollouts.push_back({prompts[p], answers[i].tokens, answers[i].mask, answers[i].logp, rewards[i],
+                                int64_t(asked.begin + p), !answers[i].ended});
     }
 }
 
@@ -223,6 +247,13 @@ static ordered_json text_json(const std::string &text) {
     return ordered_json::parse(ordered_json(text).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
+// The number of turns that the policy has sampled.
+static size_t turns_of(const Completion &answer) {
+    size_t turns = 0;
+    for (size_t t = 0; t < answer.mask.size(); t++) turns += answer.mask[t] && (t == 0 || !answer.mask[t - 1]);
+    return turns;
+}
+
 // Returns an answer for the log.
 ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer) const {
     return {{"prompt", text_json(tokenizer_->decode(prompt))},
@@ -235,7 +266,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
     Batch batch;
     std::vector<Rollout> rollouts;
     size_t asked_prompts = 0;
-    double tokens = 0, seconds = 0;
+    double tokens = 0, turns = 0, asked_answers = 0, seconds = 0;
     ordered_json first_answer;
     std::vector<std::vector<double>> parts;  // each of --reward, of all answers
     constexpr size_t most = 10;
@@ -257,11 +288,13 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
         keep(asked, answers, judged.rewards, rollouts);
         parts.resize(judged.parts.size());
         for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), judged.parts[r].begin(), judged.parts[r].end());
-        for (const Completion &a : answers) tokens += double(a.tokens.size());
+        for (const Completion &a : answers) tokens += double(a.logp.size()), turns += double(turns_of(a));
+        asked_answers += answers.size();
         seconds += seconds_since(began);
         asked_prompts += asked.questions.prompts.size(), batch.begin = asked.begin;
     }
     batch.log = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
+    if (environment_) batch.log["turns"] = turns / asked_answers;
     if (tokenizer_) batch.log["answer"] = first_answer;
     batch.log.update(means_of_parts("reward/", parts));
     if (!o_.dynamic_filtering.empty()) batch.log["filtered"] = 1 - double(rollouts.size() / o_.n) / double(asked_prompts);

@@ -10,7 +10,7 @@
 #include "batch.h"
 #include "generation.h"
 #include "objective.h"
-#include "reward.h"
+#include "python_environment.h"
 
 // All ranks make all calls together.
 class RolloutSource {
@@ -65,8 +65,9 @@ class RolloutSource {
     const Options &o_;
     std::optional<Tokenizer> tokenizer_;
     GenerationSettings generation_;
-    std::vector<std::unique_ptr<Reward>> rewards_;  // the judges of --reward
-    std::vector<Prompt> known_;                     // the prompts that need memory
+    std::vector<std::unique_ptr<Reward>> rewards_;    // the judges of --reward; none with an environment
+    std::unique_ptr<PythonEnvironment> environment_;  // null without --environment
+    std::vector<Prompt> known_;                       // the prompts that need memory
     GenerationLimits generation_limits_{};
     std::unique_ptr<Model> writer_;          // --async_steps
     DataLoader *prompts_ = nullptr;          // the prompts for the writer

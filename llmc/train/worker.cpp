@@ -47,54 +47,91 @@ void Worker::stop() {
     close(socket_);  // the process then ends, with all its child processes (data/worker.py)
     while (waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {}
     process_ = -1;
+    received_.clear();
 }
 
-bool Worker::call(const std::string &line, std::string &reply) {
+bool Worker::send_line(const json &request) {
+    const std::string line = request.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
     for (size_t sent = 0; sent < line.size();) {
         const ssize_t n = send(socket_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         sent += size_t(n);
     }
+    return true;
+}
+
+bool Worker::receive(int ms) {
+    pollfd wait{socket_, POLLIN, 0};
+    if (poll(&wait, 1, ms) <= 0) return true;
+    char buffer[65536];
+    const ssize_t n = recv(socket_, buffer, sizeof(buffer), 0);
+    if (n < 0 && errno == EINTR) return true;
+    if (n > 0) received_.append(buffer, size_t(n));
+    return n > 0;
+}
+
+std::string Worker::take_line() {
+    const std::string line = received_.substr(0, received_.find('\n') + 1);
+    received_.erase(0, line.size());
+    return line;
+}
+
+bool Worker::call(const json &request, std::string &reply) {
+    if (!send_line(request)) return false;
     const Activity activity("without this answer of a worker");
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_);
-    char buffer[65536];
-    while (!reply.ends_with('\n')) {
+    while ((reply = take_line()).empty()) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-        pollfd wait{socket_, POLLIN, 0};
         stop_if_asked();
-        const int ready = left.count() > 0 ? poll(&wait, 1, int(std::min<int64_t>(left.count(), 100))) : 0;
-        if (left.count() > 0 && ready <= 0) continue;
-        if (ready <= 0)
+        if (left.count() <= 0)
             die("%s took longer than %g s for a batch of rewards\n  fix: raise --comm_timeout, or lower --rollout_batch_size",
                 name_.c_str(), timeout_);
-        const ssize_t n = recv(socket_, buffer, sizeof(buffer), 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        reply.append(buffer, size_t(n));
+        if (!receive(int(std::min<int64_t>(left.count(), 100)))) return false;
     }
     return true;
 }
 
-json Worker::ask(const json &request, const char *wanted, size_t n) {
-    const std::string line = request.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
-    std::string reply;
-    for (int attempt = 0; reply.empty(); attempt++) {
-        if (process_ < 0) start();
-        if (call(line, reply)) break;
-        stop();
-        reply.clear();
-        if (attempt == 1)
-            die("the process of %s ended without an answer, twice\n  fix: see its messages above; run: python3 %s %s",
-                name_.c_str(), script_.c_str(), arguments_[0].c_str());
-    }
-    const json answer = json::parse(reply, nullptr, false);
+json Worker::read(const std::string &line) const {
+    const json answer = json::parse(line, nullptr, false);
     if (!answer.is_object())
         die("%s: its process has answered something else than JSON\n  fix: print to standard error there, not to standard output",
             name_.c_str());
     if (answer.contains("error")) die("%s: %s", name_.c_str(), answer["error"].get<std::string>().c_str());
-    const json &list = answer.at(wanted);
+    return answer;
+}
+
+json Worker::ask(const json &request, const char *wanted, size_t n) {
+    std::string reply;
+    for (int attempt = 0; reply.empty(); attempt++) {
+        if (process_ < 0) start();
+        if (call(request, reply)) break;
+        stop();
+        if (attempt == 1)
+            die("the process of %s ended without an answer, twice\n  fix: see its messages above; run: python3 %s %s",
+                name_.c_str(), script_.c_str(), arguments_[0].c_str());
+    }
+    const json list = read(reply).at(wanted);
     if (list.size() != n)
         die("%s returned %zu %s for %zu answers\n  fix: return one for each answer", name_.c_str(), list.size(), wanted, n);
     return list;
+}
+
+void Worker::tell(const json &request) {
+    if (process_ < 0) start();
+    if (!send_line(request)) die_of_end();
+}
+
+std::optional<json> Worker::hear(int ms) {
+    std::string line = take_line();
+    if (line.empty() && !receive(ms)) die_of_end();
+    if (line.empty()) line = take_line();
+    if (line.empty()) return {};
+    return read(line);
+}
+
+void Worker::die_of_end() {
+    stop();
+    die("the process of %s ended without an answer\n  fix: see its messages above; the run resumes from its last checkpoint",
+        name_.c_str());
 }

@@ -162,7 +162,7 @@ ROWS = [
     Note(PART, "train.ema_beta, ema_beta, ptx_coef"),
     Note("output_dir/best contains the model with the best evaluation, for a policy the one with the highest reward",
       "ckpt.best_metric_key, best_metric_key"),
-    Refused("an answer is one turn: --reward FILE.py judges it", "train.agent_func_path, agent_func_path"),
+    Same("environment", "train.agent_func_path, agent_func_path"),
     *(Together(name, "it must have the value of the same setting of the actor: only --critic_learning_rate is the critic's own", name) for name in CRITIC),
     Note("the critic is saved with every model, in the directory critic", "critic.save_value_network, save_value_network"),
     Note("--recompute applies to both models", "critic.gradient_checkpointing_enable"),

@@ -125,7 +125,7 @@ ROWS = [
       "vllm_importance_sampling_clip_min, vllm_importance_sampling_cap"),
     Refused("grpo has no such variant (docs/rl.md); leave it out",
       "generation_kwargs, vllm_structured_outputs_regex, use_adaptive_entropy, top_entropy_quantile, off_policy_mask_threshold"),
-    Refused("grpo has no such variant (docs/rl.md); leave it out", "environment_factory"),
+    Refused("--environment FILE.py with a class Environment, whose step reads the calls of a turn (docs/rl.md#episodes)", "environment_factory, tools, multi_turn"),
     Note("the sum of the rewards, with --reward_weights, is compared within the group", "multi_objective_aggregation", "sum_then_normalize"),
     Refused("the sum of the rewards, with --reward_weights, is compared within the group", "multi_objective_aggregation"),
     Together("bias_correction_kl", "with beta it must be false: the divergence in the loss is not multiplied by the ratio of probabilities", "use_bias_correction_kl", "true, false"),
@@ -175,7 +175,6 @@ ROWS = [
     Together("lora_targets", "with use_peft: --lora_targets", "lora_target_modules"),
     Together("test_split", "with an eval_strategy: --eval_data DATASET[SPLIT]", "dataset_test_split"),
     Together("reward_funcs", "--reward, a directory or FILE.py; TRL's own functions can be named", "reward_funcs"),
-    Refused("--reward provides all rewards; leave it out", "multi_turn, tools"),
 ]
 
 MOE = re.compile(r"moe|mixtral|-a\d+(\.\d+)?b", re.I)  # names of models

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Plays episodes for train_llama grpo: environment_worker.py FILE.py. Requests and replies are JSON objects, one a line, on standard input and output. The
+first line has no reply; each other one has one, in the order in which the environments answer:
+
+    {"tokenizer": directory, "template": text, "template_kwargs": text, "eos": [id, ...], "max_turns": number, "max_observation": tokens}
+    {"episode": number, "turn": number, "answer": text, "raw_answer": text, "end": "token", "text" or "limit", "room": tokens}
+        of turn 0 also {"prompt": text, "raw_prompt": text, "label": text, "columns": text}, as in reward_worker.py
+        ->     {"episode": number, "ids": [id, ...], "reward": number or null, "truncated": bool} or {"error": text}
+
+Without ids the episode has ended; truncated means only because `room` is too small. FILE.py defines
+
+    class Environment:
+        def reset(self, prompt, label, **columns): ...   # optional, with those of these arguments, and of raw_prompt and messages, that it names
+        def step(self, answer): ...                      # or raw_answer; returns {"observation": ..., "reward": number, "done": bool}
+        def close(self): ...                             # optional
+
+each `def` or `async def`; or OpenRLHF's class AgentInstance. Every episode has an object of its own. What FILE.py prints goes to standard error."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import os
+import sys
+import threading
+import types
+from importlib.util import find_spec
+
+from chat import SENTINEL, ChatTemplate
+from errors import DataError, presentable
+from reward_worker import WrongAnswer, module_of, number_of, shown, where_of
+from tokenizer import Tokenizer
+from worker import connect
+
+FORM = "docs/rl.md#episodes describes class Environment"
+KEYS = {"observation", "raw_observation", "reward", "done"}
+
+
+class Rendering:
+    """The tokens of observations: as they are, or rendered by the chat template of the prompts."""
+
+    def __init__(self, tokenizer, template, template_kwargs, eos, most):
+        self.tokenizer, self.eos, self.most = Tokenizer(tokenizer, template or None), eos, most
+        self.template = ChatTemplate(self.tokenizer.hf, "the prompts") if template else None
+        self.variables = {"tools": None, **json.loads(template_kwargs or "{}")}
+        self.told = False
+
+    def encoding(self, text):
+        return self.tokenizer.encode([text], with_offsets=True)[0]
+
+    def cut(self, text):
+        """Cuts a text with too many tokens in the middle."""
+        end = 32 * self.most  # characters, so that a huge text is not encoded whole
+        if len(text) > 2 * end:
+            text = f"{text[:end]}...{text[-end:]}"
+        offsets = self.encoding(text).offsets
+        if len(offsets) <= self.most:
+            return text
+        half = self.most // 2
+        return f"{text[:offsets[half][0]]}...{text[offsets[half - self.most][0]:]}"
+
+    def raw_ids(self, observation):
+        if not isinstance(observation, str):
+            raise WrongAnswer(f"the observation is {shown(observation)}", "return a text, because no chat template renders it")
+        return self.encoding(self.cut(observation)).ids
+
+    def ids(self, observation, chat, ends_by_token):
+        """Returns the tokens between a turn and the next one. The messages of the episode, `chat`, get the observation."""
+        if not self.template:
+            return self.raw_ids(observation)
+        messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        messages = [messages] if isinstance(messages, dict) else messages
+        if not (isinstance(messages, list) and messages and all(
+                isinstance(m, dict) and m.keys() >= {"role", "content"} and all(isinstance(m[key], str) for key in ("role", "content")) for m in messages)):
+            raise WrongAnswer(f"the observation is {shown(observation)}", 'return a text, a message {"role": ..., "content": ...} or a list of messages')
+        return self.encoding(self.suffix([{**m, "content": self.cut(m["content"])} for m in messages], chat, ends_by_token)).ids
+
+    def suffix(self, messages, chat, ends_by_token):
+        """Returns what the template renders behind the content of the last turn. A word stands in place of the turns, whose tokens remain as they
+        were sampled."""
+        before = self.rendered(chat)
+        chat += [{"role": "assistant", "content": SENTINEL}, *messages]
+        text = self.rendered(chat)
+        if not text.startswith(before) and not self.told:
+            self.told = True
+            print("note: the chat template changes what is before a turn when others follow; episodes keep it as the policy has read it", file=sys.stderr)
+        behind = text.rpartition(SENTINEL)[2]
+        return behind[self.end_of_turn(behind):] if ends_by_token else behind
+
+    def rendered(self, chat):
+        try:
+            return self.template.prompt(chat, self.variables)[0]
+        except DataError as error:
+            raise WrongAnswer(f"an observation {error.what}", error.fix) from None
+
+    def end_of_turn(self, behind):
+        """Returns the length of the end of a turn, for which the sampled token stands: up to the first special token, and with it, if it is one that ends
+        answers."""
+        encoding = self.encoding(behind)
+        return next((end if i in self.eos else 0 for i, (_, end) in zip(encoding.ids, encoding.offsets) if self.tokenizer.special[i]), 0)
+
+
+class Episodes:
+    def __init__(self, source, max_turns, max_observation, **rendering):
+        stand_in_for_openrlhf()
+        module = module_of(source)
+        self.make = of_openrlhf(module) if hasattr(module, "AgentInstance") else getattr(module, "Environment", None)
+        if not inspect.isclass(self.make) or not hasattr(self.make, "step"):
+            raise WrongAnswer("it defines no class Environment with a method step", FORM)
+        self.rendering, self.max_turns = Rendering(most=max_observation, **rendering), max_turns
+        self.running = {}  # of each episode its environment and its messages
+
+    async def turn(self, episode, turn, answer, raw_answer, end, room, **record):
+        if turn == 0:
+            messages = json.loads(record["columns"]).get("prompt") or [{"role": "user", "content": SENTINEL}]
+            self.running[episode] = await self.begun(**record), messages
+        environment, chat = self.running[episode]
+        reply = await called(environment.step, raw_answer if "raw_answer" in inspect.signature(environment.step).parameters else answer)
+        if not isinstance(reply, dict) or not reply.keys() <= KEYS or not (reply.keys() & {"observation", "raw_observation"} or reply.get("done")):
+            raise WrongAnswer(f"step returned {shown(reply)}", 'return {"observation": ..., "reward": number, "done": bool}')
+        fix = "return a finite number, or None where there is none"
+        reward = number_of(reply.get("reward", 0), "the reward", fix)
+        if reward is not None and not math.isfinite(reward):
+            raise WrongAnswer(f"the reward is {reward}", fix)
+        ids, truncated = [], False
+        if not reply.get("done") and end != "limit" and turn + 1 != self.max_turns:
+            is_raw = "raw_observation" in reply
+            ids = self.rendering.raw_ids(reply["raw_observation"]) if is_raw else self.rendering.ids(reply["observation"], chat, end == "token")
+            if not ids:
+                raise WrongAnswer("the observation is empty", 'return a text, or {"done": True} to end the episode')
+            truncated = len(ids) >= room
+        if truncated or not ids:
+            ids = []
+            del self.running[episode]
+            if hasattr(environment, "close"):
+                await called(environment.close)
+        return {"episode": episode, "ids": ids, "reward": reward, "truncated": truncated}
+
+    async def begun(self, prompt, raw_prompt, label, columns):
+        environment = self.make()
+        if not hasattr(environment, "reset"):
+            return environment
+        record = json.loads(columns)
+        given = {**record, "prompt": prompt, "raw_prompt": raw_prompt, "messages": record.get("prompt"), "label": label}
+        parameters = inspect.signature(environment.reset).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if (result := await called(environment.reset, **{name: value for name, value in given.items() if takes_all or name in parameters})) is not None:
+            raise WrongAnswer(f"reset returned {shown(result)}", "return nothing: the prompt is the first that the policy reads")
+        return environment
+
+
+def stand_in_for_openrlhf():
+    """Files with an AgentInstance import its base class, also where OpenRLHF is not installed."""
+    if find_spec("openrlhf"):
+        return
+    for name in ("openrlhf", "openrlhf.utils", "openrlhf.utils.agent"):
+        sys.modules.setdefault(name, types.ModuleType(name))
+    for name in ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor"):
+        setattr(sys.modules["openrlhf.utils.agent"], name, type(name, (), {}))
+
+
+def of_openrlhf(module):
+    """Returns the Environment of a class AgentInstance."""
+    if "execute" in vars(getattr(module, "AgentExecutor", object)):
+        raise WrongAnswer("its AgentExecutor has a method execute of its own, which is not called here", FORM)
+    told = False
+
+    class Environment:
+        def __init__(self):
+            self.agent = module.AgentInstance()
+
+        async def reset(self, raw_prompt, label):
+            self.text, self.label = raw_prompt, label
+            if not hasattr(self.agent, "reset"):
+                return
+            states = await called(self.agent.reset, {"observation": raw_prompt, "label": label})
+            if not isinstance(states, dict) or states.get("observation") != raw_prompt:
+                raise WrongAnswer(f"reset returned {shown(states)}", "return the states as they are: the policy has read the prompt of --data")
+
+        async def step(self, raw_answer):
+            nonlocal told
+            reply = await called(self.agent.step, {"observation_text": self.text, "action_text": raw_answer, "label": self.label, "sampling_params": None})
+            if not isinstance(reply, dict) or not {"rewards", "environment_feedback", "done"} <= reply.keys():
+                raise WrongAnswer(f"step returned {shown(reply)}", "return rewards, environment_feedback and done")
+            for name in ("sampling_params", "environment_images"):
+                if reply.get(name):
+                    raise WrongAnswer(f"step returned {name}, which have no effect here", "leave them out")
+            reward, score = (float(value) for value in (reply["rewards"], reply.get("scores", reply["rewards"])))
+            if score != reward:
+                raise WrongAnswer("its scores differ from its rewards, and --dynamic_filtering reads the rewards", "return the rewards alone")
+            if reply.get("extra_logs") and not told:
+                told = True
+                print("note: the log does not show extra_logs of an AgentInstance", file=sys.stderr)
+            self.text += raw_answer + reply["environment_feedback"]
+            return {"raw_observation": reply["environment_feedback"], "reward": reward, "done": bool(reply["done"])}
+
+    return Environment
+
+
+async def called(function, *arguments, **named):
+    result = function(*arguments, **named)
+    return await result if inspect.isawaitable(result) else result
+
+
+def what_is_wrong(error, source):
+    if isinstance(error, WrongAnswer):
+        return "{}\n  fix: {}".format(*error.args)
+    if isinstance(error, DataError):  # of the tokenizer
+        return str(error)
+    return f"{type(error).__name__}: {error}{where_of(error, source)}\n  fix: catch it where the episode may go on; {FORM}"
+
+
+async def serve(source, requests, replies):
+    """Answers requests as soon as their environments do."""
+    loop, lines, tasks, episodes = asyncio.get_running_loop(), asyncio.Queue(), set(), None
+
+    def read():
+        with contextlib.suppress(OSError):  # the run has ended
+            for line in requests:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, None)
+
+    def reply(message):
+        try:
+            print(json.dumps(message), file=replies, flush=True)
+        except OSError:
+            os._exit(0)
+
+    async def answer(request):
+        try:
+            reply(await episodes.turn(**request))
+        except Exception as error:  # from the user's code
+            reply({"error": presentable(what_is_wrong(error, source))})
+
+    threading.Thread(target=read, daemon=True).start()  # also while a step computes
+    try:
+        episodes = Episodes(source, **json.loads(await lines.get()))
+    except Exception as error:
+        reply({"error": presentable(what_is_wrong(error, source))})
+    while (line := await lines.get()) is not None:
+        if episodes:
+            tasks.add(task := asyncio.create_task(answer(json.loads(line))))
+            task.add_done_callback(tasks.discard)
+
+
+def main():
+    try:
+        asyncio.run(serve(sys.argv[1], *connect()))
+    except SystemExit:  # of the user's code
+        pass
+    os._exit(0)  # the thread may still read
+
+
+if __name__ == "__main__":
+    main()

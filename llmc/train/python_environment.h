@@ -1,0 +1,33 @@
+// Episodes of a user's Python class (--environment FILE.py), which a separate process plays (data/environment_worker.py). The ranks of a tensor group
+// compute the same sequences, so the first of them asks, and all continue by its replies.
+#pragma once
+#include <exception>
+
+#include "environment.h"
+#include "reward.h"
+#include "worker.h"
+
+class PythonEnvironment final : public Environment {
+  public:
+    PythonEnvironment(const Run &run, const Tokenizer &tokenizer);  // both must outlive this object
+
+    // The next episodes are `samples` for each of this rank's prompts, which own_prompts() has returned for those asked, numbered from `first` on.
+    void begin(const Questions &asked, std::span<const Prompt> own, size_t first, size_t samples);
+    void act(const Turn &turn) override;
+    std::vector<Reply> replies(bool wait) override;
+    bool failed() const override { return error_ != nullptr; }
+    void check() const;  // throws the error of an environment that has failed
+
+  private:
+    void ask(const Turn &turn);
+    std::vector<Reply> hear(bool wait);
+
+    const Run &run_;
+    const Tokenizer &tokenizer_;
+    const StopStrings stop_;
+    Worker worker_;
+    Questions own_;
+    size_t samples_ = 0;
+    std::chrono::steady_clock::time_point last_;  // when the process was last given a turn, or replied
+    std::exception_ptr error_;
+};
