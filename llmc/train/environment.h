@@ -1,5 +1,5 @@
-// The world of episodes, which are answers of several turns. At the end of each turn that a policy has sampled it observes something, which the policy reads before its next turn, and gives a
-// reward; or it ends the episode.
+// The world of episodes, which are answers of several turns. To each turn that a policy has sampled it replies with a reward and an observation, which the
+// policy reads before its next turn; or it ends the episode.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -6,8 +6,8 @@
 // A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial page and of the state. If the cache is full, the
 // sequence that was admitted last frees its pages, and is recomputed from its tokens later (preemption).
 //
-// An answer is one turn, or an episode of several: at the end of a turn its environment is asked (environment.h), and what it observes is appended, in passes
-// that compute several tokens of a sequence at once. Meanwhile the sequence keeps its pages, and other sequences go on.
+// An answer is one turn, or an episode of several: at the end of a turn its environment is asked (environment.h), and the observation that it replies with is
+// appended, several tokens in a pass. Until then the sequence keeps its pages, and other sequences go on.
 //
 // Random numbers are keyed by (seed, prompt, sample, position). So, apart from the rounding of products of other sizes, an answer does not depend on
 // other prompts, on the number of sequences that run together, or on the cache.
