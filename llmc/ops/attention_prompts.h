@@ -17,26 +17,33 @@ inline Pieces clip(const Pieces &pieces, Piece within) {
     return out;
 }
 
-// Calls f(queries, keys) for the queries that see a shared prompt among the keys, as many at a time as Pieces can hold.
-template <class F> void each_prompt_part(const Pieces &q_pieces, const Pieces &k_pieces, const PromptParts &prompts, F f) {
+// A part of attention: queries and keys.
+struct AttentionPart {
     Pieces queries{}, keys{};
+};
+
+// Returns the parts between queries and the shared prompts among the keys, each as large as Pieces permits.
+inline std::vector<AttentionPart> prompt_parts(const Pieces &q_pieces, const Pieces &k_pieces, const PromptParts &prompts) {
+    std::vector<AttentionPart> out;
     const auto append = [](Pieces &to, const Pieces &from) {
         std::copy_n(from.piece, from.count, to.piece + to.count);
         to.count += from.count;
     };
-    const auto flush = [&] {
-        if (queries.count) f(queries, keys);
-        queries.count = keys.count = 0;
-    };
     for (const PromptPart &part : prompts.parts) {
         const Pieces see = clip(q_pieces, part.queries), seen = clip(k_pieces, part.prompt);
         if (see.count == 0 || seen.count == 0) continue;
-        const auto present = [&] { return keys.count && keys.piece[keys.count - 1].begin >= part.prompt.begin; };
-        if (queries.count + see.count > Pieces::capacity || (!present() && keys.count + seen.count > Pieces::capacity)) flush();
-        if (!present()) append(keys, seen);
-        append(queries, see);
+        const auto has_prompt = [&](const Pieces &keys) {
+            return keys.count && keys.piece[keys.count - 1].begin >= part.prompt.begin;
+        };
+        const auto fits = [&](const AttentionPart &in) {
+            return in.queries.count + see.count <= Pieces::capacity &&
+                   (has_prompt(in.keys) || in.keys.count + seen.count <= Pieces::capacity);
+        };
+        if (out.empty() || !fits(out.back())) out.emplace_back();
+        if (!has_prompt(out.back().keys)) append(out.back().keys, seen);
+        append(out.back().queries, see);
     }
-    flush();
+    return out;
 }
 
 template <class X> AttentionInputs<X> prompt_inputs(AttentionInputs<X> in, const PromptParts &prompts) {
@@ -49,14 +56,12 @@ template <class X> AttentionInputs<X> prompt_inputs(AttentionInputs<X> in, const
 template <class Dev, class X = typename Dev::X>
 void prompts_forward_part(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, const Pieces &q_pieces,
                           const Pieces &k_pieces, PartOrder order, const PromptParts &prompts) {
-    bool ask = false;
-    attention::each_prompt_part(q_pieces, k_pieces, prompts, [&](const Pieces &, const Pieces &) { ask = true; });
-    attention_forward_part(dev, out, out32, lse, in, q_pieces, k_pieces, PartOrder{order.first, order.last && !ask});
-    if (!ask) return;
-    attention::each_prompt_part(q_pieces, k_pieces, prompts, [&](const Pieces &queries, const Pieces &keys) {
+    const auto parts = attention::prompt_parts(q_pieces, k_pieces, prompts);
+    attention_forward_part(dev, out, out32, lse, in, q_pieces, k_pieces, PartOrder{order.first, order.last && parts.empty()});
+    for (const auto &[queries, keys] : parts)
         attention_forward_part(dev, out, out32, lse, attention::prompt_inputs(in, prompts), queries, keys, PartOrder{});
-    });
-    if (order.last) round_floats(dev, out, out32, in.shape.T * in.shape.H * in.shape.D);  // the last part has not all queries
+    if (order.last && !parts.empty())  // the parts to prompts do not have all queries
+        round_floats(dev, out, out32, in.shape.T * in.shape.H * in.shape.D);
 }
 
 template <class Dev, class X = typename Dev::X>
@@ -64,7 +69,6 @@ void prompts_backward_part(Dev dev, AttentionGrads grads, float *scratch, const 
                            const float *lse, const X *dout, const Pieces &q_pieces, const Pieces &k_pieces,
                            const PromptParts &prompts) {
     attention_backward_part(dev, grads, scratch, in, delta, lse, dout, q_pieces, k_pieces);
-    attention::each_prompt_part(q_pieces, k_pieces, prompts, [&](const Pieces &queries, const Pieces &keys) {
+    for (const auto &[queries, keys] : attention::prompt_parts(q_pieces, k_pieces, prompts))
         attention_backward_part(dev, grads, scratch, attention::prompt_inputs(in, prompts), delta, lse, dout, queries, keys);
-    });
 }
