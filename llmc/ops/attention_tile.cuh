@@ -85,17 +85,17 @@ struct Tiles {
 
 // No query from first_unseeing on sees any of the keys. Within a piece both ends of [first_key[p], p] grow with p.
 __device__ inline int first_unseeing(const int32_t *first_key, const BlockRows &keys, const Pieces &q_pieces) {
-    for (int i = int(q_pieces.count) - 1; i >= 0; i--) {
-        int seeing = max(keys.begin, int(q_pieces.piece[i].begin)), unseeing = min(int(q_pieces.piece[i].end), keys.to);
-        if (seeing >= unseeing || first_key[seeing] >= keys.end) continue;
-        while (seeing < unseeing) {
-            const int p = seeing + (unseeing - seeing) / 2;
-            if (first_key[p] < keys.end) seeing = p + 1;
-            else unseeing = p;
-        }
-        return seeing;
+    int i = int(q_pieces.count) - 1, seeing, unseeing;
+    for (;; i--) {  // to the last piece with a query that sees one
+        seeing = max(keys.begin, int(q_pieces.piece[i].begin)), unseeing = min(int(q_pieces.piece[i].end), keys.to);
+        if (i == 0 || (seeing < unseeing && first_key[seeing] < keys.end)) break;
     }
-    return keys.begin;
+    while (seeing < unseeing) {
+        const int p = seeing + (unseeing - seeing) / 2;
+        if (first_key[p] < keys.end) seeing = p + 1;
+        else unseeing = p;
+    }
+    return seeing;
 }
 
 // ---- tiles in shared memory
