@@ -182,12 +182,13 @@ template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(const LinearModule &
     const LoraConfig &lora = config.lora;
     if (!drops(rows.pass)) return {float(lora.scale())};
     const Random keys{*rows.pass.key, Purpose::dropout, stream_of(module.name)};
+    const size_t first_channel = module.cut.dim == 1 ? module.cut.first : 0;
     return {float(lora.scale() / (1 - lora.dropout)),
             uint32_t(lora.dropout * 0x1p32),
             keys.bits(rows.l),
             documents + rows.t,
             positions + rows.t,
-            module.cut.dim == 1 ? module.cut.first : 0};
+            first_channel};
 }
 
 // Calls f(module, index among the matrix's adapters, index in the layer) for each adapter of a matrix.
