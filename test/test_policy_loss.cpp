@@ -398,6 +398,7 @@ TEST(ValueLoss, ExplainedVariance) {
     Numbers d(2);
     const Numbers any = {1, 2}, equal = {0.1, 0.1};
     EXPECT_TRUE(std::isnan(value_loss(0, {any, any, equal}, 2, d).explained_variance()));
+    EXPECT_TRUE(std::isnan(value_loss(0, {any, any, {2e-14, -1e-14}}, 2, d).explained_variance()));  // of values, by rounding
 }
 
 // The numbers of DAPO (arXiv:2503.14476, section 3.4): at most 20480 tokens, with a penalty for the last 4096.

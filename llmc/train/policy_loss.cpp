@@ -136,7 +136,7 @@ ValueSums &ValueSums::operator+=(const ValueSums &o) {
 
 double ValueSums::explained_variance() const {
     const double n = tokens, variance = returns2 / n - returns / n * (returns / n);
-    if (!(variance > 1e-12 * returns2 / n)) return NAN;  // what rounding leaves of equal numbers
+    if (!(variance > 1e-12 * (returns2 + errors2) / n)) return NAN;  // what rounding leaves of equal numbers, or of zeros
     return 1 - (errors2 / n - errors / n * (errors / n)) / variance;
 }
 
