@@ -396,9 +396,9 @@ TEST(ValueLoss, ExplainedVariance) {
     EXPECT_NEAR(loss_of_values(0.2, perfect).sums.explained_variance(), 1, 1e-12);
     EXPECT_NEAR(loss_of_values(0.2, for_tokens(Numbers(6, 3.7))).sums.explained_variance(), 0, 1e-12);
     Numbers d(2);
-    const Numbers any = {1, 2}, equal = {0.1, 0.1};
+    const Numbers any = {1, 2}, equal = {0.1, 0.1}, zeros = {2e-14, -1e-14};
     EXPECT_TRUE(std::isnan(value_loss(0, {any, any, equal}, 2, d).explained_variance()));
-    EXPECT_TRUE(std::isnan(value_loss(0, {any, any, {2e-14, -1e-14}}, 2, d).explained_variance()));  // of values, by rounding
+    EXPECT_TRUE(std::isnan(value_loss(0, {any, any, zeros}, 2, d).explained_variance()));  // of values, by rounding
 }
 
 // The numbers of DAPO (arXiv:2503.14476, section 3.4): at most 20480 tokens, with a penalty for the last 4096.
