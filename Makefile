@@ -145,14 +145,14 @@ $(foreach source,$(TREE)%.cpp $(TREE)%.cu $(BUILD)/%.cpp,$(eval $(call compile_c
     $(eval $(call compile_cpu,with_cuda/,$(source),-DLLMC_CUDA)) \
     $(eval $(call compile_cpu,emulated/,$(source),$$(EMULATE))))
 
-# For GPUs: $(call compile_gpu,FOLDER,TYPE,NOTE,FLAGS). The report of ptxas on the kernels is stored next to each object.
+# For GPUs: $(call compile_gpu,FOLDER,SOURCE,NOTE,FLAGS). The report of ptxas on the kernels is stored next to each object.
 define compile_gpu
-$(1)/%.o: %$(2) $(if $(filter $(GPU),$(1)),$(GPU),$(BUILD))/flags
+$(1)/%.o: $(2) $(if $(filter $(GPU),$(1)),$(GPU),$(BUILD))/flags
 	@mkdir -p $$(@D)
-	@echo 'compile $$< $(3)'
-	@$$(NVCC) $(4) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
+	@echo 'compile $$(if $$(filter $$*,$$(UNITS)),$$(call files_of,$$*),$$<) $(3)'
+	@$$(NVCC) $(4) -I. -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
-$(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(GPU),$(type),for sm $$(ARCHS),$$(NVCCFLAGS) $$(GENCODE))))
+$(foreach source,%.cpp %.cu,$(eval $(call compile_gpu,$(GPU),$(source),for sm $$(ARCHS),$$(NVCCFLAGS) $$(GENCODE))))
 # The units for sm_90a: attention kernels and ladders of the workshop with instructions that the emulator does not have.
 HOPPER_LADDERS := $(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*hopper*.cu))
 $(patsubst %,$(GPU)/%.o,llmc/ops/attention_hopper $(HOPPER_LADDERS:%=dev/cuda/%)): private ARCHS := 90a

@@ -3,7 +3,7 @@
 .PHONY: try test-all build-mutants test-mutants test-gpu test-ptx ptxas count
 
 # CHECKS: the targets of test-all. PART=2/4: every fourth one of the longest tests, starting with the second. CI selects another part for each commit.
-ALL_CHECKS := races sanitizers mutants fuzzers ptxas
+ALL_CHECKS := races sanitizers mutants fuzzers ptx ptxas
 CHECKS     := $(ALL_CHECKS)
 PART       := 1/1
 check       = $(if $(filter $1,$(CHECKS)),$2)
@@ -65,7 +65,7 @@ ptxas: $(GPU_OBJECTS) $(BUILD)/test/test_cuda  ## compile the kernels for GPU_AR
 PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/emulator/ptx/*.cpp)))
 PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
 PTX_LADDER      := $(BUILD)/dev/emulator/ptx/ladder.o
-PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) \
+PTX_TESTS       := $(patsubst %,$(BUILD)/ptx/%.o,$(CUDA_UNITS) test/cuda/models) $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(wildcard test/ptx/kernels/*.cpp)) \
                    $(patsubst %,$(BUILD)/ptx/llmc/%.o,model/decoder core/gpu_query parallel/comm_nccl ops/attention_hopper)
 PTX_TEXTS       := $(patsubst %,$(BUILD)/ptx/%.ptx,llmc/model/decoder $(TRAINERS))
 PTX_LADDERS     := $(patsubst %,$(BUILD)/ptx/dev/cuda/%,$(LADDERS) $(HOPPER_LADDERS))
@@ -83,7 +83,7 @@ $(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
 $(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)
 
 PTX_GENCODE      = -gencode 'arch=compute_$(PTX_ARCH),code=$(PTX_CODE)' --no-compress
-$(foreach type,.cpp .cu,$(eval $(call compile_gpu,$(BUILD)/ptx,$(type),with its PTX,$$(PTX_NVCCFLAGS) $$(PTX_GENCODE))))
+$(foreach source,%.cpp %.cu $(BUILD)/%.cpp,$(eval $(call compile_gpu,$(BUILD)/ptx,$(source),with its PTX,$$(PTX_NVCCFLAGS) $$(PTX_GENCODE))))
 
 $(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -163,12 +163,14 @@ TEST_LADDERS := $(foreach build,$(TEST_BUILDS),$(patsubst %,$(build)/dev/cuda/%,
 TEST_SAN     := $(filter build/san/%,$(TEST_CUDA) $(TEST_LADDERS))
 TEST_PTXAS   := $(if $(NVCC),$(call check,ptxas,$(GPU_LOGS)))
 TEST_FUZZERS := $(call check,fuzzers,$(call part,$(FUZZERS) $(wildcard test/fuzz/*.py)))
-test-all: $(PROGRAMS) $(TRAINERS:%=%_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(TEST_CUTLASS) $(TEST_PTX_LADDERS) $(filter-out $(TEST_SAN),$(TEST_CUDA) $(TEST_LADDERS)) $(TEST_PTXAS:.ptxas=.o) $(filter-out %.py,$(TEST_FUZZERS))
+CHECK_PTX    := $(call check,ptx,$(TEST_PTX) $(TEST_CUTLASS))
+PTX_CHECKED  := $(call check,ptx,$(TEST_PTX_LADDERS))
+test-all: $(PROGRAMS) $(TRAINERS:%=%_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(CHECK_PTX) $(PTX_CHECKED) $(filter-out $(TEST_SAN),$(TEST_CUDA) $(TEST_LADDERS)) $(TEST_PTXAS:.ptxas=.o) $(filter-out %.py,$(TEST_FUZZERS))
 test-all:                                    ## slow tests, dev/cuda, PTX, races, sanitizers, mutants, fuzzers and the format, too
 	@$(call check,mutants,$(MAKE) --no-print-directory build-mutants)
 	@$(if $(TEST_SAN),$(MAKE) --no-print-directory SAN=1 $(TEST_SAN))
 	@$(RUN_TESTS) --all --part $(PART) --checks $(CHECKS) --nvcc '$(HAVE_NVCC)' --mutants $(call check,mutants,$(TEST_MUTANTS)) --cuda $(TEST_CUDA) \
-	    --ladders $(TEST_LADDERS) --ptxas $(TEST_PTXAS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) $(TEST_CUTLASS) --ptx_ladders $(TEST_PTX_LADDERS) \
+	    --ladders $(TEST_LADDERS) --ptxas $(TEST_PTXAS) --fuzzers $(TEST_FUZZERS) --ptx $(CHECK_PTX) --ptx_ladders $(PTX_CHECKED) \
 	    --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 # ---- other trainers, beside this one ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 CORES = len(os.sched_getaffinity(0))
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a waiting thread must not block another job
 SLOW = "Slow*:*/Slow*"
-CHECKS = ["races", "sanitizers", "mutants", "fuzzers", "ptxas"]
+CHECKS = ["races", "sanitizers", "mutants", "fuzzers", "ptx", "ptxas"]
 CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # tests of bf16 products
 

@@ -31,7 +31,7 @@ def probed():
 @pytest.mark.parametrize("target, variable, what, fix", [
     ("test", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"',
-     'CHECKS="races sanitizers mutants fuzzers ptxas" or some of them'),
+     'CHECKS="races sanitizers mutants fuzzers ptx ptxas" or some of them'),
 ])
 def test_a_missing_dependency_of_a_target(target, variable, what, fix):
     """The only message, before anything is built."""
