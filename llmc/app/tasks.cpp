@@ -147,8 +147,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     Run run{program, parsed.task, parsed.options, comm, sharing, device};
     check_same_options(run);
     comm.check = run.options.debug;
-    for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model, &run.options.teacher_model})
-        find_model(run, *name);
+    for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
+    for (std::string &name : run.options.teacher_model) find_model(run, name);
     for (std::string &name : run.options.reward)
         if (is_model_reward(name)) find_model(run, name);
     const std::string tokenizer = tokenizer_with_tokens(run, run.options.model);

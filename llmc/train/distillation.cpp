@@ -12,14 +12,14 @@
 using nlohmann::ordered_json;
 
 TeacherShape teacher_shape(const Run &run) {
-    const bool is_base = teacher_is_base(run);
-    const ModelConfig &own = run.model.config, teacher = is_base ? own : teacher_spec(run).config;
+    const bool is_base = teacher_is_base(run, run.options.teacher_model[0]);
+    const ModelConfig &own = run.model.config, teacher = is_base ? own : teacher_spec(run, run.options.teacher_model[0]).config;
     return {teacher.C, std::min(teacher.V, own.V), float(run.options.divergence_beta), is_base};
 }
 
 std::vector<CoResidentModel> Distillation::co_residents() const {
-    if (teacher_is_base(run_)) return {};
-    return {{"the teacher, resident", teacher_spec(run_).config, Mode::teach}};
+    if (teacher_is_base(run_, run_.options.teacher_model[0])) return {};
+    return {{"the teacher, resident", teacher_spec(run_, run_.options.teacher_model[0]).config, Mode::teach}};
 }
 
 // ---- before the first step ----------------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ Distillation::Distillation(const Run &run) : run_(run) {
     const Options &o = run.options;
     const LoraConfig &lora = run.model.config.lora;
     const bool prefetched = o.zero_stage == 3 || std::ranges::count(o.offload, "weights");
-    if (teacher_is_base(run) && prefetched && (lora.head || lora.embedding))
+    if (teacher_is_base(run, run.options.teacher_model[0]) && prefetched && (lora.head || lora.embedding))
         die("--teacher_model is the model without its adapters, whose head --lora_modules_to_save replaces, and %s keeps only one of both\n  fix: leave one of them out",
             o.zero_stage == 3 ? "--zero_stage 3" : "--offload weights");
     if (o.on_policy > 0) source_.emplace(run);
@@ -39,8 +39,8 @@ void Distillation::reserve(const Samples &data, ModelLimits &limits) {
 }
 
 void Distillation::open(const ModelLimits &limits, const Samples &data, size_t, const Samples *eval_data) {
-    if (teacher_is_base(run_)) return;
-    const ModelSpec teacher = teacher_spec(run_);
+    if (teacher_is_base(run_, run_.options.teacher_model[0])) return;
+    const ModelSpec teacher = teacher_spec(run_, run_.options.teacher_model[0]);
     agree(run_.comm, [&] {
         if (run_.options.on_policy < 1) {
             expect_positions(run_, teacher, data);

@@ -182,7 +182,9 @@ bool shares_prompts(const Run &run) {
     const Options &o = run.options;
     if (!(run.task & (PAIRS | RL)) || o.share_prompts == Switch::off) return false;
     std::string reason = cannot_share(o, run.model.config);
-    for (const std::string &dir : {o.ref_model, o.critic_model, o.teacher_model})  // they read the same rows
+    Names beside = o.teacher_model;  // they read the same rows
+    beside.insert(beside.end(), {o.ref_model, o.critic_model});
+    for (const std::string &dir : beside)
         if (reason.empty() && fs::exists(dir + "/config.json")) {
             std::vector<std::string> notes;
             reason = cannot_share(o, read_config(dir, notes));

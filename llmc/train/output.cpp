@@ -408,18 +408,15 @@ void OutputDirectory::remove_checkpoints_beyond(size_t step) {
 
 std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run) {
     const Options &o = run.options;
-    std::vector<std::pair<const char *, std::string>> all = {{"model", run.model.dir},
-                                                             {"adapter", o.adapter},
-                                                             {"ref_model", o.ref_model},
-                                                             {"critic_model", o.critic_model},
-                                                             {"teacher_model", o.teacher_model},
-                                                             {"rollouts", o.rollouts},
-                                                             {"prompts", o.prompts}};
+    std::vector<std::pair<const char *, std::string>> all = {{"model", run.model.dir},   {"adapter", o.adapter},
+                                                             {"ref_model", o.ref_model}, {"critic_model", o.critic_model},
+                                                             {"rollouts", o.rollouts},   {"prompts", o.prompts}};
     const auto add = [&](const char *flag, const std::string &names) {  // a mixture has several sources, separated by commas
         std::istringstream list(names);
         for (std::string name; std::getline(list, name, ',');) all.emplace_back(flag, name);
     };
     add("data", o.data), add("eval_data", o.eval_data);
+    for (const std::string &name : o.teacher_model) all.emplace_back("teacher_model", name);
     for (const std::string &name : o.reward) all.emplace_back("reward", name);
     std::erase_if(all, [](const auto &input) {
         std::error_code error;

@@ -26,8 +26,9 @@ std::vector<CoResidentModel> Policy::co_residents() const {
     std::vector<CoResidentModel> out;
     if (source_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
         out.push_back({"the reference model, resident", reference_spec(run_).config, Mode::evaluate});
-    if (source_ && !run_.options.teacher_model.empty() && !teacher_is_base(run_))
-        out.push_back({"the teacher, resident", teacher_spec(run_).config, Mode::evaluate});
+    for (const std::string &dir : run_.options.teacher_model)
+        if (source_ && !teacher_is_base(run_, dir))
+            out.push_back({"the teacher, resident", teacher_spec(run_, dir).config, Mode::evaluate});
     if (source_)
         for (const CoResidentModel &model : source_->co_residents()) out.push_back(model);
     if (run_.task == PPO) out.push_back({"the critic, resident and trained", critic_spec(run_).config, Mode::train});
@@ -53,12 +54,11 @@ static void expect_known_ids(const ModelSpec &model, const char *flag, const Sam
                     rollouts.name().c_str(), i + 1, id, flag, model.dir.c_str(), model.config.V, flag);
 }
 
-std::optional<Policy::Frozen> Policy::open_frozen(bool is_base, ModelSpec (*spec)(const Run &), const char *flag,
-                                                  const ModelLimits &limits, const Samples &data,
-                                                  const Samples *eval_data) const {
+Policy::Frozen Policy::open_frozen(bool is_base, const std::function<ModelSpec()> &spec, const char *flag,
+                                   const ModelLimits &limits, const Samples &data, const Samples *eval_data) const {
     Frozen out;
     if (source_ && is_base) return out;
-    out.spec = spec(run_);
+    out.spec = spec();
     agree(run_.comm, [&] {
         if (source_) return source_->expect_positions(out.spec, flag);
         for (const Samples *rollouts : {&data, eval_data})
@@ -71,9 +71,15 @@ std::optional<Policy::Frozen> Policy::open_frozen(bool is_base, ModelSpec (*spec
 void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const Samples *eval_data) {
     const Options &o = run_.options;
     if (source_) source_->open(limits);
-    if (o.kl_coef > 0) reference_ = open_frozen(reference_is_base(run_), reference_spec, "--ref_model", limits, data, eval_data);
-    if (!o.teacher_model.empty())
-        teacher_ = open_frozen(teacher_is_base(run_), teacher_spec, "--teacher_model", limits, data, eval_data);
+    const auto opened = [&](bool is_base, const std::function<ModelSpec()> &spec, const char *flag) {
+        return open_frozen(is_base, spec, flag, limits, data, eval_data);
+    };
+    if (o.kl_coef > 0)
+        reference_ = opened(
+            reference_is_base(run_), [&] { return reference_spec(run_); }, "--ref_model");
+    for (const std::string &dir : o.teacher_model)
+        teachers_.push_back(opened(
+            teacher_is_base(run_, dir), [&] { return teacher_spec(run_, dir); }, "--teacher_model"));
     if (run_.task == PPO) {
         const ModelSpec critic = critic_spec(run_);
         agree(run_.comm, [&] {
@@ -84,13 +90,16 @@ void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const 
     if (source_) return;
     const auto prepared = [&](const Samples &rollouts) {
         Batch batch{.rollouts = dynamic_cast<const Rollouts &>(rollouts)};
+        if (o.teacher_names.empty() &&
+            std::ranges::any_of(batch.rollouts.all(), [](const Rollout &r) { return !r.teacher.empty(); }))
+            run_.say("note: without --teacher_names the teachers that %s names have no meaning", rollouts.name().c_str());
         measure(batch, nullptr);
         estimate(batch);
         return batch;
     };
     batch_ = prepared(data);
     if (eval_data) eval_batch_ = prepared(*eval_data);
-    reference_.reset(), teacher_.reset();
+    reference_.reset(), teachers_.clear();
 }
 
 // ---- a batch ------------------------------------------------------------------------------------------------------------------------
@@ -117,27 +126,54 @@ std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
     return out;
 }
 
-// Returns log p of each token of each rollout, by a model or its base.
-static Batch::OfTokens logps(const Run &run, const ModelSpec &spec, Model &model, const Rollouts &rollouts, bool base) {
-    auto out = target_values(run, spec, model, rollouts, first_samples(rollouts.size()), base);
+// Returns log p of each token of these rollouts, by a model or its base; of other rollouts 0.
+static Batch::OfTokens logps(const Run &run, const ModelSpec &spec, Model &model, const Rollouts &rollouts,
+                             std::span<const size_t> samples, bool base) {
+    auto out = target_values(run, spec, model, rollouts, samples, base);
     for (auto &tokens : out)
         for (double &value : tokens) value = -value;
+    return out;
+}
+
+Batch::OfTokens Policy::logps_by(const Frozen &frozen, const Rollouts &rollouts, std::span<const size_t> samples,
+                                 Model *policy) const {
+    return frozen.model ? logps(run_, frozen.spec, *frozen.model, rollouts, samples, false)
+                        : logps(run_, run_.model, *policy, rollouts, samples, true);
+}
+
+// Returns log p of each token of each rollout, by its teacher.
+Batch::OfTokens Policy::teacher_logps(const Rollouts &rollouts, Model *policy) const {
+    const Names &names = run_.options.teacher_names;
+    if (names.empty()) return logps_by(teachers_[0], rollouts, first_samples(rollouts.size()), policy);
+    std::vector<std::vector<size_t>> pupils(names.size());
+    agree(run_.comm, [&] {
+        for (size_t i = 0; i < rollouts.size(); i++) {
+            const auto teacher = std::ranges::find(names, rollouts[i].teacher);
+            if (teacher == names.end())
+                die("%s: answer %zu has the teacher \"%s\", which is none of --teacher_names\n  fix: give each answer the name of its teacher",
+                    rollouts.name().c_str(), i + 1, rollouts[i].teacher.c_str());
+            pupils[size_t(teacher - names.begin())].push_back(i);
+        }
+    });
+    Batch::OfTokens out(rollouts.size());
+    for (size_t k = 0; k < names.size(); k++) {
+        if (pupils[k].empty()) continue;
+        Batch::OfTokens judged = logps_by(teachers_[k], rollouts, pupils[k], policy);
+        for (size_t i : pupils[k]) out[i] = std::move(judged[i]);
+    }
     return out;
 }
 
 // Computes the log-probabilities and values that the steps need. The policy is null with --rollouts, which give its log-probabilities.
 void Policy::measure(Batch &batch, Model *policy) {
     const Rollouts &rollouts = batch.rollouts;
+    const std::vector<size_t> all = first_samples(rollouts.size());
     if (!run_.options.is_correction.empty()) {
-        batch.old_logps = logps(run_, run_.model, *policy, rollouts, false);
+        batch.old_logps = logps(run_, run_.model, *policy, rollouts, all, false);
         policy->take_sums();  // discards the sums: no step has begun yet
     }
-    const auto logps_by = [&](const Frozen &frozen) {
-        return frozen.model ? logps(run_, frozen.spec, *frozen.model, rollouts, false)
-                            : logps(run_, run_.model, *policy, rollouts, true);
-    };
-    if (reference_) batch.reference_logps = logps_by(*reference_);
-    if (teacher_) batch.teacher_logps = logps_by(*teacher_);
+    if (reference_) batch.reference_logps = logps_by(*reference_, rollouts, all, policy);
+    if (!teachers_.empty()) batch.teacher_logps = teacher_logps(rollouts, policy);
     if (critic_) batch.values = critic_->values(rollouts);
     batch.is_measured = true;
 }

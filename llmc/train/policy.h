@@ -49,8 +49,11 @@ class Policy final : public Objective {
         std::unique_ptr<Model> model;  // null: the policy without its adapters
     };
 
-    std::optional<Frozen> open_frozen(bool is_base, ModelSpec (*spec)(const Run &), const char *flag, const ModelLimits &limits,
-                                      const Samples &data, const Samples *eval_data) const;
+    Frozen open_frozen(bool is_base, const std::function<ModelSpec()> &spec, const char *flag, const ModelLimits &limits,
+                       const Samples &data, const Samples *eval_data) const;
+    Batch::OfTokens teacher_logps(const Rollouts &rollouts, Model *policy) const;
+    Batch::OfTokens logps_by(const Frozen &frozen, const Rollouts &rollouts, std::span<const size_t> samples,
+                             Model *policy) const;
     void measure(Batch &batch, Model *policy);
     void estimate(Batch &batch);
     double &kl_coef() { return run_.options.kl_use_loss ? options_.loss.kl_coef : options_.advantage.kl_coef; }  // of batch_
@@ -68,16 +71,17 @@ class Policy final : public Objective {
 
     const Run &run_;
     PolicyOptions options_;
-    double next_kl_coef_;                        // for the next batch
-    std::optional<RolloutSource> source_;        // none with --rollouts
-    std::optional<Frozen> reference_, teacher_;  // none if they are not or no longer needed
-    std::unique_ptr<Critic> critic_;             // null unless ppo
-    Batch batch_;                                // the batch being trained on
-    size_t steps_done_ = 0;                      // on a drawn batch_
-    size_t steps_left_ = 0;                      // 0 also without a drawn batch
-    std::optional<Batch> eval_batch_;            // --rollouts with --eval_data
-    int64_t updates_ = 0;                        // in this run of the program
-    PolicyStep size_{};                          // of the current step or evaluation, like the following members:
+    double next_kl_coef_;                  // for the next batch
+    std::optional<RolloutSource> source_;  // none with --rollouts
+    std::optional<Frozen> reference_;      // none if it is not or no longer needed
+    std::vector<Frozen> teachers_;         // of --teacher_model; none likewise
+    std::unique_ptr<Critic> critic_;       // null unless ppo
+    Batch batch_;                          // the batch being trained on
+    size_t steps_done_ = 0;                // on a drawn batch_
+    size_t steps_left_ = 0;                // 0 also without a drawn batch
+    std::optional<Batch> eval_batch_;      // --rollouts with --eval_data
+    int64_t updates_ = 0;                  // in this run of the program
+    PolicyStep size_{};                    // of the current step or evaluation, like the following members:
     AnswerMeans means_;
     PolicySums sums_;  // over this rank's rollouts
 };

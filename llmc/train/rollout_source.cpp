@@ -68,6 +68,17 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
     return out;
 }
 
+// Returns the name of the teacher of prompt p; empty without --teacher_key.
+std::string RolloutSource::teacher_of(const Questions &asked, size_t p) const {
+    if (o_.teacher_key.empty()) return "";
+    const nlohmann::json columns = nlohmann::json::parse(asked.columns[p]);
+    const auto name = columns.find(o_.teacher_key);
+    if (name == columns.end() || std::ranges::none_of(o_.teacher_names, [&](const std::string &known) { return *name == known; }))
+        die("--teacher_key %s: prompt %zu has %s there, which is none of --teacher_names\n  fix: give each record the name of its teacher",
+            o_.teacher_key.c_str(), p + 1, name == columns.end() ? "nothing" : ::shown(*name).c_str());
+    return *name;
+}
+
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     generation_.eos = run_.model.config.eos;  // includes the end of turn of the prompts' template
     const Questions asked = read_questions(prompts, first_samples(prompts.size()));
@@ -84,6 +95,7 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
         if (prompt.size() + o_.max_new_tokens > o_.row_tokens)
             die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: use --row_tokens %zu, or lower --max_new_tokens",
                 prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);
+        teacher_of(asked, i);  // dies if there is none
         known_.push_back({prompt, 0});
     }
     generation_limits_ = GenerationLimits(known_, generation_, o_.max_sequences);
@@ -206,7 +218,7 @@ void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> 
         if (const Numbers &bounds = o_.dynamic_filtering; !bounds.empty() && !(bounds[0] < mean && mean < bounds[1])) continue;
         for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
             rollouts.push_back({prompts[p], answers[i].tokens, answers[i].mask, answers[i].logp, rewards[i],
-                                int64_t(asked.begin + p), !answers[i].ended});
+                                int64_t(asked.begin + p), !answers[i].ended, teacher_of(asked.questions, p)});
     }
 }
 

@@ -50,6 +50,7 @@ class RolloutSource {
     };
 
     Questions read_questions(const Samples &prompts, std::span<const size_t> samples) const;
+    std::string teacher_of(const Questions &asked, size_t p) const;
     std::vector<Completion> answer(Model &policy, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     Rewards judge(const Questions &asked, std::span<const Completion> answers) const;
     nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;

@@ -22,7 +22,8 @@ static constexpr const char *mask_names[] = {
     "token_loss_mask",     // NeMo-RL
     "assistant_masks",     // transformers' chat templates
 };
-static constexpr const char *other_names[] = {"prompt_ids", "completion_ids", "logprobs", "reward", "group", "truncated"};
+static constexpr const char *other_names[] = {"prompt_ids", "completion_ids", "logprobs", "reward",
+                                              "group",      "truncated",      "teacher"};
 
 static bool is_among(const auto &names, const std::string &name) { return std::ranges::find(names, name) != std::end(names); }
 
@@ -111,6 +112,7 @@ static Rollout read_rollout(const Fields &fields, size_t vocab) {
         fields.refuse("reward", format("is %g, but must be within +-%g\n  fix: scale the rewards", r.reward, largest_reward));
     r.group = int64_t(fields.size("group"));
     r.truncated = fields.boolean("truncated", false);
+    r.teacher = fields.text("teacher", "");
     return r;
 }
 
@@ -139,10 +141,11 @@ void write_rollouts(const std::string &path, const std::vector<Rollout> &rollout
     for (const Rollout &r : rollouts) {
         std::vector<double> logp;  // 0 for the tokens that were not sampled
         for (size_t t = 0, sampled = 0; t < r.mask.size(); t++) logp.push_back(r.mask[t] ? r.logp[sampled++] : 0);
-        const nlohmann::ordered_json record = {{"prompt_ids", r.prompt},    {"completion_ids", r.completion},
-                                               {"completion_mask", r.mask}, {"logprobs", logp},
-                                               {"reward", r.reward},        {"group", r.group},
-                                               {"truncated", r.truncated}};
+        nlohmann::ordered_json record = {{"prompt_ids", r.prompt},    {"completion_ids", r.completion},
+                                         {"completion_mask", r.mask}, {"logprobs", logp},
+                                         {"reward", r.reward},        {"group", r.group},
+                                         {"truncated", r.truncated}};
+        if (!r.teacher.empty()) record["teacher"] = r.teacher;
         const std::string line = record.dump() + "\n";
         out.write(line.data(), line.size());
     }

@@ -10,6 +10,7 @@
 //   reward                       a number, or null if no judge scored the answer
 //   group                        an integer; the same for all answers to a prompt
 //   truncated                    optional: whether the length limit cut the completion off
+//   teacher                      optional: the name of the teacher that judges the completion
 // A record with another field is refused.
 #pragma once
 #include <cmath>
@@ -31,6 +32,7 @@ struct Rollout {
     double reward;              // or no_reward
     int64_t group;
     bool truncated;
+    std::string teacher;  // of --teacher_names; empty: the run has none, or one
 };
 
 // Writes a file for the first constructor of Rollouts. After a crash the file is complete or does not exist.

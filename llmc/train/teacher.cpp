@@ -9,11 +9,11 @@
 
 namespace fs = std::filesystem;
 
-bool teacher_is_base(const Run &run) {
+bool teacher_is_base(const Run &run, const std::string &dir) {
     const Options &o = run.options;
     std::error_code error;
     return run.model.config.lora.rank > 0 && o.teacher_load_in == o.load_in && !run.model.grown_from &&
-           fs::equivalent(o.teacher_model, o.model, error);
+           fs::equivalent(dir, o.model, error);
 }
 
 // Dies unless every id means the same to both models. Both may have more rows than tokens.
@@ -32,9 +32,8 @@ static void expect_same_tokens(const ModelSpec &student, const ModelSpec &teache
     }
 }
 
-ModelSpec teacher_spec(const Run &run) {
+ModelSpec teacher_spec(const Run &run, const std::string &dir) {
     const Options &o = run.options;
-    const std::string &dir = o.teacher_model;
     ModelSpec out;
     agree(run.comm, [&] {
         if (fs::exists(dir + "/adapter_config.json") && !HfWeights::present(dir))

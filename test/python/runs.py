@@ -37,11 +37,11 @@ needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in
 
 # ---- data -------------------------------------------------------------------------------------------------------------------------
 
-def write_data(path, documents, kind="sft", vocab=96, labels=()):
-    """Writes prepared data. documents: a list of (ids, mask). labels: of kind unpaired."""
+def write_data(path, documents, kind="sft", vocab=96, labels=(), columns=()):
+    """Writes prepared data. documents: a list of (ids, mask). labels: of kind unpaired. columns: of kind rl, JSON texts."""
     file = TokenFile(str(path), vocab)
     ids, masks = zip(*documents)
-    file.append(np.concatenate(ids), np.concatenate(masks), np.array([len(d) for d in ids]), labels=labels)
+    file.append(np.concatenate(ids), np.concatenate(masks), np.array([len(d) for d in ids]), labels=labels, columns=columns)
     file.write({"kind": kind, "vocab_size": str(vocab)})
     file.close()
     return path

@@ -332,6 +332,45 @@ def test_a_teacher_judges_sampled_tokens_alone(prompts, tmp_path):
     assert other["teacher_kl"] > 0.01 and other["target_tokens"] == kept["target_tokens"] < alone["target_tokens"]
 
 
+TEACHERS = {"teacher_model": f"{GOLDEN / 'llama31'},{GOLDEN / 'qwen3'}", "teacher_names": "other,own", "teacher_coef": 0.3}
+
+
+def test_each_answer_learns_from_its_teacher(tmp_path):
+    """Without a teacher of its own an answer would have none: every teacher has some of the answers, wherever they stand in the rows."""
+    lines = [{**line, "teacher": ["other", "own"][line["group"] % 2]} for line in rollouts()]
+    run(tmp_path / "both", write_lines(tmp_path / "both.jsonl", lines), **TEACHERS, ranks=2)
+    total = 0
+    for k, (name, model) in enumerate({"other": "llama31", "own": "qwen3"}.items()):
+        file = write_lines(tmp_path / f"{name}.jsonl", [line for line in lines if line["teacher"] == name])
+        said = run(tmp_path / name, file, teacher_model=GOLDEN / model, teacher_coef=0.3)
+        assert "without --teacher_names" in said
+        alone = first_step(tmp_path / name)
+        total += alone["teacher_kl"] * alone["target_tokens"]
+    both = first_step(tmp_path / "both")
+    near(both["teacher_kl"], total / both["target_tokens"], 1e-6)
+    wrong = write_lines(tmp_path / "wrong.jsonl", [*lines[:2], {**lines[2], "teacher": "third"}, *lines[3:]])
+    refused(words(tmp_path / "refused", wrong, **TEACHERS), 'wrong.jsonl: answer 3 has the teacher "third"', "--teacher_names")
+
+
+def test_a_field_of_the_record_chooses_the_teacher(tmp_path):
+    documents = [(np.arange(5) + 4 + i, np.arange(5) == 4) for i in range(12)]
+    fields = [{"domain": ["own", "other"][i % 3 == 0]} for i in range(12)]
+    data = write_data(tmp_path / "data.safetensors", documents, kind="rl", columns=[json.dumps(f) for f in fields])
+    sample(tmp_path / "run", data, "--save_rollouts", **TEACHERS, teacher_key="domain")
+    answers = saved_answers(tmp_path / "run")
+    assert {answer["teacher"] for answer in answers} == {"own", "other"}
+    for answer in answers:
+        assert answer["teacher"] == fields[answer["prompt_ids"][0] - 4]["domain"]
+    again = write_lines(tmp_path / "again.jsonl", answers)
+    run(tmp_path / "again", again, **TEACHERS, advantage_estimator="reinforce", learning_rate=1e-3, train_batch_size=24)
+    near(first_step(tmp_path / "again")["teacher_kl"], first_step(tmp_path / "run")["teacher_kl"], 1e-5)
+    for number, field in enumerate([{}, {"domain": "third"}, {"domain": 3}]):
+        fields[7] = field
+        wrong = write_data(tmp_path / f"{number}.safetensors", documents, kind="rl", columns=[json.dumps(f) for f in fields])
+        refused(words(tmp_path / "refused", None, data=wrong, max_new_tokens=9, **TEACHERS, teacher_key="domain"),
+                "--teacher_key domain: prompt 8 has", "none of --teacher_names")
+
+
 def test_dynamic_filtering_keeps_groups_with_different_rewards(prompts, tmp_path):
     """With 128 answers of one token, some prompts have a right one among them and others have none."""
     sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="0,1", save_rollouts="true",
