@@ -2,14 +2,15 @@
 chat; a fault of an environment ends in one message."""
 
 import shutil
+import signal
 import time
 
 import numpy as np
 import pytest
 from preparing import CALLING, CHATML, CHATML_STRIPPED, HEADLINES, LLAMA2, PLAIN, THINKING, make_tokenizer, said
 from runs import (
-    DEMO, ENVIRONMENT, VARYING, call, change_json, chat, command, descendants, expect_end_of, first_step, log_lines, near, refused, start, succeeds, wait_for,
-    weights, write_lines)
+    DEMO, ENVIRONMENT, VARYING, call, change_json, chat, command, descendants, expect_end_of, first_step, log_lines, near, refused, same_run, start, succeeds,
+    wait_for, weights, write_lines)
 from test_grpo import saved_answers
 
 import prepare
@@ -319,10 +320,44 @@ def test_flags_of_episodes(options, parts, model, tmp_path):
     refused(words(tmp_path / "run", **{"environment": environment_file(tmp_path, OF_LENGTHS), "model": model, **options}), *parts)
 
 
-def test_a_killed_run_leaves_no_environment(model, tmp_path):
-    process = start(words(tmp_path / "run", environment_file(tmp_path, STEP.format("import time; time.sleep(60)")), model))
-    wait_for(lambda: len(descendants(process.pid)) >= 2, process)
-    children = descendants(process.pid)
-    process.kill()
-    process.communicate()
+# Once, within the second batch, a step starts a process and then computes. Beside this file the mark says that it does.
+COMPUTES = """
+import pathlib, subprocess, time
+episodes, mark = 0, pathlib.Path(__file__).with_name("computes")
+class Environment:
+    def reset(self, prompt):
+        global episodes
+        episodes += 1
+        self.turns, self.last = 0, 1 + len(prompt) % 4
+    def step(self, answer):
+        self.turns += 1
+        if self.turns == 2 and episodes > EPISODES and not mark.exists():
+            subprocess.Popen(["sleep", "1000"])
+            mark.touch()
+            time.sleep(1000)
+        return {"observation": f"{self.turns} {len(answer)}", "reward": len(answer) / 100, "done": self.turns == self.last}
+"""
+
+
+@pytest.mark.parametrize("number, ranks", [(signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGTERM, 2)])
+def test_a_run_ends_while_its_environment_computes(number, ranks, model, tmp_path):
+    """It ends at once, with all processes of the environment. One sequence at a time gives passes of equal sizes, so that the resumed run has the bits of an
+    undisturbed one."""
+    environment = environment_file(tmp_path, COMPUTES.replace("EPISODES", str(12 // ranks)))
+    options = {"max_sequences": 1, "max_steps": 3, "save_steps": 1, **({"ranks": ranks, "zero_stage": 3} if ranks > 1 else {})}
+    run = start(words(tmp_path / "run", environment, model, **options))
+    wait_for((tmp_path / "computes").exists, run)
+    children = descendants(run.pid)
+    assert len(children) >= 2 * ranks + 1  # of each rank the worker and its guard, and the process that a step has started
+    run.send_signal(number)
+    said, error = run.communicate(timeout=60)
+    assert run.returncode == (-number if number == signal.SIGKILL else 128 + number), said + error
+    assert ("SIGTERM: the run stops after this token" in error) == (number == signal.SIGTERM)
     expect_end_of(children)
+    assert [line["step"] for line in log_lines(tmp_path / "run") if "step" in line] == [1]
+    result = play(tmp_path / "run", environment, model, resume="auto", **options)
+    assert "step_1" in result.stdout
+    play(tmp_path / "straight", environment, model, **options)
+    same_run(tmp_path / "run", tmp_path / "straight")
+    for file in sorted((tmp_path / "straight/rollouts").iterdir()):
+        assert (tmp_path / "run/rollouts" / file.name).read_bytes() == file.read_bytes()
