@@ -41,7 +41,7 @@
 // outputs: most models have ln1 and ln2, OLMo 2 has post1 and post2, and Gemma 3 has all four.
 template <class S> struct LlamaLayer {
     LinearWeights<S> qkv;      // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
-    LinearWeights<S> k, v;     // (whole KV*D, C)  of more tensor-parallel ranks than key heads; qkv then only has the queries
+    LinearWeights<S> k, v;     // (whole KV*D, C)  of more tensor-parallel ranks than key heads; qkv then lacks them
     LinearWeights<S> o;        // (C, H*D)
     DeltaWeights<S> delta;     // in layers with linear attention, whose qkv and o have the sizes of its heads
     LinearWeights<S> gate_up;  // (2*F, C)         rows of the gate, then of the up projection
@@ -221,7 +221,7 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, const Pass &pass)
     if (runs(LN1)) norm(a.ln1, a.rstd1, residual(l, pass.phase), w.ln1);
     if (runs(QKV)) {
         const X *const input = gather_tokens(acts.input, attention_input(l, pass));
-        if (config.part.shares_keys()) shared_keys_forward(l, pass, input);
+        if (config.part.shares_keys() && !config.has_delta(l)) shared_keys_forward(l, pass, input);
         else linear_forward({pass, l, 0, row.T}, first_matrix(l), projected(a), input, w.qkv);
     }
     if (config.has_delta(l)) return linear_attention(l, pass);
@@ -300,8 +300,9 @@ template <class Dev> template <class F> void Llama<Dev>::for_heads_and_gates(con
 // The product with the queries' matrix, and with the rows of the rank's head of the keys' and values' matrices.
 template <class Dev> void Llama<Dev>::shared_keys_forward(size_t l, const Pass &pass, const X *input) {
     const LlamaLayer<X> &w = weights.layer[l];
-    const size_t C = config.C, Q = config.H * config.D, D = config.D, stride = Q + 2 * D, first = config.part.kv.first * D;
-    X *const out = arrays(l, pass).qkv;
+    const size_t C = config.C, D = config.D, stride = linear_shape(config, Linear::qkv).OC, Q = stride - 2 * D,
+                 first = config.part.kv.first * D;
+    X *const out = projected(arrays(l, pass));
     const auto product = [&](X *part, const LinearWeights<X> &of, size_t from, size_t n) {
         matmul_forward(dev, part, input, of.weight + from * C, of.bias ? of.bias + from : nullptr, row.T, C, n, stride);
     };
@@ -331,8 +332,9 @@ template <class Dev> void Llama<Dev>::linear_attention(size_t l, const Pass &pas
     const auto runs = [&](Op op) { return Base::runs(op, l, pass.phase); };
 
     if (runs(GATES)) {
-        linear_forward({pass, l, 0, row.T}, Linear::delta_z, a.gate, attention_input(l, pass), w.z);
-        linear_forward({pass, l, 0, row.T}, Linear::delta_ba, d.ba, attention_input(l, pass), w.ba);
+        const X *const input = all_tokens(acts.input, attention_input(l, pass));  // QKV has gathered them
+        linear_forward({pass, l, 0, row.T}, Linear::delta_z, a.gate, input, w.z);
+        linear_forward({pass, l, 0, row.T}, Linear::delta_ba, d.ba, input, w.ba);
         delta_gates_forward(dev, d.gates, d.ba, w.A_log, w.dt_bias, row.T, config.delta.Hv);
     }
     const DeltaGates<const float> gates{d.gates.g, d.gates.beta};
@@ -495,8 +497,9 @@ template <class Dev> typename Dev::X *Llama<Dev>::branch_gradient() {
 template <class Dev> void Llama<Dev>::shared_keys_backward(size_t l, const Pass &pass, X *input, bool has_dinput) {
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaLayer<float> &dw = gradients.layer[l];
-    const size_t C = config.C, Q = config.H * config.D, D = config.D, stride = Q + 2 * D, first = config.part.kv.first * D;
-    const X *const dqkv = bwd[l].qkv;
+    const size_t C = config.C, D = config.D, stride = linear_shape(config, Linear::qkv).OC, Q = stride - 2 * D,
+                 first = config.part.kv.first * D;
+    const X *const dqkv = projected(bwd[l]);
     const bool is_trained = dw.k.weight;
     if (is_trained && !Base::accumulates())
         for (float *whole : {dw.k.weight, dw.v.weight}) this->memory().fill(whole, 0, config.whole_KV() * D * C * sizeof(float));
@@ -541,8 +544,7 @@ template <class Dev> void Llama<Dev>::linear_attention_backward(size_t l, const 
     const LlamaActs<X> &a = bwd[l];
     const DeltaActs<X> &d = a.delta;
     const DeltaGates<const float> gates{d.gates.g, d.gates.beta}, dgates{d.dgates.g, d.dgates.beta};
-    const X *const input = attention_input(l, pass);
-    X *const dinput = has_input ? d.dinput : nullptr, *const dprojected = a.qkv;
+    X *const dprojected = a.qkv, *const dinput = has_input ? all_tokens(acts.output, d.dinput) : nullptr;
 
     DeltaRing ring = Base::delta_ring(pass);
     begin_op(Phase::backward, ATTENTION, l);
@@ -551,13 +553,16 @@ template <class Dev> void Llama<Dev>::linear_attention_backward(size_t l, const 
     ring_conv_backward(dev, ring, pieces(a), dprojected, dw.delta.conv, d.scratch, d.dqkv, a.projected, w.delta.conv, T,
                        config.delta.row());
     begin_op(Phase::backward, GATES, l);
+    const X *const input = gather_tokens(acts.input, attention_input(l, pass));
     delta_gates_backward(dev, d.ba, dw.delta.A_log, dw.delta.dt_bias, d.scratch, dgates, gates, d.ba, w.delta.A_log,
                          w.delta.dt_bias, T, config.delta.Hv);
     linear_backward({pass, l, 0, T}, Linear::delta_z, dinput, dw.delta.z, a.gate, input, w.delta.z);
     linear_backward({pass, l, 0, T}, Linear::delta_ba, dinput, dw.delta.ba, d.ba, input, w.delta.ba, true);
     begin_op(Phase::backward, QKV, l);
     linear_backward({pass, l, 0, T}, Linear::delta_qkv, dinput, dw.qkv, dprojected, input, w.qkv, true);
-    if (dinput) add_gradient(Base::runs(LN1, l, pass.phase), dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
+    if (!has_input) return;
+    sum_tokens(d.dinput, dinput);
+    add_gradient(Base::runs(LN1, l, pass.phase), d.dinput, dw.ln1, residual(l, pass.phase), w.ln1, a.rstd1);
 }
 
 template <class Dev>
@@ -656,12 +661,12 @@ template <class S> void add_attention(const ModelConfig &c, size_t l, LlamaLayer
     const auto normal = Tensor::normal;
     // clang-format off
     if (c.has_delta(l)) {
-        t.add(true,  "linear_attn.in_proj_qkv.weight", &y.qkv.weight,      {row, C},                        normal, true);
-        t.add(true,  "linear_attn.in_proj_z.weight",   &y.delta.z.weight,  {values, C},                     normal, true);
-        t.add(true,  "linear_attn.in_proj_b.weight",   &y.delta.ba.weight, {Hv, C},                         normal, true);
-        t.add(true,  "linear_attn.in_proj_a.weight",   nullptr,            {Hv, C},                         normal, true);
-        t.add(true,  "linear_attn.out_proj.weight",    &y.o.weight,        {C, values},                     normal, true);
-        t.add(true,  "linear_attn.conv1d.weight",      &y.delta.conv,      {row, 1, conv_taps},             normal, true);
+        t.add(true,  "linear_attn.in_proj_qkv.weight", &y.qkv.weight,      {row, C},                        normal, true, cuts.delta_qkv);
+        t.add(true,  "linear_attn.in_proj_z.weight",   &y.delta.z.weight,  {values, C},                     normal, true, cuts.delta_z);
+        t.add(true,  "linear_attn.in_proj_b.weight",   &y.delta.ba.weight, {Hv, C},                         normal, true, cuts.delta_heads);
+        t.add(true,  "linear_attn.in_proj_a.weight",   nullptr,            {Hv, C},                         normal, true, cuts.delta_heads);
+        t.add(true,  "linear_attn.out_proj.weight",    &y.o.weight,        {C, values},                     normal, true, cuts.delta_out);
+        t.add(true,  "linear_attn.conv1d.weight",      &y.delta.conv,      {row, 1, conv_taps},             normal, true, cuts.delta_qkv);
         return;
     }
     t.add(c.fused,   "self_attn.qkv_proj.weight",      &y.qkv.weight,      {Q + 2 * K, C},                  normal, true, cuts.qkv);
@@ -706,8 +711,8 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
             t.add(true,   "mlp.up_proj.weight",           nullptr,         {F, C},                          normal, true,  hidden);
         }
         t.add(dense,      "mlp.down_proj.weight",         &y.down.weight,  {C, F},                          normal, true,  cuts.down);
-        t.add(apart,      "self_attn.k_proj.weight",      &y.k.weight,     {whole_K, C},                    normal, true);
-        t.add(apart,      "self_attn.v_proj.weight",      &y.v.weight,     {whole_K, C},                    normal, true);
+        t.add(apart && !linear, "self_attn.k_proj.weight", &y.k.weight,     {whole_K, C},                    normal, true);
+        t.add(apart && !linear, "self_attn.v_proj.weight", &y.v.weight,     {whole_K, C},                    normal, true);
         t.add(c.qkv_bias, "self_attn.q_proj.bias",        &y.qkv.bias,     {Q},                             zeros,  false, q);
         t.add(c.qkv_bias, "self_attn.k_proj.bias",        apart ? &y.k.bias : nullptr, {apart ? whole_K : K}, zeros, false, kv);
         t.add(c.qkv_bias, "self_attn.v_proj.bias",        apart ? &y.v.bias : nullptr, {apart ? whole_K : K}, zeros, false, kv);
@@ -717,8 +722,8 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, T
         t.add(c.mlp_bias, "mlp.down_proj.bias",           &y.down.bias,    {C},                             zeros,  false);
         t.add(qk_norm,    "self_attn.q_norm.weight",      &y.q_norm,       {c.wide_qk_norm ? Q : c.D},      ones,   false, c.wide_qk_norm ? q : Cut());
         t.add(qk_norm,    "self_attn.k_norm.weight",      &y.k_norm,       {c.wide_qk_norm ? K : c.D},      ones,   false, c.wide_qk_norm ? kv : Cut());
-        t.add(linear,     "linear_attn.A_log",            &y.delta.A_log,  {c.delta.Hv},               Tensor::rate, false);
-        t.add(linear,     "linear_attn.dt_bias",          &y.delta.dt_bias, {c.delta.Hv},              Tensor::ones, false);
+        t.add(linear,     "linear_attn.A_log",            &y.delta.A_log,  {c.delta.Hv},               Tensor::rate, false, cuts.delta_heads);
+        t.add(linear,     "linear_attn.dt_bias",          &y.delta.dt_bias, {c.delta.Hv},              Tensor::ones, false, cuts.delta_heads);
         t.add(linear,     "linear_attn.norm.weight",      &y.delta.norm,   {c.delta.Dv},               Tensor::ones, false);
         t.add(c.norm_before, "input_layernorm.weight",          &y.ln1,    {C},                             ones,   false);
         t.add(c.norm_after,  "post_attention_layernorm.weight", &y.post1,  {C},                             ones,   false);
@@ -842,7 +847,7 @@ template <class Dev> void Llama<Dev>::plan_delta(size_t l, LlamaActs<X> &f, Llam
     transient("dqkv", &b.delta.dqkv, {T, c.row()});
     transient("ddecay", &b.delta.dgates.g, {T, c.Hv});
     transient("dbeta", &b.delta.dgates.beta, {T, c.Hv});
-    transient("dinput", &b.delta.dinput, {T, config.C});
+    transient("dinput", &b.delta.dinput, {Base::own_max, config.C});
     transient("delta scratch backward", &b.delta.scratch,
               {std::max({gated_delta_scratch(dev, delta_shape(T)), causal_conv_scratch(dev, c.row()),
                          delta_gates_scratch(dev, c.Hv), gated_rmsnorm_scratch(dev, c.Dv)})});

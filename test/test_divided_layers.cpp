@@ -6,6 +6,10 @@
 #include "models.h"
 #include "rank_cases.h"
 #include "reference_attention.h"
+#include "reference_causal_conv.h"
+#include "reference_delta_gates.h"
+#include "reference_gated_delta.h"
+#include "reference_gated_rmsnorm.h"
 #include "reference_loss.h"
 #include "reference_rmsnorm.h"
 #include "reference_swiglu.h"
@@ -105,28 +109,94 @@ struct Part {
     }
 };
 
+// Attention of a part, from the norm of the layer's input, h, to its sum over heads: the forward pass, and the gradient of h.
+struct Attention {
+    Part &part;
+    const AttentionCase shape;
+    Vector qkv;
+    AttentionReference att;
+
+    explicit Attention(Part &part) : part(part), shape{documents, 0, part.config.H, part.config.KV, D} {}
+
+    Vector forward(const Vector &h) {
+        qkv = part.forward(Linear::qkv, h), att = attention_reference(shape, qkv);
+        return part.forward(Linear::o, att.out);
+    }
+    Vector backward(const Vector &dout, const Vector &h) {
+        attention_reference_backward(att, shape, qkv, att.out, part.backward(Linear::o, dout, att.out));
+        return part.backward(Linear::qkv, att.dqkv, h);
+    }
+};
+
+// Likewise linear attention.
+struct LinearAttention {
+    Part &part;
+    const DeltaConfig &d = part.config.delta;
+    const DeltaShape shape{T, d.Hk, d.Hv, d.Dk, d.Dv, 1e-6f};
+    Vector projected, z, ba, qkv, out, gated;
+    DeltaGatesReference gates;
+
+    explicit LinearAttention(Part &part) : part(part) {}
+
+    static std::vector<int32_t> positions() {
+        std::vector<int32_t> out;
+        for (size_t length : documents)
+            for (size_t t = 0; t < length; t++) out.push_back(int32_t(t));
+        return out;
+    }
+    static std::string name_of(const char *tensor) { return "model.layers.0.linear_attn." + std::string(tensor); }
+    const Vector &weight(const char *tensor) const { return part.weights.at(name_of(tensor)); }
+    ConvReference conv(const Vector &dqkv) const {
+        return conv_reference(dqkv, projected, weight("conv1d.weight"), positions(), d.row());
+    }
+    DeltaReference rule(const Vector &dout) const {
+        return delta_reference({qkv, gates.g, gates.beta, dout}, positions(), shape);
+    }
+
+    Vector forward(const Vector &h) {
+        projected = part.forward(Linear::delta_qkv, h), z = part.forward(Linear::delta_z, h),
+        ba = part.forward(Linear::delta_ba, h);
+        gates = delta_gates_reference(ba, weight("A_log"), weight("dt_bias"), T, d.Hv);
+        qkv = conv(Vector(T * d.row())).out, out = rule(Vector(T * d.values())).out;
+        gated = gated_rmsnorm_reference(out, z, weight("norm.weight"), T * d.Hv, d.Dv, eps);
+        return part.forward(Linear::delta_out, gated);
+    }
+    Vector backward(const Vector &dy, const Vector &h) {
+        const Vector dgated = part.backward(Linear::delta_out, dy, gated);
+        const auto of_norm = gated_rmsnorm_backward_reference(dgated, out, z, weight("norm.weight"), T * d.Hv, d.Dv, eps);
+        const DeltaReference of_rule = rule(of_norm.norm.dx);
+        const ConvReference of_conv = conv(of_rule.dqkv);
+        const auto of_gates =
+            delta_gates_backward_reference(of_rule.dg, of_rule.dbeta, ba, weight("A_log"), weight("dt_bias"), T, d.Hv);
+        part.gradients[name_of("norm.weight")] = of_norm.norm.dw, part.gradients[name_of("conv1d.weight")] = of_conv.dw;
+        part.gradients[name_of("A_log")] = of_gates.dA_log, part.gradients[name_of("dt_bias")] = of_gates.ddt_bias;
+        Vector dh = part.backward(Linear::delta_qkv, of_conv.dx, h);
+        add(dh, part.backward(Linear::delta_z, of_norm.dz, h));
+        add(dh, part.backward(Linear::delta_ba, of_gates.dba, h));
+        return dh;
+    }
+};
+
 struct Result {
     Vector y, dx;
     Values gradients;
 };
 
 // Each block reads all of its input on every rank, and its output is the sum of the ranks' parts.
+template <class AnyAttention>
 static Result layer_of(const ModelConfig &whole, size_t ranks, const Values &weights, const Vector &x, const Vector &dy) {
     std::vector<Part> parts;
     for (size_t rank = 0; rank < ranks; rank++) parts.emplace_back(whole, ranks, rank, weights);
     const std::string layer = layer_name(whole, 0), ln1 = layer + "input_layernorm.weight",
                       ln2 = layer + "post_attention_layernorm.weight";
-    std::vector<Vector> qkv, gate_up, act;
-    std::vector<AttentionReference> att;
-    std::vector<AttentionCase> cases;
+    std::vector<Vector> gate_up, act;
+    std::vector<AnyAttention> att;
 
     const Vector h = rmsnorm_reference(x, weights.at(ln1), T, C, eps);
     Vector mid = x;
     for (Part &p : parts) {
-        cases.push_back({documents, 0, p.config.H, p.config.KV, D});
-        qkv.push_back(p.forward(Linear::qkv, h));
-        att.push_back(attention_reference(cases.back(), qkv.back()));
-        add(mid, p.forward(Linear::o, att.back().out));
+        att.emplace_back(p);
+        add(mid, att.back().forward(h));
     }
     const Vector h2 = rmsnorm_reference(mid, weights.at(ln2), T, C, eps);
     Result result{mid, dy, {}};
@@ -143,11 +213,7 @@ static Result layer_of(const ModelConfig &whole, size_t ranks, const Values &wei
     }
     const RmsNormGradient norm2 = rmsnorm_backward_reference(dh2, mid, weights.at(ln2), T, C, eps);
     add(result.dx, norm2.dx);
-    for (size_t r = 0; r < ranks; r++) {
-        const Vector datt = parts[r].backward(Linear::o, result.dx, att[r].out);
-        attention_reference_backward(att[r], cases[r], qkv[r], att[r].out, datt);
-        add(dh, parts[r].backward(Linear::qkv, att[r].dqkv, h));
-    }
+    for (AnyAttention &a : att) add(dh, a.backward(result.dx, h));
     const RmsNormGradient norm1 = rmsnorm_backward_reference(dh, x, weights.at(ln1), T, C, eps);
     add(result.dx, norm1.dx);
     for (const Part &p : parts) p.add_to(result.gradients);
@@ -166,31 +232,43 @@ static void expect_near(const std::string &what, const Vector &got, const Vector
     EXPECT_LE(worst_difference(got, want), 1e-12 * largest(want)) << what;
 }
 
+// Compares the layer on 2 to 4 ranks with the whole one, and returns how many of these numbers of ranks can divide it.
+template <class AnyAttention> static size_t expect_the_whole(const ModelConfig &config) {
+    Values weights;
+    const Table base = table_of(config);
+    for (const Table &table : {base, trained_table(config, base)})
+        for (const Tensor &t : table.tensors)
+            weights[t.name] = widen(random_values<float>(t.count, stream_of(t.name), 0.3, t.init == Tensor::ones));
+    const Vector x = widen(random_values<float>(T * C, 1)), dy = widen(random_values<float>(T * C, 2));
+    const Result want = layer_of<AnyAttention>(config, 1, weights, x, dy);
+    size_t divided = 0;
+    for (const size_t ranks : {2, 3, 4}) {
+        if (!cannot_divide(config, ranks).empty()) continue;
+        divided++;
+        SCOPED_TRACE(format("%zu query and %zu key heads on %zu ranks", config.H, config.KV, ranks));
+        const Result got = layer_of<AnyAttention>(config, ranks, weights, x, dy);
+        expect_near("y", got.y, want.y);
+        expect_near("dx", got.dx, want.dx);
+        for (const auto &[name, gradient] : want.gradients) expect_near(name, got.gradients.at(name), gradient);
+    }
+    return divided;
+}
+
 TEST(DividedLayers, EqualTheWholeInFloat64) {
     size_t divided = 0;
     for (const bool fused : {false, true})
-        for (const auto &[H, KV] : {std::pair<size_t, size_t>{4, 4}, {4, 2}, {4, 1}, {9, 3}}) {
-            const ModelConfig config = one_layer(H, KV, fused);
-            Values weights;
-            const Table base = table_of(config);
-            for (const Table &table : {base, trained_table(config, base)})
-                for (const Tensor &t : table.tensors)
-                    weights[t.name] = widen(random_values<float>(t.count, stream_of(t.name), 0.3, t.init == Tensor::ones));
-            const Vector x = widen(random_values<float>(T * C, 1)), dy = widen(random_values<float>(T * C, 2));
-            const Result want = layer_of(config, 1, weights, x, dy);
-            for (const size_t ranks : {2, 3, 4}) {
-                if (!cannot_divide(config, ranks).empty()) continue;
-                divided++;
-                SCOPED_TRACE(format("%zu query and %zu key heads on %zu ranks", H, KV, ranks));
-                const Result got = layer_of(config, ranks, weights, x, dy);
-                expect_near("y", got.y, want.y);
-                expect_near("dx", got.dx, want.dx);
-                for (const auto &[name, gradient] : want.gradients) expect_near(name, got.gradients.at(name), gradient);
-            }
-        }
+        for (const auto &[H, KV] : {std::pair<size_t, size_t>{4, 4}, {4, 2}, {4, 1}, {9, 3}})
+            divided += expect_the_whole<Attention>(one_layer(H, KV, fused));
     EXPECT_EQ(
         divided,
         10 + 6u);  // 4 and 2 heads on 3 ranks, and 9 and 3 on 4, are refused; fused tensors also with fewer key heads than ranks
+}
+
+// The sections of one tensor have other sizes: 4 * 8 rows of queries and of keys, and 12 * 16 of values.
+TEST(DividedLayers, LinearAttentionEqualsTheWholeInFloat64) {
+    ModelConfig config = one_layer(4, 4, false);
+    config.output_gate = true, config.delta = {.Hk = 4, .Hv = 12, .Dk = 8, .Dv = 16, .layers = {true}};
+    EXPECT_EQ(expect_the_whole<LinearAttention>(config), 2u);  // 4 key heads on 3 ranks are refused
 }
 
 // With m the largest logit of all ranks, s the ranks' sum of exp(z - m) and y the target's z - m, which one rank has: loss = log s - y, and

@@ -108,11 +108,15 @@ TEST(Ranks, DividedTensorsWithAdaptersEqualOneRank) {
     expect_one_ranks_results(third_of(tensor_cases()), {{adapted, SFT}});
     expect_one_ranks_results(third_of(tensor_cases()), {{adapted, RM}, {adapted, GRPO}});
 }
-// Models of these layers need a key head for each rank.
-static std::vector<RankCase> cases_of_own_keys() {
+// Of at most so many key heads, in models whose ranks need one each.
+static std::vector<RankCase> cases_of_own_keys(size_t heads = 6) {
     auto cases = tensor_cases();
-    std::erase_if(cases, [](const RankCase &c) { return c.tp > 6; });
+    std::erase_if(cases, [&](const RankCase &c) { return c.tp > heads; });
     return cases;
+}
+TEST(Ranks, DividedLinearAttentionEqualsOneRank) {
+    expect_one_ranks_results(cases_of_own_keys(2), {{hybrid, SFT}});
+    expect_one_ranks_results(third_of(cases_of_own_keys(2)), {{hybrid, RM}, {hybrid, GRPO}});
 }
 TEST(Ranks, DividedTensorsOfOtherLayersEqualOneRank) {
     expect_one_ranks_results(cases_of_own_keys(), {{norm_after, SFT}, {gpt2, SFT}, {fused, SFT}, {adapted_fused, SFT}});
@@ -400,13 +404,17 @@ TEST(Ranks, GroupsSendWhatIsPredicted) {
 // In a layer the forward pass gathers the tokens of two blocks and divides their sums; so does the backward pass, which gathers both inputs again, and
 // recomputation one of them and one sum. Embedding and head each do it once in both passes; and the head gathers five statistics of each target.
 TEST(Ranks, DividedTensorsSendWhatTheFormulaSays) {
-    for (const auto &[tp, recompute] : {std::pair(size_t(2), Recompute::none), {4, Recompute::layer}, {2, Recompute::cheap}}) {
+    for (const auto &[of, tp, recompute] : {std::tuple(untied, size_t(2), Recompute::none),
+                                            {untied, 4, Recompute::layer},
+                                            {untied, 2, Recompute::cheap},
+                                            {hybrid, 2, Recompute::none},
+                                            {hybrid, 2, Recompute::layer}}) {
         const RankCase c{tp, 1, SpMode::ring, 6, 1, 1};
         RankCase of_tensors = c;
         of_tensors.tp = tp, of_tensors.documents = 8;
-        const RankResult got = on_threads<CpuF32>(of_tensors, untied, false, [&](ModelLimits &l) { l.recompute = recompute; });
+        const RankResult got = on_threads<CpuF32>(of_tensors, of, false, [&](ModelLimits &l) { l.recompute = recompute; });
         const Row row = pad_row(rank_rows(1, 8)[0], 1);
-        const ModelConfig m = rank_model(untied);
+        const ModelConfig m = rank_model(of);
         const size_t gathered = (tp - 1) * row.T * m.C * sizeof(float), of_layer = recompute == Recompute::layer ? 12 : 10;
         EXPECT_EQ(got.sent.tensor, gathered * (m.L * of_layer + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float))
             << tp;

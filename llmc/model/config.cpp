@@ -788,6 +788,10 @@ ModelConfig part_of(ModelConfig c, size_t ranks, size_t rank) {
     }
     c.part = {ranks, rank, q, kv, F, V};
     c.H = q.count, c.KV = kv.count, c.F = F.count, c.V = V.count;
+    if (DeltaConfig &d = c.delta; d.Hk) {
+        c.part.delta = share_of(d.Hk, ranks, rank);
+        d.Hv = d.Hv / d.Hk * c.part.delta.count, d.Hk = c.part.delta.count;
+    }
     return c;
 }
 
@@ -803,6 +807,13 @@ LayerCuts cuts_of(const ModelConfig &c) {
                    .gate_up = p.hidden.rows(2),
                    .down = p.hidden.columns()};
     cuts.qkv.sections = {Q, K, K}, cuts.gate_up.sections = {F, F};
+    if (const DeltaConfig &d = c.delta; d.Hk) {
+        const size_t values = d.Hv / d.Hk, keys = p.delta.whole * d.Dk;  // values: heads of a key head
+        cuts.delta_qkv = p.delta.rows(d.row() / d.Hk);
+        cuts.delta_qkv.sections = {keys, keys, p.delta.whole * values * d.Dv};
+        cuts.delta_z = p.delta.rows(values * d.Dv), cuts.delta_out = p.delta.columns(values * d.Dv);
+        cuts.delta_heads = p.delta.rows(values);
+    }
     return cuts;
 }
 
@@ -816,13 +827,15 @@ std::string cannot_divide(const ModelConfig &c, size_t ranks) {
         return format("it has %zu key heads, and each rank needs one of its own, because %s", c.KV,
                       c.fused ? "its files store queries, keys and values as one tensor" : "one norm is over all key heads");
     if (c.experts.number) return "experts are not divided this way: --expert_parallel divides them";
-    if (c.delta.Hk) return "linear attention is not divided yet";
+    if (c.delta.Hk % ranks)
+        return format("its linear attention has %zu key head%s, and each rank needs the same number of them", c.delta.Hk,
+                      c.delta.Hk == 1 ? "" : "s");
     for (size_t rank = 0; c.weight_bits == 4 && rank < ranks; rank++) {
         const ModelConfig part = part_of(c, ranks, rank);
         const LayerCuts cuts = cuts_of(part);
         const auto ends_in_block = [](size_t n) { return n % nf4_block > 0; };
-        if (ends_in_block(c.C) || ends_in_block(cuts.o.first) || ends_in_block(cuts.o.whole) || ends_in_block(cuts.down.first) ||
-            ends_in_block(cuts.down.whole))
+        const auto ends_in = [&](const Cut &cut) { return ends_in_block(cut.first) || ends_in_block(cut.whole); };
+        if (ends_in_block(c.C) || ends_in(cuts.o) || ends_in(cuts.down) || ends_in(cuts.delta_out))
             return format(
                 "its matrices of 4 bits have blocks of %zu weights, which the ranks' parts would cut: use --load_in 8bit",
                 nf4_block);

@@ -58,13 +58,13 @@ struct Share {
 };
 
 // A rank's part of a model under tensor parallelism (Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053): whole heads, with the key and value head
-// of each group of query heads; channels of the feed-forward; and tokens of the vocabulary.
+// of each group of query heads; key heads of linear attention, with the value heads of each; channels of the feed-forward; and tokens of the vocabulary.
 //
 // If there are more ranks than key heads, several ranks divide the query heads of a key head. Each then has the matrices of all keys and values whole, and
 // uses and changes its own head's rows.
 struct ModelPart {
     size_t ranks = 1, rank = 0;
-    Share q, kv, hidden, vocabulary;
+    Share q, kv, hidden, vocabulary, delta = {};
 
     bool shares_keys() const { return ranks > 1 && ranks > kv.whole; }
 };
@@ -98,7 +98,7 @@ struct ModelConfig {
     ExpertConfig experts;
     DeltaConfig delta;
     LoraConfig lora;
-    ModelPart part;       // H, KV, F and V are those of the part (part_of)
+    ModelPart part;       // H, KV, F, V and delta's heads are those of the part (part_of)
     int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen and stored with this number of bits (quantised_layers.h)
     // config.json and generation_config.json (null without one), unchanged; export writes them again, with the fields that training changes
     nlohmann::json source, generation;
@@ -131,6 +131,8 @@ Share vocabulary_of(const ModelPart &part, size_t rank);  // of another rank
 struct LayerCuts {
     Cut q, kv, qkv, o;          // qkv: of one tensor with the rows of queries, keys and values
     Cut hidden, gate_up, down;  // hidden: gate, and up; gate_up: of one tensor with the rows of both
+    // Of linear attention: queries, keys and values are one tensor, and its filters another; gates of the output; numbers of each value head.
+    Cut delta_qkv = {}, delta_z = {}, delta_heads = {}, delta_out = {};
 };
 LayerCuts cuts_of(const ModelConfig &config);
 // Why tensor parallelism cannot divide the model among this number of ranks; "" if it can.

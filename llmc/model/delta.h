@@ -19,7 +19,7 @@ template <class X> struct DeltaActs {
     float *states;            // gated_delta_states
     X *dqkv;                  // (T, 2*Hk*Dk+Hv*Dv)
     DeltaGates<float> dgates;
-    X *dinput;  // (T, C)      gradient of the layer's normed input
+    X *dinput;  // (own, C)    gradient of the layer's normed input
     float *scratch;
     DeltaPieceActs<X> pieces;
 };

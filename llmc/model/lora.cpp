@@ -39,11 +39,11 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
                                          {"self_attn.v_proj", qkv, gated + K, K, C, cuts.kv, shared},
                                          {"self_attn.o_proj", o, 0, C, Q, cuts.o}};
     if (const DeltaConfig &d = c.delta; d.Hk)
-        modules.insert(modules.end(), {{"linear_attn.in_proj_qkv", delta_qkv, 0, d.row(), C},
-                                       {"linear_attn.in_proj_z", delta_z, 0, d.values(), C},
-                                       {"linear_attn.in_proj_b", delta_ba, 0, d.Hv, C},
-                                       {"linear_attn.in_proj_a", delta_ba, d.Hv, d.Hv, C},
-                                       {"linear_attn.out_proj", delta_out, 0, C, d.values()}});
+        modules.insert(modules.end(), {{"linear_attn.in_proj_qkv", delta_qkv, 0, d.row(), C, cuts.delta_qkv},
+                                       {"linear_attn.in_proj_z", delta_z, 0, d.values(), C, cuts.delta_z},
+                                       {"linear_attn.in_proj_b", delta_ba, 0, d.Hv, C, cuts.delta_heads},
+                                       {"linear_attn.in_proj_a", delta_ba, d.Hv, d.Hv, C, cuts.delta_heads},
+                                       {"linear_attn.out_proj", delta_out, 0, C, d.values(), cuts.delta_out}});
     const auto add = [&](const char *gate, const char *up, const char *down, Linear in, Linear out, size_t width,
                          const Cut &rows = {}, const Cut &columns = {}) {
         modules.insert(modules.end(),

@@ -55,6 +55,8 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "adapters of shared keys": {"lora_rank": 4, "lora_modules_to_save": "embed_tokens,lm_head", "ranks": 4, "tensor_parallel": 4},
     "adapters of fused tensors": {"fused": True, "lora_rank": 4, "lora_dropout": 0.3, "load_in": "4bit", "ranks": 4, "tensor_parallel": 2, "zero_stage": 1},
     "tensors of fused matrices": {"fused": True, "ranks": 4, "tensor_parallel": 4, "zero_stage": 3},
+    "tensors of linear attention": {"model": GOLDEN / "qwen35", "ranks": 4, "tensor_parallel": 2, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
+    "adapters of tensors of linear attention": {"model": GOLDEN / "qwen35", "lora_rank": 4, "lora_dropout": 0.3, "ranks": 2, "tensor_parallel": 2, "zero_stage": 2},
     "rm of tensors": {"task": "rm", **PAIRS, "model": GOLDEN / "gemma3", "ranks": 2, "tensor_parallel": 2, "zero_stage": 0},
     "dpo": {"task": "dpo", **PAIRS, "ref_model": GOLDEN / "llama2", "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
     "kto": {**KTO, "ref_model": GOLDEN / "llama2", "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},

@@ -4,11 +4,12 @@ test_ranks.cpp has all meshes of a few models."""
 import json
 
 import pytest
-from runs import GOLDEN, ROOT, log_lines, near, read_tensors, stable, train
+from runs import GOLDEN, ROOT, command, log_lines, near, read_tensors, stable, succeeds, train, write_lines
 from test_lora import eval_loss
+from test_sampling import with_tokenizer
 
 MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json")
-                if not any(word in path.parent.name for word in ("moe", "mixtral", "qwen35", "reward")))
+                if not any(word in path.parent.name for word in ("moe", "mixtral", "reward")))
 TOLERANCE = 1e-5  # of a loss or norm in float, as in test_ranks_equal_one_rank
 
 
@@ -17,7 +18,7 @@ def divides(config, ranks):
     heads = config.get("num_attention_heads") or config["n_head"]
     keys = config.get("num_key_value_heads") or heads
     shares = config["model_type"] not in ("phi3", "olmo2") and ranks % keys == 0 and ranks <= heads
-    return ranks <= keys or shares
+    return (ranks <= keys or shares) and config.get("linear_num_key_heads", 0) % ranks == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -37,13 +38,24 @@ def test_families_equal_one_rank(name, data, tmp_path):
         saved = {"adapter": run} if "base" in expected else {"model": run}
         return eval_loss(data=data, **{"model": model, "program": options["program"], **saved})
 
-    meshes = [(ranks, stage) for ranks in (2, 3) for stage in (0, 1, 3) if divides(config, ranks)]
-    for ranks, stage in meshes:
-        run = tmp_path / f"{ranks} {stage}"
-        train(run, **options, ranks=ranks, tensor_parallel=ranks, zero_stage=stage)
+    rings = (1, 2) if "linear_num_key_heads" in config else (1,)  # whose states pass from one rank of a ring to the next
+    for tp, sp, stage in ((tp, sp, stage) for tp in (2, 3) for sp in rings for stage in (0, 1, 3) if divides(config, tp)):
+        run = tmp_path / f"{tp} {sp} {stage}"
+        train(run, **options, ranks=tp * sp, tensor_parallel=tp, ring_attn_size=sp, zero_stage=stage)
         for got, line in zip(stable(log_lines(run)), want, strict=True):
             for key in ("loss", "grad_norm"):
                 near(got[key], line[key], TOLERANCE, 1e-6)
         assert {key: value.shape for key, value in read_tensors(run / file).items()} == shapes
         if stage == 3:
             near(loss_of(run), loss_of(tmp_path / "one"), TOLERANCE, 1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1, "n": 3}])
+def test_linear_attention_writes_the_answers_of_one_rank(options, tmp_path):
+    """Each rank has the states of its heads, which the n answers of a prompt copy."""
+    model = with_tokenizer(tmp_path, "qwen35")
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": text} for text in ("ab", "cde", "f", "a-longer-one")])
+    said = [succeeds(command("generate", model=model, prompts=prompts, max_new_tokens=30, seed=3, **options, **mesh), quiet=False)
+            for mesh in ({}, {"ranks": 2, "tensor_parallel": 2}, {"ranks": 4, "tensor_parallel": 2})]
+    assert said[1] == said[0] and said[2] == said[0]
+    assert len(set(said[0].splitlines())) > 4 * options.get("n", 1) // 2

@@ -45,7 +45,7 @@ WRONG = [
     (f"{SFT} --ranks 4 --tensor_parallel 2 --ring_attn_size 4", "--ring_attn_size 4 does not divide 2 ranks", "1, 2"),
     (f"{SFT} --ranks 3 --tensor_parallel 3", "--tensor_parallel 3", "4 query and 2 key heads", "smaller --tensor_parallel"),
     (f"{MIXTRAL} --ranks 2 --tensor_parallel 2", "experts are not divided this way", "--expert_parallel"),
-    (f"{HYBRID} --ranks 2 --tensor_parallel 2", "linear attention is not divided yet"),
+    (f"{HYBRID} --ranks 3 --tensor_parallel 3", "its linear attention has 2 key heads", "the same number", "smaller --tensor_parallel"),
     (f"{SFT} --ranks 2 --tensor_parallel 2 --lora_rank 4 --load_in 4bit", "blocks of 64 weights", "--load_in 8bit"),
     ("sft --model golden/phi4 --data data.safetensors --ranks 2 --tensor_parallel 2", "it has 1 key heads", "one tensor", "leave it out"),
     ("sft --model golden/olmo2 --data data.safetensors --ranks 4 --tensor_parallel 4", "it has 2 key heads", "one norm is over all key heads"),
