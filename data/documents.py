@@ -347,6 +347,11 @@ def right_answer(fields):
         return None
     value = fields[name] if answer is None else answer
     fields.used.add(name)
+    if is_chat(value):  # the answer as a message, or with messages before it
+        last = as_messages(value, "assistant", name)[-1]
+        if last["role"] != "assistant" or not isinstance(last.get("content"), str):
+            raise DataError(f"{name!r} ends with no text of the assistant, so it is no right answer", f"write the answer itself as {name!r}")
+        value = last["content"]
     return value if isinstance(value, str) else as_json(value)
 
 
@@ -564,9 +569,9 @@ def margin_of(fields):
 
 def columns_of(fields):
     """Returns a record's columns for reward functions, as a JSON object: all fields but chats and the prompt. If the prompt is a chat, `prompt` has its
-    messages, as functions of TRL read them."""
-    columns = {name: value for name, value in fields.items() if name not in ("prompt", "completion") and not is_chat(value)}
-    name = next((name for name, value in fields.items() if name != "completion" and is_chat(value)), None)
+    messages, as functions of TRL read them. The right answer may be a chat, too."""
+    columns = {name: value for name, value in fields.items() if name not in ("prompt", "completion") and (name in LABELS or not is_chat(value))}
+    name = next((name for name, value in fields.items() if name not in ("completion", *LABELS) and is_chat(value)), None)
     if name:
         messages = as_messages(fields.get(name), "user", name)
         columns["prompt"] = messages[:-1] if messages[-1]["role"] == "assistant" else messages

@@ -118,7 +118,7 @@ def test_prompts_for_rl(bench, record):
     documents = bench.expect(Case([record, QA, {"messages": CHAT}], [[], ["A<|endoftext|>"], BOTH_TURNS[0][1:]], rows={"without an answer": 1},
                                   task="rl", tokenizer={"merges": []}))
     assert documents.texts()[0] == asked("Why?")
-    for label, text in (("So", "So"), (8, "8"), (["a", "b"], '["a", "b"]')):
+    for label, text in (("So", "So"), (8, "8"), (["a", "b"], '["a", "b"]'), ([{"role": "assistant", "content": "So"}], "So"), (chat("Why?", "So"), "So")):
         answers = [record | {"answer": label, "solution": "because"}, record | {"reward_model": {"ground_truth": label, "style": "rule"}}]
         bench.expect(Case(answers, [[f"{text}<|im_end|>"]] * 2, task="rl", tokenizer={"merges": []}))
         assert "solution (1)" in bench.printed

@@ -137,18 +137,20 @@ def reward(prompts, answers, labels):
 """
 
 
+ANSWER = [{"role": "assistant", "content": "olimat!"}]
 TRLS = """
 async def reward(prompts, completions, solution, level=7, **columns):
     assert prompts[0] == [{"role": "user", "content": "reverse tamilo"}] and completions[0][0]["role"] == "assistant"
     assert len(prompts) == len(completions) == len(columns["completion_ids"]) == 4 and isinstance(columns["completion_ids"][0][0], int)
     assert solution == ["olimat!", "olimat!", None, None] and level == [None, None, [1], [1]] and columns["extra"] == [0.5, 0.5, None, None]
+    assert columns["answer"][0] == [{"role": "assistant", "content": "olimat!"}]
     return [len(c[0]["content"]) for c in completions]
 """
 
 
 def test_rewards_by_a_function_of_trl(tmp_path):
     """It gets the columns of the records, and messages of chats."""
-    data = write_lines(tmp_path / "asked.jsonl", [{"prompt": chat("reverse tamilo"), "solution": "olimat!", "extra": 0.5},
+    data = write_lines(tmp_path / "asked.jsonl", [{"answer": ANSWER, "prompt": chat("reverse tamilo"), "solution": "olimat!", "extra": 0.5},
                                                   {"messages": chat("copy tamilo", "tamilo!"), "level": [1]}])
     for name, code in {"theirs": TRLS, "ours": OF_LENGTHS}.items():
         options = {**ITERATION, "data": data, "rollout_batch_size": 2, "shuffle": "false", "reward": reward_file(tmp_path, code)}
