@@ -2,6 +2,7 @@
 #include <map>
 
 #include "../llmc/model/prediction.h"
+#include "../llmc/train/generation.h"
 #include "../llmc/train/open_model.h"
 #include "errors.h"
 #include "late_comm.h"
@@ -419,6 +420,54 @@ TEST(Ranks, DividedTensorsSendWhatTheFormulaSays) {
         EXPECT_EQ(got.sent.tensor, gathered * (m.L * of_layer + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float))
             << tp;
     }
+}
+
+// Passes a generator's calls on, and counts the tokens of its passes, each padded so that the ranks have equal numbers.
+struct CountedPasses final : Generator {
+    Generator &of;
+    size_t ranks, tokens = 0;
+
+    CountedPasses(Generator &generator, size_t ranks) : of(generator), ranks(ranks) {}
+    void next_logits(const Row &row, const CacheStep &step) override {
+        tokens += round_up(row.T, ranks);
+        of.next_logits(row, step);
+    }
+    std::vector<float> logits() override { return of.logits(); }
+    DrawnTokens draw(const DrawRequest &request) override { return of.draw(request); }
+    void copy_cache_page(size_t to, size_t from) override { of.copy_cache_page(to, from); }
+    void copy_state(size_t to, size_t from) override { of.copy_state(to, from); }
+    bool stops(bool wants) override { return of.stops(wants); }
+    void finish() override { of.finish(); }
+};
+
+TEST(Ranks, GenerationOnDividedTensorsSendsWhatTheFormulaSays) {
+    ModelConfig m = rank_model(untied);
+    m.V = 96;
+    std::vector<Prompt> prompts;
+    for (uint32_t i = 0; i < 5; i++) prompts.push_back({std::vector<int32_t>(3 + 20 * i, int32_t(i)), i});
+    const GenerationSettings settings{
+        .max_new_tokens = 6, .sampling = {.temperature = 1}, .seed = 1, .vocabulary = m.V, .eos = {}};
+    const GenerationLimits room(prompts, settings, prompts.size());
+    for (const size_t tp : {size_t(2), size_t(4)})
+        run_threads(int(tp), {.check = true, .timeout = 60}, [&](Comm &comm) {
+            const ContextPtr ctx = make_context();
+            ModelLimits limits;
+            limits.mode = Mode::generate, limits.row_tokens = limits.positions = 128;
+            limits.ranks.world = limits.ranks.tp = tp, limits.ranks.rank = size_t(comm.rank);
+            room.use(limits);
+            Mesh mesh(comm, 1, 0, 1, int(tp));
+            const auto model = make_model(CpuF32{1, ctx.get()}, m, limits);
+            model->allocate(mesh, false, true);
+            model->initialise(1);
+            model->take_sent();
+            CountedPasses passes(model->generator(), tp);
+            generate(passes, room, prompts, settings);
+            Payload sent;
+            for (const Payload &p : comm.gather(model->take_sent())) sent += p;
+            const size_t drawn = prompts.size() * settings.max_new_tokens;
+            EXPECT_EQ(sent.tensor, sizeof(float) * (tp - 1) * ((4 * m.L + 2) * m.C * passes.tokens + m.V / tp * drawn));
+            return 0;
+        });
 }
 
 // The table in expert_exchange.h.
