@@ -268,8 +268,9 @@ static size_t turns_of(const Completion &answer) {
 
 // Returns an answer for the log.
 ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer) const {
-    return {{"prompt", text_json(tokenizer_->decode(prompt))},
-            {"text", text_json(text_of(answer, *tokenizer_, generation_.stop))}};
+    const std::string text = environment_ ? tokenizer_->decode(answer.answer(), false)  // the marks separate the turns
+                                          : text_of(answer, *tokenizer_, generation_.stop);
+    return {{"prompt", text_json(tokenizer_->decode(prompt))}, {"text", text_json(text)}};
 }
 
 // Draws prompts, has them answered and judges the answers, until there are enough: with dynamic filtering several draws may be needed. The policy is

@@ -192,6 +192,9 @@ def test_sampled_tokens_are_learned_from_and_observed_ones_are_read(model, tmp_p
         assert episode["reward"] == pytest.approx(rewards)
         assert episode["truncated"] == (not ended or len(turns) % 2 == 0 or episode["truncated"])
     assert observed > 6
+    first = episodes[0]["completion_ids"]
+    assert step["answer"]["text"] == hf.decode(first[:-1] if first[-1] in ENDS else first, skip_special_tokens=False)
+    assert "<|end|><|assistant|>" in step["answer"]["text"]
     succeeds(words(tmp_path / "again", None, model, data=None, rollouts=tmp_path / "run/rollouts/00000000.jsonl", max_steps=1, save_rollouts=None))
     again = first_step(tmp_path / "again")
     assert all(step[key] == again[key] for key in ("reward", "response_length", "truncated", "tokens"))
