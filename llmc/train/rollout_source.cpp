@@ -68,15 +68,14 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
     return out;
 }
 
-// Returns the name of the teacher of prompt p; empty without --teacher_key.
+// Returns the name of the teacher of prompt p; empty without --teacher_names.
 std::string RolloutSource::teacher_of(const Questions &asked, size_t p) const {
-    if (o_.teacher_key.empty()) return "";
-    const nlohmann::json columns = nlohmann::json::parse(asked.columns[p]);
-    const auto name = columns.find(o_.teacher_key);
-    if (name == columns.end() || std::ranges::none_of(o_.teacher_names, [&](const std::string &known) { return *name == known; }))
-        die("--teacher_key %s: prompt %zu has %s there, which is none of --teacher_names\n  fix: give each record the name of its teacher",
-            o_.teacher_key.c_str(), p + 1, name == columns.end() ? "nothing" : ::shown(*name).c_str());
-    return *name;
+    if (o_.teacher_names.empty()) return "";
+    const nlohmann::json name = nlohmann::json::parse(asked.columns[p]).value("teacher", nlohmann::json());
+    if (std::ranges::none_of(o_.teacher_names, [&](const std::string &known) { return name == known; }))
+        die("prompt %zu has the teacher %s, which is none of --teacher_names\n  fix: a field teacher in each record, with one of these names",
+            p + 1, ::shown(name).c_str());
+    return name;
 }
 
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {

@@ -354,21 +354,21 @@ def test_each_answer_learns_from_its_teacher(tmp_path):
 
 def test_a_field_of_the_record_chooses_the_teacher(tmp_path):
     documents = [(np.arange(5) + 4 + i, np.arange(5) == 4) for i in range(12)]
-    fields = [{"domain": ["own", "other"][i % 3 == 0]} for i in range(12)]
+    fields = [{"teacher": ["own", "other"][i % 3 == 0]} for i in range(12)]
     data = write_data(tmp_path / "data.safetensors", documents, kind="rl", columns=[json.dumps(f) for f in fields])
-    sample(tmp_path / "run", data, "--save_rollouts", **TEACHERS, teacher_key="domain")
+    sample(tmp_path / "run", data, "--save_rollouts", **TEACHERS)
     answers = saved_answers(tmp_path / "run")
     assert {answer["teacher"] for answer in answers} == {"own", "other"}
     for answer in answers:
-        assert answer["teacher"] == fields[answer["prompt_ids"][0] - 4]["domain"]
+        assert answer["teacher"] == fields[answer["prompt_ids"][0] - 4]["teacher"]
     again = write_lines(tmp_path / "again.jsonl", answers)
     run(tmp_path / "again", again, **TEACHERS, advantage_estimator="reinforce", learning_rate=1e-3, train_batch_size=24)
     near(first_step(tmp_path / "again")["teacher_kl"], first_step(tmp_path / "run")["teacher_kl"], 1e-5)
-    for number, field in enumerate([{}, {"domain": "third"}, {"domain": 3}]):
+    for number, field in enumerate([{}, {"teacher": "third"}, {"teacher": 3}]):
         fields[7] = field
         wrong = write_data(tmp_path / f"{number}.safetensors", documents, kind="rl", columns=[json.dumps(f) for f in fields])
-        refused(words(tmp_path / "refused", None, data=wrong, max_new_tokens=9, **TEACHERS, teacher_key="domain"),
-                "--teacher_key domain: prompt 8 has", "none of --teacher_names")
+        refused(words(tmp_path / "refused", None, data=wrong, max_new_tokens=9, **TEACHERS),
+                "prompt 8 has the teacher", "none of --teacher_names", "a field teacher in each record")
 
 
 def test_dynamic_filtering_keeps_groups_with_different_rewards(prompts, tmp_path):
