@@ -164,7 +164,8 @@ def suites(args):
         jobs["C++"] = unless_slow(args.cpp, args)
     if args.python:
         subjects = {}  # test_prepare_*.py are one process, which loads transformers once
-        for file in sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True):
+        size = {file: os.path.getsize(file) for file in glob.glob(args.python + "/test_*.py")}
+        for file in sorted(size, key=lambda file: ("test_workshop" in file, size[file]), reverse=True):  # that one builds programs
             subjects.setdefault(re.match("test_[a-z0-9]+", os.path.basename(file))[0], []).append(file)
         jobs["Python"] = [(pytest, subject, files, args.build, args.all) for subject, files in subjects.items()]
     for binary in args.cuda:
