@@ -1,0 +1,76 @@
+"""transformers: its models and its Trainer, in float on the CPU, with PEFT for adapters. One process, eager attention."""
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlattening, Trainer, TrainingArguments
+
+QUIET = dict(report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=1, learning_rate=1e-12, max_grad_norm=1e9,
+             train_sampling_strategy="sequential", lr_scheduler_type="constant", remove_unused_columns=False, optim="sgd")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+def load(case, adapter=True, name="model", **changes):
+    config = AutoConfig.from_pretrained(case[name], **changes)
+    model = AutoModelForCausalLM.from_pretrained(case[name], config=config, dtype=torch.float32, attn_implementation="eager")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+        if hasattr(config, key):
+            setattr(config, key, 0.0)
+    if adapter and "adapter" in case:
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, case["adapter"], is_trainable=True)
+    return model
+
+
+def padded(side):
+    def collate(records):
+        longest = max(len(r["input_ids"]) for r in records)
+        out = {"input_ids": [], "attention_mask": [], "labels": []}
+        for r in records:
+            n = longest - len(r["input_ids"])
+            for key, values, filler in (("input_ids", r["input_ids"], 0), ("attention_mask", [1] * len(r["input_ids"]), 0), ("labels", r["labels"], -100)):
+                out[key].append([filler] * n + values if side == "left" else values + [filler] * n)
+        return {key: torch.tensor(values) for key, values in out.items()}
+
+    return collate
+
+
+def one_process(settings):
+    if settings.get("ranks", 1) > 1:
+        raise NotImplementedError(f"{settings['ranks']} ranks: this adapter has one process")
+
+
+def as_records(documents):
+    return [{"input_ids": d["ids"], "labels": [i if m else -100 for i, m in zip(d["ids"], d["mask"])]} for d in documents]
+
+
+def first_log(trainer):
+    losses = []
+    step = trainer.training_step
+
+    def noted(*arguments, **more):  # what is logged is rounded
+        losses.append(step(*arguments, **more))
+        return losses[-1]
+
+    trainer.training_step = noted
+    trainer.train()
+    [line] = [line for line in trainer.state.log_history if "grad_norm" in line]
+    return {"loss": float(sum(losses)), "grad_norm": float(line["grad_norm"])}
+
+
+def run(case, folder):
+    settings = case["settings"]
+    if case["task"] != "sft":
+        raise NotImplementedError(f"transformers has no trainer for {case['task']}")
+    one_process(settings)
+    coefficient = settings.get("router_aux_loss_coef")
+    model = load(case, **(dict(output_router_logits=True, router_aux_loss_coef=coefficient) if coefficient else {}))
+    records, apart = as_records(case["records"]), "micro_batches" in settings
+    options = TrainingArguments(output_dir=str(folder), per_device_train_batch_size=1 if apart else len(records),
+                                gradient_accumulation_steps=len(records) if apart else 1, **QUIET)
+    collate = DataCollatorWithFlattening() if settings.get("packed") else padded(settings.get("padding_side", "right"))
+    return first_log(Trainer(model, options, train_dataset=records, data_collator=collate))
