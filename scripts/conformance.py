@@ -2,7 +2,7 @@
 """Runs the conformance cases of test/conformance on a trainer, and prints a table.
 
     scripts/conformance.py --trainer ours
-    .venv-compare/bin/python scripts/conformance.py --trainer ours transformers
+    .venv-compare/bin/python scripts/conformance.py --trainer ours transformers trl
     scripts/conformance.py --trainer FILE.py [--only NAME ...]
 
 Each case is a step of training with the right loss, gradient norm and log-probabilities in float64, and the values that a known bug gives. A trainer is
@@ -116,7 +116,7 @@ def print_table(names, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", nargs="+", required=True, metavar="NAME", help="ours, transformers or FILE.py")
+    parser.add_argument("--trainer", nargs="+", required=True, metavar="NAME", help="ours, transformers, trl or FILE.py")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
     parser.add_argument("--cases", type=Path, default=SUITE / "cases.json", metavar="FILE.json", help="another list of cases")
     options = parser.parse_args()
@@ -127,7 +127,7 @@ def main():
     cases = [case for case in cases if not options.only or case["name"] in options.only]
     adapters = [load_adapter(name) for name in options.trainer]
     rows = [(case, [try_case(adapter, case, tolerance) for adapter in adapters]) for case in cases]
-    print_table(options.trainer, rows)
+    print_table([Path(name).stem for name in options.trainer], rows)
     return int(any(word in ("BUG", "DIFFERS", "FAILS") for _, verdicts in rows for word, _ in verdicts))
 
 

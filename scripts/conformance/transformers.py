@@ -57,6 +57,7 @@ def first_log(trainer):
         return losses[-1]
 
     trainer.training_step = noted
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     [line] = [line for line in trainer.state.log_history if "grad_norm" in line]
     return {"loss": float(sum(losses)), "grad_norm": float(line["grad_norm"])}

@@ -154,7 +154,7 @@ def make_records():
         for n, ends in answers:
             pairs.append({"ids": question + ids(n - ends + 1) + [EOS] * ends, "mask": [0] * prompt + [1] * (n + 1)})
     rollouts = []
-    for group, (prompt, lengths) in enumerate([(5, (7, 3, 12)), (3, (8, 14, 5))]):
+    for group, (prompt, lengths) in enumerate([(5, (7, 3)), (3, (8, 14, 5, 12))]):
         question = ids(prompt)
         for n in lengths:
             mask = [1] * n
