@@ -17,7 +17,7 @@ from sources import hub_version, source_of, split_names, splits_of
 from tokenizer import tokenizer_files
 from versions import LIBRARIES, version_of
 
-UNREAD = ("key", "out", "input", "tokenizer")  # options without an effect on the result, and options whose files are hashed instead
+UNREAD = ("key", "out", "input", "tokenizer", "environment")  # options without an effect on the result, and options whose files are hashed or read instead
 
 
 def cache_key(options):

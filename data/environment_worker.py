@@ -6,15 +6,17 @@ first line has no reply; each other one has one, in the order in which the envir
     {"episode": number, "turn": number, "answer": text, "raw_answer": text, "end": "token", "text" or "limit", "room": tokens}
         of turn 0 also {"prompt": text, "raw_prompt": text, "label": text, "columns": text}, as in reward_worker.py
         ->     {"episode": number, "ids": [id, ...], "reward": number or null, "truncated": bool} or {"error": text}
+        of tools also {"calls": number, "failures": number}
 
 Without ids the episode has ended; truncated means only because `room` is too small. FILE.py defines
 
     class Environment:
         def reset(self, prompt, label, **columns): ...   # optional, with those of these arguments, and of raw_prompt and messages, that it names
         def step(self, answer): ...                      # or raw_answer; returns {"observation": ..., "reward": number, "done": bool}
+        def get_reward(self): ...                        # optional: a reward at the end of the episode
         def close(self): ...                             # optional
 
-each `def` or `async def`; or OpenRLHF's class AgentInstance. Every episode has an object of its own. What FILE.py prints goes to standard error."""
+each `def` or `async def`; or OpenRLHF's class AgentInstance; or TRL's tools, environment_factory and reward_funcs. Every episode has an object of its own. What FILE.py prints goes to standard error."""
 
 import asyncio
 import contextlib
@@ -22,19 +24,23 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 import threading
 import types
+from functools import cached_property
 from importlib.util import find_spec
 
-from chat import SENTINEL, ChatTemplate
+from chat import EXAMPLE_CALL, SENTINEL, ChatTemplate
 from errors import DataError, presentable
+from messages import schemas_for
 from reward_worker import WrongAnswer, module_of, number_of, shown, where_of
 from tokenizer import Tokenizer
+from tool_calls import FORMATS, Call, Toolbox, has_tools, types_of
 from worker import connect
 
 FORM = "docs/rl.md#episodes describes class Environment"
-KEYS = {"observation", "raw_observation", "reward", "done"}
+KEYS = {"observation", "raw_observation", "reward", "done", "calls", "failures"}
 
 
 class Rendering:
@@ -80,13 +86,15 @@ class Rendering:
         """Returns what the template renders behind the content of the last turn. A word stands in place of the turns, whose tokens remain as they
         were sampled."""
         before = self.rendered(chat)
-        chat += [{"role": "assistant", "content": SENTINEL}, *messages]
+        called = messages[0].get("name") if self.call_format else None  # of the tool whose results these are
+        chat += [calling(called) if called else {"role": "assistant", "content": SENTINEL}, *messages]
         text = self.rendered(chat)
         if not text.startswith(before) and not self.told:
             self.told = True
             print("note: the chat template changes what is before a turn when others follow; episodes keep it as the policy has read it", file=sys.stderr)
         behind = text.rpartition(SENTINEL)[2]
-        return behind[self.end_of_turn(behind):] if ends_by_token else behind
+        begin, end = self.end_of_turn(behind)
+        return behind[end:] if ends_by_token else behind[begin if called else 0:]
 
     def rendered(self, chat):
         try:
@@ -95,20 +103,38 @@ class Rendering:
             raise WrongAnswer(f"an observation {error.what}", error.fix) from None
 
     def end_of_turn(self, behind):
-        """Returns the length of the end of a turn, for which the sampled token stands: up to the first special token, and with it, if it is one that ends
-        answers."""
+        """Returns where the token that ends a turn begins and ends: the first special token, if it is one that ends answers, else nothing."""
         encoding = self.encoding(behind)
-        return next((end if i in self.eos else 0 for i, (_, end) in zip(encoding.ids, encoding.offsets) if self.tokenizer.special[i]), 0)
+        return next((span if i in self.eos else (0, 0) for i, span in zip(encoding.ids, encoding.offsets) if self.tokenizer.special[i]), (0, 0))
+
+    @cached_property
+    def call_format(self):
+        """The name of the format that reads a call as the template writes it; None if there is none."""
+        chat = [{"role": "user", "content": "Hi"}]
+        try:
+            before = self.rendered([*chat, {"role": "assistant", "content": SENTINEL}]).rpartition(SENTINEL)[0]
+            text = self.rendered([*chat, calling("look")])
+        except WrongAnswer:
+            return None
+        turn = text[len(os.path.commonprefix([before, text])):]
+        turn = turn[:self.end_of_turn(turn)[0]]
+        return next((name for name, read in FORMATS.items() if read(turn, {}) == [Call("look", {SENTINEL: "x"})]), None)
+
+
+def calling(name):
+    """A turn that calls a tool. Behind the word the template writes the end of the call, and of the turn."""
+    return {"role": "assistant", "content": "", "tool_calls": [{**EXAMPLE_CALL, "function": {"name": name, "arguments": {SENTINEL: "x"}}}]}
 
 
 class Episodes:
     def __init__(self, source, max_turns, max_observation, **rendering):
         stand_in_for_openrlhf()
         module = module_of(source)
-        self.make = of_openrlhf(module) if hasattr(module, "AgentInstance") else getattr(module, "Environment", None)
-        if not inspect.isclass(self.make) or not hasattr(self.make, "step"):
-            raise WrongAnswer("it defines no class Environment with a method step", FORM)
         self.rendering, self.max_turns = Rendering(most=max_observation, **rendering), max_turns
+        self.make = (of_tools(module, self.rendering) if has_tools(module) else of_openrlhf(module) if hasattr(module, "AgentInstance") else
+                     getattr(module, "Environment", None))
+        if not inspect.isclass(self.make) or not hasattr(self.make, "step"):
+            raise WrongAnswer("it defines neither a class Environment with a method step nor tools", FORM)
         self.running = {}  # of each episode its environment and its messages
 
     async def turn(self, episode, turn, answer, raw_answer, end, room, **record):
@@ -116,15 +142,14 @@ class Episodes:
             messages = json.loads(record["columns"]).get("prompt") or [{"role": "user", "content": SENTINEL}]
             self.running[episode] = await self.begun(**record), messages
         environment, chat = self.running[episode]
-        reply = await called(environment.step, raw_answer if "raw_answer" in inspect.signature(environment.step).parameters else answer)
+        last = end == "limit" or turn + 1 == self.max_turns
+        names = inspect.signature(environment.step).parameters
+        reply = await called(environment.step, raw_answer if "raw_answer" in names else answer, **({"last": last} if "last" in names else {}))
         if not isinstance(reply, dict) or not reply.keys() <= KEYS or not (reply.keys() & {"observation", "raw_observation"} or reply.get("done")):
             raise WrongAnswer(f"step returned {shown(reply)}", 'return {"observation": ..., "reward": number, "done": bool}')
-        fix = "return a finite number, or None where there is none"
-        reward = number_of(reply.get("reward", 0), "the reward", fix)
-        if reward is not None and not math.isfinite(reward):
-            raise WrongAnswer(f"the reward is {reward}", fix)
+        reward = finite(reply.get("reward", 0))
         ids, truncated = [], False
-        if not reply.get("done") and end != "limit" and turn + 1 != self.max_turns:
+        if not reply.get("done") and not last:
             is_raw = "raw_observation" in reply
             ids = self.rendering.raw_ids(reply["raw_observation"]) if is_raw else self.rendering.ids(reply["observation"], chat, end == "token")
             if not ids:
@@ -133,9 +158,12 @@ class Episodes:
         if truncated or not ids:
             ids = []
             del self.running[episode]
+            if hasattr(environment, "get_reward"):
+                reward = total([reward, finite(await called(environment.get_reward))])
             if hasattr(environment, "close"):
                 await called(environment.close)
-        return {"episode": episode, "ids": ids, "reward": reward, "truncated": truncated}
+        counts = {name: reply[name] for name in ("calls", "failures") if name in reply}
+        return {"episode": episode, "ids": ids, "reward": reward, "truncated": truncated, **counts}
 
     async def begun(self, prompt, raw_prompt, label, columns):
         environment = self.make()
@@ -143,16 +171,35 @@ class Episodes:
             return environment
         record = json.loads(columns)
         given = {**record, "prompt": prompt, "raw_prompt": raw_prompt, "messages": record.get("prompt"), "label": label}
-        parameters = inspect.signature(environment.reset).parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if (result := await called(environment.reset, **{name: value for name, value in given.items() if takes_all or name in parameters})) is not None:
-            raise WrongAnswer(f"reset returned {shown(result)}", "return nothing: the prompt is the first that the policy reads")
+        if (result := await called(environment.reset, **taken(environment.reset, given))) is not None:
+            raise WrongAnswer(f"reset returned {shown(result)}", "return nothing: the prompt of --data is the first that the policy reads")
         return environment
+
+
+def taken(function, given):
+    """Returns those of the given values that a function names as parameters, or all if it takes any."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in given.items() if takes_all or name in parameters}
+
+
+def finite(reward):
+    fix = "return a finite number, or None where there is none"
+    reward = number_of(reward, "the reward", fix)
+    if reward is not None and not math.isfinite(reward):
+        raise WrongAnswer(f"the reward is {reward}", fix)
+    return reward
+
+
+def total(rewards):
+    """Returns the sum of those rewards that are given, or None."""
+    given = [reward for reward in rewards if reward is not None]
+    return sum(given) if given else None
 
 
 def stand_in_for_openrlhf():
     """Files with an AgentInstance import its base class, also where OpenRLHF is not installed."""
-    if find_spec("openrlhf"):
+    if "openrlhf" in sys.modules or find_spec("openrlhf"):
         return
     for name in ("openrlhf", "openrlhf.utils", "openrlhf.utils.agent"):
         sys.modules.setdefault(name, types.ModuleType(name))
@@ -196,6 +243,102 @@ def of_openrlhf(module):
             return {"raw_observation": reply["environment_feedback"], "reward": reward, "done": bool(reply["done"])}
 
     return Environment
+
+
+def of_tools(module, rendering):
+    """Returns the Environment of TRL's tools and environment_factory, with the rewards of reward_funcs and get_reward."""
+    box = Toolbox(module)
+    judges = getattr(module, "reward_funcs", [])
+    judges = judges if isinstance(judges, (list, tuple)) else [judges]
+    if wrong := [judge for judge in judges if not callable(judge)]:
+        raise WrongAnswer(f"reward_funcs has {shown(wrong[0])}, which is no function", "write functions of completions and columns, as TRL's")
+    if not judges and not all(hasattr(pool[0], "get_reward") for pool in box.pools.values() or [[None]]):
+        raise WrongAnswer("its tools have no reward", "define reward_funcs, or a method get_reward of the environment")
+    if not rendering.template:
+        raise WrongAnswer("no chat template renders the prompts, which must show the tools", "use a model with a chat template, and chats as prompts")
+    rendering.variables["tools"] = box.schemas if isinstance(box.schemas, list) else next(iter(box.schemas.values()))
+    form = getattr(module, "tool_format", rendering.call_format)
+    if not callable(form) and form not in FORMATS:
+        raise WrongAnswer(f"its tool_format is {shown(form)}" if hasattr(module, "tool_format") else "the chat template writes no calls in a known format",
+                          f"tool_format = one of {', '.join(FORMATS)}, or a function; or a template for tools: --tokenizer_chat_template FILE")
+    ends = [rendering.tokenizer.hf.decode([i], skip_special_tokens=False) for i in rendering.eos]
+
+    class Environment:
+        async def reset(self, raw_prompt, messages, prompt, **columns):
+            self.record = {name: value for name, value in columns.items() if name != "label" or value} | {"prompt": messages or prompt}
+            try:
+                schemas = schemas_for(box.schemas, self.record)
+            except DataError as error:
+                raise WrongAnswer(f"a record {error.what}", error.fix) from None
+            for name in (schema["function"]["name"] for schema in schemas):
+                if name not in raw_prompt:
+                    raise WrongAnswer(f"a prompt does not show the tool {name}", "prepare it with the tools: raw --data, or data/prepare.py rl --environment FILE.py")
+            self.name, self.environment = self.record.get("environment") if box.has_names else None, None
+            if box.factories:
+                pool = box.pools[self.name]
+                self.environment = pool.pop() if pool else box.factories[self.name]()
+                given = {name: value for name, value in self.record.items() if name != "environment" or not box.has_names}
+                if (result := await called(self.environment.reset, **taken(self.environment.reset, given))) is not None:
+                    raise WrongAnswer(f"reset returned {shown(result)}", "return nothing, and put such a text into the prompts of --data")
+            self.tools, self.types = {tool.__name__: tool for tool in box.tools(self.environment)}, types_of(schemas)
+            self.thinks, self.messages = raw_prompt.rstrip().endswith("<think>"), []
+
+        async def step(self, raw_answer, last):
+            said = next((raw_answer.removesuffix(end) for end in ends if raw_answer.endswith(end)), raw_answer)
+            thought, mark, rest = said.rpartition("</think>")
+            if not mark:
+                rest = "" if self.thinks else said.partition("<think>")[0]
+            calls = users_calls(form, rest) if callable(form) else FORMATS[form](rest, self.types)
+            thought = {"reasoning_content": thought.replace("<think>", "").strip()} if mark else {}
+            made = {"tool_calls": [{"type": "function", "function": {"name": call.name, "arguments": call.arguments or {}}} for call in calls]} if calls else {}
+            self.messages.append({"role": "assistant", "content": (before_calls(rest) if calls else rest if mark else said).strip(), **thought, **made})
+            if not calls or last:
+                return {"reward": None, "done": True, "calls": 0, "failures": 0}
+            results = await asyncio.gather(*(self.result(call) for call in calls))
+            answers = [{"role": "tool", "name": call.name or "unknown", "tool_call_id": EXAMPLE_CALL["id"], "content": text}
+                       for call, (text, _) in zip(calls, results)]
+            self.messages += answers
+            return {"observation": answers, "reward": None, "calls": len(calls), "failures": sum(failed for _, failed in results)}
+
+        async def result(self, call):
+            """Returns what the policy reads of a call, and whether it has failed."""
+            try:
+                if call.error:
+                    raise ValueError(call.error)
+                if call.name not in self.tools:
+                    raise ValueError(f"Tool {call.name} not found.")
+                return str(await called(self.tools[call.name], **call.arguments)), False
+            except Exception as error:  # which the policy may correct
+                return str({"error": str(error)}), True
+
+        async def get_reward(self):
+            columns = {name: [value] for name, value in self.record.items() if name != "prompt"}
+            given = {**columns, "prompts": [self.record["prompt"]], "completions": [self.messages], "environments": [self.environment]}
+            rewards = []
+            for judge in judges:
+                answer = await called(judge, **taken(judge, given))
+                if not isinstance(answer, (list, tuple)) or len(answer) != 1:
+                    raise WrongAnswer(f"{judge.__name__} returned {shown(answer)} for one answer", "return a list with one number for each completion")
+                rewards.append(finite(answer[0]))
+            if hasattr(self.environment, "get_reward"):
+                rewards.append(finite(await called(self.environment.get_reward)))
+            if self.environment is not None:
+                box.pools[self.name].append(self.environment)
+            return total(rewards)
+
+    return Environment
+
+
+def users_calls(form, text):
+    """Returns the calls that a function of the user reads: pairs of a name and a dictionary of arguments."""
+    try:
+        return [Call(*pair) for pair in form(text)]
+    except Exception as error:  # which the policy may correct
+        return [Call(error=str(error))]
+
+
+def before_calls(text):
+    return re.split(r"^\s*(?:<\|python_tag\|>)?\s*\{|<(?:seed:)?tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]", text)[0]
 
 
 async def called(function, *arguments, **named):

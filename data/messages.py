@@ -188,6 +188,11 @@ def system_message(fields, messages):
 def template_variables(fields, options):
     """Returns the template's inputs besides the messages: `tools`, and the variables of the flag and of the record, which take precedence."""
     tools = tools_of(fields, "tools") or tools_of(fields, "functions")
+    if options.tools:
+        if tools:
+            raise DataError("has tools of its own, and the file of --environment has others", "leave 'tools' out")
+        tools = schemas_for(options.tools, fields)
+        fields.used.add("environment")
     fix = 'write \'chat_template_kwargs\' as an object: {"enable_thinking": false}'
     own = json_field(fields, "chat_template_kwargs", dict, fix)
     own = {name: value for name, value in own.items() if value is not None}
@@ -216,6 +221,16 @@ def tools_of(fields, name):
             tool = {**tool, "function": function}
         tools.append(tool)
     return tools
+
+
+def schemas_for(schemas, fields):
+    """Returns the tools of a record: those of --environment, or if it has several environments, of the one that the field `environment` names."""
+    if isinstance(schemas, list):
+        return schemas
+    name = fields.get("environment")
+    if not isinstance(name, str) or name not in schemas:
+        raise DataError(f"has the environment {name!r}, but environment_factory has {', '.join(schemas)}", "name one of them in a field 'environment'")
+    return schemas[name]
 
 
 def reserved_variable(variables):

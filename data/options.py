@@ -68,7 +68,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 def template_text(text):
     """Returns a Jinja template, given as text, as a file, or as the name of a template in data/templates."""
-    if (TEMPLATES / f"{text}.jinja").is_file():
+    if os.path.isfile(TEMPLATES / f"{text}.jinja"):  # false for a text that is too long for a name
         text = str(TEMPLATES / f"{text}.jinja")
     if not os.path.isfile(text):
         if "{" not in text:
@@ -168,12 +168,14 @@ def build_parser(description=None):
     # Values of the options that a task does not have as flags.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, input_template=None, append_eos=False, max_len=None,
                         truncation=None, chat_template=True, chat_template_kwargs={}, to_bin=None, train_on_prompt=False,
-                        eos_token_id=None, vocab_size=None)
+                        eos_token_id=None, vocab_size=None, environment=None, tools=None)
 
     for task, what, forms in (("sft", "chats, or prompts with completions", SFT_FORMATS),
                               ("rl", "prompts for answers of the model's own, with or without the right one", RL_FORMATS)):
         parser_of_task = tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {forms}. {CHAT_FIELDS}.")
         add_sft(parser_of_task)
+        if task == "rl":
+            parser_of_task.add_argument("--environment", metavar="FILE.py", help="file with tools, which the chat template shows in each prompt (docs/rl.md#tools)")
         if task == "sft":
             parser_of_task.add_argument("--train_on_prompt", default=False, **FLAG,
                                         help="train on all tokens of a sample, not only on the answer or the assistant's messages")

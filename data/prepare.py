@@ -596,6 +596,10 @@ def main(arguments):
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
         check_utf8(options)
         check_together(options)
+        if options.environment:
+            from tool_calls import schemas_in  # imported here, because few runs need it
+
+            options.tools = schemas_in(options.environment)
         if options.key == "":
             check_inputs(options.input or [])
             print(cache_key(options))

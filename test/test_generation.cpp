@@ -395,7 +395,7 @@ TEST(Episodes, DoNotDependOnTheOrderOfReplies) {
             for (size_t i = 0; i < got.size(); i++)
                 if (got[i].tokens == want[i].tokens) {
                     EXPECT_EQ(got[i].mask, want[i].mask);
-                    EXPECT_EQ(got[i].reward, want[i].reward);
+                    EXPECT_EQ(got[i].turn_rewards, want[i].turn_rewards);
                 }
         }
     }
@@ -417,7 +417,7 @@ TEST(Episodes, OfOneTurnAreAnswers) {
             for (size_t i = 0; i < got.size(); i++) {
                 EXPECT_EQ(got[i].logp, want[i].logp);
                 EXPECT_EQ(got[i].mask, std::vector<uint8_t>(got[i].tokens.size(), 1));
-                EXPECT_EQ(got[i].reward, 0.5);
+                EXPECT_EQ(got[i].turn_rewards, std::vector<double>{0.5});
             }
         }
 }
@@ -437,7 +437,7 @@ TEST(Episodes, OnlySampledTokensEndATurn) {
             EXPECT_EQ(turn.number, turns[turn.episode]++);
             sampled[turn.episode] += turn.tokens.size();
             const bool fits = turn.room > 7;
-            Reply reply{turn.episode, {}, 1, turn.ended && !fits};
+            Reply reply{turn.episode, {}, 1, turn.ended && !fits, 2, 1};
             if (turn.ended && fits) reply.observation = {5, 9, 14, 21, 5, 113 % 96, 5};
             replies_.push_back(reply);
         }
@@ -451,7 +451,9 @@ TEST(Episodes, OnlySampledTokensEndATurn) {
     for (size_t i = 0; i < out.size(); i++) {
         EXPECT_LE(out[i].tokens.size(), 60u);
         EXPECT_FALSE(out[i].ended);  // only the limit ends them
-        EXPECT_EQ(out[i].reward, double(loud.turns[i]));
+        EXPECT_EQ(out[i].turn_rewards, std::vector<double>(loud.turns[i], 1));
+        EXPECT_EQ(out[i].calls, 2 * loud.turns[i]);
+        EXPECT_EQ(out[i].failures, loud.turns[i]);
         EXPECT_EQ(size_t(std::ranges::count(out[i].mask, 0)), 7 * (loud.turns[i] - 1));
         EXPECT_EQ(size_t(std::ranges::count(out[i].mask, 1)), loud.sampled[i]);
         episodes += loud.turns[i] > 2;

@@ -205,6 +205,21 @@ TEST(Advantages, OfACritic) {
     // delta = 0.5 V_(t+1) - V_t, and 2 - V at the last token; A = delta + A_(t+1) / 4
     expect_answers("discounted returns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v}}).returns,
                    {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}}, 1e-15);
+    // A turn that the first token ends has 3 of the reward, and the last one the rest, -1.
+    const Numbers turns = {3, 0, 0};
+    expect_answers("returns of turns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v, {}, turns}}).returns,
+                   {{0.5 + 3.125 - 0.5 - 0.25 / 4, 0.25 + 0.5 - 0.25 - 2. / 4, -1}}, 1e-15);
+}
+
+TEST(Advantages, RewardsOfTurns) {
+    EXPECT_EQ(sum_of_rewards(std::vector<double>{3, no_reward, 5}), 8);
+    EXPECT_FALSE(has_reward(sum_of_rewards(std::vector<double>{no_reward})));
+    const Rollout r{{1}, {1, 2, 3, 4, 5, 6, 7}, {1, 1, 0, 1, 0, 0, 1}, {-1, -1, -1, -1}, 8, 0, false, "", {3, 5, no_reward}};
+    EXPECT_EQ(turns_of(r.mask), 3u);
+    EXPECT_EQ(earlier_rewards(r), (std::vector<double>{0, 3, 5, 0}));
+    Rollout summed = r;
+    summed.turn_rewards = {};
+    EXPECT_EQ(earlier_rewards(summed), std::vector<double>(4));
 }
 
 TEST(Advantages, DivergencesAreNotClipped) {

@@ -268,9 +268,10 @@ static std::map<std::string, std::string> idle_flags(const Options &o, Task task
     const auto raw = [](const std::string &path) { return !path.empty() && !path.ends_with(".safetensors"); };
     const Needs raw_data = needs(raw(o.data) || raw(o.eval_data) || (o.data + o.rollouts).empty(),
                                  "raw data: a prepared file has the tokens already", "raw --data");
-    for (const Flag &f : flags())  // prepared documents that are too long are refused, whatever the truncation
-        if (f.tasks & PREPARE && f.name != std::string("max_len") && f.name != std::string("truncation"))
-            check(f.name, 0, raw_data);
+    // Prepared documents that are too long are refused, whatever the truncation; and an environment plays the episodes.
+    const std::set<std::string> also_later = {"max_len", "truncation", "environment"};
+    for (const Flag &f : flags())
+        if (f.tasks & PREPARE && !also_later.contains(f.name)) check(f.name, 0, raw_data);
     return idle;
 }
 

@@ -116,7 +116,9 @@ Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> b
         std::vector<double> own(j.logp.size()), returns(j.logp.size());
         double reward = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]), later = 0, later_value = 0;
         out.clipped[i] = reward != shaped[i];
+        for (const double earlier : j.turn_rewards) reward -= earlier;
         for (size_t t = own.size(); t-- > 0; reward = 0) {
+            if (!j.turn_rewards.empty()) reward += j.turn_rewards[t];
             if (o.kl_coef > 0) reward -= o.kl_coef * kl_estimate(o.kl, j.logp[t] - j.reference_logp[t]).value;
             const double value = critic ? j.values[t] : 0;
             later = own[t] = reward + gamma * later_value - value + gamma * lambda * later;

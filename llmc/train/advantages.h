@@ -7,6 +7,8 @@
 //   V_t   the critic's value of the text before token t (gae); 0 after the last token
 //   A_t   q_t + gamma V_(t+1) - V_t + gamma gae_lambda A_(t+1), an exponential average of the advantage estimates from 1, 2, ... tokens
 //
+// With gae the reward of a turn is added to the q of its last token, and the last turn has the rest of the shaped reward.
+//
 //   estimator            shaped reward                       advantage            source
 //   gae                  R_i                                 A, whitened          Schulman et al., "High-dimensional continuous control using
 //                                                                                 generalized advantage estimation", 2016, arXiv:1506.02438
@@ -53,6 +55,8 @@ struct ScoredRollout {
     std::span<const double> logp, reference_logp;  // log p of the answer's tokens; the reference's may be empty if kl_coef is 0
     std::span<const double> values = {};           // the critic's, of each token; only for gae
     std::span<const double> teacher_logp = {};     // empty without a teacher
+    std::span<const double> turn_rewards =
+        {};  // of each token, the reward of the turn before the last that it ends, else 0; only for gae
 };
 
 // Results for each token of each rollout.

@@ -17,6 +17,7 @@ struct Reply {
     std::vector<int32_t> observation;  // fewer tokens than Turn::room. None: the episode has ended
     double reward;                     // of the turn, or no_reward
     bool truncated;                    // the episode has ended only because its observation did not fit
+    size_t calls = 0, failures = 0;    // of tools, by the turn
 };
 
 class Environment {

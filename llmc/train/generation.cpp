@@ -50,7 +50,8 @@ struct Answer {
     std::vector<uint8_t> mask = {};
     size_t turns = 0, turn_begin = 0;  // turns before this one; the answer's tokens before it
     bool ended = false, stopped = false;
-    double reward = no_reward;
+    std::vector<double> turn_rewards = {};
+    size_t calls = 0, failures = 0;
 };
 
 struct Sequence {
@@ -236,8 +237,8 @@ class Engine {
     void end(Sequence &s) {
         const auto answer = answer_of(s);
         Answer &a = s.answer;
-        completions_[number_of(s)] = {
-            {answer.begin(), answer.end()}, a.ended, a.stopped, std::move(a.logp), std::move(a.mask), a.reward};
+        completions_[number_of(s)] = {{answer.begin(), answer.end()}, a.ended, a.stopped, std::move(a.logp), std::move(a.mask),
+                                      std::move(a.turn_rewards),      a.calls, a.failures};
         release(s.held);
         finished_++;
     }
@@ -251,7 +252,7 @@ class Engine {
             Sequence s = std::move(*at);
             asking_.erase(at);
             Answer &a = s.answer;
-            if (has_reward(reply.reward)) a.reward = (has_reward(a.reward) ? a.reward : 0) + reply.reward;
+            a.turn_rewards.push_back(reply.reward), a.calls += reply.calls, a.failures += reply.failures;
             if (reply.observation.empty()) {
                 a.ended = a.ended && !reply.truncated;
                 end(s);
@@ -404,9 +405,11 @@ std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const
                                           size_t samples) {
     std::string bytes;
     for (const Completion &c : size_t(comm.rank) % tp ? std::span<const Completion>() : own) {
-        const int32_t head[] = {int32_t(c.tokens.size()), c.ended, c.stopped, int32_t(c.logp.size())};
-        append(bytes, head, 4), append(bytes, c.tokens.data(), c.tokens.size()), append(bytes, c.logp.data(), c.logp.size());
-        append(bytes, c.mask.data(), c.mask.size()), append(bytes, &c.reward, 1);
+        const int32_t head[] = {int32_t(c.tokens.size()),       c.ended,          c.stopped,          int32_t(c.logp.size()),
+                                int32_t(c.turn_rewards.size()), int32_t(c.calls), int32_t(c.failures)};
+        append(bytes, head, std::size(head)), append(bytes, c.tokens.data(), c.tokens.size());
+        append(bytes, c.logp.data(), c.logp.size()), append(bytes, c.mask.data(), c.mask.size());
+        append(bytes, c.turn_rewards.data(), c.turn_rewards.size());
     }
     const auto all = comm.gather(bytes);
     std::vector<const char *> at;
@@ -414,11 +417,12 @@ std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const
     std::vector<Completion> out;
     for (size_t i = 0; i < prompts * samples; i++) {
         const char *&next = at[i / samples % (all.size() / tp) * tp];
-        const auto head = take<int32_t>(next, 4);
+        const auto head = take<int32_t>(next, 7);
         const auto tokens = take<int32_t>(next, size_t(head[0]));
         const auto logp = take<double>(next, size_t(head[3]));
         const auto mask = take<uint8_t>(next, tokens.size());
-        out.push_back({tokens, head[1] != 0, head[2] != 0, logp, mask, take<double>(next, 1)[0]});
+        const auto turn_rewards = take<double>(next, size_t(head[4]));
+        out.push_back({tokens, head[1] != 0, head[2] != 0, logp, mask, turn_rewards, size_t(head[5]), size_t(head[6])});
     }
     agree(comm, [&] {
         for (size_t i = 0; i < out.size(); i++)

@@ -34,8 +34,9 @@ struct Completion {
     bool stopped = false;         // true: a stop string
     std::vector<double> logp =
         {};  // with GenerationSettings::logps: log p of each sampled token among all tokens at the temperature, in nats
-    std::vector<uint8_t> mask = {};  // (tokens) 1: sampled; 0: observed
-    double reward = no_reward;       // the sum of the environment's
+    std::vector<uint8_t> mask = {};         // (tokens) 1: sampled; 0: observed
+    std::vector<double> turn_rewards = {};  // the environment's, or no_reward; empty without one
+    size_t calls = 0, failures = 0;         // of tools, by all turns
 
     std::span<const int32_t> answer() const {  // without the end-of-sequence token
         return std::span(tokens).first(tokens.size() - (ended && !stopped));

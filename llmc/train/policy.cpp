@@ -182,13 +182,14 @@ void Policy::measure(Batch &batch, Model *policy) {
 void Policy::estimate(Batch &batch) {
     const Rollouts &rollouts = batch.rollouts;
     std::vector<ScoredRollout> scored;
+    std::vector<std::vector<double>> turn_rewards(rollouts.size());
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
         batch.rewards.push_back(shaped_reward(options_.shaping, r.reward, r.logp.size(), r.truncated));
         scored.push_back({r.group, batch.rewards.back(), batch.old_logp(i), {}});
         if (!batch.reference_logps.empty()) scored.back().reference_logp = batch.reference_logps[i];
         if (!batch.teacher_logps.empty()) scored.back().teacher_logp = batch.teacher_logps[i];
-        if (critic_) scored.back().values = batch.values[i];
+        if (critic_) scored.back().values = batch.values[i], scored.back().turn_rewards = turn_rewards[i] = earlier_rewards(r);
     }
     agree(run_.comm, [&] {
         if (std::ranges::none_of(batch.rewards, has_reward))

@@ -59,7 +59,9 @@ std::vector<Reply> PythonEnvironment::hear(bool wait) {
     std::vector<Reply> out;
     while (const auto reply = worker_.hear(wait && out.empty() ? 100 : 0)) {
         out.push_back({reply->at("episode"), reply->at("ids"),
-                       reply->at("reward").is_null() ? no_reward : reply->at("reward").get<double>(), reply->at("truncated")});
+                       reply->at("reward").is_null() ? no_reward : reply->at("reward").get<double>(), reply->at("truncated"),
+                       reply->value("calls", size_t(0)), reply->value("failures", size_t(0))});
+        has_tools_ |= reply->contains("calls");
         for (const int32_t id : out.back().observation)
             if (size_t(id) >= run_.model.config.V)
                 die("an observation of %s has the token %d, but the model has a vocabulary of %zu\n  fix: use the model's own tokenizer",
@@ -83,10 +85,11 @@ std::vector<Reply> PythonEnvironment::replies(bool wait) {
     if (!tensor) return out;
     json own = json::array();
     for (const Reply &r : out)
-        own.push_back({r.episode, r.observation, has_reward(r.reward) ? json(r.reward) : json(), r.truncated});
+        own.push_back(
+            {r.episode, r.observation, has_reward(r.reward) ? json(r.reward) : json(), r.truncated, r.calls, r.failures});
     out.clear();
     for (const json &r : json::parse(tensor->gather(own.dump())[0]))
-        out.push_back({r[0], r[1], r[2].is_null() ? no_reward : r[2].get<double>(), r[3]});
+        out.push_back({r[0], r[1], r[2].is_null() ? no_reward : r[2].get<double>(), r[3], r[4], r[5]});
     return out;
 }
 

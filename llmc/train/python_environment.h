@@ -16,7 +16,8 @@ class PythonEnvironment final : public Environment {
     void act(const Turn &turn) override;
     std::vector<Reply> replies(bool wait) override;
     bool failed() const override { return error_ != nullptr; }
-    void check() const;  // throws the error of an environment that has failed
+    bool has_tools() const { return has_tools_; }  // its replies count calls
+    void check() const;                            // throws the error of an environment that has failed
 
   private:
     void ask(const Turn &turn);
@@ -28,6 +29,7 @@ class PythonEnvironment final : public Environment {
     Worker worker_;
     Questions own_;
     size_t samples_ = 0;
+    bool has_tools_ = false;
     std::chrono::steady_clock::time_point last_;  // when the process was last given a turn, or replied
     std::exception_ptr error_;
 };

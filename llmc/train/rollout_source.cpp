@@ -174,7 +174,7 @@ RolloutSource::Rewards RolloutSource::judge(const Questions &asked, std::span<co
     const Numbers &weights = o_.reward_weights;
     Rewards out{std::vector<double>(answers.size(), no_reward), {}};
     if (environment_) {
-        std::ranges::transform(answers, out.rewards.begin(), &Completion::reward);
+        std::ranges::transform(answers, out.rewards.begin(), [](const Completion &a) { return sum_of_rewards(a.turn_rewards); });
         agree(run_.comm, [&] {
             for (const double reward : out.rewards)
                 if (std::abs(reward) > largest_reward)
@@ -217,7 +217,8 @@ void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> 
         if (const Numbers &bounds = o_.dynamic_filtering; !bounds.empty() && !(bounds[0] < mean && mean < bounds[1])) continue;
         for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
             rollouts.push_back({prompts[p], answers[i].tokens, answers[i].mask, answers[i].logp, rewards[i],
-                                int64_t(asked.begin + p), !answers[i].ended, teacher_of(asked.questions, p)});
+                                int64_t(asked.begin + p), !answers[i].ended, teacher_of(asked.questions, p),
+                                answers[i].turn_rewards});
     }
 }
 
@@ -258,13 +259,6 @@ static ordered_json text_json(const std::string &text) {
     return ordered_json::parse(ordered_json(text).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
-// The number of turns that the policy has sampled.
-static size_t turns_of(const Completion &answer) {
-    size_t turns = 0;
-    for (size_t t = 0; t < answer.mask.size(); t++) turns += answer.mask[t] && (t == 0 || !answer.mask[t - 1]);
-    return turns;
-}
-
 // Returns an answer for the log.
 ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer) const {
     const std::string text = environment_ ? tokenizer_->decode(answer.answer(), false)  // the marks separate the turns
@@ -278,7 +272,7 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
     Batch batch;
     std::vector<Rollout> rollouts;
     size_t asked_prompts = 0;
-    double tokens = 0, turns = 0, asked_answers = 0, seconds = 0;
+    double tokens = 0, turns = 0, calls = 0, failures = 0, asked_answers = 0, seconds = 0;
     ordered_json first_answer;
     std::vector<std::vector<double>> parts;  // each of --reward, of all answers
     constexpr size_t most = 10;
@@ -300,13 +294,18 @@ Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<P
         keep(asked, answers, judged.rewards, rollouts);
         parts.resize(judged.parts.size());
         for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), judged.parts[r].begin(), judged.parts[r].end());
-        for (const Completion &a : answers) tokens += double(a.logp.size()), turns += double(turns_of(a));
+        for (const Completion &a : answers) {
+            tokens += double(a.logp.size()), turns += double(turns_of(a.mask));
+            calls += double(a.calls), failures += double(a.failures);
+        }
         asked_answers += answers.size();
         seconds += seconds_since(began);
         asked_prompts += asked.questions.prompts.size(), batch.begin = asked.begin;
     }
     batch.log = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
     if (environment_) batch.log["turns"] = turns / asked_answers;
+    if (environment_ && environment_->has_tools())
+        batch.log["tool_calls"] = calls / asked_answers, batch.log["tool_failures"] = calls > 0 ? failures / calls : 0;
     if (tokenizer_) batch.log["answer"] = first_answer;
     batch.log.update(means_of_parts("reward/", parts));
     if (!o_.dynamic_filtering.empty()) batch.log["filtered"] = 1 - double(rollouts.size() / o_.n) / double(asked_prompts);

@@ -23,7 +23,7 @@ static constexpr const char *mask_names[] = {
     "assistant_masks",     // transformers' chat templates
 };
 static constexpr const char *other_names[] = {"prompt_ids", "completion_ids", "logprobs", "reward",
-                                              "group",      "truncated",      "teacher"};
+                                              "group",      "truncated",      "teacher",  "turn_rewards"};
 
 static bool is_among(const auto &names, const std::string &name) { return std::ranges::find(names, name) != std::end(names); }
 
@@ -101,6 +101,33 @@ static std::vector<double> logprobs(const Fields &fields, std::span<const uint8_
     return out;
 }
 
+static double reward_of(const Fields &fields, const char *name, const nlohmann::json &value) {
+    if (value.is_null()) return no_reward;
+    const double reward = value.is_number() ? value.get<double>() : NAN;
+    if (!(std::abs(reward) <= largest_reward))
+        fields.refuse(name, format("has %s\n  fix: numbers within +-%g, or null", shown(value).c_str(), largest_reward));
+    return reward;
+}
+
+// Returns the rewards of the turns; none if the record has none.
+static std::vector<double> turn_rewards(const Fields &fields, const Rollout &r) {
+    const nlohmann::json *list = fields.find("turn_rewards");
+    if (!list || list->is_null()) return {};
+    if (!list->is_array() || list->size() != turns_of(r.mask))
+        fields.refuse(
+            "turn_rewards",
+            format(
+                "must be a list of %zu numbers, for the answer has as many turns\n  fix: one number, or null, for each run of tokens that the policy sampled",
+                turns_of(r.mask)));
+    std::vector<double> out;
+    for (const nlohmann::json &value : *list) out.push_back(reward_of(fields, "turn_rewards", value));
+    const double sum = sum_of_rewards(out);
+    if (has_reward(sum) != has_reward(r.reward) || std::abs(sum - r.reward) > 1e-6 * std::max(1.0, std::abs(r.reward)))
+        fields.refuse("turn_rewards",
+                      format("add up to %g, but the reward is %g\n  fix: the reward is the sum of all turns'", sum, r.reward));
+    return out;
+}
+
 static Rollout read_rollout(const Fields &fields, size_t vocab) {
     refuse_unknown(fields);
     Rollout r{};
@@ -113,6 +140,7 @@ static Rollout read_rollout(const Fields &fields, size_t vocab) {
     r.group = int64_t(fields.size("group"));
     r.truncated = fields.boolean("truncated", false);
     r.teacher = fields.text("teacher", "");
+    r.turn_rewards = turn_rewards(fields, r);
     return r;
 }
 
@@ -145,11 +173,37 @@ void write_rollouts(const std::string &path, const std::vector<Rollout> &rollout
                                          {"completion_mask", r.mask}, {"logprobs", logp},
                                          {"reward", r.reward},        {"group", r.group},
                                          {"truncated", r.truncated}};
+        if (!r.turn_rewards.empty()) record["turn_rewards"] = r.turn_rewards;
         if (!r.teacher.empty()) record["teacher"] = r.teacher;
         const std::string line = record.dump() + "\n";
         out.write(line.data(), line.size());
     }
     out.commit();
+}
+
+double sum_of_rewards(std::span<const double> rewards) {
+    double sum = no_reward;
+    for (const double reward : rewards)
+        if (has_reward(reward)) sum = (has_reward(sum) ? sum : 0) + reward;
+    return sum;
+}
+
+size_t turns_of(std::span<const uint8_t> mask) {
+    size_t turns = 0;
+    for (size_t t = 0; t < mask.size(); t++) turns += mask[t] && (t == 0 || !mask[t - 1]);
+    return turns;
+}
+
+std::vector<double> earlier_rewards(const Rollout &r) {
+    std::vector<double> out;
+    size_t turn = 0;
+    for (size_t t = 0; t < r.mask.size(); t++) {
+        if (!r.mask[t]) continue;
+        const bool ends = t + 1 < r.mask.size() && !r.mask[t + 1];
+        out.push_back(ends && turn + 1 < r.turn_rewards.size() && has_reward(r.turn_rewards[turn]) ? r.turn_rewards[turn] : 0);
+        turn += ends;
+    }
+    return out;
 }
 
 Document Rollouts::document(size_t i) const {

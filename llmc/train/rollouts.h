@@ -10,11 +10,14 @@
 //   reward                       a number, or null if no judge scored the answer
 //   group                        an integer; the same for all answers to a prompt
 //   truncated                    optional: whether the length limit cut the completion off
+//   turn_rewards                 optional: the rewards of the completion's turns, numbers or null, which add up to its reward. A turn is a run of tokens
+//                                that the policy sampled
 //   teacher                      optional: the name of the teacher that judges the completion
 // A record with another field is refused.
 #pragma once
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +25,7 @@
 
 constexpr double no_reward = NAN;
 inline bool has_reward(double reward) { return !std::isnan(reward); }
+double sum_of_rewards(std::span<const double> rewards);  // of those that are given; no_reward without any
 constexpr double largest_reward =
     1e30;  // the squares of rewards of this magnitude, their sums, and their products with a gradient are finite
 
@@ -32,8 +36,13 @@ struct Rollout {
     double reward;              // or no_reward
     int64_t group;
     bool truncated;
-    std::string teacher;  // of --teacher_names; empty: the run has none, or one
+    std::string teacher;                    // of --teacher_names; empty: the run has none, or one
+    std::vector<double> turn_rewards = {};  // of an episode, each a number or no_reward; empty: the reward is the last turn's
 };
+
+size_t turns_of(std::span<const uint8_t> mask);  // runs of sampled tokens
+// Returns for each sampled token the reward of the turn that it ends, if that is not the last one, else 0.
+std::vector<double> earlier_rewards(const Rollout &r);
 
 // Writes a file for the first constructor of Rollouts. After a crash the file is complete or does not exist.
 void write_rollouts(const std::string &path, const std::vector<Rollout> &rollouts);

@@ -6,7 +6,7 @@ import re
 INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix in (
     (r"(\w+/)?\w*(vlm|carla)\w*", "trains on images", "a text model with pretrain, sft, dpo, rm, distill, grpo or ppo"),
     (r"(openenv|harbor|openreward)/\w+|grpo_agent", "plays several turns with an environment",
-     "grpo, with one answer to each prompt and --reward FILE.py"),
+     "grpo, with --environment FILE.py (docs/rl.md#episodes)"),
     ("rloo", "is an estimator here", "grpo, with --advantage_estimator rloo"),
     ("bco", "is a loss here", "dpo, with --loss_type bco_pair"),
     ("cpo", "trains pairs without a reference", "dpo, with --loss_type simpo,sft --loss_weights 1,ALPHA, which is CPO-SimPO"),

@@ -152,7 +152,7 @@ ROWS = [
     Refused("--reward FILE.py, with reward(prompts, answers, labels)", "external_plugins, reward_model_plugin, reward_template, "
       "completion_length_limit_scope, vllm_server_pass_dataset, use_gym_env, gym_env, cosine_min_len_value_wrong, cosine_max_len_value_wrong, cosine_min_len_value_correct, "
       "cosine_max_len_value_correct, cosine_max_len, repetition_n_grams, repetition_max_penalty"),
-    Refused("--environment FILE.py with a class Environment, and --max_turns (docs/rl.md#episodes)", "multi_turn_scheduler, max_turns"),
+    Refused("--environment FILE.py with a class Environment or TRL's tools, and --max_turns (docs/rl.md#episodes)", "multi_turn_scheduler, max_turns"),
     Same("reward", "reward_model"),
     # the run
     Note("every checkpoint contains the model as a Hugging Face directory", "save_safetensors, safe_serialization, max_shard_size, create_checkpoint_symlink, add_version, use_flash_ckpt"),

@@ -75,7 +75,7 @@ ROWS = [
     Same("ref_model", "ref_model_name_or_path, ref_model_path"),
     Note("DPO uses this divergence", "f_divergence_type", "reverse_kl"),
     Note(PART, "ref_model_mixup_alpha, ref_model_sync_steps, f_alpha_divergence_coef, sapo_temperature_neg, sapo_temperature_pos, vespo_k_pos, vespo_lambda_pos, vespo_k_neg, "
-         "vespo_lambda_neg, entropy_coef_min, entropy_coef_max, entropy_coef_delta, entropy_target, max_tool_calling_iterations"),
+         "vespo_lambda_neg, entropy_coef_min, entropy_coef_max, entropy_coef_delta, entropy_target"),
     Note("the loss discopop uses this value", "discopop_tau", "0.05"),
     Refused("there is no such variant of DPO here; leave it out",
       "sync_ref_model, f_divergence_type, ld_alpha, use_weighting, discopop_tau"),
@@ -125,7 +125,8 @@ ROWS = [
       "vllm_importance_sampling_clip_min, vllm_importance_sampling_cap"),
     Refused("grpo has no such variant (docs/rl.md); leave it out",
       "generation_kwargs, vllm_structured_outputs_regex, use_adaptive_entropy, top_entropy_quantile, off_policy_mask_threshold"),
-    Refused("--environment FILE.py with a class Environment, whose step reads the calls of a turn (docs/rl.md#episodes)", "environment_factory, tools, multi_turn"),
+    Refused("--environment FILE.py with the same tools, environment_factory and reward_funcs (docs/rl.md#tools)", "environment_factory, tools, multi_turn"),
+    Together("tool_turns", "with --environment: --max_turns, one more, for the answer behind the last call", "max_tool_calling_iterations"),
     Note("the sum of the rewards, with --reward_weights, is compared within the group", "multi_objective_aggregation", "sum_then_normalize"),
     Refused("the sum of the rewards, with --reward_weights, is compared within the group", "multi_objective_aggregation"),
     Together("bias_correction_kl", "with beta it must be false: the divergence in the loss is not multiplied by the ratio of probabilities", "use_bias_correction_kl", "true, false"),
@@ -216,6 +217,11 @@ def complete(t):
         t.note("", f"evaluation uses the split {split} of the data, as in TRL; leave eval_strategy out if the data has no such split")
     if t.has("reward_funcs"):
         set_rewards(t)
+    if t.has("tool_turns"):
+        if "environment" in t.flags:
+            t.set("max_turns", str(t.count("tool_turns", 1) + 1), t.together["tool_turns"].where)
+        else:
+            t.note(t.together["tool_turns"].where, "without --environment there are no tools, and it has no effect, as in TRL")
     if t.task == "dpo" and "label_smoothing" in t.given and not {"robust", "exo_pair"} & set(t.flag("loss_type", "sigmoid").split(",")):
         t.note(t.flags.pop("label_smoothing").where, "ignored: in TRL 1.16 it changes only the losses robust and exo_pair; --label_smoothing here also changes sigmoid, as in cDPO")
     if t.task == "dpo" and "ipo" in (losses := t.flag("loss_type", "").split(",")):

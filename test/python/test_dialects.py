@@ -89,6 +89,8 @@ SAME = [  # words, and the flags of this program
     (f"trl sft {TRL} --eval_delay 0 --average_tokens_across_devices false --packing --packing_strategy bfd", {"eval_steps": None}),
     (f"trl grpo {TRL} --beta 0.1 --use_bias_correction_kl false --multi_objective_aggregation sum_then_normalize", {"kl_coef": "0.1"}),
     (f"trl grpo {TRL} --use_bias_correction_kl true", {"kl_coef": None}),
+    (f"trl grpo {TRL} --environment F.py --max_tool_calling_iterations 3", {"environment": "F.py", "max_turns": "4"}),
+    (f"trl grpo {TRL} --max_tool_calling_iterations 3", {"max_turns": None}),
     (f"grpo {TRL} --beta 0.04 --epsilon 3e-4 --epsilon_high 4e-4 --num_generations 4 --loss_type dr_grpo",
      {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
       "max_new_tokens": "512", "reward_clip_range": None}),
@@ -413,7 +415,7 @@ NOT_HERE = [  # words, the task, its definition, and the fix
     ("trl bco", "bco", "is a loss here", "dpo, with --loss_type bco_pair"),
     ("openrlhf.cli.lora_combiner", "lora_combiner", "adds an adapter to a model", "merge --model"),
     ("python examples/scripts/sft_vlm.py", "sft_vlm", "trains on images", "a text model with"),
-    ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with one answer"),
+    ("python examples/scripts/openenv/echo.py", "openenv/echo", "plays several turns with an environment", "grpo, with --environment FILE.py"),
     ("stf", "stf", None, "pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge or show")]
 WORDS = [
     (f"sft {TRL} --bf16 3", '--bf16 "3" is not a value of this flag\n  fix: true, full, auto, false, or leave it out'),

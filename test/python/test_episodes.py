@@ -178,18 +178,18 @@ def test_sampled_tokens_are_learned_from_and_observed_ones_are_read(model, tmp_p
     assert step["turns"] == pytest.approx(np.mean([sum(now > before for before, now in zip([0, *mask], mask)) for mask in masks]))
     hf, observed = Tokenizer(str(DEMO)).hf, 0
     for episode in episodes:
-        turns, rewards = [[]], 0
+        turns, rewards = [[]], []
         for i, sampled, before in zip(episode["completion_ids"], episode["completion_mask"], [1, *episode["completion_mask"]]):
             turns += [[]] if sampled != before else []
             turns[-1].append(i)
         for number, (turn, observation) in enumerate(zip(turns[::2], [*turns[1::2], None]), 1):
             ended = turn[-1] in ENDS
             answer = hf.decode(turn[:-1] if ended else turn, skip_special_tokens=True)
-            rewards += len(answer) / 100
+            rewards.append(len(answer) / 100)
             if observation:
                 observed += 1
                 assert hf.decode(observation, skip_special_tokens=False) == f"<|user|>{number} {len(answer)}<|end|><|assistant|>"
-        assert episode["reward"] == pytest.approx(rewards)
+        assert episode["turn_rewards"] == rewards and episode["reward"] == pytest.approx(sum(rewards))
         assert episode["truncated"] == (not ended or len(turns) % 2 == 0 or episode["truncated"])
     assert observed > 6
     first = episodes[0]["completion_ids"]
@@ -199,6 +199,30 @@ def test_sampled_tokens_are_learned_from_and_observed_ones_are_read(model, tmp_p
     again = first_step(tmp_path / "again")
     assert all(step[key] == again[key] for key in ("reward", "response_length", "truncated", "tokens"))
     near(again["grad_norm"], step["grad_norm"], 1e-4)
+
+
+def test_a_critic_sees_the_rewards_of_turns(model, tmp_path):
+    """A file with the episodes gives the same step; without the rewards of turns it gives other returns."""
+    play(tmp_path / "run", environment_file(tmp_path, COUNTS), model, advantage_estimator=None, max_steps=1, task="ppo")
+    live, episodes = first_step(tmp_path / "run"), saved_answers(tmp_path / "run")
+    assert any(len(episode["turn_rewards"]) > 1 for episode in episodes)
+    for name in ("again", "summed"):
+        lines = [{key: value for key, value in episode.items() if name == "again" or key != "turn_rewards"} for episode in episodes]
+        succeeds(words(tmp_path / name, None, model, data=None, rollouts=write_lines(tmp_path / f"{name}.jsonl", lines), max_steps=1, save_rollouts=None,
+                       advantage_estimator=None, task="ppo"))
+    again, summed = first_step(tmp_path / "again"), first_step(tmp_path / "summed")
+    assert again["reward"] == live["reward"]
+    for key in ("policy_loss", "loss", "value_loss", "return", "value", "grad_norm", "critic_grad_norm"):
+        near(again[key], live[key], 1e-4)
+    assert summed["reward"] == live["reward"] and summed["return"] > live["return"] + 0.01
+
+
+def test_a_reward_at_the_end_of_an_episode(model, tmp_path):
+    text = STEP.format("return {'observation': 'x', 'reward': 1, 'done': len(answer) < 9}") + "    async def get_reward(self):\n        return 10\n"
+    play(tmp_path / "run", environment_file(tmp_path, text), model, max_steps=1)
+    for episode in saved_answers(tmp_path / "run"):
+        *first, last = episode["turn_rewards"]
+        assert first == [1] * len(first) and last == 11
 
 
 def test_an_episode_of_one_turn_is_an_answer(model, tmp_path):
@@ -224,7 +248,7 @@ def test_ppo_and_evaluation_of_episodes(model, tmp_path):
 STEP = "class Environment:\n    def step(self, answer):\n        {}\n"
 FAULTS = {
     "syntax": ("class", ["SyntaxError"]),
-    "no class": ("def step(answer): ...", ["defines no class Environment", "rl.md#episodes"]),
+    "no class": ("def step(answer): ...", ["defines neither a class Environment with a method step nor tools", "rl.md#episodes"]),
     "raises": (STEP.format("1 / 0"), ["ZeroDivisionError", "line 3 of"]),
     "raises in reset": (STEP.format("...") + "    def reset(self): 1 / 0\n", ["ZeroDivisionError", "line 4 of"]),
     "raises in close": (STEP.format('return {"done": True}') + "    async def close(self): 1 / 0\n", ["ZeroDivisionError", "line 4 of"]),

@@ -155,6 +155,8 @@ def test_a_step_with_masked_answers_alone_is_no_update(tmp_path):
     ({"group": 77}, ["group 1", "one rollout"]),  # the other answer to the same prompt
     ({"truncated": 3}, ["line 5", "truncated"]),
     ({"truncate": True}, ["line 5", "truncate is no field"]),
+    ({"turn_rewards": [1, 2]}, ["line 5", "turn_rewards must be a list of 1 numbers"]), ({"turn_rewards": ["x"]}, ["line 5", 'turn_rewards has "x"']),
+    ({"turn_rewards": [None]}, ["line 5", "turn_rewards add up to nan"]), ({"turn_rewards": [7]}, ["line 5", "turn_rewards add up to 7"]),
     ({"advantages": [1.0] * 9}, ["line 5", "advantages is no field"]),
 ])
 def test_bad_rollouts_are_named(changes, parts, tmp_path):
