@@ -13,6 +13,7 @@ from errors import DataError
 from hub import is_hub_name, snapshot
 from whole_file import refuse_disguise
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # hides the note of transformers about missing torch
 # The files that transformers may read in a tokenizer's directory. It repairs Mistral's tokenizers depending on the model in config.json.
 FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
 OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "config.json")  # without tokenizer.json
@@ -182,7 +183,6 @@ def fnv1a(text):
 
 
 def load_fast_tokenizer(directory):
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # hides its note about missing torch
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the work is spread over processes, one thread each
     from transformers import PreTrainedTokenizerFast  # imported here, because that takes a second
 

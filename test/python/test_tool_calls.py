@@ -357,3 +357,4 @@ def test_a_run_counts_calls(model, tmp_path):  # noqa: F811
     assert step["tool_calls"] == pytest.approx(calls / 12) and step["tool_failures"] == pytest.approx(failures / calls)
     assert step["turns"] == pytest.approx(1 + calls / 12) and step["reward"] > 0
     refused(words(tmp_path / "old", environment_file(tmp_path, LENGTHS.replace('print("noise")', "")), model), "a prompt does not show the tool add", "prepare it with the tools")
+    refused(words(tmp_path / "wrong", environment_file(tmp_path, "tools = [7]"), model, **options), "environment.py: one of the tools is 7")
