@@ -349,11 +349,11 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
     std::vector<LayerOp> ops(DOWN + 1);
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h)
-    ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
+    ops[LN1]       = {"norm 1",     cheap,   cost::own_tokens(cost::elements(2 * C, 4 * C))};
     ops[QKV]       = {"qkv",        layer,   cost::linear(c, Linear::qkv)};
     ops[ATTENTION] = {"attention",  never,   cost::attention(Q, Q)};
     ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o)};
-    ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
+    ops[LN2]       = {"norm 2",     cheap,   cost::own_tokens(cost::residual_norm(C))};
     ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up)};
     ops[ACT]       = {"activation", cheap,   cost::elements(2 * F, 3 * F)};
     ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, C)};  // including the residual stream

@@ -389,7 +389,7 @@ template <class Dev> void Llama<Dev>::wide_qk_norm_forward(const LlamaLayer<X> &
 
 // Calls f(first, tokens) for each tile of a layer with experts; the tokens may include other ranks'.
 template <class Dev> template <class F> void Llama<Dev>::for_expert_tiles(size_t l, F f) {
-    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(l, t, n, traffic[l])); }, Base::most_tokens,
+    Base::for_tiles([&](size_t t, size_t n) { f(t, Base::expert_tokens(l, t, n, traffic[l])); }, Base::most_own,
                     Base::expert_tile);
 }
 
@@ -407,7 +407,7 @@ template <class Dev> void Llama<Dev>::experts_forward(size_t l, const Pass &pass
 template <class Dev> void Llama<Dev>::hidden_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n) {
     const LlamaActs<X> &a = arrays(l, pass);
     if (Base::runs(UP, l, pass.phase)) experts.up(pass, a.experts, weights.layer[l].experts, hidden_input(a) + t * config.C, n);
-    if (pass.phase == Phase::forward && n.own) Base::add_routing(pass, l, a.experts.probs, a.experts.chosen, t, n.own);
+    if (pass.phase == Phase::forward) Base::add_routing(pass, a.experts.probs, a.experts.chosen, n);
     if (Base::runs(ACT, l, pass.phase)) experts.activate(a.experts, n);
 }
 
@@ -592,7 +592,7 @@ template <class Dev> void Llama<Dev>::experts_backward(size_t l, const Pass &pas
         begin_op(Phase::backward, ACT, l);
         experts.activate_backward(a, n);
         begin_op(Phase::backward, UP, l);
-        experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.copies + t, n, add);
+        experts.up_backward(pass, a, w, dw, input, input, Base::balance(), row.copies + n.first, n, add);
     });
 }
 
@@ -948,7 +948,7 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     std::vector<LayerOp> ops(POST2 + 1);
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h), exists
-    ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C), c.norm_before};
+    ops[LN1]       = {"norm 1",     cheap,   cost::own_tokens(cost::elements(2 * C, 4 * C)), c.norm_before};
     ops[QKV]       = {"qkv",        layer,   cost::by_layer(linear, cost::linear(c, Linear::qkv), cost::linear(c, Linear::delta_qkv))};
     ops[GATES]     = {"gates",      never,   cost::by_layer(linear, nothing, cost::sum({cost::linear(c, Linear::delta_z), cost::linear(c, Linear::delta_ba)})), d.Hk > 0};
     ops[CONV]      = {"convolution", cheap,  cost::by_layer(linear, nothing, cost::elements(2 * d.row(), 3 * d.row())), d.Hk > 0};
@@ -956,12 +956,12 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     ops[ATTENTION] = {"attention",  never,   cost::by_layer(linear, cost::attention(Q, K), cost::delta_rule(d))};
     ops[GATE]      = {"output gate", cheap,  cost::by_layer(linear, cost::elements(3 * Q, 5 * Q), cost::elements(3 * values, 5 * values)), c.output_gate};
     ops[PROJ]      = {"proj",       layer,   cost::by_layer(linear, cost::linear(c, Linear::o), cost::linear(c, Linear::delta_out))};
-    ops[POST1]     = {"post-norm 1", layer,  cost::elements(3 * C, 3 * C), c.norm_after};  // including the residual stream
-    ops[LN2]       = {"norm 2",     cheap,   c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C), c.norm_before};
-    ops[UP]        = {"up",         layer,   cost::by_layer(sparse, cost::linear(c, Linear::gate_up), cost::sum(up))};
-    ops[ACT]       = {"activation", cheap,   cost::by_layer(sparse, cost::elements(3 * F, 5 * F), cost::elements(3 * hidden, 5 * hidden))};
-    ops[DOWN]      = {"down",       never,   cost::by_layer(sparse, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::sum(down))};  // including the residual stream
-    ops[POST2]     = {"post-norm 2", never,  cost::elements(3 * C, 3 * C), c.norm_after};  // including the residual stream
+    ops[POST1]     = {"post-norm 1", layer,  cost::own_tokens(cost::elements(3 * C, 3 * C)), c.norm_after};  // including the residual stream
+    ops[LN2]       = {"norm 2",     cheap,   cost::own_tokens(c.norm_after ? cost::elements(2 * C, 4 * C) : cost::residual_norm(C)), c.norm_before};
+    ops[UP]        = {"up",         layer,   cost::by_layer(sparse, cost::linear(c, Linear::gate_up), cost::own_tokens(cost::sum(up)))};
+    ops[ACT]       = {"activation", cheap,   cost::by_layer(sparse, cost::elements(3 * F, 5 * F), cost::own_tokens(cost::elements(3 * hidden, 5 * hidden)))};
+    ops[DOWN]      = {"down",       never,   cost::by_layer(sparse, cost::linear(c, Linear::down, c.norm_after ? 0 : C), cost::own_tokens(cost::sum(down)))};  // including the residual stream
+    ops[POST2]     = {"post-norm 2", never,  cost::own_tokens(cost::elements(3 * C, 3 * C)), c.norm_after};  // including the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION};
 }

@@ -271,17 +271,13 @@ void rank_step(
     Payload sent;
     for (const Payload &p : comm.gather(model.take_sent())) sent += p;
     auto &zero = model.parameters();
-    for (const ShardRun &s : zero.sharding.shard_runs())
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (const size_t bucket = zero.sharding.bucket_of(s.global);
             c.stage > 0 || comm.rank == 0 ||
             (zero.sharding.buckets[bucket].holders != Holders::all && size_t(comm.rank) < c.experts * c.tp)) {
             const auto copy = [&](const auto *grads) {
                 const auto stored = read(model.memory(), grads, s.count);
-                const std::vector<float> part(stored.begin(), stored.end());
-                zero.for_numbers(s.global, s.count, [&](size_t number, size_t at, size_t n) {
-                    const std::vector<float> values(part.begin() + ptrdiff_t(at), part.begin() + ptrdiff_t(at + n));
-                    place(zero.whole, result.table, number, values, result.gradient);
-                });
+                place(zero.whole, result.table, s.number, {stored.begin(), stored.end()}, result.gradient);
             };
             std::visit(copy, zero.gradients.at(s));
         }
@@ -293,7 +289,8 @@ void rank_step(
         for (const OptimizerPart &part : state.parts) {
             state.open(part);
             const auto m = std::visit([&](auto m) { return read_floats(model.memory(), m, part.count); }, part.m);
-            if (size_t(comm.rank) < state.writers) place(zero.whole, result.table, part.global, m, result.moments);
+            if (part.written && size_t(comm.rank) < state.writers)
+                place(zero.whole, result.table, part.global, m, result.moments);
         }
     }
     const double next = loss();

@@ -40,7 +40,7 @@ template <class X> std::vector<double> updated(const nlohmann::json &golden) {
         }
         AdamW settings{};
         settings.lr = golden["lr"], settings.weight_decay = golden["weight_decay"], settings.grad_scale = 1, settings.step = step;
-        optimizer.update(zero, comm, settings);
+        optimizer.update(zero, comm, memory, settings);
     }
     std::vector<double> out(count);
     for (size_t i = 0; i < count; i++) out[i] = params.load(i);

@@ -122,6 +122,17 @@ TEST(Ranks, DividedLinearAttentionEqualsOneRank) {
 TEST(Ranks, DividedTensorsOfOtherLayersEqualOneRank) {
     expect_one_ranks_results(cases_of_own_keys(), {{norm_after, SFT}, {gpt2, SFT}, {fused, SFT}, {adapted_fused, SFT}});
 }
+// Each rank has whole experts for its own tokens: all of them, or those that the ranks of its tensor group leave to it, or those of other ranks.
+static std::vector<RankCase> cases_of_experts(std::vector<RankCase> cases) {
+    std::erase_if(cases, [](const RankCase &c) { return c.micro_steps > 1; });
+    for (size_t i = 0; i < cases.size(); i++)
+        cases[i].experts = std::array{size_t(1), cases[i].tp, cases[i].world / cases[i].tp}[i % 3];
+    return cases;
+}
+TEST(Ranks, DividedTensorsBesideExpertsEqualOneRank) {
+    expect_one_ranks_results(cases_of_experts(tensor_cases()), {{experts, SFT}});
+    expect_one_ranks_results(cases_of_experts(third_of(cases_of_own_keys(2))), {{sparse_hybrid, SFT}, {experts, GRPO}});
+}
 TEST(SlowRanks, DividedTensorsEqualOneRank) {
     expect_one_ranks_results(tensor_cases(), {{untied, SFT}, {tied, SFT}, {untied, RM}, {tied, GRPO}});
     for (const ModelAndLoss &of : {ModelAndLoss{adapted, SFT}, {adapted, RM}, {adapted, GRPO}})
@@ -145,12 +156,14 @@ TEST(Ranks, StageOffloadingAndLateMessagesChangeNoBit) {
         Picks pick(4, number);
         const uint32_t what = number % 8;
         RankCase c{};
-        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u, c.sp < 3 ? 3u : 1u), c.micro_steps = pick(1u, 2u, 3u);
+        c.sp = pick(1u, 1u, 2u, 3u), c.tp = pick(1u, 1u, 2u, c.sp < 3 ? 3u : 1u);
+        c.world = c.sp * c.tp * pick(1u, 2u, c.sp * c.tp < 3 ? 3u : 1u), c.micro_steps = pick(1u, 2u, 3u);
         c.stage = what ? pick(0, 1, 2, 3) : 3;
-        c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
+        c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = c.tp == 1 ? pick(1u, 2u, 6u) : 1;
         c.task = pick(SFT, SFT, DPO, RM);
-        if (pick(0, 1) && c.stage > 0 && c.world > 2 && c.world % 2 == 0) c.group = 2;
-        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts, hybrid);
+        if (pick(0, 1) && c.stage > 0 && c.world > 2 * c.tp && c.world % (2 * c.tp) == 0) c.group = 2 * c.tp;
+        const RankModel model =
+            c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after, experts, c.tp < 3 ? hybrid : fused);
         ModelLimits drawn;
         drawn.recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
         drawn.ranks.bucket_bytes = pick(4096u, 1u << 30);
@@ -222,12 +235,16 @@ TEST(Ranks, Bf16GradientsAreNear) {
 // The iteration amplifies the rounding of sums in another order for small singular values.
 TEST(Ranks, MuonIsNearOneRank) {
     const auto muon = [](ModelLimits &limits) { limits.muon = true; };
-    for (RankModel model : {untied, tied, gpt2, adapted}) {
+    for (RankModel model : {untied, tied, gpt2, adapted, fused, experts}) {
         const RankResult want = on_threads<CpuF32>({1, 1, SpMode::ring, 6, 0, 1}, model, false, muon),
                          adamw = one_rank(make_device<CpuF32>(2), model);
         EXPECT_NE(want.next_loss, adamw.next_loss);
-        for (const RankCase &c : {RankCase{3, 1, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 2}})
-            check_rank_result(c.name(), on_threads<CpuF32>(c, model, false, muon), want);
+        std::vector<RankCase> cases = {{3, 1, SpMode::ring, 6, 2, 3}, {4, 2, SpMode::gather, 2, 1, 2}};
+        for (const auto &[world, tp, stage] : {std::tuple(2, 2, 0), {4, 4, 1}, {6, 3, 3}}) {
+            cases.push_back({size_t(world), 1, SpMode::ring, 1, stage, 1});
+            cases.back().tp = size_t(tp);
+        }
+        for (const RankCase &c : cases) check_rank_result(c.name(), on_threads<CpuF32>(c, model, false, muon), want);
     }
 }
 
@@ -403,22 +420,26 @@ TEST(Ranks, GroupsSendWhatIsPredicted) {
 }
 
 // In a layer the forward pass gathers the tokens of two blocks and divides their sums; so does the backward pass, which gathers both inputs again, and
-// recomputation one of them and one sum. Embedding and head each do it once in both passes; and the head gathers five statistics of each target.
+// recomputation one of them and one sum. Embedding and head each do it once in both passes; and the head gathers five statistics of each target. Of a
+// layer with experts only attention is such a block.
 TEST(Ranks, DividedTensorsSendWhatTheFormulaSays) {
     for (const auto &[of, tp, recompute] : {std::tuple(untied, size_t(2), Recompute::none),
                                             {untied, 4, Recompute::layer},
                                             {untied, 2, Recompute::cheap},
                                             {hybrid, 2, Recompute::none},
-                                            {hybrid, 2, Recompute::layer}}) {
+                                            {hybrid, 2, Recompute::layer},
+                                            {experts, 2, Recompute::none},
+                                            {experts, 2, Recompute::layer}}) {
         const RankCase c{tp, 1, SpMode::ring, 6, 1, 1};
         RankCase of_tensors = c;
         of_tensors.tp = tp, of_tensors.documents = 8;
         const RankResult got = on_threads<CpuF32>(of_tensors, of, false, [&](ModelLimits &l) { l.recompute = recompute; });
         const Row row = pad_row(rank_rows(1, 8)[0], 1);
         const ModelConfig m = rank_model(of);
-        const size_t gathered = (tp - 1) * row.T * m.C * sizeof(float), of_layer = recompute == Recompute::layer ? 12 : 10;
-        EXPECT_EQ(got.sent.tensor, gathered * (m.L * of_layer + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float))
-            << tp;
+        const size_t gathered = (tp - 1) * row.T * m.C * sizeof(float), of_layer = recompute == Recompute::layer ? 12 : 10,
+                     of_mixture = recompute == Recompute::layer ? 7 : 5, mixtures = of == experts ? 2 : 0,
+                     layers = (m.L - mixtures) * of_layer + mixtures * of_mixture;
+        EXPECT_EQ(got.sent.tensor, gathered * (layers + 4) + (tp - 1) * tp * 5 * row.targets.size() * sizeof(float)) << tp;
     }
 }
 

@@ -160,7 +160,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
             zero.gradients.clear(memory, true);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
             norms.push_back(zero.gradients.norm(comm, memory));
-            optimizer.update(zero, comm, setting(step, norms.back()));
+            optimizer.update(zero, comm, memory, setting(step, norms.back()));
         }
         arena.check_guards();
 

@@ -272,11 +272,12 @@ int print_fit(const Run &run) {
            "ranks");
     for (Recompute level : levels) printf("%12s %*s", name_of(level).c_str(), timed ? 9 : 0, "");
     bool beyond = false;
-    for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {
+    for (size_t n = std::min(o.tensor_parallel, most), last = 0; last < most; last = n, n = std::min(2 * n, most)) {
         printf("\n%6zu", n);
         ModelLimits limits = flag_limits(o);
         try {
-            limits.ranks = ranks_of(run, run.model.config, n, o.ring_attn_size > 1 ? o.ring_attn_size : n);
+            limits.ranks = ranks_of(run, run.model.config, n,
+                                    o.ring_attn_size > 1 ? o.ring_attn_size : std::max<size_t>(1, n / o.tensor_parallel));
             limits.share_prompts = run.share_prompts;
         } catch (const Error &e) {
             printf("  %s", std::string(e.what()).substr(0, std::string(e.what()).find('\n')).c_str());

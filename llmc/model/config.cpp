@@ -826,7 +826,6 @@ std::string cannot_divide(const ModelConfig &c, size_t ranks) {
     if (ranks > c.KV && (c.fused || c.wide_qk_norm))
         return format("it has %zu key heads, and each rank needs one of its own, because %s", c.KV,
                       c.fused ? "its files store queries, keys and values as one tensor" : "one norm is over all key heads");
-    if (c.experts.number) return "experts are not divided this way: --expert_parallel divides them";
     if (c.delta.Hk % ranks)
         return format("its linear attention has %zu key head%s, and each rank needs the same number of them", c.delta.Hk,
                       c.delta.Hk == 1 ? "" : "s");

@@ -33,9 +33,10 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &whole, const ModelLimits &limi
       tile(trains() && limits.recompute < Recompute::layer
                ? T_max
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
-      expert_tile(is_rehearsal<Dev> || limits.ranks.expert_parallel == 1 || (trains() && limits.recompute < Recompute::layer)
-                      ? tile
-                      : std::min(tile, expert_run(dev, limits.ranks.expert_parallel))),
+      expert_tile(std::min(
+          own_max, is_rehearsal<Dev> || limits.ranks.expert_parallel == 1 || (trains() && limits.recompute < Recompute::layer)
+                       ? tile
+                       : std::min(tile, expert_run(dev, limits.ranks.expert_parallel)))),
       positions_unit(table(config).positions),
       weights_(std::make_unique<Weights<Dev>>(dev, this->config, this->limits, table(config), trace_)),
       generation_(std::make_unique<GenerationArrays<Dev>>(dev, this->config, this->limits)),
@@ -179,11 +180,12 @@ template <class Dev> Work Decoder<Dev>::layout() const {
     layout.element = sizeof(X), layout.gradient = zero.gradients.in_bf16 ? sizeof(bf16) : sizeof(float);
     layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
     layout.head_in_buckets = weights_->head_in_buckets();
-    layout.expert_ranks = limits.ranks.expert_parallel, layout.expert_run = expert_run(dev, layout.expert_ranks);
+    layout.tensor_ranks = limits.ranks.tp, layout.expert_ranks = limits.ranks.expert_parallel;
+    layout.expert_run = expert_run(dev, layout.expert_ranks);
     for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (const Tensor &t = zero.table[s.tensor]; limits.muon && t.of_layer)
-            layout.without_v += s.count, layout.muon_flops += orthogonalise_flops(t.shape[0], t.shape[1]);
+            layout.without_v += s.count, layout.muon_flops += orthogonalise_flops(t.whole_shape()[0], t.whole_shape()[1]);
     if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
     else
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.gradients.in_buffers() ? 0 : t.count;
@@ -223,7 +225,7 @@ template <class Dev> void Decoder<Dev>::begin_pass() {  // called before the pas
 
 // A rank with an empty row loads nothing, but still takes part in the collective calls of the pass.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r, const Pass &pass) {
-    row.T = 0;
+    row.clear();
     if (r.T == 0) return;
     const Row whole = pad_row(r, limits.ranks.sp);
     if (whole.T > T_max * limits.ranks.sp)
@@ -240,7 +242,7 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
     const size_t L = config.L, norm = weights_->units.size() - 1, head = weights_->prefetched.head;
     const auto behind_layer = [&](size_t l) { return l + 1 < L ? 2 + l : norm; };  // the unit that is used after layer l
     if (!weights_->begin_forward(row.T > 0)) return;
-    most_tokens = mesh_->experts ? size_t(mesh_->experts->max(double(row.T))) : row.T;
+    most_own = mesh_->experts ? size_t(mesh_->experts->max(double(row.own))) : row.own;
     weights_->fetch(0, positions_unit ? positions_unit : 1, pass);
     if (positions_unit) weights_->fetch(positions_unit, 1, pass);
     weights_->fetch(1, behind_layer(0), pass);
@@ -258,7 +260,7 @@ template <class Dev> void Decoder<Dev>::forward(const Pass &pass) {
         else weights_->fetch(norm, head, pass), weights_->fetch(head, no_unit, pass);
         if (row.T) recorded(pass, l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
         else if (joins(l)) feed_forward_half(l, pass);
-        if (most_tokens && !pass.generates()) offload(l);
+        if ((row.T || most_own) && !pass.generates()) offload(l);
     }
     weights_->ready(norm, pass);
     if (row.T) final_norm_forward();
@@ -555,7 +557,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step, const Ju
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_->in_shared_arrays() && l + 1 < L) weights_->ready(1 + l, pass);
         if (l > 0 && l + 1 < L) weights_->fetch(l, l > 1 ? l - 1 : no_unit, pass);  // the weights of layer l - 1
-        if (most_tokens) prefetch(l);
+        if (row.T || most_own) prefetch(l);
         if (row.T) recorded(pass, l, RECOMPUTE, [&] { feed_forward_half(l, recompute); });
         const auto add = [&](size_t, size_t) {
             if (row.T == 0) return feed_forward_half_backward(l, pass);
@@ -582,7 +584,8 @@ template <class Dev> void Decoder<Dev>::attention_backward(const Pass &pass, siz
 // ---- the trainer's part ---------------------------------------------------------------------------------------------------------------
 
 template <class Dev> ExpertTokens Decoder<Dev>::expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic) {
-    return {l, t, std::min(n, row.T - std::min(row.T, t)), n, mesh_->experts.get(), &memory(), &weights_->trained.sent, &traffic};
+    const size_t own = std::min(n, row.own - std::min(row.own, t));
+    return {l, row.own_begin + t, own, n, mesh_->experts.get(), &memory(), &weights_->trained.sent, &traffic};
 }
 
 template <class Dev>
@@ -594,11 +597,11 @@ void Decoder<Dev>::linear_backward(const LayerRows &rows, Linear matrix, X *dx, 
 template <class Dev> bool Decoder<Dev>::accumulates() const { return weights_->accumulates(); }
 
 template <class Dev>
-void Decoder<Dev>::add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n) {
+void Decoder<Dev>::add_routing(const Pass &pass, const float *probs, const int32_t *chosen, const ExpertTokens &n) {
     const ExpertConfig &c = config.experts;
-    if (!routes() || pass.generates() || !pass.adapters) return;
-    router_sums(dev, acts.routing + l * Routing::width(c.number), probs, chosen, row.copies + t,
-                RouterShape{n, c.number, c.chosen, c.normed});
+    if (!routes() || pass.generates() || !pass.adapters || n.own == 0) return;
+    router_sums(dev, acts.routing + n.layer * Routing::width(c.number), probs, chosen, row.copies + n.first,
+                RouterShape{n.own, c.number, c.chosen, c.normed});
 }
 
 template <class Dev>
@@ -634,7 +637,7 @@ template <class Dev> void Decoder<Dev>::copy_state(size_t to, size_t from) { gen
 template <class Dev> DeltaCache<typename Dev::X> Decoder<Dev>::delta_cache(size_t l) const { return generation_->delta(l); }
 
 template <class Dev> void Decoder<Dev>::finish() {
-    row.T = 0;
+    row.clear();
     while (!all_finished(true)) forward({.keys = Keys::cache});
 }
 
@@ -673,10 +676,14 @@ template <class Dev> std::string Decoder<Dev>::store_name() const { return store
 
 template <class Dev> void Decoder<Dev>::update(const AdamW &adamw) {
     begin_op(Phase::step, ADAMW);
-    weights_->optimizer.update(weights_->trained, mesh_->shards, adamw);
+    weights_->optimizer.update(weights_->trained, mesh_->shards, memory(), adamw);
 }
 template <class Dev> OptimizerState Decoder<Dev>::optimizer_state(size_t tensor_ranks) {
     std::vector<std::vector<Tensor>> tables;
+    if (tensor_ranks && tensor_ranks != limits.ranks.tp && limits.moments == Moments::blockwise)
+        die("the checkpoint has the moments of --tensor_parallel %zu, and blocks of --moments 8bit end where a rank's tensors end\n"
+            "  fix: --tensor_parallel %zu, or --moments bf16",
+            tensor_ranks, tensor_ranks);
     for (size_t r = 0; tensor_ranks != limits.ranks.tp && r < tensor_ranks; r++) {
         const ModelConfig part = part_of(whole_, tensor_ranks, r);
         tables.push_back(trained_table(part, table_of_(part)).tensors);

@@ -177,13 +177,13 @@ template <class Dev> class Decoder : public Model, public Generator {
             tokens, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, step);
         trace_.tile = 0;
     }
-    // Describes tokens [t, t + n) of layer l, on this rank and on the ranks with which it divides experts.
+    // Describes tokens [t, t + n) of those that the rank norms, in layer l, and of the ranks with which it divides experts.
     ExpertTokens expert_tokens(size_t l, size_t t, size_t n, std::vector<ExpertTraffic> &traffic);
     // The residual stream, (T, C): the input of layer l, or of the final norm for l = L. The backward pass may have loaded it into another array.
     X *residual(size_t l, Phase phase) const { return (phase == Phase::forward ? residual_.forward : residual_.backward)[l]; }
     X *embed_w(const Pass &pass) const { return pass.adapters ? embed_w_ : base_embed_w_; }
     // Under tensor parallelism a rank norms its own tokens and adds them to the residual stream, but computes its part of the heads and channels for all
-    // tokens. gather_tokens() goes from the first form to the second, and returns the array that has all tokens. sum_tokens() goes back: it adds the
+    // tokens; experts see the rank's own tokens. gather_tokens() goes from the first form to the second, and returns the array that has all tokens. sum_tokens() goes back: it adds the
     // ranks' parts of each token's sum. On one rank both forms are the same array, and all four functions do nothing.
     X *gather_tokens(X *all, const X *own);
     void sum_tokens(X *own, const X *all);
@@ -205,8 +205,8 @@ template <class Dev> class Decoder : public Model, public Generator {
                          LinearWeights<X> w, bool add_dx = false);
     // Returns true if gradients of weights are added to the gradients of earlier rows, and false if they overwrite them.
     bool accumulates() const;
-    // Adds tokens [t, t + n) to the routing sums of layer l, unless the pass is of generation or of the base model.
-    void add_routing(const Pass &pass, size_t l, const float *probs, const int32_t *chosen, size_t t, size_t n);
+    // Adds the rank's tokens to the routing sums, unless the pass is of generation or of the base model.
+    void add_routing(const Pass &pass, const float *probs, const int32_t *chosen, const ExpertTokens &tokens);
     const float *balance() const { return config.experts.aux_loss_coef > 0 ? acts.balance : nullptr; }
     // Calls add(first, n) for the unit's buckets, which computes the gradients of n elements (Weights::sum_gradients).
     void sum_gradients(size_t unit, bool complete, const std::function<void(size_t, size_t)> &add);
@@ -220,11 +220,11 @@ template <class Dev> class Decoder : public Model, public Generator {
     // Tokens in the hidden arrays of the feed-forward: all tokens if the backward pass keeps these arrays, otherwise limits.tile_tokens
     // (by default one matmul_run), rounded up to a multiple of matmul_run so that no bit depends on it.
     const size_t tile;
-    // The same for experts; without rounding if ranks divide them.
+    // The same for experts, which see only the tokens that the rank norms; without rounding if ranks divide them.
     const size_t expert_tile;
     const size_t positions_unit;  // the table's unit of learned positions
     Plan plan_;
-    size_t most_tokens = 0;  // tokens of the rank with the most tokens in this pass, among the ranks that divide the experts
+    size_t most_own = 0;  // row.own of the rank with most of them in this pass, among the ranks that divide the experts
     float *embed_dw = nullptr, *head_dw = nullptr;
 
     DeviceRow row{config, limits};
@@ -325,7 +325,8 @@ template <class Dev> class Decoder : public Model, public Generator {
         void **forward, **backward;
     };
     size_t bytes_now(const OffloadedArray &t) const {
-        return round_up(t.whole ? t.bytes : t.bytes / T_max * most_tokens, store_alignment);
+        const size_t tokens = std::max(row.T, limits.ranks.tp * most_own);
+        return round_up(t.whole ? t.bytes : std::min(t.bytes, ceil_div(t.bytes * tokens, T_max)), store_alignment);
     }
     std::vector<std::vector<OffloadedArray>> offloaded_;  // of each layer
 };
@@ -377,7 +378,8 @@ template <class Dev> template <template <class> class M> void Decoder<Dev>::rehe
         RehearsalComm world(log, int(r.rank), int(r.world), splits);
         Mesh mesh(world, int(r.sp), int(r.zero_group), experts, tp);
         ModelLimits few = limits;
-        few.row_tokens = (std::min(tile, expert_tile) < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
+        few.row_tokens = (tile < T_max || expert_tile < own_max ? 2 : 1) * row_multiple * r.sp * r.tp;
+        few.tile_tokens = row_multiple;
         M<Rehearsal<Dev>> model({dev, &log}, whole_, few);
         model.allocate(mesh, true, false);
         log.watch(model.plan());

@@ -41,6 +41,7 @@ struct DeviceRow {
     float entropy_weight;                // dL/dentropy of each predictor
 
     void plan(Plan &plan, size_t T_max);
+    void clear() { T = own_begin = own = 0; }   // no row
     void load(const Row &row, Memory &memory);  // loads a row without padding or division
     // Loads this rank's part of a row that pad_row() has padded. element: bytes of X
     void load_part(const Row &whole, size_t element, Memory &memory);

@@ -39,6 +39,7 @@ struct Work {
     size_t parameters = 0, cleared = 0;       // of this rank: updated in a step; with gradients that are cleared before a step
     size_t without_v = 0;                     // updated by Muon, with one moment
     double muon_flops = 0;                    // for the products of Muon's update on this rank
+    size_t tensor_ranks = 1;                  // ranks that divide tensors, and the tokens between them
     size_t expert_ranks = 1, expert_run = 1;  // ranks that divide experts; tokens that they exchange at a time
 };
 
@@ -122,6 +123,14 @@ inline CostOf exchange(const ExpertConfig &e, size_t C, size_t times, size_t cou
                      numbers = others * double(counted * sizeof(int32_t) * ceil_div(w.T, w.expert_run));
         if (phase == Phase::backward) return {.flops = 0, .bytes = 0, .sent = rows * (double(times) * row + double(4 * floats))};
         return {.flops = 0, .bytes = 0, .sent = rows * row + numbers};
+    };
+}
+// The cost of an op on the tokens that the rank norms, under tensor parallelism.
+inline CostOf own_tokens(CostOf of) {
+    return [of = std::move(of)](const Work &w, Phase phase, size_t l) {
+        Work own = w;
+        own.T = ceil_div(w.T, w.tensor_ranks);
+        return of(own, phase, l);
     };
 }
 // Returns the cost of an op that consists of several.

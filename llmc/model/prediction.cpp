@@ -105,10 +105,15 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
     return std::min(rates.link, rates.network);
 }
 
-// True for a message of tensor parallelism: tokens of a block, or statistics of the head. Rings and the ranks with the same part are further apart.
-bool is_of_tensors(const Event &e, const Ranks &r, const OpList &ops) {
-    const bool in_op = ops.of_layer(e.key.op) || e.key.op == ops.number(EMBED) || e.key.op == ops.number(HEAD);
-    return r.tp > 1 && e.lane == Event::messages && e.distance == 1 && e.ranks == r.tp && in_op;
+// True for a message of tensor parallelism: tokens of a block, or statistics of the head. Rings and the ranks with the same part are further apart. An
+// op that sends rows to experts sends no tokens.
+bool is_of_tensors(const Event &e, const Ranks &r, const RehearsedSteps &steps) {
+    if (r.tp == 1 || e.lane != Event::messages || e.distance > 1 || e.ranks != r.tp) return false;
+    const OpList &ops = steps.ops;
+    if (!ops.of_layer(e.key.op)) return e.key.op == ops.number(EMBED) || e.key.op == ops.number(HEAD);
+    Work row = steps.layout;
+    row.T = r.tp, row.scores.resize(e.key.layer + 1);
+    return ops.layer[e.key.op].cost(row, Phase(e.key.phase), e.key.layer).sent == 0;
 }
 
 // Simulates the events of two steps, and sums the second step.
@@ -226,7 +231,7 @@ class Simulation {
 
     // A message sends results of earlier ops. A copy overlaps with the op that starts it, because that op uses other pieces.
     void start(const Event &e) {
-        if (is_of_tensors(e, r_, ops_)) return send_tokens(e);
+        if (is_of_tensors(e, r_, steps_)) return send_tokens(e);
         if (ops_.of_layer(e.key.op)) return;  // a ring's message, or the experts' row counts
         if (e.lane == Event::messages) end_op();
         advance(e.lane, now_);
@@ -321,7 +326,7 @@ Payload predict_messages(Diagnosis &model, const ModelConfig &whole, const Model
             sent.grads = sent.params = sent.tensor = 0;  // discards the previous step's
         if (e.kind != Event::start || e.lane != Event::messages) continue;
         const size_t bytes = e.amount * (limits.ranks.world / e.ranks);  // of all such communicators
-        if (is_of_tensors(e, limits.ranks, steps.ops)) sent.tensor += bytes * (ring.local_T() / steps.tokens);
+        if (is_of_tensors(e, limits.ranks, steps)) sent.tensor += bytes * (ring.local_T() / steps.tokens);
         else if (!steps.ops.of_layer(e.key.op)) (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += bytes;
     }
     return sent;

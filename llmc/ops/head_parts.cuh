@@ -4,12 +4,10 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A thread copies or merges one row.
+// A thread packs or merges one row.
 template <class X> __global__ void __launch_bounds__(128) pack_head_stats_kernel1(float *part, HeadStats stats, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
-    if (i >= n) return;
-    const float *const of[] = {stats.nll, stats.entropy, stats.correct, stats.max, stats.sum};
-    for (int k = 0; k < 5; k++) part[size_t(k) * n + i] = of[k][i];
+    if (i < n) pack_head_stats_row(part, stats, n, i);
 }
 
 template <class X> void pack_head_stats(Cuda<X> dev, float *part, HeadStats stats, size_t n) {

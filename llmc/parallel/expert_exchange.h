@@ -84,7 +84,7 @@ class ExpertTraffic {
 
 // The tokens of a call of a layer with experts. The members from `comm` on are only used under expert parallelism.
 struct ExpertTokens {
-    size_t layer, first;  // first: position of the first token in the packed row
+    size_t layer, first;  // first: position of the first token in this rank's part of the packed row
     size_t own;           // this rank's tokens
     size_t most;          // tokens of the rank that has most of them
     Comm *comm;           // the ranks that divide the experts, or null

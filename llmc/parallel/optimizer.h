@@ -1,6 +1,7 @@
 // The optimizer of a rank's shard: its moments and their storage, its update, and its part of a checkpoint. It is AdamW, or Muon (muon.h) for
 // the layers' matrices with AdamW for all other tensors. Muon has one moment, m.
 #pragma once
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -35,41 +36,49 @@ template <class Dev> class Optimizer {
 
     // Updates the parameters of the shard from their summed gradients; the table defines weight decay. Afterwards the parameters that other ranks
     // update are gathered: zero.ready() waits for them.
-    void update(Zero<Dev> &zero, const ShardRanks &ranks, const AdamW &adamw) {
+    void update(Zero<Dev> &zero, const ShardRanks &ranks, Memory &memory, const AdamW &adamw) {
         zero.ready(ranks, 0, zero.sharding.elements);  // waits for the previous step's gathers, if no forward pass has
         const auto reach = [&](size_t piece) { zero.pieces.reach(piece), pieces_.reach(piece); };
         for_runs(zero, reach, [&](const UpdateRun &r, auto m, auto v) {
             if (is_muons(r)) return;
             AdamW a = adamw;
             if (!r.decay) a.weight_decay = 0;
-            a.first = r.global;
+            a.first = r.number;
             std::visit([&](const auto *grads) { adamw_update(zero.dev, zero.params_at(r), m, v, grads, a, r.count); },
                        zero.gradients.at(r));
         });
         zero.pieces.finish(), pieces_.finish();
-        if (muon_ && moments_ == Moments::f32) muon_->update(zero, ranks, adamw, m_.floats);
-        else if (muon_) muon_->update(zero, ranks, adamw, m_.rounded);
+        if (muon_ && moments_ == Moments::f32) muon_->update(zero, ranks, memory, adamw, m_.floats);
+        else if (muon_) muon_->update(zero, ranks, memory, adamw, m_.rounded);
         zero.gather(ranks);
     }
 
     // Returns this rank's part, for checkpoints; to load one of ranks that divided tensors otherwise, with the tables of these ranks.
     OptimizerState state(Zero<Dev> &zero, Memory &memory, const std::vector<std::vector<Tensor>> &tables = {}) {
         const Sharding &sharding = zero.sharding;
-        const size_t dividing = sharding.expert_ranks * sharding.tensor_ranks;
-        OptimizerState state{{}, zero.elements(), sharding.stage ? sharding.parts : dividing, sharding.tensor_ranks, &memory};
+        const size_t experts = sharding.expert_ranks, tensors = sharding.tensor_ranks;
+        OptimizerState state{{}, zero.elements(), sharding.stage ? sharding.parts : std::lcm(experts, tensors), tensors, &memory};
+        // At stage 0 the writers with the same experts, or the same part of tensors, have the same elements: one of them writes these.
+        const auto is_first = [&](Holders holders) {
+            const bool experts_first = sharding.expert_own == sharding.tensor_own % experts,
+                       tensors_first = sharding.tensor_own == sharding.expert_own % tensors;
+            return holders == Holders::all            ? sharding.expert_own + sharding.tensor_own == 0
+                   : holders == Holders::same_experts ? tensors_first
+                                                      : experts_first;
+        };
         const auto any = [](auto *moment) {
             if constexpr (std::is_same_v<decltype(moment), float *>) return Floats<float>{moment};
             else return moment;
         };
         size_t piece = 0;
         const auto add = [&](const UpdateRun &r, size_t first, size_t n, auto m, auto v) {
-            const bool shared = sharding.stage == 0 && r.holders == Holders::all;
-            const bool written = !shared || sharding.expert_own + sharding.tensor_own == 0;
+            const bool written = sharding.stage > 0 || is_first(r.holders);
             const auto part = [&](size_t number, size_t at, size_t count) {
                 at += first;
                 state.parts.push_back({number, count, zero.params_at(r) + at, m + at, v + at, piece, !is_muons(r), written});
             };
-            if (tables.empty()) zero.for_numbers(r.global + first, n, part);
+            if (n == 0) return;
+            if (tables.empty()) part(r.number + first, 0, n);
             else zero.for_numbers(tables, r.global + first, n, part);
         };
         for_runs(
@@ -131,7 +140,7 @@ template <class Dev> class Optimizer {
         for (const UpdateRun &whole : zero.sharding.update_runs(zero.table)) {
             pieces.in_pieces(whole.shard, whole.count, [&](size_t piece, size_t first, size_t n) {
                 UpdateRun r = whole;
-                r.global += first, r.flat += first, r.shard += first, r.count = n;
+                r.global += first, r.flat += first, r.shard += first, r.number += first, r.count = n;
                 open(piece);
                 const size_t at = r.shard - pieces_.begin();
                 if (moments_ == Moments::f32) f(r, m_.floats + at, v_.floats + (at - without_v));

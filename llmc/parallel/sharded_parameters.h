@@ -79,15 +79,8 @@ template <class Dev> struct ShardedParameters {
         for (const Tensor &t : whole) n += t.whole_count();
         return n;
     }
-    // Calls f(number, at, count) for the parts of the rank's elements [begin, begin + n) with consecutive numbers (Tensor::number).
-    template <class F> void for_numbers(size_t begin, size_t n, F f) const {
-        if (sharding.tensor_ranks == 1) return n ? f(begin, size_t(0), n) : void();
-        for (const Tensor &t : whole) {
-            const size_t from = std::max(t.offset, begin), to = std::min(t.offset + t.count, begin + n);
-            if (from < to) f(t.number + from - t.offset, from - begin, to - from);
-        }
-    }
-    // The same for the numbers that the elements have if ranks with these tables divide the model.
+    // Calls f(number, at, count) for the parts of the rank's elements [begin, begin + n) that have consecutive numbers (Tensor::number) if ranks with
+    // these tables divide the model.
     template <class F> void for_numbers(const std::vector<std::vector<Tensor>> &tables, size_t begin, size_t n, F f) const {
         for (const Tensor &t : whole) {
             const size_t from = std::max(t.offset, begin), to = std::min(t.offset + t.count, begin + n);
@@ -114,7 +107,7 @@ template <class Dev> struct ShardedParameters {
         for (const TensorRun &r : sharding.tensor_runs(table))
             pieces.in_pieces(r.shard, r.count, [&](size_t piece, size_t first, size_t n) {
                 pieces.open(piece);
-                f(TensorRun{{r.global + first, r.flat + first, r.shard + first, n}, r.tensor, r.first + first});
+                f(TensorRun{{r.global + first, r.flat + first, r.shard + first, n}, r.tensor, r.first + first, r.number + first});
                 pieces.keep();
             });
     }

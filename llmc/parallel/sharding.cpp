@@ -106,7 +106,10 @@ std::vector<TensorRun> Sharding::tensor_runs(const std::vector<Tensor> &padded_t
             const Tensor &t = padded_table[i];
             const size_t from = std::max(t.offset, s.flat), to = std::min(t.offset + t.count, s.flat + s.count);
             const size_t skipped = from - s.flat;
-            if (from < to) out.push_back({{s.global + skipped, from, s.shard + skipped, to - from}, i, from - t.offset});
+            const size_t global = s.global + skipped, first = from - t.offset;
+            if (from < to)
+                out.push_back(
+                    {{global, from, s.shard + skipped, to - from}, i, first, tensor_ranks > 1 ? t.number + first : global});
         }
     return out;
 }
@@ -119,9 +122,9 @@ std::vector<UpdateRun> Sharding::update_runs(const std::vector<Tensor> &padded_t
         const UpdateRun *const last = out.empty() ? nullptr : &out.back();
         const bool goes_on = last && last->decay == decay && last->of_layer == of_layer && last->holders == holders &&
                              last->global + last->count == s.global && last->flat + last->count == s.flat &&
-                             last->shard + last->count == s.shard;
+                             last->shard + last->count == s.shard && last->number + last->count == s.number;
         if (goes_on) out.back().count += s.count;
-        else out.push_back({s, decay, of_layer, holders});
+        else out.push_back({s, s.number, decay, of_layer, holders});
     }
     return out;
 }

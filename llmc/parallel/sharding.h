@@ -38,13 +38,15 @@ struct ShardRun {
     size_t global, flat, shard, count;  // positions of its first element, as in Bucket; number of elements
 };
 
-struct UpdateRun : ShardRun {
-    bool decay, of_layer;  // see Tensor
-    Holders holders;       // see Bucket
-};
-
 struct TensorRun : ShardRun {
     size_t tensor, first;  // number of the tensor in the table, and the run's first element, counted within the tensor
+    size_t number;         // of its first element (Tensor::number)
+};
+
+struct UpdateRun : ShardRun {
+    size_t number;         // of its first element (Tensor::number)
+    bool decay, of_layer;  // see Tensor
+    Holders holders;       // see Bucket
 };
 
 // Defines the elements that each rank updates. At stage 0, and with a single rank, there is one part, which every rank has.
@@ -92,5 +94,6 @@ struct Sharding {
     }
     std::vector<ShardRun> shard_runs() const;  // one run per bucket with elements of this rank
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
-    std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;  // divided where the update changes
+    std::vector<UpdateRun> update_runs(
+        const std::vector<Tensor> &padded_table) const;  // and joined where update and numbers go on
 };

@@ -43,6 +43,7 @@ TYPED_TEST(HeadParts, MergedAreThoseOfTheWholeVocabulary) {
                 float *const at = packed.data();
                 pack_head_stats(dev, all.data() + r * fields * n, {at, at + n, at + 2 * n, at + 3 * n, at + 4 * n}, n);
             }
+            for (float x : all.values()) EXPECT_TRUE(std::isfinite(x));
             Array<float> merged(fields * n);
             float *const at = merged.data();
             merge_head_stats(dev, {at, at + n, at + 2 * n, at + 3 * n, at + 4 * n}, all.data(), R, n);
