@@ -155,7 +155,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, size_t(started_by_hand(o).processes), size_t(comm.size)});
-        const size_t world = o.fit    ? std::max<size_t>(1, o.zero_group)
+        const size_t world = o.fit    ? std::max(o.tensor_parallel, o.zero_group)
                              : o.plan ? planned
                                       : size_t(comm.size),
                      demo = world / o.tensor_parallel % 2 ? 1 : 2;
