@@ -116,7 +116,7 @@ def print_table(names, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", nargs="+", required=True, metavar="NAME", help="ours, transformers, trl or FILE.py")
+    parser.add_argument("--trainer", nargs="+", required=True, metavar="NAME", help="ours, transformers, trl, deepspeed or FILE.py")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
     parser.add_argument("--cases", type=Path, default=SUITE / "cases.json", metavar="FILE.json", help="another list of cases")
     options = parser.parse_args()

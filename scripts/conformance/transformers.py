@@ -1,4 +1,12 @@
-"""transformers: its models and its Trainer, in float on the CPU, with PEFT for adapters. One process, eager attention."""
+"""transformers: its models and its Trainer, in float on the CPU, with PEFT for adapters. Eager attention, and processes for the ranks of data
+parallelism."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 import transformers
@@ -41,7 +49,7 @@ def padded(side):
 
 def one_process(settings):
     if settings.get("ranks", 1) > 1:
-        raise NotImplementedError(f"{settings['ranks']} ranks: this adapter has one process")
+        raise NotImplementedError("this adapter divides neither a sequence nor tensors over ranks")
 
 
 def as_records(documents):
@@ -49,29 +57,52 @@ def as_records(documents):
 
 
 def first_log(trainer):
-    losses = []
-    step = trainer.training_step
-
-    def noted(*arguments, **more):  # what is logged is rounded
-        losses.append(step(*arguments, **more))
-        return losses[-1]
-
-    trainer.training_step = noted
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     [line] = [line for line in trainer.state.log_history if "grad_norm" in line]
-    return {"loss": float(sum(losses)), "grad_norm": float(line["grad_norm"])}
+    return {"loss": float(line["loss"]), "grad_norm": float(line["grad_norm"])}
 
 
-def run(case, folder):
+def on_ranks(case, folder, file=__file__):
+    """The same step in several processes, which run this file; -P, because its folder has a file transformers.py."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks, settings = case["settings"].get("ranks", 1), {name: value for name, value in case["settings"].items() if name != "ranks"}
+    (folder / "case.json").write_text(json.dumps({**case, "settings": settings, "of_ranks": ranks}))
+    mesh = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    started = [subprocess.Popen([sys.executable, "-P", file, str(folder)], env=dict(mesh, RANK=str(rank), LOCAL_RANK=str(rank)), stderr=subprocess.PIPE, text=True)
+               for rank in range(ranks)]
+    errors = [process.communicate()[1] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(errors[0])
+    return json.loads((folder / "got.json").read_text())
+
+
+def run(case, folder, **more):
+    """more: of TrainingArguments."""
     settings = case["settings"]
     if case["task"] != "sft":
         raise NotImplementedError(f"transformers has no trainer for {case['task']}")
+    if settings == {"ranks": settings.get("ranks")}:
+        return on_ranks(case, folder)
     one_process(settings)
     coefficient = settings.get("router_aux_loss_coef")
     model = load(case, **(dict(output_router_logits=True, router_aux_loss_coef=coefficient) if coefficient else {}))
     records, apart = as_records(case["records"]), "micro_batches" in settings
-    options = TrainingArguments(output_dir=str(folder), per_device_train_batch_size=1 if apart else len(records),
-                                gradient_accumulation_steps=len(records) if apart else 1, **QUIET)
+    options = TrainingArguments(output_dir=str(folder), per_device_train_batch_size=1 if apart else len(records) // case.get("of_ranks", 1),
+                                gradient_accumulation_steps=len(records) if apart else 1, **QUIET, **more)
     collate = DataCollatorWithFlattening() if settings.get("packed") else padded(settings.get("padding_side", "right"))
     return first_log(Trainer(model, options, train_dataset=records, data_collator=collate))
+
+
+def as_rank(run):
+    """The end of a file that on_ranks starts."""
+    folder = Path(sys.argv[1])
+    got = run(json.loads((folder / "case.json").read_text()), folder / "run")
+    if os.environ["RANK"] == "0":
+        (folder / "got.json").write_text(json.dumps(got))
+
+
+if __name__ == "__main__":
+    as_rank(run)

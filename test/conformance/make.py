@@ -163,7 +163,7 @@ def make_records():
             rollouts.append({"prompt_ids": question, "completion_ids": ids(n), "mask": mask, "reward": draw.randrange(9) / 8, "group": group,
                              "truncated": n == 14})
     add_logprobs(rollouts, draw)
-    return {"documents": documents, "pairs": pairs, "rollouts": rollouts}
+    return {"documents": documents, "four_documents": documents[:4], "pairs": pairs, "rollouts": rollouts}
 
 
 def add_logprobs(rollouts, draw):
@@ -195,7 +195,7 @@ def place(name):
 
 def list_cases():
     kinds = {"sft": ("documents", SFT), "dpo": ("pairs", DPO), "rm": ("pairs", RM), "grpo": ("rollouts", GRPO), "distill": ("documents", DISTILL)}
-    for task, (records, rows) in kinds.items():
+    for task, (_, rows) in kinds.items():
         for name, *model, bug, words, threads, settings in rows:
             model, _, adapter = (model[0] if model else "qwen3").partition("+")
             case = {"name": name, "bug": words, "threads": threads.split(), "task": task, "model": model}
@@ -207,6 +207,7 @@ def list_cases():
                 case["ref_model"] = "llama32"
             if task == "distill":
                 case["teacher_model"] = "llama32"
+            records = "four_documents" if name == "mean_over_ranks" else kinds[task][0]  # as many for each rank
             yield {**case, "records": records, "settings": dict(settings)}, bug
 
 

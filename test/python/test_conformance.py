@@ -74,7 +74,7 @@ def test_not_a_number_is_not_right(tmp_path):
 
 @pytest.mark.parametrize("words, parts", [
     (["--trainer", "ours", "--only", "packed_stat"], ["--only packed_stat: there is no such case"]),
-    (["--trainer", "nobody"], ["--trainer nobody: there is no", "one of ours, transformers, trl"]),
+    (["--trainer", "nobody"], ["--trainer nobody: there is no", "one of deepspeed, ours, transformers, trl"]),
     (["--trainer", "EMPTY"], ["has no function run", "define run(case, folder)"]),
     (["--trainer", "BROKEN"], ["cannot be imported: SyntaxError"]),
     (["--trainer", "ours", "--cases", "CUT"], ["cut.json: JSONDecodeError"]),
