@@ -1,7 +1,7 @@
 """Reads the output of `nvcc -Xptxas -v` and prints the registers and memory of each kernel per thread on each GPU architecture. A kernel that uses
 local memory (a stack frame, or spilled registers) fails, because local memory is device memory, and its loads would stall the innermost loops. A
-kernel also fails if ptxas has serialised or fenced its wgmma instructions (remarks C7510 to C7519); the source does not show the order of the machine
-code.
+kernel also fails if ptxas has serialised or fenced its wgmma instructions (remarks C7510 to C7519) or ignored setmaxnreg (C7508); the source shows
+neither.
 
     scripts/ptxas.py LOG...     `make ptxas` writes the logs
 
@@ -29,10 +29,18 @@ def read(text):
     return kernels
 
 
-def wgmma_remarks(text):
-    """Returns (architecture, remark of ptxas) pairs. A remark precedes its kernel's report."""
-    kernels = dict(re.findall(r"Compiling entry function '(\S+)' for '(\S+)'", text))
-    return [(kernels.get(name, "sm_90a"), remark) for remark, name in re.findall(r"(\(C751\d\) .*? in function '(\S+?)'.*)", text)]
+FIXES = {"C7508": "__launch_bounds__ with the number of blocks, so that ptxas knows the registers at the kernel's entry",
+         "C751": "wgmma_fence() after each register access and each loop, and no access before wgmma_wait()"}
+
+
+def remarks(text):
+    """Returns (architecture, remark of ptxas, fix) tuples. A remark precedes its kernel's report; C7508 does not name the kernel."""
+    found = []
+    for remark in re.finditer(r"\((C7508|C751)\d?\) .*", text):
+        kernel = re.search(r" in function '(\S+?)'", remark[0])
+        report = re.search(rf"Compiling entry function '{re.escape(kernel[1]) if kernel else '.*'}' for '(\S+)'", text[remark.end():])
+        found.append((report[1] if report else "sm_90a", remark[0], FIXES[remark[1]]))
+    return found
 
 
 def demangled(names):
@@ -67,9 +75,9 @@ def main(logs):
             print(f"FAILED: {names[name]} for {arch}: {use.stack} bytes of stack, {use.stores} of spilled registers stored, {use.loads} loaded\n"
                   "  fix: use smaller tiles, or arrays whose indices the compiler knows (#pragma unroll)")
     for log in logs:
-        for arch, remark in wgmma_remarks(open(log).read()):
+        for arch, remark, fix in remarks(open(log).read()):
             failed.add(arch)
-            print(f"FAILED: {remark}\n  fix: wgmma_fence() after each register access and each loop, and no access before wgmma_wait()")
+            print(f"FAILED: {remark}\n  fix: {fix}")
     if not kernels:
         print("FAILED: no kernels in", " ".join(logs) or "no logs")
     print(f"{len(archs) - len(failed)} passed, {len(failed) or not kernels:d} failed")

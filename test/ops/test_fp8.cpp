@@ -30,6 +30,7 @@ TEST(Fp8, NumbersAndTheirNeighbours) {
     EXPECT_EQ(before, fp8_largest);
     EXPECT_EQ(fp8_nearest(1e30f), fp8_largest);
     EXPECT_EQ(fp8_nearest(-INFINITY), -fp8_largest);
+    for (float zero : {-0.0f, -1e-5f, -0x1p-10f}) EXPECT_EQ(fp8_code(fp8_nearest(zero)), 0x80) << zero;
     EXPECT_TRUE(std::isnan(fp8_nearest(NAN)) && std::isnan(fp8_number(fp8_code(NAN))));
 }
 

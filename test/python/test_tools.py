@@ -68,10 +68,13 @@ def test_spilled_registers_are_named(tmp_path):
     (tmp_path / "spills").write_text(ptxas(256, 80, 328, 516, 556, 255))
     remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to a call in function 'kernel'\n"
     (tmp_path / "serial").write_text(remark + ptxas(128, "90a", 0, 0, 0, 168))
+    remark = "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.\n"
+    (tmp_path / "ignored").write_text(ptxas(128, 80, 0, 0, 0, 243) + remark + ptxas(128, "90a", 0, 0, 0, 168))
     kernel = "attention::attention_backward_keys_kernel2"
     spilled = "328 bytes of stack, 516 of spilled registers stored, 556 loaded\n  fix: "
     for file, verdict, said in (
             ("clean", "2 passed, 0 failed", f"{kernel}<128>"), ("serial", "0 passed, 1 failed", "FAILED: (C7510) Potential Performance Loss"),
+            ("ignored", "1 passed, 1 failed", "register count at entry.\n  fix: __launch_bounds__ with the number of blocks"),
             ("spills", "0 passed, 1 failed", f"FAILED: {kernel}<256> for sm_80: {spilled}")):
         code, text = run("ptxas.py", tmp_path / file)
         assert code == int(file != "clean") and said in text and text.endswith(f"{verdict}\n"), text
