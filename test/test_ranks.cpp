@@ -124,14 +124,13 @@ TEST(Ranks, DividedTensorsOfOtherLayersEqualOneRank) {
 }
 // Each rank has whole experts for its own tokens: all of them, or those that the ranks of its tensor group leave to it, or those of other ranks.
 static std::vector<RankCase> cases_of_experts(std::vector<RankCase> cases) {
-    std::erase_if(cases, [](const RankCase &c) { return c.micro_steps > 1; });
     for (size_t i = 0; i < cases.size(); i++)
         cases[i].experts = std::array{size_t(1), cases[i].tp, cases[i].world / cases[i].tp}[i % 3];
     return cases;
 }
 TEST(Ranks, DividedTensorsBesideExpertsEqualOneRank) {
     expect_one_ranks_results(cases_of_experts(tensor_cases()), {{experts, SFT}});
-    expect_one_ranks_results(cases_of_experts(third_of(cases_of_own_keys(2))), {{sparse_hybrid, SFT}, {experts, GRPO}});
+    expect_one_ranks_results(cases_of_experts(third_of(tensor_cases())), {{experts, DPO}, {experts, GRPO}});
 }
 TEST(SlowRanks, DividedTensorsEqualOneRank) {
     expect_one_ranks_results(tensor_cases(), {{untied, SFT}, {tied, SFT}, {untied, RM}, {tied, GRPO}});
