@@ -24,7 +24,6 @@ import inspect
 import json
 import math
 import os
-import re
 import sys
 import threading
 import types
@@ -36,7 +35,7 @@ from errors import DataError, presentable
 from messages import schemas_for
 from reward_worker import WrongAnswer, module_of, number_of, shown, where_of
 from tokenizer import Tokenizer
-from tool_calls import FORMATS, Call, Toolbox, has_tools, types_of
+from tool_calls import FORMATS, Call, Toolbox, before_calls, has_tools, types_of
 from worker import connect
 
 FORM = "docs/rl.md#episodes describes class Environment"
@@ -335,10 +334,6 @@ def users_calls(form, text):
         return [Call(*pair) for pair in form(text)]
     except Exception as error:  # which the policy may correct
         return [Call(error=str(error))]
-
-
-def before_calls(text):
-    return re.split(r"^\s*(?:<\|python_tag\|>)?\s*\{|<(?:seed:)?tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]", text)[0]
 
 
 async def called(function, *arguments, **named):

@@ -177,6 +177,11 @@ def granite(text, types):
 FORMATS = {read.__name__: read for read in (hermes, qwen3_coder, llama3, mistral, granite)}
 
 
+def before_calls(text):
+    """Returns what a turn says before its first call, in any of the formats."""
+    return re.split(r"^\s*(?:<\|python_tag\|>)?\s*\{|<(?:seed:)?tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]", text)[0]
+
+
 def types_of(schemas):
     """Returns the type of each parameter of each tool, for formats that do not tell it."""
     functions = [schema["function"] for schema in schemas]

@@ -83,8 +83,11 @@ def judge(case, got, tolerance):
         return "right", ""
     if all(far(got[key], case["wrong"][key], tolerance[key]) <= 1 for key in keys):
         return "BUG", case["bug"]
-    numbers = lambda value: f"{value:.7g}" if not isinstance(value, list) else "[" + " ".join(f"{x:.6g}" for x in value) + "]"
-    return "DIFFERS", "; ".join(f"{key} {numbers(got[key])}, right is {numbers(case['right'][key])}" for key in wrong)
+    return "DIFFERS", "; ".join(f"{key} {shown(got[key])}, right is {shown(case['right'][key])}" for key in wrong)
+
+
+def shown(value):
+    return "[" + " ".join(f"{x:.6g}" for x in value) + "]" if isinstance(value, list) else f"{value:.7g}"
 
 
 def try_case(adapter, case, tolerance):

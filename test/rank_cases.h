@@ -289,7 +289,7 @@ void rank_step(
         for (const OptimizerPart &part : state.parts) {
             state.open(part);
             const auto m = std::visit([&](auto m) { return read_floats(model.memory(), m, part.count); }, part.m);
-            if (part.written && size_t(comm.rank) < state.writers)
+            if (size_t(comm.rank) < std::min(part.writers, state.writers))
                 place(zero.whole, result.table, part.global, m, result.moments);
         }
     }

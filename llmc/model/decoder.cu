@@ -680,10 +680,6 @@ template <class Dev> void Decoder<Dev>::update(const AdamW &adamw) {
 }
 template <class Dev> OptimizerState Decoder<Dev>::optimizer_state(size_t tensor_ranks) {
     std::vector<std::vector<Tensor>> tables;
-    if (tensor_ranks && tensor_ranks != limits.ranks.tp && limits.moments == Moments::blockwise)
-        die("the checkpoint has the moments of --tensor_parallel %zu, and blocks of --moments 8bit end where a rank's tensors end\n"
-            "  fix: --tensor_parallel %zu, or --moments bf16",
-            tensor_ranks, tensor_ranks);
     for (size_t r = 0; tensor_ranks != limits.ranks.tp && r < tensor_ranks; r++) {
         const ModelConfig part = part_of(whole_, tensor_ranks, r);
         tables.push_back(trained_table(part, table_of_(part)).tensors);

@@ -53,8 +53,8 @@ HOST_DEVICE inline float fp8_factor(float largest) {
     return factor;
 }
 
-// Returns the nearest number of the format, at most the largest one; zeros keep their sign, as in the hardware's conversion. Adding and subtracting a number whose last bit equals one step of the format
-// rounds to a multiple of that step.
+// Returns the nearest number of the format, at most the largest one; zeros keep their sign, as in the hardware's conversion. Adding and subtracting a
+// number whose last bit equals one step of the format rounds to a multiple of that step.
 inline float fp8_nearest(float x) {
     constexpr float least = std::bit_cast<float>(uint32_t(fp8_smallest + 127) << 23);
     x = std::min(std::max(x, -fp8_largest), fp8_largest);                                                // a NaN stays one

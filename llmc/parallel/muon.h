@@ -18,13 +18,12 @@ template <class Dev> class Muon {
     void plan(Plan &plan, const Zero<Dev> &zero) {
         size_t bucket = 0, whole = 0, matrix = 0, side = 0;
         for (const Bucket &b : zero.sharding.buckets) {
-            size_t of_bucket = 0;
-            for_matrices(zero, b, [&](const Tensor &t) {
-                const std::vector<size_t> shape = t.whole_shape();
-                bucket = std::max(bucket, b.padded()), of_bucket += t.whole_count();
-                matrix = std::max(matrix, t.whole_count()), side = std::max(side, std::min(shape[0], shape[1]));
-            });
-            if (b.holders == Holders::same_cut) whole = std::max(whole, of_bucket);
+            for (const Tensor *t : matrices_of(zero, b)) {
+                const std::vector<size_t> shape = t->whole_shape();
+                bucket = std::max(bucket, b.padded());
+                matrix = std::max(matrix, t->whole_count()), side = std::max(side, std::min(shape[0], shape[1]));
+            }
+            if (b.holders == Holders::same_cut) whole = std::max(whole, whole_count(zero, b));
         }
         plan.transient(&momenta_, "muon bucket", {bucket});
         plan.transient(&whole_, "muon whole matrices", {whole});
@@ -38,18 +37,23 @@ template <class Dev> class Muon {
     // m: (shard_count) the momentum, float or bf16
     template <class M> void update(Zero<Dev> &zero, const ShardRanks &ranks, Memory &memory, const AdamW &settings, M *m) {
         const auto runs = zero.sharding.tensor_runs(zero.table);
-        for (const Bucket &b : zero.sharding.buckets) {
-            bool any = false;
-            for_matrices(zero, b, [&](const Tensor &) { any = true; });
-            if (any) update_bucket(zero, ranks, memory, settings, m, b, runs);
-        }
+        for (const Bucket &b : zero.sharding.buckets)
+            if (!matrices_of(zero, b).empty()) update_bucket(zero, ranks, memory, settings, m, b, runs);
     }
 
   private:
     static bool in(const Bucket &b, size_t flat) { return b.begin <= flat && flat < b.begin + b.count; }
-    template <class F> static void for_matrices(const Zero<Dev> &zero, const Bucket &b, F f) {  // of which a bucket consists
+    static std::vector<const Tensor *> matrices_of(const Zero<Dev> &zero, const Bucket &b) {
+        std::vector<const Tensor *> matrices;
         for (const Tensor &t : zero.table)
-            if (t.of_layer && in(b, t.offset)) f(t);
+            if (t.of_layer && in(b, t.offset)) matrices.push_back(&t);
+        return matrices;
+    }
+    // The elements of a bucket's whole matrices that come before `end` in the bucket.
+    static size_t whole_count(const Zero<Dev> &zero, const Bucket &b, size_t end = SIZE_MAX) {
+        size_t count = 0;
+        for (const Tensor *t : matrices_of(zero, b)) count += t->offset < end ? t->whole_count() : 0;
+        return count;
     }
     // Calls copy(whole, ld, part, ld of the part, rows, columns) for the pieces of which the rank's part of a matrix consists.
     template <class F> static void for_pieces(const Tensor &t, X *whole, X *part, F copy) {
@@ -82,7 +86,7 @@ template <class Dev> class Muon {
         const bool cut = b.holders == Holders::same_cut;
         if (cut) put_together(zero, *ranks.tensor, memory, b);
         for_own([&](const TensorRun &r, const Tensor &t) {
-            X *const part = momenta_ + (t.offset - b.begin), *const whole = cut ? whole_of(zero, b, t) : part;
+            X *const part = momenta_ + (t.offset - b.begin), *const whole = cut ? whole_ + whole_count(zero, b, t.offset) : part;
             const std::vector<size_t> shape = t.whole_shape();
             orthogonalise(zero.dev, whole, buffers_, shape[0], shape[1]);
             if (cut)
@@ -93,23 +97,15 @@ template <class Dev> class Muon {
         });
     }
 
-    // The place of a matrix in whole_.
-    X *whole_of(const Zero<Dev> &zero, const Bucket &b, const Tensor &t) const {
-        size_t first = 0;
-        for_matrices(zero, b, [&](const Tensor &other) { first += other.offset < t.offset ? other.whole_count() : 0; });
-        return whole_ + first;
-    }
     // Sums whole_ over the tensor group, in which each rank has written its parts of the bucket's matrices.
     void put_together(Zero<Dev> &zero, Comm &tensor, Memory &memory, const Bucket &b) {
-        size_t count = 0;
-        for_matrices(zero, b, [&](const Tensor &t) { count += t.whole_count(); });
+        const size_t count = whole_count(zero, b);
         memory.fill(whole_, 0, count * sizeof(X));
-        for_matrices(zero, b, [&](const Tensor &t) {
-            for_pieces(t, whole_of(zero, b, t), momenta_ + (t.offset - b.begin),
+        for (const Tensor *t : matrices_of(zero, b))
+            for_pieces(*t, whole_ + whole_count(zero, b, t->offset), momenta_ + (t->offset - b.begin),
                        [&](X *of_whole, size_t ld, const X *own, size_t own_ld, size_t rows, size_t columns) {
                            copy_rows(zero.dev, of_whole, ld, own, own_ld, rows, columns);
                        });
-        });
         const size_t size = size_t(tensor.size), rank = size_t(tensor.rank);
         zero.sent.params += (count + (size - 2) * (count * (rank + 1) / size - count * rank / size)) * sizeof(X);
         tensor.all_reduce_sum({whole_, count});

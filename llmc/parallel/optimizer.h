@@ -1,7 +1,7 @@
 // The optimizer of a rank's shard: its moments and their storage, its update, and its part of a checkpoint. It is AdamW, or Muon (muon.h) for
 // the layers' matrices with AdamW for all other tensors. Muon has one moment, m.
 #pragma once
-#include <numeric>
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -56,26 +56,27 @@ template <class Dev> class Optimizer {
     // Returns this rank's part, for checkpoints; to load one of ranks that divided tensors otherwise, with the tables of these ranks.
     OptimizerState state(Zero<Dev> &zero, Memory &memory, const std::vector<std::vector<Tensor>> &tables = {}) {
         const Sharding &sharding = zero.sharding;
-        const size_t experts = sharding.expert_ranks, tensors = sharding.tensor_ranks;
-        OptimizerState state{{}, zero.elements(), sharding.stage ? sharding.parts : std::lcm(experts, tensors), tensors, &memory};
-        // At stage 0 the writers with the same experts, or the same part of tensors, have the same elements: one of them writes these.
-        const auto is_first = [&](Holders holders) {
-            const bool experts_first = sharding.expert_own == sharding.tensor_own % experts,
-                       tensors_first = sharding.tensor_own == sharding.expert_own % tensors;
-            return holders == Holders::all            ? sharding.expert_own + sharding.tensor_own == 0
-                   : holders == Holders::same_experts ? tensors_first
-                                                      : experts_first;
+        const auto writers = [&](Holders holders) {  // that together have each element of such buckets once
+            if (sharding.stage) return sharding.parts;
+            return holders == Holders::same_experts ? sharding.expert_ranks
+                   : holders == Holders::same_cut   ? sharding.tensor_ranks
+                                                    : 1;
         };
+        OptimizerState state{{},
+                             zero.elements(),
+                             std::max(writers(Holders::same_experts), writers(Holders::same_cut)),
+                             sharding.tensor_ranks,
+                             &memory};
         const auto any = [](auto *moment) {
             if constexpr (std::is_same_v<decltype(moment), float *>) return Floats<float>{moment};
             else return moment;
         };
         size_t piece = 0;
         const auto add = [&](const UpdateRun &r, size_t first, size_t n, auto m, auto v) {
-            const bool written = sharding.stage > 0 || is_first(r.holders);
             const auto part = [&](size_t number, size_t at, size_t count) {
                 at += first;
-                state.parts.push_back({number, count, zero.params_at(r) + at, m + at, v + at, piece, !is_muons(r), written});
+                state.parts.push_back(
+                    {number, count, zero.params_at(r) + at, m + at, v + at, piece, !is_muons(r), writers(r.holders)});
             };
             if (n == 0) return;
             if (tables.empty()) part(r.number + first, 0, n);

@@ -94,6 +94,6 @@ struct Sharding {
     }
     std::vector<ShardRun> shard_runs() const;  // one run per bucket with elements of this rank
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
-    std::vector<UpdateRun> update_runs(
-        const std::vector<Tensor> &padded_table) const;  // and joined where update and numbers go on
+    // The same, joined where the update and the numbers go on.
+    std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;
 };

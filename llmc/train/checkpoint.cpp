@@ -108,25 +108,25 @@ static std::string header_checksum(const InputFile &file, size_t bytes) {
     return checksum(header);
 }
 
-// Writes the parts and returns their entry in the manifest.
-static json write_shard(const std::string &dir, const std::string &name, const OptimizerState &state) {
+// Writes a rank's parts and returns their entry in the manifest.
+static json write_shard(const std::string &dir, const std::string &name, const OptimizerState &state, size_t rank) {
     const std::string path = dir + "/" + name;
+    std::vector<OptimizerPart> own = state.parts;
+    std::erase_if(own, [&](const OptimizerPart &part) { return part.writers <= rank; });
     json parts;
-    for (const OptimizerPart &part : state.parts)
-        if (part.written) parts.push_back({{"global", part.global}, {"count", part.count}});
+    for (const OptimizerPart &part : own) parts.push_back({{"global", part.global}, {"count", part.count}});
     std::vector<TensorSpec> specs;
     size_t data = 0;  // bytes
     for (size_t t = 0; t < std::size(tensors); t++) {
         size_t n = 0;
-        for (const OptimizerPart &part : state.parts) n += part.written && has(part, t) ? part.count : 0;
+        for (const OptimizerPart &part : own) n += has(part, t) ? part.count : 0;
         if (n) specs.push_back({tensors[t].name, {n}, "F32"});
         data += n * sizeof(float);
     }
     SafetensorsWriter writer(path, specs);
     HostMemory host;
     for (size_t t = 0; t < std::size(tensors); t++)
-        for (size_t p = 0; const OptimizerPart &part : state.parts) {
-            if (!part.written) continue;
+        for (size_t p = 0; const OptimizerPart &part : own) {
             json &entry = parts[p++];
             if (!has(part, t)) continue;
             json &checksums = entry[tensors[t].name] = json::array();
@@ -149,7 +149,7 @@ void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &st
     json entry;
     agree(comm, [&] {
         if (size_t(comm.rank) < writers && !state.parts.empty())
-            entry = write_shard(dir, format("optimizer-%05d-of-%05zu.safetensors", comm.rank, writers), state);
+            entry = write_shard(dir, format("optimizer-%05d-of-%05zu.safetensors", comm.rank, writers), state, size_t(comm.rank));
     });
     const auto entries = comm.gather(entry.dump());
     agree(comm, [&] {

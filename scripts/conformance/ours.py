@@ -27,10 +27,12 @@ def write_data(path, documents, kind):
 
 def call(task, model, options):
     program = ROOT / ("train_gpt2" if "gpt2" in Path(model).name else "train_llama")
-    values = {"model": model, **options}
-    words = [str(program), task] + [word for name, value in values.items() for word in (f"--{name}", str(value).lower() if value in (True, False) and isinstance(
-        value, bool) else ",".join(map(str, value)) if isinstance(value, list) else str(value))]
-    result = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "XDG_CACHE_HOME": str(Path(options.get("output_dir", ".")).parent / "cache")})
+    words = [str(program), task]
+    for name, value in {"model": model, **options}.items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+        words += [f"--{name}", text]
+    cache = Path(options.get("output_dir", ".")).parent / "cache"
+    result = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "XDG_CACHE_HOME": str(cache)})
     if result.returncode:
         raise RuntimeError(" ".join(result.stderr.split()))
 
