@@ -9,6 +9,9 @@ has one row, or four with GPT-2; all rows are equal, and there is no dropout. Bo
 losses must agree, and both use all cores. In each of three rounds each side runs one warm-up step and two timed steps while the other side
 is idle; the fastest step is reported. Memory is the peak resident size of the process (VmHWM), including libraries.
 
+A CPU without instructions for bf16 (avx512_bf16, amx_bf16) is measured in f32 alone, unless --dtype is given: PyTorch takes minutes for a step
+in bf16 there.
+
 There is one difference: with bf16, transformers keeps AdamW's moments and the only copy of the weights in bfloat16. This project's programs
 keep moments and gradients in float, and also the lower halves of the weights, so the weights are floats. With autocast, transformers keeps
 everything in float and multiplies in bfloat16; this project's programs run as with bf16. All of this is for CPUs; scripts/gpu_bench.py
@@ -303,17 +306,23 @@ def compare(name, dtype):
     return rows
 
 
+def cpu_field(name):
+    match = re.search(rf"^{name}\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return match[1] if match else "unknown"
+
+
+def vector_units():
+    return [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in cpu_field("flags").split()]
+
+
+def best_dtype():
+    """Returns the dtype in which this CPU multiplies fastest."""
+    return "bf16" if {"avx512_bf16", "amx_bf16"} & set(vector_units()) else "f32"
+
+
 def describe_cpu():
-    text = Path("/proc/cpuinfo").read_text()
-
-    def field(name):
-        match = re.search(rf"^{name}\s*:\s*(.*)$", text, re.M)
-        return match[1] if match else "unknown"
-
-    flags = field("flags").split()
-    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in flags]
-    return (f"{field('model name')} (family {field('cpu family')}, model {field('model')}; {', '.join(units) or 'no vector units known'}), "
-            f"{CORES} cores")
+    return (f"{cpu_field('model name')} (family {cpu_field('cpu family')}, model {cpu_field('model')}; "
+            f"{', '.join(vector_units()) or 'no vector units known'}), {CORES} cores")
 
 
 # ---- a table for each kind of CPU --------------------------------------------------------------------------------------------------------
@@ -360,7 +369,7 @@ def main():
         return transformers_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="smollm2-135m")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: all")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: all, or f32 on a CPU without bf16")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this model and CPU")
     options = parser.parse_args()
     program = MODELS[options.model][-1]
@@ -370,7 +379,8 @@ def main():
         sys.exit(f"scripts/compare.py: LLMC_SOURCE: {LLMC_SOURCE} has no train_gpt2.c\n  fix: name a checkout of karpathy/llm.c, or unset it")
     if (load := os.getloadavg()[0]) > 1:  # other programs would slow down one side more than the other
         print(f"load average {load:.1f}: this machine is busy, so the figures are less reliable", file=sys.stderr)
-    report([row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)], options.out)
+    dtypes = [options.dtype] if options.dtype else DTYPES if best_dtype() == "bf16" else ["f32"]
+    report([row for dtype in dtypes for row in compare(options.model, dtype)], options.out)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def main():
     if sys.argv[1:2] == ["worker"]:
         return worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default=compare.best_dtype())
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times steps of GRPO in TRL and in train_llama, alternately in one run.
 
-    .venv-compare/bin/python scripts/compare_grpo.py [--dtype bf16] [--out docs/benchmarks.md]
+    .venv-compare/bin/python scripts/compare_grpo.py [--dtype f32|bf16] [--out docs/benchmarks.md]
 
 The model is SmolLM2-135M with random weights. A step samples 8 answers of 128 tokens to each of 8 prompts of 32 tokens, at temperature 1 from all
 tokens, judges them with the same Python function, and trains on them once. There is no reference. TRL samples with transformers' generate, all 64
@@ -140,7 +140,7 @@ def main():
     if sys.argv[1:2] == ["worker"]:
         return worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default=compare.best_dtype())
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Times the same training in TRL and in train_llama, alternately in one run.
 
-    .venv-compare/bin/python scripts/compare_trl.py DIR [--only NAME] [--out docs/benchmarks.md]
+    .venv-compare/bin/python scripts/compare_trl.py DIR [--only NAME] [--dtype f32|bf16] [--out docs/benchmarks.md]
 
 scripts/smollm2.py makes DIR: a model, chats and pairs. Both sides train from the same weights on the same token ids in the same order, in
-bf16. A step has 32 chats or pairs: in TRL 4 batches of 8, without gradient checkpointing and otherwise with its defaults; in train_llama they
+bf16 where the CPU has instructions for it. A step has 32 chats or pairs: in TRL 4 batches of 8, without gradient checkpointing and otherwise with its defaults; in train_llama they
 are packed into rows of 2048 tokens.
 
     sft                         on chats of at most 512 tokens
@@ -75,7 +75,7 @@ def read_pairs(file, count):
     return datasets.Dataset.from_list(records)
 
 
-def make_trainer(kind, start, reference, file, count, options):
+def make_trainer(kind, dtype, start, reference, file, count, options):
     import torch
     import transformers
     import trl
@@ -92,11 +92,12 @@ def make_trainer(kind, start, reference, file, count, options):
             self.sweep_s = time.perf_counter() - begin
             return dataset
 
+    dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     # Transformers reads a reward at the last token that is not padding; eos, the tokenizer's own choice, ends every document.
     tokenizer.pad_token = tokenizer.unk_token
     if kind in ("sft", "lora", "packed"):
-        model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
         if kind == "packed":  # a step is one row
             options |= dict(packing=True, max_length=ROW_TOKENS, per_device_train_batch_size=1, gradient_accumulation_steps=1)
         adapters = None
@@ -108,9 +109,9 @@ def make_trainer(kind, start, reference, file, count, options):
     pairs = read_pairs(file, count)
     if kind == "rm":
         whole = pairs.map(lambda pair: {name: pair["prompt_ids"] + pair[name] for name in ("chosen_ids", "rejected_ids")})
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(start, dtype=torch.bfloat16)
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(start, dtype=dtype)
         return trl.RewardTrainer(model, trl.RewardConfig(**options), train_dataset=whole, processing_class=tokenizer)
-    policy, model = (transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16) for path in (start, reference))
+    policy, model = (transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype) for path in (start, reference))
     args = trl.DPOConfig(beta=BETA, precompute_ref_log_probs=kind == "advance", **options)
     trainer = DPOTrainer(policy, model, args, train_dataset=pairs, processing_class=tokenizer)
     if kind == "advance":
@@ -155,7 +156,7 @@ def train_on_demand(trainer, answers, figures):
     trainer.train()
 
 
-def trl_worker(kind, start, reference, file, count):
+def trl_worker(kind, dtype, start, reference, file, count):
     answers, seen = quiet_libraries(), 0
 
     def figures(logs):
@@ -169,19 +170,19 @@ def trl_worker(kind, start, reference, file, count):
                        gradient_accumulation_steps=BATCH // MICRO_BATCH, train_sampling_strategy="sequential", num_train_epochs=1000,
                        learning_rate=rate(kind), lr_scheduler_type="constant", weight_decay=compare.WEIGHT_DECAY, adam_beta1=compare.BETAS[0],
                        adam_beta2=compare.BETAS[1], max_grad_norm=compare.MAX_NORM)
-        trainer = make_trainer(kind, start, reference, file, count, options)
+        trainer = make_trainer(kind, dtype, start, reference, file, count, options)
         train_on_demand(trainer, answers, figures)
 
 
 # ---- train_llama: short runs of the program ------------------------------------------------------------------------------------------------
 
-FLAGS = ["--device", "cpu", "--dtype", "bf16", "--shuffle", "false", "--max_len", MAX_LEN, "--row_tokens", ROW_TOKENS, "--train_batch_size", BATCH]
+FLAGS = ["--device", "cpu", "--shuffle", "false", "--max_len", MAX_LEN, "--row_tokens", ROW_TOKENS, "--train_batch_size", BATCH]
 
 
-def train_llama_steps(kind, start, reference, file, samples, steps, out, *more):
+def train_llama_steps(kind, dtype, start, reference, file, samples, steps, out, *more):
     task = {"sft": "sft", "lora": "sft", "packed": "sft", "rm": "rm"}.get(kind, "dpo")
     flags = ["--beta", BETA, "--ref_model", reference] if task == "dpo" else ["--lora_rank", RANK, "--lora_alpha", RANK] if kind == "lora" else []
-    steps, said = compare.train("train_llama", task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--max_samples", samples,
+    steps, said = compare.train("train_llama", task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--dtype", dtype, "--max_samples", samples,
                                 "--max_steps", steps, *flags, *more)
     sweep = re.search(r"reference: \d+ pairs in ([\d.]+) s", said)
     totals = [0] + [step["tokens"] for step in steps]
@@ -203,19 +204,19 @@ def expect_equal(theirs, ours):
     compare.expect_same_loss(theirs[0], ours[0])
 
 
-def compare_kind(kind, start, model, file, folder):
+def compare_kind(kind, dtype, start, model, file, folder):
     steps = WARM_UP + COUNTED
     samples = BATCH if kind == "packed" else BATCH * steps
-    peer = compare.Peer(__file__, kind, str(start), str(model), str(file), samples)
+    peer = compare.Peer(__file__, kind, dtype, str(start), str(model), str(file), samples)
     theirs, ours = [], []
     for r in range(ROUNDS):
         theirs.append(peer.steps(steps))
-        ours.append(train_llama_steps(kind, start, model, file, samples, steps, folder / "run")[0])
+        ours.append(train_llama_steps(kind, dtype, start, model, file, samples, steps, folder / "run")[0])
         both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) + f" (sweep {side[r][0]['sweep_s']:.1f})" for side in (theirs, ours)]
         print(f"{kind}, seconds of the steps in round {r + 1}:  TRL {both[0]}   train_llama {both[1]}", file=sys.stderr, flush=True)
     peer.close()
     expect_equal(theirs[0], ours[0])
-    share = compare.product_share(train_llama_steps(kind, start, model, file, samples, steps, folder / "run", "--profile")[1])
+    share = compare.product_share(train_llama_steps(kind, dtype, start, model, file, samples, steps, folder / "run", "--profile")[1])
 
     def speed(rounds):
         seconds = sum(min(steps[i]["step_s"] for steps in rounds) for i in range(WARM_UP, WARM_UP + COUNTED))
@@ -223,11 +224,11 @@ def compare_kind(kind, start, model, file, folder):
             seconds += min(steps[0]["sweep_s"] for steps in rounds) / (WARM_UP + COUNTED) * COUNTED
         return sum(step["tokens"] for step in rounds[0][WARM_UP:]) / seconds
 
-    return compare.table_row(f"smollm2-135m, {KINDS[kind]}", "bf16", "trl", speed(theirs), speed(ours), compare.memory(theirs), compare.memory(ours),
+    return compare.table_row(f"smollm2-135m, {KINDS[kind]}", dtype, "trl", speed(theirs), speed(ours), compare.memory(theirs), compare.memory(ours),
                              f"{share} %", compare.first_losses(theirs, ours))
 
 
-def compare_all(directory, kinds):
+def compare_all(directory, kinds, dtype):
     model = directory / "model"
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -235,9 +236,9 @@ def compare_all(directory, kinds):
         prepare("sft", directory / "chats.jsonl", model, chats)
         prepare("pref", directory / "pairs.jsonl", model, pairs)
         for task, data, out in ("sft", chats, folder / "policy"), ("rm", pairs, folder / "reward"):
-            compare.train("train_llama", task, out, SFT_RATE, "--model", model, "--data", data, *FLAGS, "--max_steps", 1)
+            compare.train("train_llama", task, out, SFT_RATE, "--model", model, "--data", data, *FLAGS, "--dtype", dtype, "--max_steps", 1)
         inputs = {"sft": (model, chats), "lora": (model, chats), "packed": (model, chats), "rm": (folder / "reward", pairs)}
-        return [compare_kind(kind, start, model, file, folder)
+        return [compare_kind(kind, dtype, start, model, file, folder)
                 for kind in kinds for start, file in [inputs.get(kind, (folder / "policy", pairs))]]
 
 
@@ -247,11 +248,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="DIR", help="made by scripts/smollm2.py")
     parser.add_argument("--only", choices=KINDS, help="default: all")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default=compare.best_dtype())
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table to this file, replacing the previous one of this CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/compare_trl.py: ./train_llama is not built\n  fix: make")
-    compare.report(compare_all(options.directory, [options.only] if options.only else KINDS), options.out)
+    compare.report(compare_all(options.directory, [options.only] if options.only else KINDS, options.dtype), options.out)
 
 
 if __name__ == "__main__":
