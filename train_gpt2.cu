@@ -191,8 +191,8 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const 
     const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx, *dln2 = a.ln2;
 
-    X *const input = gather_tokens(acts.input, dln2);  // which its gradient overwrites
-    const X *const dout = gather_tokens(acts.output, dx);
+    X *const input = Base::gather_tokens_between_ops(l, acts.input, dln2);  // which its gradient overwrites
+    const X *const dout = Base::gather_tokens_between_ops(l, acts.output, dx);
     for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass.in(Phase::recompute), input, t, n);
         X *dact = a.act, *dfc = a.fc;  // (n, F)
@@ -238,7 +238,7 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
         begin_op(Phase::backward, EMBED);
         embedding_backward(dev, gradients.positions, acts.dx, row.doc_pos + row.own_begin, row.own, C, 0, config.max_positions);
     });
-    const X *const dx = row.T ? gather_tokens(acts.output, acts.dx) : nullptr;
+    const X *const dx = row.T ? Base::gather_tokens_between_ops(0, acts.output, acts.dx) : nullptr;
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Phase::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, dx, row.tokens, row.T, C, first / C, n / C);

@@ -432,8 +432,8 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const
     if (runs(POST2)) norm_backward(dbranch, dw.post2, nullptr, dx, a.down, w.post2, a.post_rstd2);
     if (config.has_experts(l)) experts_backward(l, pass);
     else {
-        X *const input = gather_tokens(acts.input, dinput);  // which its gradient overwrites
-        const X *const dout = gather_tokens(acts.output, branch_gradient());
+        X *const input = Base::gather_tokens_between_ops(l, acts.input, dinput);  // which its gradient overwrites
+        const X *const dout = Base::gather_tokens_between_ops(l, acts.output, branch_gradient());
         for_tiles([&](size_t t, size_t n) {
             hidden_forward(l, pass.in(Phase::recompute), input, t, n);
             X *dact = a.act, *dgate_up = a.gate_up;
@@ -612,7 +612,7 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
 // The gradients of the embedding are summed over ranks as soon as they are complete, a few rows at a time.
 template <class Dev> void Llama<Dev>::input_backward() {
     scale(acts.dx, acts.dx, embedding_factor(), row.own);
-    const X *const dx = row.T ? gather_tokens(acts.output, acts.dx) : nullptr;
+    const X *const dx = row.T ? Base::gather_tokens_between_ops(0, acts.output, acts.dx) : nullptr;
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Phase::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, dx, row.tokens, row.T, config.C, first / config.C, n / config.C);

@@ -327,7 +327,6 @@ static void check_together(const std::string &program, const Options &o, Task ta
         if (o.zero_group % tp) refuse("--zero_group", "a group needs whole models, so it is a multiple of --tensor_parallel");
         if (o.fp8) refuse("--fp8", "a matrix's scale would need the largest value of all ranks' parts");
         if (o.async_steps) refuse("--async_steps", "answers and training would use one communicator at a time");
-        if (task == DISTILL) refuse("distill", "the divergence is not summed over parts of the vocabulary yet");
     }
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (!o.timeline.empty() && (!o.plan || o.fit))

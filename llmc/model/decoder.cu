@@ -66,7 +66,7 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.transient(&acts.normf, "act.normf", {own, C});
     plan_.transient(&acts.input, "block's input", {all, C});
     plan_.transient(&acts.output, "block's output", {all, C});
-    if (limits.teacher.is_base) plan_.add(&acts.taught, "normf of the teacher", {T, C});
+    if (limits.teacher.is_base) plan_.add(&acts.taught, "normf of the teacher", {std::max(T, all), C});
     if (trains()) plan_.transient(&acts.dx, "dx", {own, C});
     generation_->plan(plan_, T);
 }
@@ -84,7 +84,10 @@ template <class Dev> void Decoder<Dev>::plan_head() {
     plan_.transient(&acts.head, "head chunk",
                     {has_teacher() ? divergence_scratch(dev, shape, limits.teacher.C) : lm_head_scratch(dev, shape)});
     const size_t tp = limits.ranks.tp;
-    plan_.transient(&acts.parts, "parts' statistics", {tp > 1 ? tp : 0, 5, lm_head_rows(dev, T, most_V(), limits.head_chunk)});
+    const size_t rows = has_teacher() ? divergence_rows(dev, T, most_V(), limits.head_chunk)
+                                      : lm_head_rows(dev, T, most_V(), limits.head_chunk),
+                 fields = has_teacher() ? fields_of<DivergenceStats> : fields_of<HeadStats>;
+    plan_.transient(&acts.parts, "parts' statistics", {tp > 1 ? tp : 0, fields, rows});
     const auto plan_stats = [&](HeadStats &stats, const std::string &name) {
         plan_.transient(&stats.nll, name + ".nll", {T});
         plan_.transient(&stats.entropy, name + ".entropy", {T});
@@ -334,6 +337,11 @@ template <class Dev> typename Dev::X *Decoder<Dev>::gather_tokens(X *all, const 
     return all;
 }
 
+template <class Dev> typename Dev::X *Decoder<Dev>::gather_tokens_between_ops(size_t l, X *all, const X *own) {
+    if (limits.ranks.tp > 1) trace_.begin_transfer(Phase::backward, TOKENS, l);
+    return gather_tokens(all, own);
+}
+
 template <class Dev> void Decoder<Dev>::sum_tokens(X *own, const X *all) {
     if (limits.ranks.tp == 1) return;
     const size_t n = row.shard * config.C;
@@ -348,11 +356,12 @@ template <class Dev> void Decoder<Dev>::gather_floats(float *all, size_t n) {
     weights_->trained.sent.tensor += (tp - 1) * n * sizeof(float);
 }
 
-// Replaces the statistics of predictors [first, first + n) of the rank's part of the vocabulary by those of the whole.
-template <class Dev> void Decoder<Dev>::gather_statistics(size_t first, size_t n) {
-    pack_head_stats(dev, own_floats(acts.parts, 5 * n), acts.stats.from(first), n);
-    gather_floats(acts.parts, 5 * n);
-    merge_head_stats(dev, acts.stats.from(first), acts.parts, limits.ranks.tp, n);
+// Replaces statistics of n predictors in the rank's part of the vocabulary by those of the whole.
+template <class Dev> template <class Stats> void Decoder<Dev>::merge_over_parts(const Stats &stats, size_t n) {
+    constexpr size_t fields = fields_of<Stats>;
+    pack_head_stats(dev, own_floats(acts.parts, fields * n), stats, n);
+    gather_floats(acts.parts, fields * n);
+    merge_head_stats(dev, stats, acts.parts, limits.ranks.tp, n);
 }
 
 // ---- the head -----------------------------------------------------------------------------------------------------------------------
@@ -365,7 +374,7 @@ template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhe
     const X *const x = gather_tokens(acts.input, acts.normf);
     X *const all_dx = dx ? all_tokens(acts.output, dx) : nullptr;
     const std::function<void(size_t, size_t)> stats_known = [&](size_t first, size_t n) {
-        if (limits.ranks.tp > 1) gather_statistics(first, n);
+        if (limits.ranks.tp > 1) merge_over_parts(acts.stats.from(first), n);
         if (judge.loss)
             write(memory(), row.weights + first,
                   (*judge.loss)({&row.numbers[first], n}, read(memory(), acts.stats.nll + first, n)));
@@ -373,9 +382,15 @@ template <class Dev> void Decoder<Dev>::head(const Pass &pass, X *dx, float *dhe
     const bool in_two_steps = judge.loss || limits.ranks.tp > 1;
     if (judge.teacher) {
         const bool accumulates = weights_->accumulates();
-        const size_t V = limits.teacher.V;
-        divergence_head(dev, acts.divergence, dx, dhead, acts.head, x, head_w(pass), teacher_head(judge), head_loss(),
-                        head_shape(T, N), accumulates);
+        const HeadShape shape = head_shape(T, N);
+        const size_t V = shape.V;
+        const MergeParts merge = [&](OfParts what, size_t first, size_t n) {
+            const DivergenceStats stats = acts.divergence.from(first);
+            if (what == OfParts::statistics) merge_over_parts(stats, n);
+            else merge_over_parts(PartsOfDivergence{stats.divergence, stats.mean}, n);
+        };
+        divergence_head(dev, acts.divergence, all_dx, dhead, acts.head, x, head_w(pass), teacher_head(judge), head_loss(), shape,
+                        accumulates, limits.ranks.tp > 1 ? merge : nullptr);
         if (dhead && !accumulates)
             memory().fill(dhead + V * C, 0, (config.V - V) * C * sizeof(float));  // rows that are not compared
     } else if (!config.reward)
@@ -440,13 +455,13 @@ template <class Dev> TeacherRow Decoder<Dev>::teach(const Row &r) {
     const Pass pass{.adapters = !is_base, .fp8 = limits.fp8};
     load_part(r, pass);
     X *const own = acts.normf;
-    if (is_base) acts.normf = acts.taught;
+    if (is_base && limits.ranks.tp == 1) acts.normf = acts.taught;
     forward(pass);
-    const TeacherRow out{acts.normf, head_w(pass), config.C};
     begin_op(Phase::forward, HEAD);  // of the student, which reads them
-    if constexpr (is_rehearsal<Dev>) dev.note(acts.normf, head_w(pass));
+    const X *const all = row.T ? gather_tokens(is_base ? acts.taught : acts.input, acts.normf) : nullptr;
+    if constexpr (is_rehearsal<Dev>) dev.note(all, head_w(pass));
     acts.normf = own;
-    return out;
+    return {all, head_w(pass), config.C};
 }
 
 template <class Dev> void Decoder<Dev>::distil(const Row &r, const TeacherRow &teacher, float weight, bool last) {
@@ -465,6 +480,7 @@ template <class Dev> DivergenceSums Decoder<Dev>::take_divergence() {
     const auto s = read(memory(), acts.sums, 8);
     memory().fill(acts.sums, 0, 8 * sizeof(double));
     const double targets = double(std::exchange(targets_, 0));
+    if (config.part.rank > 0) return {};
     return {{s[0], s[1], s[2], targets}, {s[3], s[4], s[5], targets}, s[6], s[7]};
 }
 

@@ -186,6 +186,7 @@ template <class Dev> class Decoder : public Model, public Generator {
     // tokens; experts see the rank's own tokens. gather_tokens() goes from the first form to the second, and returns the array that has all tokens.
     // sum_tokens() goes back: it adds the ranks' parts of each token's sum. On one rank both forms are the same array, and all four functions do nothing.
     X *gather_tokens(X *all, const X *own);
+    X *gather_tokens_between_ops(size_t l, X *all, const X *own);  // of layer l's backward pass
     void sum_tokens(X *own, const X *all);
     X *all_tokens(X *all, X *own) const { return limits.ranks.tp > 1 ? all : own; }
     // Returns the rank's part of an array with n floats of each rank of its tensor group, which gather_floats() sends to the others.
@@ -234,8 +235,8 @@ template <class Dev> class Decoder : public Model, public Generator {
         X *normf;           // (own, C)         own: the tokens that the rank norms, all T without tensor parallelism
         X *dx;              // (own, C)         gradient of the residual stream
         X *input, *output;  // (T, C)           with tensor parallelism, all tokens of what a block reads and of what it computes
-        float *parts;       // (tp, 5, rows of a chunk)  likewise the statistics of the head's loss
-        X *taught;          // (T, C)           normf by the base of adapters, which is the teacher
+        float *parts;       // (tp, fields, rows of a chunk)  likewise the statistics of the head (head_parts.h)
+        X *taught;          // (T, C)           normf by the base of adapters, which is the teacher, of all tokens
         std::byte *head;    // lm_head_scratch; of a student divergence_scratch
         HeadStats stats;    // (N) each
         DivergenceStats divergence;  // (N) each    of a student, with `stats` as its own
@@ -260,11 +261,11 @@ template <class Dev> class Decoder : public Model, public Generator {
     bool all_finished(bool finished);
     HeadLoss head_loss() const;
     HeadShape head_shape(size_t T, size_t N) const {
-        return {T, config.C, has_teacher() ? limits.teacher.V : config.V, N, limits.head_chunk, most_V()};
+        return {T, config.C, has_teacher() && limits.ranks.tp == 1 ? limits.teacher.V : config.V, N, limits.head_chunk, most_V()};
     }
     // The chunks of the head are those of the rank with the largest part of the vocabulary.
     size_t most_V() const { return config.part.ranks > 1 ? vocabulary_of(config.part, 0).count : config.V; }
-    void gather_statistics(size_t first, size_t n);
+    template <class Stats> void merge_over_parts(const Stats &stats, size_t n);
     // What gives the head's loss its derivatives: without either the row's weights, which are the derivatives with respect to each nll.
     struct Judge {
         const TokenLoss *loss = nullptr;

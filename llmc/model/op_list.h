@@ -162,9 +162,23 @@ inline CostOf residual_norm(size_t C) {
 }  // namespace cost
 
 // The ops around the layers, and of a step, and the messages among ranks. Their numbers follow the layer's ops.
-enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, FETCH_PARAMS, DEQUANTISE, ROW_OPS };
-constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",       "zero gradients",
-                                               "gradient norm", "optimizer",  "gradient sum", "fetch params", "dequantise"};
+enum RowOp : size_t {
+    EMBED,
+    FINAL_NORM,
+    HEAD,
+    COPY,
+    ZERO_GRAD,
+    GRAD_NORM,
+    ADAMW,
+    GRAD_SUM,
+    FETCH_PARAMS,
+    DEQUANTISE,
+    TOKENS,
+    ROW_OPS
+};
+constexpr const char *row_op_names[ROW_OPS] = {"embedding",      "final norm",    "head, loss",   "copies",
+                                               "zero gradients", "gradient norm", "optimizer",    "gradient sum",
+                                               "fetch params",   "dequantise",    "gather tokens"};
 
 struct LayerOp {
     const char *name;
@@ -236,6 +250,7 @@ struct OpList {
             case DEQUANTISE: return {0, (double(c.weight_bits) / 8 + s) * double(w.bucket)};  // of a layer's weights
             case COPY:
             case FETCH_PARAMS:
+            case TOKENS:
             case ROW_OPS: break;
         }
         return {0, 0};

@@ -110,7 +110,10 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
 bool is_of_tensors(const Event &e, const Ranks &r, const RehearsedSteps &steps) {
     if (r.tp == 1 || e.lane != Event::messages || e.distance > 1 || e.ranks != r.tp) return false;
     const OpList &ops = steps.ops;
-    if (!ops.of_layer(e.key.op)) return e.key.op == ops.number(EMBED) || e.key.op == ops.number(HEAD);
+    if (!ops.of_layer(e.key.op)) {
+        const size_t op = e.key.op;
+        return op == ops.number(EMBED) || op == ops.number(HEAD) || op == ops.number(TOKENS);
+    }
     Work row = steps.layout;
     row.T = r.tp, row.scores.resize(e.key.layer + 1);
     return ops.layer[e.key.op].cost(row, Phase(e.key.phase), e.key.layer).sent == 0;
@@ -226,7 +229,7 @@ class Simulation {
         const double seconds = bytes / double(e.ranks) / rate_of(e, rates_);
         advance(Event::messages, now_);
         lanes_[Event::messages].queue.push_front({0, "tokens", seconds});
-        sum.messages += seconds, op_end_ += seconds;
+        sum.messages += seconds, op_end_ = std::max(now_, op_end_) + seconds;
     }
 
     // A message sends results of earlier ops. A copy overlaps with the op that starts it, because that op uses other pieces.

@@ -18,6 +18,10 @@
 //   divergence_head_weight(dev, dw, scratch, x, w, teacher, loss, stats, shape, first, count)   for v in [first, first + count):
 //       dw[v - first,c] += sum_n dlogit[v] x[t,c]
 //
+//   If the vocabulary is divided among ranks, each with the same rows of both heads, divergence_head calls merge(OfParts::statistics, n0, n) and then
+//   merge(OfParts::terms, n0, n) for each chunk, predictors n0 to n0 + n: stats has numbers of this part, and then must have those of the whole
+//   (head_parts.h).
+//
 //   shape: T, C, V, N     x, dx (T, C), w (V, C) X     teacher.x (T, teacher.C), teacher.w (V, teacher.C) X     dw (V, C), of a range (count, C), float
 //   stats: those of both models in loss.h, of z and z' and the same targets, and divergence (nats), mean, agreement; (N) float each
 //   weights[n] is dL/ddivergence[n]; the loss has no entropy_weight. All else is as in loss.h: null pointers, rows without a target, roundings, ranges.
@@ -92,9 +96,15 @@ template <Divergence of> HOST_DEVICE inline float divergence_slope(float s, floa
 
 // ---- rows of a chunk ------------------------------------------------------------------------------------------------------------
 
-// Replaces V values z - max of student and teacher by s and h. Adds up the terms if `sums` is not null.
-template <Divergence of>
-void divergence_terms_row(double *sums, float *student, float *teacher, DivergenceStats stats, size_t r, float beta, size_t V) {
+// Of a row of logits: scale * logit - max = z - max.
+struct Shift {
+    float scale, student, teacher;
+};
+
+// Adds up the terms of V logits of student and teacher. If `replace`, s and h take the places of the logits.
+template <Divergence of, bool replace>
+void divergence_terms_row(double *sums, float *student, float *teacher, Shift shift, DivergenceStats stats, size_t r, float beta,
+                          size_t V) {
     constexpr size_t run = 1024;
     const float student_sum = std::log(stats.student.sum[r]), teacher_sum = std::log(stats.teacher.sum[r]);
     double terms = 0, mean = 0;
@@ -103,14 +113,18 @@ void divergence_terms_row(double *sums, float *student, float *teacher, Divergen
 #pragma omp simd reduction(+ : run_terms, run_mean)
         for (size_t v = v0; v < std::min(V, v0 + run); v++) {
             const DivergenceTerm t = divergence_term<of>(
-                student[v] - student_sum, teacher[v] - teacher_sum, beta, [](float x) { return fast_exp(x); },
-                [](float x) { return fast_log(x); });
+                student[v] * shift.scale - shift.student - student_sum, teacher[v] * shift.scale - shift.teacher - teacher_sum,
+                beta, [](float x) { return fast_exp(x); }, [](float x) { return fast_log(x); });
             run_terms += t.term, run_mean += t.s * t.h;
-            student[v] = t.s, teacher[v] = t.h;
+            if constexpr (replace) student[v] = t.s, teacher[v] = t.h;
         }
         terms += run_terms, mean += run_mean;
     }
-    if (sums) sums[0] = terms, sums[1] = of == Divergence::forward ? 0 : mean;
+    sums[0] = terms, sums[1] = of == Divergence::forward ? 0 : mean;
+}
+
+inline Shift shift_of(const HeadLoss &loss, const DivergenceStats &stats, size_t r) {
+    return {1 / loss.temperature, stats.student.max[r], stats.teacher.max[r]};
 }
 
 template <Divergence of, class X>
@@ -141,12 +155,36 @@ void divergence_classifier(Cpu<X> dev, DivergenceStats stats, X *dlogits, Logits
         softmax_row<Left::shifted>(stats.teacher, r, b, size_t(loss.targets[r]), V, loss.temperature);
         with_divergence(beta, [=]<Divergence of> {
             double sums[2];
-            divergence_terms_row<of>(sums, a, b, stats, r, beta, V);
+            divergence_terms_row<of, true>(sums, a, b, {1, 0, 0}, stats, r, beta, V);
             stats.divergence[r] = float(sums[0]), stats.mean[r] = float(sums[1]);
             if (dlogits) divergence_dlogits_row<of>(dlogits + r * ld, a, b, loss, stats, r, beta, V);
         });
     });
     if (dlogits) std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
+}
+
+// Computes the statistics of both models in a part of the vocabulary, and whether the two first maxima of the part are one.
+template <class X> void divergence_statistics(Cpu<X> dev, DivergenceStats stats, LogitsOfBoth logits, HeadLoss loss, size_t n) {
+    const size_t V = logits.V, ld = logits.ld;
+    for_each_row(dev, n, [=](size_t r) {
+        float *a = logits.student + r * ld, *b = logits.teacher + r * ld;
+        stats.agreement[r] = first_maximum(a, V) == first_maximum(b, V);
+        softmax_row<Left::logits>(stats.student, r, a, size_t(loss.targets[r]), V, loss.temperature);
+        softmax_row<Left::logits>(stats.teacher, r, b, size_t(loss.targets[r]), V, loss.temperature);
+    });
+}
+
+// Computes the part's terms of the divergence and of the mean from the statistics of the whole vocabulary.
+template <class X>
+void divergence_terms(Cpu<X> dev, DivergenceStats stats, LogitsOfBoth logits, HeadLoss loss, float beta, size_t n) {
+    for_each_row(dev, n, [=](size_t r) {
+        with_divergence(beta, [=]<Divergence of> {
+            double sums[2];
+            divergence_terms_row<of, false>(sums, logits.student + r * logits.ld, logits.teacher + r * logits.ld,
+                                            shift_of(loss, stats, r), stats, r, beta, logits.V);
+            stats.divergence[r] = float(sums[0]), stats.mean[r] = float(sums[1]);
+        });
+    });
 }
 
 // Computes the gradients of a range of logits from known statistics.
@@ -156,11 +194,9 @@ void divergence_range(Cpu<X> dev, X *dlogits, LogitsOfBoth logits, HeadLoss loss
     const size_t count = logits.V, ld = logits.ld;
     for_each_row(dev, n, [=](size_t r) {
         float *a = logits.student + r * ld, *b = logits.teacher + r * ld;
-        const float scale = 1 / loss.temperature, student_max = stats.student.max[r], teacher_max = stats.teacher.max[r];
-#pragma omp simd
-        for (size_t v = 0; v < count; v++) a[v] = a[v] * scale - student_max, b[v] = b[v] * scale - teacher_max;
         with_divergence(beta, [=]<Divergence of> {
-            divergence_terms_row<of>(nullptr, a, b, stats, r, beta, count);
+            double sums[2];  // of the range, of no interest
+            divergence_terms_row<of, true>(sums, a, b, shift_of(loss, stats, r), stats, r, beta, count);
             divergence_dlogits_row<of>(dlogits + r * ld, a, b, loss, stats, r, beta, count);
         });
     });
@@ -181,7 +217,7 @@ template <class Dev> constexpr size_t divergence_rows(Dev dev, size_t n, size_t 
 }
 
 template <class Dev> size_t divergence_scratch(Dev dev, HeadShape shape, size_t teacher_C) {
-    const size_t rows = divergence_rows(dev, shape.N, shape.V, shape.chunk);
+    const size_t rows = divergence_rows(dev, shape.N, shape.most_V, shape.chunk);
     return round_up(lm_head_chunk_bytes(dev, rows, shape.C, shape.V), array_alignment) +
            round_up(rows * logits_ld(dev, shape.V) * sizeof(float), array_alignment) + rows * teacher_C * sizeof(typename Dev::X);
 }
@@ -211,17 +247,30 @@ void for_each_chunk_of_both(Dev dev, const DivergenceChunk<X> &chunk, const X *x
     });
 }
 
+enum class OfParts { statistics, terms };
+using MergeParts = std::function<void(OfParts what, size_t n0, size_t n)>;
+
 template <class Dev, class X = typename Dev::X>
 void divergence_head(Dev dev, DivergenceStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x,
-                     const X *w, TeacherHead<X> teacher, HeadLoss loss, HeadShape shape, bool accumulate) {
+                     const X *w, TeacherHead<X> teacher, HeadLoss loss, HeadShape shape, bool accumulate,
+                     const MergeParts &merge = {}) {
     const size_t T = shape.T, C = shape.C, V = shape.V, N = shape.N;
-    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, V, shape.chunk), C, V);
+    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, shape.most_V, shape.chunk), C, V);
     const HeadChunk<X> &chunk = both.student;
     if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk_of_both(dev, both, x, w, teacher, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
-        divergence_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, both.logits, loss.from(n0), teacher.beta, n,
-                              padded);
+        const DivergenceStats of_chunk = stats.from(n0);
+        if (!merge)
+            divergence_classifier(dev, of_chunk, dx ? chunk.dlogits : nullptr, both.logits, loss.from(n0), teacher.beta, n,
+                                  padded);
+        else {
+            divergence_statistics(dev, of_chunk, both.logits, loss.from(n0), n);
+            merge(OfParts::statistics, n0, n);
+            divergence_terms(dev, of_chunk, both.logits, loss.from(n0), teacher.beta, n);
+            merge(OfParts::terms, n0, n);
+        }
         if (!dx) return;
+        if (merge) divergence_range(dev, chunk.dlogits, both.logits, loss.from(n0), of_chunk, teacher.beta, n, padded);
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.dld);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.dld);
         scatter_rows(dev, dx, chunk.x, loss.predictors + n0, n, C);
@@ -232,7 +281,7 @@ template <class Dev, class X = typename Dev::X>
 void divergence_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, TeacherHead<X> teacher, HeadLoss loss,
                             DivergenceStats stats, HeadShape shape, size_t first, size_t count) {
     const size_t C = shape.C, N = shape.N;
-    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, shape.V, shape.chunk), C, count);
+    const DivergenceChunk<X> both(dev, scratch, divergence_rows(dev, N, shape.most_V, shape.chunk), C, count);
     const HeadChunk<X> &chunk = both.student;
     teacher.w += first * teacher.C;
     for_each_chunk_of_both(
@@ -243,5 +292,7 @@ void divergence_head_weight(Dev dev, float *dw, void *scratch, const X *x, const
 }
 
 REHEARSED(divergence_classifier);
+REHEARSED(divergence_statistics);
+REHEARSED(divergence_terms);
 REHEARSED(divergence_range);
 REHEARSED(divergence_sums);

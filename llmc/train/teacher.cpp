@@ -48,6 +48,9 @@ ModelSpec teacher_spec(const Run &run, const std::string &dir) {
             die("--teacher_model %s has no weights (model.safetensors, or shards with an index)\n  fix: give the directory of a trained model",
                 dir.c_str());
         expect_same_tokens(run.model, out);
+        if (o.tensor_parallel > 1 && run.task == DISTILL && out.config.V != run.model.config.V)
+            die("--tensor_parallel %zu divides the %zu rows of the student's vocabulary and the %zu rows of the teacher's in different places\n  fix: a teacher with as many rows, or leave --tensor_parallel out",
+                o.tensor_parallel, run.model.config.V, out.config.V);
         out.ranks = ranks_of(run, out.config, run.model.ranks.world, run.model.ranks.sp);
     });
     return out;

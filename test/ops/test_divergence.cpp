@@ -2,11 +2,13 @@
 #include "../../llmc/ops/divergence.h"
 
 #include "../../llmc/core/json.h"
+#include "../../llmc/ops/head_parts.h"
 #include "../finite_difference.h"
 #include "../reference_divergence.h"
 #include "device.h"
 #ifdef CUDA_HALF
 #include "../../llmc/ops/divergence.cuh"
+#include "../../llmc/ops/head_parts.cuh"
 #include "../cuda/matmul_context.cuh"
 #endif
 
@@ -32,6 +34,7 @@ template <class Dev> struct DivergenceHead : testing::Test {
     size_t T, C, teacher_C, V, N;
     float beta = 1, temperature = 1;
     size_t chunk = least_head_chunk;
+    bool is_part = false;  // of a vocabulary that is divided among ranks; the only part
     std::vector<X> x, w, teacher_x, teacher_w, dx;
     std::vector<int32_t> rows, targets;
     std::vector<float> weights, divergence, agreement, dw, dw_before;
@@ -111,8 +114,17 @@ template <class Dev> struct DivergenceHead : testing::Test {
         char *aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<size_t>(scratch.data()), 64));
         const TeacherHead<X> head{d_teacher_x.data(), d_teacher_w.data(), teacher_C, beta};
         const HeadLoss loss{d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, 0, temperature};
+        Array<float> packed(fields_of<DivergenceStats> * N);
+        const auto merge_of = [&](const auto &stats, size_t n) {
+            pack_head_stats(dev, packed.data(), stats, n), merge_head_stats(dev, stats, packed.data(), 1, n);
+        };
+        const MergeParts merge = [&](OfParts what, size_t n0, size_t n) {
+            const DivergenceStats of = arrays.stats().from(n0);
+            if (what == OfParts::statistics) merge_of(of, n);
+            else merge_of(PartsOfDivergence{of.divergence, of.mean}, n);
+        };
         divergence_head(dev, arrays.stats(), backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr,
-                        aligned, d_x.data(), d_w.data(), head, loss, shape(), accumulate);
+                        aligned, d_x.data(), d_w.data(), head, loss, shape(), accumulate, is_part ? merge : nullptr);
         divergence = arrays.own[0].values(), agreement = arrays.own[2].values();
         for (size_t i = 0; i < 3; i++) student[i] = arrays.student[i].values(), teacher[i] = arrays.teacher[i].values();
         dx = d_dx.values(), dw = d_dw.values();
@@ -223,6 +235,19 @@ TYPED_TEST(DivergenceHead, EqualsReference) {
                 EXPECT_EQ(this->dw, this->dw_before);
             });
         }
+    }
+}
+
+TYPED_TEST(DivergenceHead, OfTheOnlyPartEqualsReference) {
+    this->is_part = true;
+    for (const float beta : {0.0f, 0.1f, 1.0f}) {
+        this->beta = beta;
+        this->make(37, 24, 16, 51);
+        for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {17, 51}})
+            for_each_order<TypeParam>([&](TypeParam dev) {
+                this->run(dev, true, ends);
+                this->check();
+            });
     }
 }
 

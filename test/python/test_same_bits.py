@@ -65,6 +65,7 @@ RUNS = {  # 23 samples make an epoch of 6 steps of 4: the checkpoint of step 4 i
     "distill": {**DISTILL, "on_policy": 0, "divergence_beta": 0.5, "eval_fraction": 0.2, "ranks": 4, "ring_attn_size": 2, "zero_stage": 3, "recompute": "layer"},
     "distill of small rows": {**DISTILL, "on_policy": 0, "row_tokens": 64, "ranks": 3, "zero_stage": 2, "dtype": "bf16"},
     "distill of the base": {**DISTILL, "teacher_model": GOLDEN / "qwen3", "on_policy": 0, "adapter": GOLDEN / "lora_qwen3", "ranks": 2, "zero_stage": 2},
+    "distill of tensors": {**DISTILL, "model": GOLDEN / "llama2", "teacher_model": GOLDEN / "qwen3", "on_policy": 0, "divergence_beta": 0.5, "eval_fraction": 0.2, "ranks": 4, "tensor_parallel": 2, "zero_stage": 2},
     "distill of divided experts": {**DISTILL, "model": MIXTRAL["model"], "on_policy": 0, "router_aux_loss_coef": 0.1, "ranks": 6, "expert_parallel": 3,
                                    "zero_stage": 3},
     "distill of own answers": {**DISTILL, "on_policy": 0.5, "n": 2, "max_new_tokens": 8, "eval_fraction": 0.2, "ranks": 2, "ring_attn_size": 2},

@@ -4,8 +4,9 @@ test_ranks.cpp has all meshes of a few models."""
 import json
 import math
 
+import numpy as np
 import pytest
-from runs import GOLDEN, ROOT, command, log_lines, near, read_tensors, stable, succeeds, train, weights, write_lines
+from runs import GOLDEN, ROOT, command, log_lines, near, read_tensors, refused, stable, succeeds, train, weights, write_lines, write_tensors
 from test_lora import eval_loss
 from test_sampling import with_tokenizer
 
@@ -55,6 +56,33 @@ def test_families_equal_one_rank(name, data, tmp_path):
         assert {key: value.shape for key, value in read_tensors(run / file).items()} == shapes
         if stage == 3:
             near(loss_of(run), loss_of(tmp_path / "one"), TOLERANCE, 1e-6)
+
+
+@pytest.mark.parametrize("beta", [0, 0.5, 1])
+@pytest.mark.parametrize("options", [{"model": GOLDEN / "llama2"}, {"model": GOLDEN / "qwen3", "adapter": GOLDEN / "lora_qwen3"}])
+def test_distillation_equals_one_rank(options, beta, data, tmp_path):
+    """The vocabulary of both models is divided. The teacher is another model, or the student without its adapter."""
+    options = dict(task="distill", teacher_model=GOLDEN / "qwen3", data=data, on_policy=0, divergence_beta=beta, temperature=0.9, eval_fraction=0.2, max_steps=3, **options)
+    train(tmp_path / "one", **options)
+    want = stable(log_lines(tmp_path / "one"))
+    for mesh in (dict(ranks=2, tensor_parallel=2), dict(ranks=4, tensor_parallel=2, ring_attn_size=2, zero_stage=3, recompute="layer")):
+        run = tmp_path / str(mesh["ranks"])
+        train(run, **options, **mesh)
+        for got, line in zip(stable(log_lines(run)), want, strict=True):
+            for key in line.keys() - {"step", "epoch", "lr"}:
+                near(got[key], line[key], TOLERANCE, 1e-6)
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(data, tmp_path):
+    """As those of Qwen2.5: the tokens are the same, and one model has more rows than tokens."""
+    rows = {"student": 264, "teacher": 300}
+    for name, V in rows.items():
+        (tmp_path / name).mkdir()
+        with_tokenizer(tmp_path / name, vocab_size=V)
+        tensors = read_tensors(GOLDEN / "qwen3" / "model.safetensors")
+        write_tensors(tmp_path / name / "model.safetensors", {key: np.resize(x, (V, *x.shape[1:])) if len(x) == 96 else x for key, x in tensors.items()})
+    refused(command("distill", model=tmp_path / "student", teacher_model=tmp_path / "teacher", data=data, on_policy=0, ranks=2, tensor_parallel=2, output_dir=tmp_path / "run"),
+            "--tensor_parallel 2", "the 264 rows of the student's vocabulary and the 300 rows", "a teacher with as many rows")
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1, "n": 3}])
