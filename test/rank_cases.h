@@ -127,6 +127,8 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
                      .aux_loss_coef = 0.5};
     if (model == hybrid || model == sparse_hybrid) {
         c.window = {0, 0, 0}, c.output_gate = true;
+        c.eps =
+            1e-3f;  // outputs near 0, as of a first token whose query and key are nearly orthogonal, amplify roundings in their norm
         c.delta = {.Hk = 2, .Hv = 4, .Dk = 16, .Dv = 8, .layers = {true, false, true}};
     }
     c.fused = model == fused || model == adapted_fused;

@@ -39,6 +39,7 @@ struct Setting {
     std::vector<std::string> stop = {};
     Environment *environment = nullptr;
     size_t appended = 0;
+    bool exact = false;
 };
 
 const Tokenizer &bytes() {  // one token a byte, and four special tokens
@@ -46,23 +47,24 @@ const Tokenizer &bytes() {  // one token a byte, and four special tokens
     return tokenizer;
 }
 
-struct Generating {  // a loaded model
+template <class Dev = CpuF32> struct Loaded {  // a model
     ModelConfig config;
     SelfComm comm;
     Mesh mesh{comm, 1};
-    std::unique_ptr<Decoder<CpuF32>> model;
+    std::unique_ptr<Decoder<Dev>> model;
 
-    Generating(const char *directory, ModelLimits limits, int threads = 2, bool guards = false) {
+    Loaded(const char *directory, const ModelLimits &limits, int threads = 2, bool guards = false, bool exact = false) {
         std::vector<std::string> notes;
         config = read_config(directory, notes);
-        limits.mode = Mode::generate;
-        model = make_model(make_device<CpuF32>(threads), config, limits);
+        Dev dev = make_device<Dev>(threads);
+        dev.exact = exact;
+        model = make_model(dev, config, limits);
         model->allocate(mesh, guards, false);
         model->load(HfWeights(directory), 1);
     }
 };
 
-std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s) {
+template <class Dev = CpuF32> std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s) {
     const GenerationSettings settings{.max_new_tokens = s.max_new_tokens,
                                       .sampling = s.sampling,
                                       .seed = run_seed,
@@ -76,9 +78,9 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
     if (s.pages) room.pages = s.pages;
     room.appended = s.appended;
     ModelLimits limits;
-    limits.row_tokens = limits.positions = row_multiple;
+    limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
     room.use(limits);
-    Generating g(s.model, limits, s.threads, true);
+    Loaded<Dev> g(s.model, limits, s.threads, true, s.exact);
     EXPECT_GE(g.config.V, settings.vocabulary);
     const auto out = generate(g.model->generator(), room, prompts, settings);
     g.model->arena().check_guards();
@@ -94,12 +96,13 @@ void expect_same(const std::vector<Completion> &got, const std::vector<Completio
 }
 
 // (V) the logits at the last token, from the whole sequence in one row.
-std::vector<float> logits_of(const char *model, const std::vector<int32_t> &tokens) {
-    static std::map<std::string, std::unique_ptr<Generating>> loaded;
+std::vector<float> logits_of(const char *model, const std::vector<int32_t> &tokens, bool exact = false) {
+    static std::map<std::pair<std::string, bool>, std::unique_ptr<Loaded<>>> loaded;
     ModelLimits limits;
-    limits.row_tokens = limits.positions = 256, limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
-    std::unique_ptr<Generating> &g = loaded[model];
-    if (!g) g = std::make_unique<Generating>(model, limits);
+    limits.mode = Mode::generate, limits.row_tokens = limits.positions = 256;
+    limits.cache_pages = limits.sequence_pages = 4, limits.sequences = 1;
+    std::unique_ptr<Loaded<>> &g = loaded[{model, exact}];
+    if (!g) g = std::make_unique<Loaded<>>(model, limits, 2, false, exact);
     const Row row = make_row({tokens});
     const std::vector<int32_t> nowhere(row.T, -1);
     g->model->generator().next_logits(row, {true, nowhere, {}, {}, nowhere});
@@ -228,6 +231,54 @@ TEST(Generation, DoesNotDependOnTheCache) {
         }
 }
 
+// With dev.exact the log-probability of a sampled token has the bits that an evaluation gives it, in rows with several answers, whatever the number of
+// sequences and threads, and if sequences lose their pages.
+template <class Dev> void expect_exact_generation() {
+    const auto prompts = some_prompts(12);
+    for (const char *model : {with_attention, "test/golden/mistral", "test/golden/qwen3_moe", "test/golden/gemma3",
+                              "test/golden/olmo2", "test/golden/gpt2"}) {
+        std::vector<Completion> want;
+        for (const auto &[sequences, pages, threads] :
+             {std::tuple<size_t, size_t, int>{64, 0, 2}, {1, 0, 1}, {7, 0, 3}, {64, 5, 2}}) {
+            SCOPED_TRACE(format("%s, %zu sequences, %zu pages, %d threads", model, sequences, pages, threads));
+            const Setting s{.model = model,
+                            .sequences = sequences,
+                            .pages = pages,
+                            .samples = 2,
+                            .max_new_tokens = 40,
+                            .threads = threads,
+                            .exact = true};
+            const auto got = run<Dev>(prompts, s);
+            if (want.empty()) want = got;
+            expect_same(got, want);
+            for (size_t i = 0; i < want.size(); i++) EXPECT_EQ(got[i].logp, want[i].logp) << "completion " << i;
+        }
+        constexpr size_t T = 640;
+        ModelLimits limits;
+        limits.row_tokens = T, limits.positions = 256;
+        Loaded<Dev> trained(model, limits, 2, false, true);
+        for (size_t i = 0; i < want.size();) {
+            std::vector<std::vector<int32_t>> documents;
+            std::vector<std::vector<uint8_t>> answers;
+            std::vector<double> sampled;
+            for (size_t tokens = 0; i < want.size(); i++) {
+                auto document = prompts[i / 2].tokens;
+                std::vector<uint8_t> answer(document.size(), 0);
+                document.insert(document.end(), want[i].tokens.begin(), want[i].tokens.end());
+                if ((tokens += document.size()) > T) break;
+                answer.resize(document.size(), 1);
+                sampled.insert(sampled.end(), want[i].logp.begin(), want[i].logp.end());
+                documents.push_back(std::move(document)), answers.push_back(std::move(answer));
+            }
+            std::vector<double> whole;
+            for (const double nll : trained.model->evaluate(make_row(documents, answers))) whole.push_back(-nll);
+            EXPECT_EQ(whole, sampled);
+        }
+    }
+}
+TEST(Generation, IsExactInF32) { expect_exact_generation<CpuF32>(); }
+TEST(Generation, IsExactInBf16) { expect_exact_generation<CpuBf16>(); }
+
 TEST(Generation, SamplesOfAPromptDiffer) {
     const auto prompts = some_prompts(5);
     const auto out = run(prompts, {.samples = 4});
@@ -327,8 +378,8 @@ class Scripted final : public Environment {
 };
 
 // log softmax of the logits after the tokens before position t of a sequence, at its token.
-double whole_logp(const char *model, const std::vector<int32_t> &tokens, size_t t) {
-    const auto logits = logits_of(model, {tokens.begin(), tokens.begin() + ptrdiff_t(t)});
+double whole_logp(const char *model, const std::vector<int32_t> &tokens, size_t t, bool exact) {
+    const auto logits = logits_of(model, {tokens.begin(), tokens.begin() + ptrdiff_t(t)}, exact);
     const double most = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
     for (float l : logits) sum += std::exp(double(l) - most);
@@ -338,7 +389,7 @@ double whole_logp(const char *model, const std::vector<int32_t> &tokens, size_t 
 }  // namespace
 
 // The log-probability of each sampled token is that of the whole sequence in one row, however many tokens are appended at a time, over the borders of pages,
-// and when episodes lose their pages.
+// and when episodes lose their pages. With the same logits they differ by a sum of floats alone.
 TEST(Episodes, HaveTheLogProbabilitiesOfTheWholePass) {
     const auto prompts = some_prompts(8);
     for (const char *model : {with_attention, with_states, "test/golden/mistral", "test/golden/qwen3_moe"})
@@ -346,13 +397,15 @@ TEST(Episodes, HaveTheLogProbabilitiesOfTheWholePass) {
             if (model == with_states && appended > 0) continue;
             SCOPED_TRACE(format("%s, %zu appended, %zu pages", model, appended, pages));
             Scripted environment(1, 80);
+            const bool exact = model != with_states;
             const Setting s{.model = model,
                             .pages = pages,
                             .samples = 2,
                             .max_new_tokens = 150,
                             .eos = {5, 9, 14, 21, 30, 44},
                             .environment = &environment,
-                            .appended = appended};
+                            .appended = appended,
+                            .exact = exact};
             size_t observed = 0;
             const auto out = run(prompts, s);
             for (size_t i = 0; i < out.size(); i++) {
@@ -363,8 +416,7 @@ TEST(Episodes, HaveTheLogProbabilitiesOfTheWholePass) {
                 ASSERT_EQ(out[i].logp.size(), size_t(std::ranges::count(out[i].mask, 1)));
                 for (size_t t = 0, sampled = 0; t < out[i].tokens.size(); t++)
                     if (out[i].mask[t])
-                        EXPECT_NEAR(out[i].logp[sampled++], whole_logp(model, tokens, first + t),
-                                    model == with_states ? 1e-4 : 1e-5)
+                        EXPECT_NEAR(out[i].logp[sampled++], whole_logp(model, tokens, first + t, exact), exact ? 2e-6 : 1e-4)
                             << "episode " << i << ", token " << t;
                     else observed++;
             }

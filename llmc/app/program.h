@@ -33,13 +33,13 @@ Device cuda_device(const Options &, const ModelFactory &cpu, Comm &host, bool ow
 template <template <class> class M> Device make_cpu_device(const Options &options) {
     const int threads = int(options.threads);
     std::shared_ptr<Context> ctx = make_context();
-    const auto make_model = [=, bf16_storage = options.dtype == Dtype::bf16](const ModelConfig &config,
-                                                                             const ModelLimits &limits) {
+    const auto make_model = [=, bf16_storage = options.dtype == Dtype::bf16, exact = options.exact](const ModelConfig &config,
+                                                                                                    const ModelLimits &limits) {
         const std::shared_ptr<Context> own = limits.concurrent ? make_context() : ctx;
         const int share = limits.concurrent ? std::max(1, threads / 2) : threads;
         std::unique_ptr<Model> model;
-        if (bf16_storage) model = std::make_unique<M<CpuBf16>>(CpuBf16{share, own.get()}, config, limits);
-        else model = std::make_unique<M<CpuF32>>(CpuF32{share, own.get()}, config, limits);
+        if (bf16_storage) model = std::make_unique<M<CpuBf16>>(CpuBf16{share, own.get(), exact}, config, limits);
+        else model = std::make_unique<M<CpuF32>>(CpuF32{share, own.get(), exact}, config, limits);
         model->device_state = own;
         return model;
     };

@@ -50,6 +50,12 @@ template <class T> OneOf one_of_type(const T &) { return {}; }
 template <Choice E> OneOf one_of_type(const E &) { return {choice_names<E>}; }
 template <Choice E> OneOf one_of_type(const Auto<E> &) { return {std::string("auto, ") + choice_names<E>}; }
 
+inline bool have_different_names(const std::vector<Teacher> &teachers) {  // a single one has none
+    std::set<std::string> names;
+    for (const Teacher &teacher : teachers) names.insert(teacher.name);
+    return teachers.size() < 2 || (names.size() == teachers.size() && !names.contains(""));
+}
+
 struct Excludes {  // "--x and --other were both given"
     bool both;
     const char *other, *why;

@@ -148,7 +148,12 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     check_same_options(run);
     comm.check = run.options.debug;
     for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
-    for (std::string &name : run.options.teacher_model) find_model(run, name);
+    const std::vector<Teacher> teachers = teachers_of(run.options);
+    for (size_t i = 0; i < teachers.size(); i++) {
+        std::string model = teachers[i].model;
+        find_model(run, model);
+        run.options.teacher_model[i] = teachers[i].name.empty() ? model : teachers[i].name + "=" + model;
+    }
     for (std::string &name : run.options.reward)
         if (is_model_reward(name)) find_model(run, name);
     const std::string tokenizer = tokenizer_with_tokens(run, run.options.model);
@@ -165,6 +170,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         if (o.expert_parallel > 1 && run.model.config.experts.number == 0)
             die("--expert_parallel %zu divides experts, and this model has none\n  fix: leave it out", o.expert_parallel);
         run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
+        if (o.exact) expect_exact(run);
         run.share_prompts = shares_prompts(run);
     });
     if (parsed.show) return show(run);

@@ -20,6 +20,7 @@ template <class Storage> struct Cpu {
     using X = Storage;  // weights and activations; sums, statistics, parameter gradients and the optimizer are float
     int threads;
     Context *ctx = nullptr;  // only matmul and attention read it
+    bool exact = false;  // forward products and attention give a token the same bits in any row and in generation: docs/exact.md
 };
 using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;

@@ -32,6 +32,9 @@
 // arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
 // A tile of keys, once loaded, is multiplied with several blocks of queries, in all heads that share the KV head. Little more of a tile of scores is
 // computed than the mask leaves: strips of 6 queries, each from the first key that any of them sees to the last.
+//
+// If dev.exact, and one part is the whole, a query's out and lse depend on the keys of its document alone, to the bit; attention_decode has the same
+// bits.
 #pragma once
 #include <omp.h>
 
@@ -157,10 +160,10 @@ void online_softmax_row(float *scores, Range vectors, float &max, Vector &sum, f
     }
 }
 
-// Processes a block of queries and the first m keys of the loaded tile.
+// Processes a block of queries and the first m keys of the loaded tile. Attention to cached keys runs the same instructions (attention_decode.h).
 template <class Products>
-void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Range active, size_t m,
-                  size_t D, float scale) {
+[[gnu::noinline]] void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products,
+                                    Range active, size_t m, size_t D, float scale) {
     for (size_t i = active.begin; i < active.end; i += Products::strip) {
         const Range strip{i, std::min(i + Products::strip, active.end)};
         products.scores(t.p.scores, block.q, t.k, t.see, strip, m);
@@ -192,19 +195,41 @@ void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &
     }
 }
 
+// The tiles of keys in the piece that a span sees begin at its first key. If dev.exact, they begin at multiples of `keys` in each document, which thus is
+// summed in one order, wherever it stands in a row and however many of its tokens are known.
+class KeyTiles {
+    std::unique_ptr<size_t[]> document_;  // (T) the first position of each position's document; null: of no interest
+
+  public:
+    KeyTiles(bool exact, const int32_t *first_key, size_t T) {
+        if (!exact) return;
+        document_ = std::make_unique_for_overwrite<size_t[]>(T);
+        for (size_t p = 0; p < T; p++)  // a window does not hide the first token of a document from itself
+            document_[p] = size_t(first_key[p]) == p ? p : document_[p - 1];
+    }
+    size_t begin(size_t at) const { return document_ ? at - (at - document_[at]) % keys : at; }
+    size_t end(size_t at, size_t last) const {
+        last = std::min(last, at + keys);
+        size_t end = document_ ? at : last;
+        while (end < last && document_[end] == document_[at]) end++;
+        return end;
+    }
+};
+
 // Computes the attention of a span of queries, in `heads` heads, to all keys of their KV head that the span sees, and merges the result into out and
 // lse. Pointers point at the span's first row and first head, except k and v, which point at row 0.
 template <class Products, class X>
 void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, float *lse, const AttentionInputs<X> &in,
-                  Piece span, const Pieces &k_pieces, size_t heads) {
+                  Piece span, const Pieces &k_pieces, size_t heads, const KeyTiles &tiles) {
     const size_t D = in.shape.D, stride = in.shape.H * D;
     const size_t blocks = blocks_in(span) * heads;  // the i-th is of head i % heads
     for (size_t i = 0; i < blocks; i++)
         t.block[i].begin(rows_of(in.q, i / heads * queries, i % heads, D), length(block_of(span, i / heads)), D);
     for (size_t piece = 0; piece < k_pieces.count; piece++) {
         const Piece seen = clip(k_pieces.piece[piece], size_t(in.first_key[span.begin]), span.end);
-        for (size_t at = seen.begin; at < seen.end; at += keys) {
-            const Piece tile = clip(seen, at, at + keys);
+        for (size_t at = tiles.begin(seen.begin), end; at < seen.end; at = end) {
+            end = tiles.end(at, seen.end);
+            const Piece tile = clip(k_pieces.piece[piece], at, end);
             t.k.load(rows_of(in.k, tile.offset, 0, D), length(tile), D);
             t.v.load(rows_of(in.v, tile.offset, 0, D), length(tile), D);
             products.prepare_columns(t.k, length(tile));
@@ -237,6 +262,7 @@ void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse
     // A task is a span of queries, in `heads` of the query heads that share a KV head.
     const size_t group = in.shape.group(), tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);
     const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
+    const KeyTiles key_tiles(dev.exact, in.first_key, T);
 #pragma omp parallel num_threads(dev.threads)
     {
         [[maybe_unused]] const typename Products::Registers registers;
@@ -248,7 +274,7 @@ void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse
                 const size_t kv = task / tasks, first = task % tasks * heads, h = kv * group + first;
                 if (first >= group || !sees(span, k_pieces, in.first_key)) continue;  // many queries see no key of another rank
                 forward_span(*tiles, products, out32 + (span.offset * H + h) * D, lse + h * T + span.offset,
-                             inputs_from(in, span.offset, h, 0), span, k_pieces, std::min(heads, group - first));
+                             inputs_from(in, span.offset, h, 0), span, k_pieces, std::min(heads, group - first), key_tiles);
             }
     }
 }

@@ -13,7 +13,7 @@
 //   scratch     attention_decode_scratch(dev, B, pages, H, D) floats
 //
 // Query head h uses KV head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does not
-// depend on other sequences of the batch. Nothing may alias.
+// depend on other sequences of the batch. Nothing may alias. On a CPU with dev.exact, out has the bits of the same query in attention_forward.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "../core/device.h"
+#include "attention.h"
 #include "attention_types.h"
 #include "settings.h"
 #include "simd.h"
@@ -237,6 +238,48 @@ template <class X> void join_parts(X *out, const float *sums, const float *parts
     for (size_t d = 0; d < D; d++) out[d] = total[d] / sum;
 }
 
+// The query heads of a KV head, as a block of queries that see the same tiles of keys as in a pass over the whole sequence.
+template <class Products, class X>
+void decode_in_tiles(Cpu<X> dev, const Products &products, X *out, Heads<const X> q, const PagedKeys<X> &paged,
+                     const AttentionShape &shape) {
+    const size_t H = shape.H, KV = shape.KV, D = shape.D, width = 2 * KV * D;
+    const size_t group = shape.group(), tasks = ceil_div(group, queries), heads = ceil_div(group, tasks);
+#pragma omp parallel num_threads(dev.threads)
+    {
+        [[maybe_unused]] const typename Products::Registers registers;
+        const auto tiles = std::make_unique_for_overwrite<ForwardTiles<Products>>();
+        const auto k = std::make_unique<X[]>(keys * D), v = std::make_unique<X[]>(keys * D);
+#pragma omp for collapse(2) schedule(dynamic)
+        for (size_t b = 0; b < shape.T; b++)
+            for (size_t task = 0; task < KV * tasks; task++) {
+                const size_t kv = task / tasks, h = kv * group + task % tasks * heads;
+                const size_t first = size_t(paged.first_key[b]), length = size_t(paged.length[b]);
+                if (h >= (kv + 1) * group) continue;
+                const size_t n = std::min(heads, (kv + 1) * group - h), rows = round_up(n, Products::multiple);
+                ForwardTiles<Products> &t = *tiles;
+                t.block[0].begin(Heads<const X>{q.data + b * q.stride + h * D, D}, n, D);
+                for (size_t at = first / keys * keys; at < length; at += keys) {
+                    const size_t m = std::min(keys, length - at), begin = std::max(first, at) - at;
+                    std::fill_n(k.get(), begin * D, X(0.0f)), std::fill_n(v.get(), begin * D, X(0.0f));
+                    for (size_t r = begin; r < m; r++) {
+                        const X *row = paged.row(b, at + r, width);
+                        std::copy_n(row + kv * D, D, &k[r * D]), std::copy_n(row + (KV + kv) * D, D, &v[r * D]);
+                    }
+                    t.k.load(Heads<const X>{k.get(), D}, m, D), t.v.load(Heads<const X>{v.get(), D}, m, D);
+                    products.prepare_columns(t.k, m), products.prepare_stacked(t.v, m);
+                    for (size_t i = 0; i < rows; i++) t.see[i] = i < n ? Range{begin, m} : Range{keys + Products::multiple, m};
+                    forward_tile(t, t.block[0], products, Range{0, rows}, m, D, shape.scale);
+                }
+                for (size_t i = 0; i < n; i++) {
+                    float sum = 0;
+                    for (size_t l = 0; l < lanes; l++) sum += t.block[0].sum[i][l];
+                    const float *from = t.block[0].out + i * row_length(D);
+                    for (size_t d = 0; d < D; d++) out[(b * H + h + i) * D + d] = from[d] / sum;
+                }
+            }
+    }
+}
+
 }  // namespace attention
 
 template <class X> size_t attention_decode_scratch(Cpu<X>, size_t B, size_t pages, size_t H, size_t D) {
@@ -249,6 +292,8 @@ void attention_decode(Cpu<X> dev, X *out, float *scratch, Heads<const X> q, Page
     const size_t B = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
     const int32_t *first_key = keys.first_key, *length = keys.length;
     check_head_size(D);
+    if (dev.exact)
+        return with_products(dev, D, [&](const auto &products) { decode_in_tiles(dev, products, out, q, keys, shape); });
     const DecodeParts parts(scratch, B, keys.pages, H, D);
 #pragma omp parallel for collapse(2) num_threads(dev.threads) schedule(dynamic)
     for (size_t b = 0; b < B; b++)

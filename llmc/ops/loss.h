@@ -98,8 +98,8 @@ template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V, 
 // What the statistics of a row leave in place of its logits.
 enum class Left { logits, shifted, exponentials };  // shifted: z - max      exponentials: exp(z - max)
 
-// Computes the statistics of row n. Sums are float within a run and double over the runs.
-template <Left left> void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
+// Computes the statistics of row n, and returns the logarithm of its sum. Sums are float within a run and double over the runs.
+template <Left left> double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
     constexpr size_t run = 1024;
     const float scale = 1 / temperature;
     float max = -INFINITY;
@@ -123,11 +123,13 @@ template <Left left> void softmax_row(HeadStats stats, size_t n, float *logits, 
         sum += run_sum;
         dot += run_dot;
     }
-    stats.nll[n] = float(std::log(sum) - (double(target) - max));
-    stats.entropy[n] = float(std::log(sum) - dot / sum);
+    const double log_sum = std::log(sum);
+    stats.nll[n] = float(log_sum - (double(target) - max));
+    stats.entropy[n] = float(log_sum - dot / sum);
     stats.correct[n] = target == max && !earlier;
     stats.max[n] = max;
     stats.sum[n] = float(sum);
+    return log_sum;
 }
 
 // Computes the gradients of row r from e = exp(z - max), which they may overwrite. y is V or more if the target is outside this range.
@@ -167,7 +169,7 @@ void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, He
     for_each_row(dev, n, [=](size_t r) {
         const size_t y = size_t(loss.targets[r]);
         float *e = logits + r * ld;
-        if (!dlogits) return softmax_row<Left::logits>(stats, r, e, y, V, loss.temperature);
+        if (!dlogits) return void(softmax_row<Left::logits>(stats, r, e, y, V, loss.temperature));
         softmax_row<Left::exponentials>(stats, r, e, y, V, loss.temperature);
         dlogits_row(dlogits + r * ld, e, loss, stats, r, y, V);
     });

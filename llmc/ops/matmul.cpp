@@ -283,44 +283,38 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
 
-// The product for few tokens on CPUs without a matrix unit. It is bound by reading the weights, so each weight is read once, in place.
-constexpr size_t few_rows = 16;
-
-template <class X, class Out>
-void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
-                      bool accumulate) {
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t o = 0; o < OC; o++)
-        for (size_t t = 0; t < T; t++) {
-            const X *x_t = x + t * IC, *w_o = w + o * IC;
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (size_t i = 0; i < IC; i++) sum += float(x_t[i]) * float(w_o[i]);
-            out[t * ld + o] = sum + (bias ? float(bias[o]) : 0.0f) + (accumulate ? float(out[t * ld + o]) : 0.0f);
-        }
+// The product for few tokens on CPUs without a matrix unit (few_tokens.h). Returns false if it has too many tokens.
+template <class Kind, class X, class Out> static bool few_tokens_forward(Cpu<X> dev, const Product<X, Out> &p) {
+    if (!few_tokens::takes<Kind>(p.M, p.K)) return false;
+    if (!dev.exact && few_tokens::dots<Kind>(dev.threads, p)) return true;
+    const size_t scratch = matmul_scratch(dev), at_once = scratch / few_tokens::scratch<Kind>(1, p.K) * simd::lanes;
+    if (at_once == 0) return false;
+    in_parts(
+        p.M,
+        [&](size_t t, size_t n) {
+            Product<X, Out> part = p;
+            part.C += t * p.ld, part.A.data += t * p.K, part.M = n;
+            few_tokens::panels<Kind>(dev.threads, static_cast<float *>(dev.ctx->scratch_for(scratch)), part);
+        },
+        at_once);
+    return true;
 }
-
+template <class X, class Out> static bool few_tokens_forward(Cpu<X> dev, const Product<X, Out> &p) {
 #ifdef __AVX512BF16__
-static bool takes_few_tokens(size_t T, size_t IC) {
-    return T <= few_tokens::most && IC % 2 == 0 && few_tokens::scratch(T, IC) <= sgemm_scratch * sizeof(float) &&
-           simd::bf16_dot_is_fast();
-}
+    if constexpr (sizeof(X) == 2)
+        if (simd::bf16_dot_is_fast()) return few_tokens_forward<few_tokens::AsPairs>(dev, p);
 #endif
+    return few_tokens_forward<few_tokens::AsFloats<X>>(dev, p);
+}
 
 // Handles at most one run of tokens.
 template <class X, class Out>
 static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
                         bool accumulate) {
-    const Matrix<X> A{x, IC, 1}, B{w, 1, IC};
-    if (on_matrix_unit<X>()) return gemm<X, Out>(dev, out, ld, A, B, bias, T, OC, IC, accumulate);
-#ifdef __AVX512BF16__
-    if constexpr (sizeof(X) == 2)
-        if (!accumulate && takes_few_tokens(T, IC))
-            return few_tokens::forward(dev.threads, dev.ctx->scratch_for(few_tokens::scratch(T, IC)), out, x, w, bias, T, IC, OC,
-                                       ld);
-#endif
-    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld, accumulate);
-    else gemm<X, Out>(dev, out, ld, A, B, bias, T, OC, IC, accumulate);
+    const Product<X, Out> product{out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, accumulate};
+    if (!on_matrix_unit<X>() && few_tokens_forward(dev, product)) return;
+    if (dev.exact) own_products<X, Out>(dev, {&product, 1});
+    else gemm<X, Out>(dev, out, ld, product.A, product.B, bias, T, OC, IC, accumulate);
 }
 
 template <class X, class Out>
@@ -378,23 +372,16 @@ template <class F> static void for_groups(RowGroups groups, F f) {
     for (size_t e = 0; e < groups.E; e++) f(e, size_t(starts[e]), size_t(starts[e + 1] - starts[e]));
 }
 
-// If groups have few rows on average, as in generation, packing a matrix takes longer than multiplying it, so the matrix is read in place, for
-// `few_at_once` rows at a time. R decides, so a row's bits do not depend on other rows. For 1 and 8 rows per group this takes a fifth and a half of
-// the time in bf16, and for 1 row a fifth in float (measured, EPYC).
-constexpr size_t few_at_once = 8;
-template <class X> static size_t few_rows_of_group([[maybe_unused]] size_t IC) {
-#ifdef __AVX512BF16__
-    if (sizeof(X) == 2 && takes_few_tokens(few_at_once, IC)) return few_at_once;
-#endif
-    return 1;
-}
-
+// If groups have few rows on average, as in generation, packing a matrix takes longer than multiplying it, so the matrix is read in place, for as many
+// rows at a time as do not decide on their bits. R decides, so a row's bits do not depend on other rows. For 1 and 8 rows per group this takes a fifth and
+// a half of the time in bf16, and for 1 row a fifth in float (measured, EPYC).
 template <class X>
 void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, RowGroups groups, size_t IC, size_t OC, size_t ld,
                             bool accumulate) {
     if (ld == 0) ld = OC;
     std::vector<Product<X, X>> products;
-    const bool few = !on_matrix_unit<X>() && groups.R <= std::max(few_rows, few_rows_of_group<X>(IC) * groups.E);
+    constexpr size_t at_once = few_tokens::most_of_dots;
+    const bool few = !on_matrix_unit<X>() && groups.R <= at_once * std::max<size_t>(2, groups.E);
     for_groups(groups, [&](size_t e, size_t r, size_t n) {
         X *const out_e = out + r * ld;
         const X *const x_e = x + r * IC, *const w_e = w + e * OC * IC;
@@ -404,7 +391,7 @@ void grouped_matmul_forward(Cpu<X> dev, X *out, const X *x, const X *w, RowGroup
             [&](size_t i, size_t m) {
                 forward_run<X, X>(dev, out_e + i * ld, x_e + i * IC, w_e, nullptr, m, IC, OC, ld, accumulate);
             },
-            few_at_once);
+            at_once);
     });
     own_products<X, X>(dev, products);
 }

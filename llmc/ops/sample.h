@@ -218,9 +218,10 @@ void sample(Cpu<X> dev, int32_t *tokens, float *logps, float *logits, const Draw
         if (!logps || first == end || !row.finite()) continue;
         for (int32_t i = first; i < end; i++) logps[i] = l[tokens[i]];
         float nll, entropy, correct, max, sum;
-        softmax_row<Left::logits>({&nll, &entropy, &correct, &max, &sum}, 0, l, size_t(tokens[first]), V, rule.temperature);
-        for (int32_t i = first; i < end; i++)
-            logps[i] = float(double(logps[i] * (1 / rule.temperature)) - max - std::log(double(sum)));
+        const double log_sum =
+            softmax_row<Left::logits>({&nll, &entropy, &correct, &max, &sum}, 0, l, size_t(tokens[first]), V, rule.temperature);
+        for (int32_t i = first; i < end; i++)  // as in the loss
+            logps[i] = -float(log_sum - (double(logps[i] * (1 / rule.temperature)) - max));
     }
 }
 

@@ -171,6 +171,7 @@ Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t s
 
 // Returns why rows cannot share prompts for this model; empty: they can.
 static std::string cannot_share(const Options &o, const ModelConfig &config) {
+    if (o.exact) return "with --exact each answer has a copy of the prompt, whose keys are summed in the order of generation";
     if (config.delta.Hk) return "linear attention reads the tokens of a document in their order";
     if (config.rope.by_length(o.row_tokens)) return "the model rotates by the length of each document";
     if (config.lora.dropout > 0) return "--lora_dropout drops other channels in each answer's copy of the prompt";
@@ -182,8 +183,8 @@ bool shares_prompts(const Run &run) {
     const Options &o = run.options;
     if (!(run.task & (PAIRS | RL)) || o.share_prompts == Switch::off) return false;
     std::string reason = cannot_share(o, run.model.config);
-    Names beside = o.teacher_model;  // they read the same rows
-    beside.insert(beside.end(), {o.ref_model, o.critic_model});
+    Names beside = {o.ref_model, o.critic_model};  // they read the same rows
+    for (const Teacher &teacher : teachers_of(o)) beside.push_back(teacher.model);
     for (const std::string &dir : beside)
         if (reason.empty() && fs::exists(dir + "/config.json")) {
             std::vector<std::string> notes;
@@ -192,6 +193,17 @@ bool shares_prompts(const Run &run) {
     if (o.share_prompts == Switch::on && !reason.empty())
         die("--share_prompts true: %s\n  fix: --share_prompts auto", reason.c_str());
     return reason.empty();
+}
+
+void expect_exact(const Run &run) {
+    const ModelSpec &model = run.model;
+    const auto refuse = [](const char *why, const char *fix) { die("--exact: %s\n  fix: %s", why, fix); };
+    if (run.options.device == Processor::cuda)
+        refuse("on a GPU, products of few and of many tokens sum in different orders", "--device cpu, or leave it out");
+    if (model.config.delta.Hk)
+        refuse("linear attention sums many tokens at a time in training, and one after another in generation", "leave it out");
+    if (model.ranks.sp > 1 && model.ranks.sp_mode != SpMode::ulysses)
+        refuse("a rank that receives keys block by block sums them in another order", "--sp_mode ulysses, or leave it out");
 }
 
 ModelSpec spec_beside(const Run &run, const std::string &dir, const char *flag) {

@@ -27,6 +27,9 @@ void expect_own_family(const Run &run, const ModelConfig &config, const std::str
 size_t weight_bits(LoadIn load_in);                             // 0: the run's dtype
 ModelSpec open_config(const Run &run, const std::string &dir);  // without ranks
 // Returns the division among ranks by the flags, with rings of `sp`. Dies if it does not divide the model's heads.
+// Dies if the model cannot have the same bits in generation and training (--exact).
+void expect_exact(const Run &run);
+
 // Returns whether rows share prompts (--share_prompts). Dies if they must but cannot.
 bool shares_prompts(const Run &run);
 Ranks ranks_of(const Run &run, const ModelConfig &config, size_t world, size_t sp);

@@ -42,6 +42,15 @@ StartedByHand started_by_hand(const Options &o) {
     return out;
 }
 
+std::vector<Teacher> teachers_of(const Options &o) {
+    std::vector<Teacher> out;
+    for (const std::string &text : o.teacher_model) {
+        const size_t name = o.teacher_model.size() > 1 ? text.find('=') : std::string::npos;
+        out.push_back(name == std::string::npos ? Teacher{"", text} : Teacher{text.substr(0, name), text.substr(name + 1)});
+    }
+    return out;
+}
+
 Options default_options(Task task) {
     Options o;
     if (task == SFT) o.learning_rate = 5e-6;

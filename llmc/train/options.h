@@ -64,10 +64,15 @@ struct Options {
 #include "options.def"
 };
 
+struct Teacher {
+    std::string name, model;  // model: a directory or a name on the hub
+};
+
 bool learns_unpaired(const Options &);              // a loss of --loss_type learns from single answers with a judgement
 bool estimates_kl(const Options &);                 // kto: each step begins with an estimate of the KL divergence
 size_t documents_of_sample(const Options &, Task);  // 2 for pairs
 StartedByHand started_by_hand(const Options &);
+std::vector<Teacher> teachers_of(const Options &);              // --teacher_model; a single one has no name
 Options default_options(Task);                                  // a task's defaults, before any flag is read
 nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back
 std::string to_text(const nlohmann::ordered_json &value);       // a flag's value as on the command line

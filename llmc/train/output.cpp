@@ -416,7 +416,7 @@ std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run) {
         for (std::string name; std::getline(list, name, ',');) all.emplace_back(flag, name);
     };
     add("data", o.data), add("eval_data", o.eval_data);
-    for (const std::string &name : o.teacher_model) all.emplace_back("teacher_model", name);
+    for (const Teacher &teacher : teachers_of(o)) all.emplace_back("teacher_model", teacher.model);
     for (const std::string &name : o.reward) all.emplace_back("reward", name);
     std::erase_if(all, [](const auto &input) {
         std::error_code error;

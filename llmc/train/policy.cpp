@@ -26,9 +26,9 @@ std::vector<CoResidentModel> Policy::co_residents() const {
     std::vector<CoResidentModel> out;
     if (source_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
         out.push_back({"the reference model, resident", reference_spec(run_).config, Mode::evaluate});
-    for (const std::string &dir : run_.options.teacher_model)
-        if (source_ && !teacher_is_base(run_, dir))
-            out.push_back({"the teacher, resident", teacher_spec(run_, dir).config, Mode::evaluate});
+    for (const Teacher &teacher : teachers_of(run_.options))
+        if (source_ && !teacher_is_base(run_, teacher.model))
+            out.push_back({"the teacher, resident", teacher_spec(run_, teacher.model).config, Mode::evaluate});
     if (source_)
         for (const CoResidentModel &model : source_->co_residents()) out.push_back(model);
     if (run_.task == PPO) out.push_back({"the critic, resident and trained", critic_spec(run_).config, Mode::train});
@@ -77,9 +77,9 @@ void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const 
     if (o.kl_coef > 0)
         reference_ = opened(
             reference_is_base(run_), [&] { return reference_spec(run_); }, "--ref_model");
-    for (const std::string &dir : o.teacher_model)
+    for (const Teacher &teacher : teachers_of(o))
         teachers_.push_back(opened(
-            teacher_is_base(run_, dir), [&] { return teacher_spec(run_, dir); }, "--teacher_model"));
+            teacher_is_base(run_, teacher.model), [&] { return teacher_spec(run_, teacher.model); }, "--teacher_model"));
     if (run_.task == PPO) {
         const ModelSpec critic = critic_spec(run_);
         agree(run_.comm, [&] {
@@ -90,9 +90,10 @@ void Policy::open(const ModelLimits &limits, const Samples &data, size_t, const 
     if (source_) return;
     const auto prepared = [&](const Samples &rollouts) {
         Batch batch{.rollouts = dynamic_cast<const Rollouts &>(rollouts)};
-        if (o.teacher_names.empty() &&
+        if (teachers_.size() < 2 &&
             std::ranges::any_of(batch.rollouts.all(), [](const Rollout &r) { return !r.teacher.empty(); }))
-            run_.say("note: without --teacher_names the teachers that %s names have no meaning", rollouts.name().c_str());
+            run_.say("note: without several models in --teacher_model the teachers that %s names have no meaning",
+                     rollouts.name().c_str());
         measure(batch, nullptr);
         estimate(batch);
         return batch;
@@ -143,20 +144,20 @@ Batch::OfTokens Policy::logps_by(const Frozen &frozen, const Rollouts &rollouts,
 
 // Returns log p of each token of each rollout, by its teacher.
 Batch::OfTokens Policy::teacher_logps(const Rollouts &rollouts, Model *policy) const {
-    const Names &names = run_.options.teacher_names;
-    if (names.empty()) return logps_by(teachers_[0], rollouts, first_samples(rollouts.size()), policy);
-    std::vector<std::vector<size_t>> pupils(names.size());
+    const std::vector<Teacher> known = teachers_of(run_.options);
+    if (known.size() == 1) return logps_by(teachers_[0], rollouts, first_samples(rollouts.size()), policy);
+    std::vector<std::vector<size_t>> pupils(known.size());
     agree(run_.comm, [&] {
         for (size_t i = 0; i < rollouts.size(); i++) {
-            const auto teacher = std::ranges::find(names, rollouts[i].teacher);
-            if (teacher == names.end())
-                die("%s: answer %zu has the teacher \"%s\", which is none of --teacher_names\n  fix: give each answer the name of its teacher",
+            const auto teacher = std::ranges::find(known, rollouts[i].teacher, &Teacher::name);
+            if (teacher == known.end())
+                die("%s: answer %zu has the teacher \"%s\", which is no name in --teacher_model\n  fix: give each answer the name of its teacher",
                     rollouts.name().c_str(), i + 1, rollouts[i].teacher.c_str());
-            pupils[size_t(teacher - names.begin())].push_back(i);
+            pupils[size_t(teacher - known.begin())].push_back(i);
         }
     });
     Batch::OfTokens out(rollouts.size());
-    for (size_t k = 0; k < names.size(); k++) {
+    for (size_t k = 0; k < known.size(); k++) {
         if (pupils[k].empty()) continue;
         Batch::OfTokens judged = logps_by(teachers_[k], rollouts, pupils[k], policy);
         for (size_t i : pupils[k]) out[i] = std::move(judged[i]);

@@ -68,12 +68,13 @@ Questions RolloutSource::read_questions(const Samples &prompts, std::span<const 
     return out;
 }
 
-// Returns the name of the teacher of prompt p; empty without --teacher_names.
+// Returns the name of the teacher of prompt p; empty without several teachers.
 std::string RolloutSource::teacher_of(const Questions &asked, size_t p) const {
-    if (o_.teacher_names.empty()) return "";
+    const std::vector<Teacher> teachers = teachers_of(o_);
+    if (teachers.size() < 2) return "";
     const nlohmann::json name = nlohmann::json::parse(asked.columns[p]).value("teacher", nlohmann::json());
-    if (std::ranges::none_of(o_.teacher_names, [&](const std::string &known) { return name == known; }))
-        die("prompt %zu has the teacher %s, which is none of --teacher_names\n  fix: a field teacher in each record, with one of these names",
+    if (std::ranges::none_of(teachers, [&](const Teacher &known) { return name == known.name; }))
+        die("prompt %zu has the teacher %s, which is no name in --teacher_model\n  fix: a field teacher in each record, with one of these names",
             p + 1, ::shown(name).c_str());
     return name;
 }

@@ -36,7 +36,7 @@ struct Rollout {
     double reward;              // or no_reward
     int64_t group;
     bool truncated;
-    std::string teacher;                    // of --teacher_names; empty: the run has none, or one
+    std::string teacher;                    // a name in --teacher_model; empty: the run has no teacher, or one
     std::vector<double> turn_rewards = {};  // of an episode, each a number or no_reward; empty: the reward is the last turn's
 };
 

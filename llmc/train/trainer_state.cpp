@@ -14,7 +14,7 @@ static const char *const file_name = "/trainer_state.json";
 // clang-format off
 static const char *const fixed_options[] = {
     "train_batch_size", "train_batch_tokens", "seed", "shuffle", "optimizer", "neftune_noise_alpha", "dtype", "max_samples", "eval_fraction", "rope_theta", "rope_scaling", "loss_type", "loss_weights", "beta",
-    "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_modules_to_save", "add_tokens", "use_rslora", "adapter", "load_in", "label_smoothing", "desirable_weight", "undesirable_weight", "simpo_gamma", "nll_loss_coef", "ref_model", "teacher_model", "teacher_names", "teacher_load_in", "teacher_coef", "divergence_beta", "on_policy", "margin_loss_enable", "center_rewards_coefficient",
+    "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_modules_to_save", "add_tokens", "use_rslora", "adapter", "load_in", "label_smoothing", "desirable_weight", "undesirable_weight", "simpo_gamma", "nll_loss_coef", "ref_model", "teacher_model", "teacher_load_in", "teacher_coef", "divergence_beta", "on_policy", "margin_loss_enable", "center_rewards_coefficient",
     "temperature", "n", "rollout_batch_size", "overlong_buffer", "stop_properly_coef", "mask_truncated", "dynamic_filtering", "max_new_tokens", "stop", "environment", "max_turns", "max_observation", "reward", "reward_weights", "normalize_reward", "advantage_estimator", "gamma", "gae_lambda", "critic_model", "value_clip", "freezing_steps", "no_std_norm", "reward_clip_range", "kl_coef",
     "kl_target", "kl_use_loss", "kl_estimator", "policy_loss_type", "eps_clip", "dual_clip", "loss_aggregation", "async_steps", "is_correction", "entropy_coef"};
 // clang-format on

@@ -201,6 +201,37 @@ def test_answers_are_on_policy(prompts, tmp_path):
             assert 1 <= line["response_length"] <= line["response_length_max"] <= 9
 
 
+EXACT = {"one": {}, "few": {"threads": 1, "max_sequences": 3, "recompute": "layer"}, "short rows": {"row_tokens": 67, "recompute": "none"},
+         "ranks": {"ranks": 4, "zero_stage": 3}, "ulysses": {"ranks": 2, "ring_attn_size": 2, "sp_mode": "ulysses"}}
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"model": GOLDEN / "mistral", "temperature": 0.7}, {"model": GOLDEN / "qwen3_moe"},
+                                     {"lora_rank": 4, "dtype": "bf16"}], ids=["f32", "bf16", "window", "experts", "lora"])
+def test_exact_answers_are_on_policy_to_the_bit(options, prompts, tmp_path):
+    """The log-probabilities recorded by sampling are the training pass's, which computes them before and in each update, on every mesh."""
+    answers = {}
+    for name, mesh in EXACT.items():
+        if "model" in options and "sp_mode" in mesh:
+            continue  # these models have 3 query heads
+        sample(tmp_path / name, prompts, "--exact", "--save_rollouts", kl_coef=0.1, **options, **mesh)
+        lines = log_lines(tmp_path / name)[1:]
+        assert len(lines) == 2 and all(line["ppo_kl"] == 0 and line["clip_ratio"] == 0 for line in lines)
+        assert lines[0]["kl"] == 0  # the reference is the policy before the first update, evaluated in rows of its own
+        answers[name] = [(line["completion_ids"], line["logprobs"]) for line in saved_answers(tmp_path / name)]
+        assert answers[name] == answers["one"]
+
+
+@pytest.mark.parametrize("flags, parts", [
+    ("--ranks 2 --ring_attn_size 2", ["--exact: a rank that receives keys block by block", "--sp_mode ulysses"]),
+    (f"--model {GOLDEN / 'qwen35'}", ["--exact: linear attention sums many tokens at a time"]),
+    ("--ranks 2 --tensor_parallel 2", ["--exact and --tensor_parallel were both given", "another order"]),
+    ("--share_prompts true", ["--share_prompts true: with --exact each answer has a copy of the prompt"]),
+    ("--dtype bf16 --fp8", ["--exact and --fp8 were both given"]),
+])
+def test_what_cannot_be_exact_is_refused(flags, parts, prompts, tmp_path):
+    refused([*words(tmp_path / "run", None, "--exact", data=prompts, max_new_tokens=9), *flags.split()], *parts)
+
+
 def test_a_rank_of_a_ring_answers_as_many_prompts_as_a_row_holds(tmp_path):
     """Its arrays hold a part of a training row, but whole rows of prompts."""
     documents = [(np.arange(i, i + 51) % 80 + 4, np.arange(51) == 50) for i in range(100)]
@@ -334,7 +365,7 @@ def test_a_teacher_judges_sampled_tokens_alone(prompts, tmp_path):
     assert other["teacher_kl"] > 0.01 and other["target_tokens"] == kept["target_tokens"] < alone["target_tokens"]
 
 
-TEACHERS = {"teacher_model": f"{GOLDEN / 'llama31'},{GOLDEN / 'qwen3'}", "teacher_names": "other,own", "teacher_coef": 0.3}
+TEACHERS = {"teacher_model": f"other={GOLDEN / 'llama31'},own={GOLDEN / 'qwen3'}", "teacher_coef": 0.3}
 
 
 def test_each_answer_learns_from_its_teacher(tmp_path):
@@ -345,13 +376,13 @@ def test_each_answer_learns_from_its_teacher(tmp_path):
     for k, (name, model) in enumerate({"other": "llama31", "own": "qwen3"}.items()):
         file = write_lines(tmp_path / f"{name}.jsonl", [line for line in lines if line["teacher"] == name])
         said = run(tmp_path / name, file, teacher_model=GOLDEN / model, teacher_coef=0.3)
-        assert "without --teacher_names" in said
+        assert "without several models in --teacher_model" in said
         alone = first_step(tmp_path / name)
         total += alone["teacher_kl"] * alone["target_tokens"]
     both = first_step(tmp_path / "both")
     near(both["teacher_kl"], total / both["target_tokens"], 1e-6)
     wrong = write_lines(tmp_path / "wrong.jsonl", [*lines[:2], {**lines[2], "teacher": "third"}, *lines[3:]])
-    refused(words(tmp_path / "refused", wrong, **TEACHERS), 'wrong.jsonl: answer 3 has the teacher "third"', "--teacher_names")
+    refused(words(tmp_path / "refused", wrong, **TEACHERS), 'wrong.jsonl: answer 3 has the teacher "third"', "no name in --teacher_model")
 
 
 def test_a_field_of_the_record_chooses_the_teacher(tmp_path):
@@ -370,7 +401,7 @@ def test_a_field_of_the_record_chooses_the_teacher(tmp_path):
         fields[7] = field
         wrong = write_data(tmp_path / f"{number}.safetensors", documents, kind="rl", columns=[json.dumps(f) for f in fields])
         refused(words(tmp_path / "refused", None, data=wrong, max_new_tokens=9, **TEACHERS),
-                "prompt 8 has the teacher", "none of --teacher_names", "a field teacher in each record")
+                "prompt 8 has the teacher", "no name in --teacher_model", "a field teacher in each record")
 
 
 def test_dynamic_filtering_keeps_groups_with_different_rewards(prompts, tmp_path):
