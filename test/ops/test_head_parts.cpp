@@ -69,7 +69,7 @@ TYPED_TEST(HeadParts, OfADivergenceAreThoseOfTheWholeVocabulary) {
             std::vector<int32_t> targets;
             for (size_t i = 0; i < n; i++) {
                 targets.push_back(int32_t(5 * i % V));
-                if (i % 4 == 1) student[i * V + 100] = 20, teacher[i * V] = 20;
+                if (i % 4 == 1) student[i * V + 100] = 20, teacher[i * V] = 20, teacher[i * V + 100] = 15;
                 if (i % 4 == 2) student[i * V + 40] = teacher[i * V + 40] = 20;
             }
             const auto weights = random_values<float>(n, 7);
