@@ -184,7 +184,7 @@ template <class Dev> class Decoder : public Model, public Generator {
     X *embed_w(const Pass &pass) const { return pass.adapters ? embed_w_ : base_embed_w_; }
     // Under tensor parallelism a rank norms its own tokens and adds them to the residual stream, but computes its part of the heads and channels for all
     // tokens; experts see the rank's own tokens. gather_tokens() goes from the first form to the second, and returns the array that has all tokens.
-    // sum_tokens() goes back: it adds the ranks' parts of each token's sum. On one rank both forms are the same array, and all four functions do nothing.
+    // sum_tokens() goes back: it adds the ranks' parts of each token's sum. On one rank both forms are the same array, and these functions do nothing.
     X *gather_tokens(X *all, const X *own);
     X *gather_tokens_between_ops(size_t l, X *all, const X *own);  // of layer l's backward pass
     void sum_tokens(X *own, const X *all);
