@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from errors import DataError, GeneralError
@@ -14,6 +15,7 @@ from limits import Limits, checked_length
 from messages import LOSS_FLAGS, REASONING, TRAIN_FLAGS
 
 SENTINEL = "Sentinel7f3a9c51"  # rendered in place of a content; no template cuts or changes a plain word
+BEGIN, END = "Begin7f3a9c51", "End7f3a9c51"  # rendered in place of generation marks
 WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # rendered in place of the texts of message N: content, reasoning, call, tools
 EXAMPLE_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {SENTINEL: "x"}}}
 EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "description": "Word0tools7f3a9c51", "parameters": {
@@ -92,7 +94,7 @@ class ChatTemplate:
         text = self._render_or_refuse(messages, variables)
         lost, left_out = self._lost(messages, variables, text)
         refuse_lost([word for word in lost if "content" not in word], messages)
-        marks = self._marks(messages, variables) if has_generation_marks(self._template(variables)) else {}
+        marks = self._marks(messages, variables, text) if has_generation_marks(self._template(variables)) else {}
         turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, self.usual_turn(kind_of(variables)),
                       self.special, self._settled(messages, variables, text) if len(trained) > FEW else [])
         spans = [marks[i] if i in marks else turns.span(i) for i in trained]
@@ -120,22 +122,19 @@ class ChatTemplate:
                                "correct it, or use another template with --tokenizer_chat_template FILE") from None
 
     def _render(self, messages, variables, generation_prompt=False):
-        return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]
+        return self._rendered_as_given(self._formed(messages, variables), variables, generation_prompt)
 
-    def _rendered(self, messages, variables, **how):
-        return self._rendered_as_given(self._formed(messages, variables), variables, **how)
-
-    def _rendered_as_given(self, messages, variables, **how):
-        """Returns text and generation marks, as apply_chat_template does, without its checks in each call."""
+    def _rendered_as_given(self, messages, variables, generation_prompt=False, change=str):
+        """Returns the text, as apply_chat_template does, without its checks in each call. change: of the template."""
         from transformers.utils.chat_template_utils import render_jinja_template  # imported here, because that takes a second
 
-        template = self._template(variables)
+        template = change(self._template(variables))
         self.compiled(template)
         variables = {**self.special_tokens, **variables}
         try:
             with self.limits:
-                texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
-            return checked_length(texts[0]), marks[0] if marks else []
+                texts, _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=generation_prompt, **variables)
+            return checked_length(texts[0])
         except DataError:  # beyond a limit
             raise
         except Exception as error:  # a template is a program and can fail with anything
@@ -187,7 +186,7 @@ class ChatTemplate:
 
         def shows(*messages):
             try:
-                return SENTINEL in self._rendered_as_given(messages, variables)[0]
+                return SENTINEL in self._rendered_as_given(messages, variables)
             except Unrenderable:
                 return False
 
@@ -207,7 +206,7 @@ class ChatTemplate:
             try:
                 messages = [with_calls(message, form) if "tool_calls" in message else message for message in chat]
                 messages = [in_parts(message) for message in messages] if self.form(kind).parts else messages
-                text = self._rendered_as_given(messages, json.loads(kind))[0]
+                text = self._rendered_as_given(messages, json.loads(kind))
             except Unrenderable:
                 continue
             if SENTINEL in text and f"'{SENTINEL}'" not in text:  # not in the Python notation of an object
@@ -278,14 +277,23 @@ class ChatTemplate:
                 raise DataError(f"has a message of the role {role!r}, which the chat template shows as the {other}'s",
                                 f"write that role, or use a template for {role!r}: --tokenizer_chat_template FILE")
 
-    def _marks(self, messages, variables):
+    def _marks(self, messages, variables, text):
         """Returns {index: span} of the assistant messages, for a template with {% generation %} marks."""
-        _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
+        pieces = re.split(f"({BEGIN}|{END})", self._rendered_as_given(self._formed(messages, variables), variables, change=with_words_as_marks))
+        if "".join(pieces[::2]) != text:
+            raise DataError("the chat template renders another text with words in place of its generation marks",
+                            "put the marks outside of filters and of texts that the template changes")
+        marks, ends = [], list(accumulate(map(len, pieces[::2])))  # of the pieces of the text
+        for i, word in enumerate(pieces[1::2]):
+            if word == BEGIN:
+                start = ends[i]
+            else:
+                marks.append(Span(start, ends[i], ends[i]))
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(marks) != len(assistant):
             raise DataError(f"the chat template's generation marks are {len(marks)} for {len(assistant)} assistant messages",
                             "put the content and the end of turn of each assistant message, and nothing else, into one mark")
-        return {i: Span(start, end, end) for i, (start, end) in zip(assistant, marks)}
+        return dict(zip(assistant, marks))
 
     def _usual_turn(self, kind):
         """Returns the texts before and after the content of an answer, found with one short chat: the generation prompt and the end of
@@ -309,7 +317,17 @@ def names(template, key):
 
 @lru_cache
 def has_generation_marks(template):
-    return re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
+    return re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", template) is not None
+
+
+@lru_cache
+def with_words_as_marks(template):
+    """Returns a template that renders words in place of its generation marks, wherever they are. apply_chat_template finds a mark by the length of what the
+    template has given out before it, which is too short inside of a macro."""
+    macro = f"{{% macro generated7f3a9c51() %}}{BEGIN}{{{{ caller() }}}}{END}{{% endmacro %}}\n"  # the line break is trimmed
+    for name, other in (("generation", "call generated7f3a9c51()"), ("endgeneration", "endcall")):
+        template = re.sub(rf"(\{{%[-+]?\s*){name}(\s*[-+]?%\}})", rf"\g<1>{other}\g<2>", template)
+    return macro + template
 
 
 @lru_cache

@@ -163,11 +163,14 @@ def test_documents_of_chats(bench, case):
     bench.expect(case)
 
 
-@pytest.mark.parametrize("template, rstrip", [(CHATML, True), (CHATML_MARKED, False), (CHATML_MARKED, True), (CHATML_WITHOUT_PROMPT, False),
+MACRO = "{% macro turn(m) %}" + CHATML_MARKED.partition("messages %}")[2].replace("{% endfor %}", "{% endmacro %}") + "{% for m in messages %}{{ turn(m) }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template, rstrip", [(CHATML, True), (CHATML_MARKED, False), (CHATML_MARKED, True), (MACRO, False), (CHATML_WITHOUT_PROMPT, False),
                                               (CHATML_STRIPPED, False),
                                               (CHATML.replace("<|im_end|>\\n", "<|im_end|>"), False)])
 def test_spellings_of_a_template_train_the_same(bench, template, rstrip):
-    """With rstrip the token for the end of turn includes the line break after it."""
+    """With rstrip the token for the end of turn includes the line break after it. Marks also count in a macro."""
     bench.expect(Case([{"messages": CHAT}], BOTH_TURNS, template=template, tokenizer={"rstrip": rstrip}))
 
 
