@@ -22,7 +22,7 @@ from program import run  # noqa: E402
 
 SUITE = ROOT / "test" / "conformance"
 ADAPTERS = Path(__file__).resolve().parent / "conformance"
-MODELS = "model", "ref_model", "teacher_model", "adapter"
+MODELS = "model", "ref_model", "teacher_model", "critic_model", "adapter", "tokenizer"
 
 
 def fail(what, fix):

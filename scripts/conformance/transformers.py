@@ -56,6 +56,21 @@ def as_records(documents):
     return [{"input_ids": d["ids"], "labels": [i if m else -100 for i, m in zip(d["ids"], d["mask"])]} for d in documents]
 
 
+def tokenizer_of(case):
+    return transformers.PreTrainedTokenizerFast.from_pretrained(case["tokenizer"])
+
+
+def by_marks(case):
+    """The documents of chats, whose answers are found by the marks of the template."""
+    template, words, documents = case.get("marked_template", case["chat_template"]), tokenizer_of(case), []
+    if "generation %}" not in template:
+        raise NotImplementedError("apply_chat_template finds answers only by marks of the template")
+    for record in case["records"]:
+        out = words.apply_chat_template(record["messages"], chat_template=template, return_dict=True, return_assistant_tokens_mask=True)
+        documents.append({"ids": out["input_ids"], "mask": out["assistant_masks"]})
+    return documents
+
+
 def first_log(trainer):
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
@@ -89,7 +104,7 @@ def run(case, folder, **more):
     one_process(settings)
     coefficient = settings.get("router_aux_loss_coef")
     model = load(case, **(dict(output_router_logits=True, router_aux_loss_coef=coefficient) if coefficient else {}))
-    records, apart = as_records(case["records"]), "micro_batches" in settings
+    records, apart = as_records(by_marks(case) if "tokenizer" in case else case["records"]), "micro_batches" in settings
     options = TrainingArguments(output_dir=str(folder), per_device_train_batch_size=1 if apart else len(records) // case.get("of_ranks", 1),
                                 gradient_accumulation_steps=len(records) if apart else 1, **QUIET, **more)
     collate = DataCollatorWithFlattening() if settings.get("packed") else padded(settings.get("padding_side", "right"))

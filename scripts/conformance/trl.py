@@ -1,7 +1,8 @@
 """TRL's trainers, in float on the CPU, with transformers' adapter for models. One process.
 
-SFTTrainer, DPOTrainer and RewardTrainer run a step on token ids. GRPOTrainer and DistillationTrainer would sample their own answers, so their compute_loss
-gets the batch with the case's answers, log-probabilities and masks; what they compute before that, such as advantages, is not run."""
+SFTTrainer, DPOTrainer, KTOTrainer and RewardTrainer run a step on token ids or texts. GRPOTrainer and DistillationTrainer would sample their own answers,
+so their compute_loss gets the batch with the case's answers, log-probabilities and masks; what they compute before that, such as advantages, is not
+run."""
 
 import importlib.util
 from pathlib import Path
@@ -30,13 +31,27 @@ def options(folder, count, apart=False, **more):
                 **base.QUIET, **more)
 
 
+def chats(case):
+    """Records, tokenizer and options. A single answer is a completion, which SFTTrainer finds with any template; several are found by marks."""
+    words, records = base.tokenizer_of(case), [r["messages"] for r in case["records"]]
+    words.chat_template = case["chat_template"]
+    if all([m["role"] for m in messages].count("assistant") == 1 for messages in records):
+        return [dict(prompt=messages[:-1], completion=messages[-1:]) for messages in records], words, {}
+    words.chat_template = case.get("marked_template", case["chat_template"])
+    return [dict(messages=messages) for messages in records], words, dict(assistant_only_loss=True)
+
+
 def sft(case, folder, model, words):
-    settings, records = case["settings"], base.as_records(case["records"])
+    settings, more = case["settings"], {}
+    if "tokenizer" in case:
+        records, words, more = chats(case)
+    else:
+        records = base.as_records(case["records"])
     if settings.get("padding_side") == "left":
         raise NotImplementedError("SFTTrainer pads on the right")
     coefficient = settings.get("router_aux_loss_coef", 0.0)  # TRL's default is 0.001
     args = trl.SFTConfig(**options(folder, len(records), "micro_batches" in settings, max_length=None, padding_free=settings.get("packed", False),
-                                   router_aux_loss_coef=coefficient))
+                                   router_aux_loss_coef=coefficient, **more))
     try:
         return base.first_log(trl.SFTTrainer(model, args, train_dataset=datasets.Dataset.from_list(records), processing_class=words))
     except ValueError as error:
@@ -66,6 +81,15 @@ def dpo(case, folder, model, words):
                                    label_smoothing=settings.get("label_smoothing", 0.0)))
     reference = base.load(case, adapter=False, name="ref_model")
     return base.first_log(GivenPairs(model, reference, args, train_dataset=datasets.Dataset.from_list(records), processing_class=words))
+
+
+def kto(case, folder, model, words):
+    """KTOTrainer makes the mismatched pairs where it tokenises, so it gets texts."""
+    text, answers = lambda ids: "".join(f"<{i}>" for i in ids), [(d, d["mask"].index(1)) for d in case["records"]]
+    records = [dict(prompt=text(d["ids"][:n]), completion=text(d["ids"][n:]), label=d["label"]) for d, n in answers]
+    args = trl.KTOConfig(**options(folder, len(records), max_length=None, **case["settings"]))
+    reference = base.load(case, adapter=False, name="ref_model")
+    return base.first_log(trl.KTOTrainer(model, reference, args, train_dataset=datasets.Dataset.from_list(records), processing_class=words))
 
 
 def rm(case, folder, words):
@@ -160,4 +184,7 @@ def run(case, folder):
     if case["task"] == "rm":
         return rm(case, folder, words)
     model = base.load(case)
-    return {"sft": sft, "dpo": dpo, "grpo": grpo, "distill": distill}[case["task"]](case, folder, model, words)
+    tasks = {"sft": sft, "dpo": dpo, "kto": kto, "grpo": grpo, "distill": distill}
+    if case["task"] not in tasks:
+        raise NotImplementedError(f"TRL has no trainer for {case['task']}")
+    return tasks[case["task"]](case, folder, model, words)

@@ -4,7 +4,7 @@
     pip install torch safetensors numpy
     python3 test/conformance/make.py
 
-writes test/conformance/cases.json and the reward model test/conformance/reward. docs/conformance.md describes the fields. The values are those of
+writes test/conformance/cases.json, the reward model test/conformance/reward and the tokenizer test/conformance/chat. docs/conformance.md describes the fields. The values are those of
 reference.py and objectives.py in float64, which share no code with any trainer; models and adapters are those of test/golden."""
 
 import json
@@ -12,6 +12,7 @@ import random
 import shutil
 from pathlib import Path
 
+import chats
 import torch
 from objectives import compute, grpo, token_logps
 from reference import Model
@@ -20,10 +21,13 @@ from safetensors.torch import load_file, save_file
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
 EOS, FIRST, VOCAB = 2, 3, 96
-TOLERANCE = {"loss": 1e-5, "grad_norm": 1e-4, "logps": 1e-5}  # relative; docs/conformance.md derives them
+TOLERANCE = {"loss": 1e-5, "grad_norm": 1e-4, "logps": 1e-5, "value_loss": 1e-5}  # relative; docs/conformance.md derives them
 CLEAR = 10  # tolerances, by which the wrong value differs at least
 
 MICRO = {"micro_batches": [[0, 1], [2], [3, 4]]}
+JUDGED = {"loss_type": "kto", "beta": 0.1}
+WEIGHTS = {"desirable_weight": 1.5, "undesirable_weight": 0.5}
+GAE = {"gamma": 0.9, "gae_lambda": 0.8}
 PAIRS = {"loss_type": "sigmoid", "beta": 0.1}
 KL = {"kl_coef": 0.2, "kl_use_loss": True, "kl_estimator": "k3"}
 TP = {"ranks": 2, "tensor_parallel": 2}
@@ -109,6 +113,14 @@ DPO = [
     ("ipo_means", "qwen3", "log_probabilities_summed", "IPO takes sums of log-probabilities in place of means", "huggingface/trl#1265", {**PAIRS, "loss_type": "ipo_mean"}),
     ("simpo_length", "qwen3", "length_of_the_document", "means of log-probabilities are divided by the length of the whole sequence", "jingyaogong/minimind#298", {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 0.5}),
 ]
+KTO = [
+    ("kto_mismatched_pairs", "qwen3", "answers_reversed", "the middle one of an odd number of answers is paired with its own prompt", "huggingface/trl#1911 hiyouga/LlamaFactory#7509", JUDGED),
+    ("kto_divergence", "qwen3", "divergence_of_the_other_label", "the divergence for one label is the mean log-ratio of the other label's answers", "meta-pytorch/torchtune#1864 ContextualAI/HALOs#4", JUDGED),
+    ("kto_divergence_constant", "qwen3", "divergence_has_a_gradient", "the gradient goes through the divergence", "ContextualAI/HALOs#4", JUDGED),
+    ("kto_sums", "qwen3", "log_probabilities_averaged", "log-probabilities are means over tokens in place of sums", "linkedin/Liger-Kernel#589", JUDGED),
+    ("kto_weights", "qwen3", "weights_ignored", "desirable_weight and undesirable_weight have no effect", "modelscope/ms-swift#2167", {**JUDGED, **WEIGHTS}),
+    ("apo_zero_weights", "qwen3", "weights_ignored", "desirable_weight and undesirable_weight have no effect", "modelscope/ms-swift#2167", {**JUDGED, **WEIGHTS, "loss_type": "apo_zero_unpaired"}),
+]
 RM = [("reward_position", "reward", "first_eos_read", "the reward is read at the first EOS, which is the padding token", "huggingface/transformers#35352", {})]
 GRPO = [
     ("grpo_accumulated_mean", "mean_of_micro_batches", "the mean over tokens is taken in each micro-batch", "huggingface/trl#3021 allenai/open-instruct#1161", {"micro_batches": [[0, 1], [2, 3], [4, 5]]}),
@@ -129,12 +141,29 @@ GRPO = [
     ("reinforce_observations", "return_reset_by_observation", "a tool's output ends the return of the tokens before it", "verl-project/verl#6376 verl-project/verl#7278", {"advantage_estimator": "reinforce", "gamma": 0.9}),
     ("grpo_entropy", "entropy_sum_of_means", "the entropy bonus is not the mean over the step's tokens", "huggingface/trl#6648", {"entropy_coef": 0.3}),
 ]
+PPO = [
+    ("ppo_observations", "observations_are_steps", "each token of a tool's output is a step of gamma and lambda", "verl-project/verl#2337 radixark/miles#1827", GAE),
+    ("ppo_last_observation", "reward_of_the_last_token", "the reward stands at a tool's output behind the last sampled token, and is lost", "radixark/miles#1827 wyf3/llm_related#37", GAE),
+    ("ppo_observation_value", "observation_valued", "the next value is that of a masked token", "alibaba/ROLL#447 verl-project/verl#50", GAE),
+    ("ppo_value_position", "value_behind_the_token", "a token's value is read behind the token, not before it", "huggingface/trl#44 hpcaitech/ColossalAI#3622", GAE),
+    ("ppo_whitened_together", "whitened_by_rank", "each rank whitens its own advantages", "radixark/miles#3229", {**GAE, "ranks": 2}),
+]
 DISTILL = [
     ("distill_direction", "divergence_turned_round", "beta 0 and 1 are the wrong way round", "modelscope/twinkle#112", {"divergence_beta": 0}),
     ("distill_mixture", "mixture_turned_round", "teacher and student change places in the mixture", "huggingface/trl#3043", {"divergence_beta": 0.2}),
     ("distill_mixture_of_probabilities", "mixture_of_logarithms", "logarithms are mixed in place of probabilities", "huggingface/trl#2202", {"divergence_beta": 0.5}),
     ("distill_accumulated_mean", "mean_of_micro_batches", "the loss is a mean of the micro-batches' means", "huggingface/trl#4719 verl-project/verl#7200", {"divergence_beta": 1, **MICRO}),
     ("distill_prompt", "prompt_learned", "the prompt's tokens are compared too", "huggingface/trl#5669", {"divergence_beta": 1}),
+]
+# name; template and records of chats.py; the bug of chats.py; the bug in words; threads
+CHATS = [
+    ("chat_turns", "plain", "chats", "last_turn_alone", "of several answers in a chat only the last one is trained", "NVIDIA-NeMo/Speech#16284 axolotl-ai-cloud/axolotl#3098"),
+    ("chat_generation_marks", "marked", "chats", "mask_runs_on", "everything behind the beginning of the first marked answer is trained", "huggingface/transformers#47325"),
+    ("chat_generation_prompt", "plain", "answers", "header_trained", "the header that a generation prompt gives is trained", "AI-Hypercomputer/maxtext#3284 huggingface/trl#4147"),
+    ("chat_end_of_turn", "plain", "answers", "end_of_turn_untrained", "the token that ends the answer is not trained", "datawhalechina/happy-llm#211 huggingface/trl#5988"),
+    ("chat_two_bos", "with_bos", "answers", "bos_twice", "template and tokenizer both add BOS", "OpenRLHF/OpenRLHF#393 huggingface/trl#1114"),
+    ("chat_earlier_reasoning", "last_reasoning", "reasoned_chats", "turns_rendered_alone", "turns are rendered one by one, with the reasoning that the template drops from earlier turns", "THUDM/slime#1742 pytorch/torchtitan#2769"),
+    ("chat_opened_reasoning", "opened_reasoning", "reasoned_answers", "opening_trained", "the mark of reasoning that a generation prompt ends with is trained", "modelscope/ms-swift#9875 NVIDIA-NeMo/Automodel#3738"),
 ]
 
 
@@ -163,7 +192,11 @@ def make_records():
             rollouts.append({"prompt_ids": question, "completion_ids": ids(n), "mask": mask, "reward": draw.randrange(9) / 8, "group": group,
                              "truncated": n == 14})
     add_logprobs(rollouts, draw)
-    return {"documents": documents, "four_documents": documents[:4], "pairs": pairs, "rollouts": rollouts}
+    judged, draw = [], random.Random(2)  # for which the estimates of the divergence are positive
+    for prompt, n, good in ((4, 9, True), (7, 3, False), (2, 12, True), (5, 6, True), (3, 16, False)):
+        judged.append({"ids": ids(prompt + n) + [EOS], "mask": [0] * prompt + [1] * (n + 1), "label": good})
+    episodes = [{**r, "mask": r["mask"][:-2] + [0, 0]} if len(r["mask"]) > 7 else r for r in rollouts]  # some end with an observation
+    return {"documents": documents, "four_documents": documents[:4], "pairs": pairs, "judged": judged, "rollouts": rollouts, "episodes": episodes, **chats.RECORDS}
 
 
 def add_logprobs(rollouts, draw):
@@ -189,26 +222,47 @@ def make_reward_model():
 
 # ---- cases ----
 
+def make_tokenizer():
+    folder = HERE / "chat"
+    folder.mkdir(exist_ok=True)
+    for name, content in zip(("tokenizer.json", "tokenizer_config.json"), chats.tokenizer()):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
 def place(name):
     return HERE / name if name == "reward" else GOLDEN / name
 
 
 def list_cases():
-    kinds = {"sft": ("documents", SFT), "dpo": ("pairs", DPO), "rm": ("pairs", RM), "grpo": ("rollouts", GRPO), "distill": ("documents", DISTILL)}
-    for task, (_, rows) in kinds.items():
+    kinds = {"sft": ("documents", SFT), "dpo": ("pairs", DPO), "kto": ("judged", KTO), "rm": ("pairs", RM), "grpo": ("rollouts", GRPO), "ppo": ("episodes", PPO),
+             "distill": ("documents", DISTILL)}
+    for task, (records, rows) in kinds.items():
         for name, *model, bug, words, threads, settings in rows:
             model, _, adapter = (model[0] if model else "qwen3").partition("+")
             case = {"name": name, "bug": words, "threads": threads.split(), "task": task, "model": model}
             if adapter:
                 case["adapter"] = adapter
-            if task == "dpo" and settings["loss_type"] != "simpo":
+            if task == "kto" or task == "dpo" and settings["loss_type"] != "simpo":
                 case["ref_model"] = "qwen3" if adapter else "llama32"
             if task == "grpo" and "kl_coef" in settings:
                 case["ref_model"] = "llama32"
+            if task == "ppo":
+                case["critic_model"] = "reward"
             if task == "distill":
                 case["teacher_model"] = "llama32"
-            records = "four_documents" if name == "mean_over_ranks" else kinds[task][0]  # as many for each rank
-            yield {**case, "records": records, "settings": dict(settings)}, bug
+            own = "four_documents" if name == "mean_over_ranks" else records  # as many for each rank
+            yield {**case, "records": own, "settings": dict(settings)}, bug
+    for name, template, records, bug, words, threads in CHATS:
+        template, marked = chats.TEMPLATES[template]
+        yield {"name": name, "bug": words, "threads": threads.split(), "task": "sft", "model": "llama3", "tokenizer": "chat", "chat_template": template,
+               **({"marked_template": marked} if marked else {}), "records": records, "settings": {}}, bug
+
+
+def read_records(case, records, bugs):
+    if "chat_template" not in case:
+        return records
+    name = next(name for name, (template, _) in chats.TEMPLATES.items() if template == case["chat_template"])
+    return [chats.document(r["messages"], name, bugs) for r in records]
 
 
 def differ(a, b, relative):
@@ -223,9 +277,10 @@ def rounded(values):
 def main():
     torch.set_num_threads(1)
     make_reward_model()
+    make_tokenizer()
     records, cases = make_records(), []
     for case, bug in list_cases():
-        right, wrong = (rounded(compute(case, records[case["records"]], place, frozenset(bugs))) for bugs in ((), (bug,)))
+        right, wrong = (rounded(compute(case, read_records(case, records[case["records"]], bugs), place, frozenset(bugs))) for bugs in ((), (bug,)))
         shown = [key for key in right if differ(right[key], wrong[key], CLEAR * TOLERANCE[key])]
         print(f"{case['name']:34} {right['loss']:.5f} {wrong['loss']:.5f}  {right['grad_norm']:.5f} {wrong['grad_norm']:.5f}", " ".join(shown), flush=True)
         assert shown, "the bug changes no value by ten tolerances"

@@ -102,15 +102,42 @@ def dpo(model, documents, s, bugs, reference):
     return dict(loss=torch.stack(losses).mean())
 
 
+def kto(model, documents, s, bugs, reference):
+    whole = torch.mean if "log_probabilities_averaged" in bugs else torch.sum
+
+    def log_ratios(some):
+        return torch.stack([whole(own - ref.detach()) for own, ref in zip(logps_of(model, some, bugs), logps_of(reference, some, bugs))])
+
+    u, good = log_ratios(documents), torch.tensor([d["label"] for d in documents])
+    z = torch.zeros_like(u)
+    if s["loss_type"] == "kto":
+        first = [d["mask"].index(1) for d in documents]
+        answers = [d["ids"][n:] for d, n in zip(documents, first)]
+        answers = answers[::-1] if "answers_reversed" in bugs else answers[-1:] + answers[:-1]
+        mismatched = [dict(ids=d["ids"][:n] + a, mask=[0] * n + [1] * len(a)) for d, n, a in zip(documents, first, answers)]
+        z = z + log_ratios(mismatched).mean().clamp(min=0)
+        if "divergence_of_the_other_label" in bugs:
+            z = torch.where(good, u[~good].mean(), u[good].mean()).clamp(min=0)
+        z = z if "divergence_has_a_gradient" in bugs else z.detach()
+    weights = [1.0, 1.0] if "weights_ignored" in bugs else [s.get("undesirable_weight", 1.0), s.get("desirable_weight", 1.0)]
+    weight, sign = (torch.tensor(pair, dtype=torch.float64)[good.long()] for pair in (weights, [-1.0, 1.0]))
+    return dict(loss=(weight * torch.sigmoid(-sign * s["beta"] * (u - z))).mean())
+
+
 def rm(model, documents, s, bugs):
     def last(ids):
         return ids.index(2) if "first_eos_read" in bugs else len(ids) - 1
 
-    score = model.scores([d["ids"] for d in documents], [last(d["ids"]) for d in documents])
+    score = torch.stack([scores[last(d["ids"])] for d, scores in zip(documents, model.scores([d["ids"] for d in documents]))])
     return dict(loss=-logs(score[::2] - score[1::2]).mean())
 
 
 # ---- policies ----
+
+def whitened(rows, masks):
+    every = torch.cat([row[mask == 1] for row, mask in zip(rows, masks)])
+    return [(row - every.mean()) / every.std(correction=0) for row in rows]
+
 
 def advantages(rollouts, s, bugs):
     """One number for each token of each completion."""
@@ -133,19 +160,50 @@ def advantages(rollouts, s, bugs):
                 later = 0.0 if "return_reset_by_observation" in bugs else later / s.get("gamma", 1.0)
         out.append(torch.tensor(values, dtype=torch.float64))
     if estimator == "reinforce":
-        every = torch.cat([a[torch.tensor(r["mask"]) == 1] for a, r in zip(out, rollouts)])
-        out = [(a - every.mean()) / every.std(correction=0) for a in out]
+        out = whitened(out, [torch.tensor(r["mask"]) for r in rollouts])
     return out
 
 
-def grpo(model, rollouts, s, bugs, reference=None):
+def gae(rollouts, values, s, bugs):
+    """The advantages of each completion's tokens, whitened, and the critic's targets."""
+    masks, raw = [torch.tensor(r["mask"]) for r in rollouts], []
+    for r, mask, V in zip(rollouts, masks, values):
+        sampled = [t for t in range(len(mask)) if mask[t]]
+        steps = range(len(mask)) if "observations_are_steps" in bugs else sampled
+        rewarded, own = len(mask) - 1 if "reward_of_the_last_token" in bugs else sampled[-1], torch.zeros_like(V)
+        later = next_value = 0.0
+        for t in reversed(steps):
+            if "observation_valued" in bugs:
+                next_value = V[t + 1] if t + 1 < len(V) else 0.0
+            own[t] = later = (r["reward"] if t == rewarded else 0.0) + s["gamma"] * next_value - V[t] + s["gamma"] * s["gae_lambda"] * later
+            next_value = V[t]
+        raw.append(own)
+    parts = [slice(0, None, 2), slice(1, None, 2)] if "whitened_by_rank" in bugs else [slice(None)]
+    advantages = list(raw)
+    for part in parts:
+        advantages[part] = whitened(raw[part], masks[part])
+    return advantages, [own + V for own, V in zip(raw, values)]
+
+
+def ppo(model, rollouts, s, bugs, critic):
+    shift = 0 if "value_behind_the_token" in bugs else 1
+    begins = [len(r["prompt_ids"]) - shift for r in rollouts]
+    scores = critic.scores([r["prompt_ids"] + r["completion_ids"] for r in rollouts])
+    values = [v[n:n + len(r["mask"])].detach() for v, n, r in zip(scores, begins, rollouts)]
+    given, returns = gae(rollouts, values, s, bugs)
+    errors = torch.cat([(v - G)[torch.tensor(r["mask"]) == 1] for v, G, r in zip(values, returns, rollouts)])
+    return dict(grpo(model, rollouts, s, bugs, given=given), value_loss=(errors**2).mean().item() / 2)
+
+
+def grpo(model, rollouts, s, bugs, reference=None, given=None):
     documents = [dict(ids=r["prompt_ids"] + r["completion_ids"]) for r in rollouts]
     temperature = 1.0 if "temperature_ignored" in bugs else s.get("temperature", 1.0)
     ends = [range(len(r["prompt_ids"]), len(d["ids"])) for r, d in zip(rollouts, documents)]
     z = model.logits([d["ids"] for d in documents])
     ref = reference and [x.detach() for x in reference.logits([d["ids"] for d in documents])]
     groups, kind = s.get("micro_batches") or [list(range(len(rollouts)))], s.get("policy_loss_type", "ppo")
-    low, high, given = *(s.get("eps_clip") or [0.2, 0.2]), advantages(rollouts, s, bugs)
+    low, high = s.get("eps_clip") or [0.2, 0.2]
+    given = given or advantages(rollouts, s, bugs)
     sums, counts, entropies, divergences = [], [], [], []
     for i, r in enumerate(rollouts):
         logp = token_logps(z[i], documents[i], ends[i], temperature=temperature)
@@ -228,12 +286,12 @@ def distill(model, documents, s, bugs, teacher):
 
 
 def compute(case, records, folder, bugs):
-    """The loss, its gradient's norm and, for sft, log p of each document."""
+    """The loss, its gradient's norm and, for sft, log p of each document, and for ppo the critic's loss."""
     place = lambda name: name and folder(name)
     model = Model(folder(case["model"]), bugs, place(case.get("adapter")))
-    other = case.get("ref_model") or case.get("teacher_model")
+    other = case.get("ref_model") or case.get("teacher_model") or case.get("critic_model")
     other = Model(folder(other)) if other else None
     task, s = case["task"], case["settings"]
-    more = {"dpo": [other], "grpo": [other], "distill": [other]}.get(task, [])
-    got = {"sft": sft, "dpo": dpo, "rm": rm, "grpo": grpo, "distill": distill}[task](model, records, s, bugs, *more)
+    more = [] if task in ("sft", "rm") else [other]
+    got = {"sft": sft, "dpo": dpo, "kto": kto, "rm": rm, "grpo": grpo, "ppo": ppo, "distill": distill}[task](model, records, s, bugs, *more)
     return {**got, "grad_norm": model.gradient_norm(got["loss"]), "loss": got["loss"].item()}

@@ -326,10 +326,10 @@ class Model:
             z = F.pad(z, (0, -z.shape[1] % 8))
         return list(z.split([len(ids) for ids in documents]))
 
-    def scores(self, documents, positions):
-        row = Row(documents, self.bugs)
-        x = self.hidden(row)
-        return torch.stack([(x[begin + position] @ self.t["score.weight"].T)[0] for begin, position in zip(row.begins, positions)])
+    def scores(self, documents):
+        """Of each document, the reward model's score at each token."""
+        x = self.hidden(Row(documents, self.bugs))
+        return list((x @ self.t["score.weight"].T)[:, 0].split([len(ids) for ids in documents]))
 
     def aux_loss(self):
         """The balance of the experts over all layers and all tokens read so far, as transformers defines it."""
