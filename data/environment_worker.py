@@ -3,15 +3,16 @@
 first line has no reply; each other one has one, in the order in which the environments answer:
 
     {"tokenizer": directory, "template": text, "template_kwargs": text, "eos": [id, ...], "max_turns": number, "max_observation": tokens}
+    {"episode": number, "prompt_ids": [id, ...], "prompt": text, "raw_prompt": text, "label": text, "columns": text}, the texts as in reward_worker.py
+        ->     {"episode": number, "prompt_ids": [id, ...]}, the prompt with what reset adds to it, or {"error": text}
     {"episode": number, "turn": number, "answer": text, "raw_answer": text, "end": "token", "text" or "limit", "room": tokens}
-        of turn 0 also {"prompt": text, "raw_prompt": text, "label": text, "columns": text}, as in reward_worker.py
         ->     {"episode": number, "ids": [id, ...], "reward": number or null, "truncated": bool} or {"error": text}
         of tools also {"calls": number, "failures": number}
 
 Without ids the episode has ended; truncated means only because `room` is too small. FILE.py defines
 
     class Environment:
-        def reset(self, prompt, label, **columns): ...   # optional, with those of these arguments, and of raw_prompt and messages, that it names
+        def reset(self, prompt, label, **columns): ...   # optional, with those of these arguments, and of raw_prompt and messages, that it names; may return a text
         def step(self, answer): ...                      # or raw_answer; returns {"observation": ..., "reward": number, "done": bool}
         def get_reward(self): ...                        # optional: a reward at the end of the episode
         def close(self): ...                             # optional
@@ -95,11 +96,21 @@ class Rendering:
         begin, end = self.end_of_turn(behind)
         return behind[end:] if ends_by_token else behind[begin if called else 0:]
 
-    def rendered(self, chat):
+    def rendered(self, chat, what="an observation", **variables):
         try:
-            return self.template.prompt(chat, self.variables)[0]
+            return self.template.prompt(chat, self.variables | variables)[0]
         except DataError as error:
-            raise WrongAnswer(f"an observation {error.what}", error.fix) from None
+            raise WrongAnswer(f"{what} {error.what}", error.fix) from None
+
+    def longer_prompt(self, ids, messages, text, variables):
+        """Returns the tokens of a prompt whose last message has a text appended, and its messages. A prompt that is no chat ends with the text."""
+        if not self.template:
+            return [*ids, *self.encoding(text).ids], messages
+        if not messages or self.encoding(self.rendered(messages, "a prompt", **variables)).ids != ids:
+            raise WrongAnswer(f"reset returned {shown(text)}, but {'the chat template renders the messages of a prompt otherwise' if messages else 'a prompt is no list of messages'}",
+                              "write each prompt as a list of all its messages, to the last of which the text is appended")
+        longer = appended(messages, text)
+        return self.encoding(self.rendered(longer, "a prompt with the text of reset", **variables)).ids, longer
 
     def end_of_turn(self, behind):
         """Returns where the token that ends a turn begins and ends: the first special token, if it is one that ends answers, else nothing."""
@@ -125,6 +136,11 @@ def calling(name):
     return {"role": "assistant", "content": "", "tool_calls": [{**EXAMPLE_CALL, "function": {"name": name, "arguments": {SENTINEL: "x"}}}]}
 
 
+def appended(messages, text):
+    """Returns the messages with a text at the end of the last one."""
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + text}]
+
+
 class Episodes:
     def __init__(self, source, max_turns, max_observation, **rendering):
         stand_in_for_openrlhf()
@@ -136,10 +152,29 @@ class Episodes:
             raise WrongAnswer("it defines neither a class Environment with a method step nor tools", FORM)
         self.running = {}  # of each episode its environment and its messages
 
-    async def turn(self, episode, turn, answer, raw_answer, end, room, **record):
-        if turn == 0:
-            messages = json.loads(record["columns"]).get("prompt") or [{"role": "user", "content": SENTINEL}]
-            self.running[episode] = await self.begun(**record), messages
+    async def begin(self, episode, prompt_ids, prompt, raw_prompt, label, columns):
+        environment, record = self.make(), json.loads(columns)
+        messages = record.get("prompt")
+        if hasattr(environment, "reset"):
+            given = {**record, "prompt": prompt, "raw_prompt": raw_prompt, "messages": messages, "label": label}
+            ids, messages = self.prompt_of(await called(environment.reset, **taken(environment.reset, given)), prompt_ids, messages, getattr(environment, "variables", {}))
+            if (more := len(ids) - len(prompt_ids)) > self.rendering.most:
+                raise WrongAnswer(f"the text that reset returned makes a prompt {more} tokens longer", f"--max_observation {more}, or a shorter text")
+            prompt_ids = ids
+        self.running[episode] = environment, [*(messages or [{"role": "user", "content": SENTINEL}])]
+        return {"episode": episode, "prompt_ids": prompt_ids}
+
+    def prompt_of(self, returned, ids, messages, variables):
+        """Returns the tokens and the messages of a prompt, by what reset has returned."""
+        if returned is None:
+            return ids, messages
+        if isinstance(returned, str):
+            return self.rendering.longer_prompt(ids, messages, returned, variables)
+        if isinstance(returned, dict) and [*returned] == ["raw_prompt"] and isinstance(returned["raw_prompt"], str) and returned["raw_prompt"]:
+            return self.rendering.encoding(returned["raw_prompt"]).ids, None
+        raise WrongAnswer(f"reset returned {shown(returned)}", "return nothing, or a text to append to the last message of the prompt")
+
+    async def turn(self, episode, turn, answer, raw_answer, end, room):
         environment, chat = self.running[episode]
         last = end == "limit" or turn + 1 == self.max_turns
         names = inspect.signature(environment.step).parameters
@@ -163,16 +198,6 @@ class Episodes:
                 await called(environment.close)
         counts = {name: reply[name] for name in ("calls", "failures") if name in reply}
         return {"episode": episode, "ids": ids, "reward": reward, "truncated": truncated, **counts}
-
-    async def begun(self, prompt, raw_prompt, label, columns):
-        environment = self.make()
-        if not hasattr(environment, "reset"):
-            return environment
-        record = json.loads(columns)
-        given = {**record, "prompt": prompt, "raw_prompt": raw_prompt, "messages": record.get("prompt"), "label": label}
-        if (result := await called(environment.reset, **taken(environment.reset, given))) is not None:
-            raise WrongAnswer(f"reset returned {shown(result)}", "return nothing: the prompt of --data is the first that the policy reads")
-        return environment
 
 
 def taken(function, given):
@@ -217,12 +242,13 @@ def of_openrlhf(module):
             self.agent = module.AgentInstance()
 
         async def reset(self, raw_prompt, label):
-            self.text, self.label = raw_prompt, label
-            if not hasattr(self.agent, "reset"):
-                return
-            states = await called(self.agent.reset, {"observation": raw_prompt, "label": label})
-            if not isinstance(states, dict) or states.get("observation") != raw_prompt:
-                raise WrongAnswer(f"reset returned {shown(states)}", "return the states as they are: the policy has read the prompt of --data")
+            states = {"observation": raw_prompt, "label": label}
+            if hasattr(self.agent, "reset"):
+                states = await called(self.agent.reset, states)
+            if not isinstance(states, dict) or not isinstance(states.get("observation"), str):
+                raise WrongAnswer(f"reset returned {shown(states)}", 'return {"observation": text}, the prompt')
+            self.text, self.label = states["observation"], label
+            return None if self.text == raw_prompt else {"raw_prompt": self.text}
 
         async def step(self, raw_answer):
             nonlocal told
@@ -272,15 +298,18 @@ def of_tools(module, rendering):
             for name in (schema["function"]["name"] for schema in schemas):
                 if name not in raw_prompt:
                     raise WrongAnswer(f"a prompt does not show the tool {name}", "prepare it with the tools: raw --data, or data/prepare.py rl --environment FILE.py")
+            self.variables, text = {"tools": schemas}, None
             self.name, self.environment = self.record.get("environment") if box.has_names else None, None
             if box.factories:
                 pool = box.pools[self.name]
                 self.environment = pool.pop() if pool else box.factories[self.name]()
                 given = {name: value for name, value in self.record.items() if name != "environment" or not box.has_names}
-                if (result := await called(self.environment.reset, **taken(self.environment.reset, given))) is not None:
-                    raise WrongAnswer(f"reset returned {shown(result)}", "return nothing, and put such a text into the prompts of --data")
+                text = await called(self.environment.reset, **taken(self.environment.reset, given))
+                if isinstance(text, str) and messages:
+                    self.record["prompt"] = appended(messages, text)
             self.tools, self.types = {tool.__name__: tool for tool in box.tools(self.environment)}, types_of(schemas)
             self.thinks, self.messages = raw_prompt.rstrip().endswith("<think>"), []
+            return text
 
         async def step(self, raw_answer, last):
             said = next((raw_answer.removesuffix(end) for end in ends if raw_answer.endswith(end)), raw_answer)
@@ -367,7 +396,7 @@ async def serve(source, requests, replies):
 
     async def answer(request):
         try:
-            reply(await episodes.turn(**request))
+            reply(await (episodes.turn if "turn" in request else episodes.begin)(**request))
         except Exception as error:  # from the user's code
             reply({"error": presentable(what_is_wrong(error, source))})
 

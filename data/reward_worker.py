@@ -8,6 +8,8 @@ The raw texts have their special tokens; a text of columns is a JSON object, the
 
     reward(prompts, answers, labels)                 returns a number for each, or None for one that it cannot judge
     reward(prompts, completions, **columns)          TRL's
+    compute_score(data_source, solution_str, ground_truth, extra_info)
+                                                     verl's, `def` or `async def`: of one answer, with fields of its record. It returns a number, or {"score": number, ...}
     reward_func(queries, prompts, labels)            OpenRLHF's: a query is a raw prompt with its raw answer. It returns {"rewards": ...}, also with
                                                      equal "scores" and with "extra_logs"
 
@@ -95,6 +97,25 @@ def of_function(function):
     return reward
 
 
+def of_verl(compute_score):
+    """Returns the function of a batch for verl's function of one answer, which reads fields of verl's records."""
+    async def score(answer, record):
+        judge = record.get("reward_model")
+        result = compute_score(data_source=record.get("data_source"), solution_str=answer, ground_truth=judge.get("ground_truth") if isinstance(judge, dict) else None,
+                               extra_info=record.get("extra_info") or {})
+        result = await result if inspect.isawaitable(result) else result
+        if isinstance(result, dict) and "score" not in result:
+            raise WrongAnswer(f"compute_score returned {shown(result)}", 'return a number, or {"score": number, ...}')
+        return result["score"] if isinstance(result, dict) else result
+
+    async def scores(answers, columns):
+        return await asyncio.gather(*(score(answer, json.loads(record)) for answer, record in zip(answers, columns)))
+
+    def reward(answers, columns, **_):
+        return asyncio.run(scores(answers, columns))
+    return reward
+
+
 def module_of(path):
     spec = importlib.util.spec_from_file_location("users_file", path)
     module = importlib.util.module_from_spec(spec)
@@ -106,9 +127,12 @@ def of_file(path):
     module = module_of(path)
     if hasattr(module, "reward"):
         return of_function(module.reward)
+    if hasattr(module, "compute_score"):
+        return of_verl(module.compute_score)
     if hasattr(module, "reward_func"):
         return of_openrlhf(module.reward_func)
-    raise AttributeError("it defines neither reward(prompts, answers, labels) or reward(prompts, completions, **columns) nor OpenRLHF's reward_func(queries, prompts, labels)")
+    raise AttributeError("it defines neither reward(prompts, answers, labels) or reward(prompts, completions, **columns) nor verl's compute_score(data_source, solution_str, ground_truth) "
+                         "or OpenRLHF's reward_func(queries, prompts, labels)")
 
 
 def of_server(address):

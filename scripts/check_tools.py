@@ -4,8 +4,8 @@
     .venv-compare/bin/python scripts/check_tools.py
 
 The turns are given texts in place of sampled ones: one call or several, unknown tools, wrong arguments, tools that raise, and answers. The rest is that of
-each trainer: the schemas in the prompt, the parsing of calls, the tools' messages, and a step of GRPO on a tiny random model, in float on the CPU. The
-learning rate is 0 on TRL's side, and each of its three steps is a run of its own here, on the episodes as a file (--rollouts)."""
+each trainer: the schemas in the prompt, the text that an environment's reset appends to it, the parsing of calls, the tools' messages, and a step of GRPO on a
+tiny random model, in float on the CPU. The learning rate is 0 on TRL's side, and each of its three steps is a run of its own here, on the episodes as a file (--rollouts)."""
 
 import asyncio
 import json
@@ -21,6 +21,17 @@ sys.path.insert(0, str(ROOT / "data"))
 
 STEPS, PROMPTS, ANSWERS, AGREE = 3, 2, 4, 1e-5
 TOOLS = '''
+import itertools
+
+class Desk:
+    numbers = itertools.count()
+
+    def reset(self, **record):
+        number = next(self.numbers)
+        return f" Note {number % 2}." if number % 3 else None
+
+environment_factory = Desk
+
 def add(a: int, b: int) -> int:
     """
     Adds two numbers.
@@ -121,7 +132,8 @@ def in_trl(model, tokenizer, tools, folder):
     args = trl.GRPOConfig(output_dir=str(folder / "trl"), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, save_strategy="no", logging_steps=1,
                           num_generations=ANSWERS, max_completion_length=3000, per_device_train_batch_size=PROMPTS * ANSWERS, max_steps=STEPS, beta=0.0,
                           learning_rate=0.0, max_grad_norm=1e9, loss_type="dapo", scale_rewards="none", shuffle_dataset=False, gradient_checkpointing=False)
-    trainer = Scripted(model, tools["reward_funcs"], args, train_dataset=datasets.Dataset.from_list(records()), processing_class=tokenizer, tools=tools["tools"])
+    trainer = Scripted(model, tools["reward_funcs"], args, train_dataset=datasets.Dataset.from_list(records()), processing_class=tokenizer, tools=tools["tools"],
+                       environment_factory=tools["environment_factory"])
     trainer.train()
     return played, given, [line for line in trainer.state.log_history if "grad_norm" in line]
 
@@ -140,16 +152,16 @@ def here(file, folder):
     async def play(number, texts):
         record = records()[number // ANSWERS]
         prompt = episodes.rendering.template.prompt(record["prompt"], {"tools": schemas_in(str(file))})[0]
+        begun = await episodes.begin(number, episodes.rendering.encoding(prompt).ids, prompt, prompt, "", json.dumps(record))
         ids, mask, rewards, counts = [], [], [], [0, 0]
         for turn, text in enumerate(texts):
             said = [*episodes.rendering.encoding(text).ids, end]
-            reply = await episodes.turn(number, turn, text, text + "<|im_end|>", "token", 3000 - len(ids) - len(said), prompt=prompt, raw_prompt=prompt, label="",
-                                        columns=json.dumps(record))
+            reply = await episodes.turn(number, turn, text, text + "<|im_end|>", "token", 3000 - len(ids) - len(said))
             ids += said + reply["ids"]
             mask += [1] * len(said) + [0] * len(reply["ids"])
             rewards.append(reply["reward"])
             counts = [counts[0] + reply["calls"], counts[1] + reply["failures"]]
-        out.append((episodes.rendering.encoding(prompt).ids, ids, mask, rewards[-1], counts))
+        out.append((begun["prompt_ids"], ids, mask, rewards, counts))
 
     async def all_of_them():
         for number, texts in enumerate(scripts()):
@@ -164,11 +176,12 @@ def step_here(model, episodes, folder, number):
     import torch
 
     lines = []
-    for i, (prompt, ids, mask, reward, _) in enumerate(episodes):
+    for i, (prompt, ids, mask, rewards, _) in enumerate(episodes):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1:-1].double()
         logps = torch.log_softmax(logits, -1)[range(len(ids)), ids].tolist()
-        lines.append({"prompt_ids": prompt, "completion_ids": ids, "completion_mask": mask, "logprobs": logps, "reward": reward, "group": i // ANSWERS})
+        lines.append({"prompt_ids": prompt, "completion_ids": ids, "completion_mask": mask, "logprobs": logps, "reward": rewards[-1], "group": i // ANSWERS,
+                      "turn_rewards": rewards})
     file = folder / f"{number}.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = folder / f"run{number}"
@@ -188,9 +201,9 @@ def main():
         ours = here(file, folder / "model")
         theirs, rewards, log = in_trl(model, tokenizer, tools, folder)
         for number, (own, other, reward) in enumerate(zip(ours, theirs, rewards, strict=True)):
-            if [list(part) for part in other] != [list(part) for part in own[:3]] or abs(own[3] - reward) > AGREE:
-                sys.exit(f"episode {number} differs\n  TRL:  {tokenizer.decode(other[1])!r} {reward}\n  here: {tokenizer.decode(own[1])!r} {own[3]}")
-        print(f"{len(ours)} episodes, {sum(len(own[1]) for own in ours)} tokens, {sum(sum(own[2]) for own in ours)} of them sampled: ids, masks and rewards are equal")
+            if [list(part) for part in other] != [list(part) for part in own[:3]] or abs(own[3][-1] - reward) > AGREE:
+                sys.exit(f"episode {number} differs\n  TRL:  {tokenizer.decode(other[1])!r} {reward}\n  here: {tokenizer.decode(own[1])!r} {own[3][-1]}")
+        print(f"{len(ours)} episodes, {sum(len(own[1]) for own in ours)} tokens, {sum(sum(own[2]) for own in ours)} of them sampled: ids, masks and rewards are equal, with {len({tuple(own[0]) for own in ours})} prompts")
         for number in range(STEPS):
             mine = ours[number * PROMPTS * ANSWERS:(number + 1) * PROMPTS * ANSWERS]
             line = step_here(model, mine, folder, number)

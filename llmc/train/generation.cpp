@@ -345,6 +345,7 @@ GenerationLimits::GenerationLimits(std::span<const Prompt> prompts, const Genera
       prompt_tokens(0),
       draws(sequences * s.samples) {
     for (const Prompt &p : prompts) longest_prompt = std::max(longest_prompt, p.tokens.size()), prompt_tokens += p.tokens.size();
+    longest_prompt += s.prompt_growth;
     longest = longest_prompt + s.max_new_tokens;
     sequence_pages = ceil_div(longest, cache_page);
     pages = sequences * sequence_pages;
@@ -405,11 +406,11 @@ std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const
                                           size_t samples) {
     std::string bytes;
     for (const Completion &c : size_t(comm.rank) % tp ? std::span<const Completion>() : own) {
-        const int32_t head[] = {int32_t(c.tokens.size()),       c.ended,          c.stopped,          int32_t(c.logp.size()),
-                                int32_t(c.turn_rewards.size()), int32_t(c.calls), int32_t(c.failures)};
+        const int32_t head[] = {int32_t(c.tokens.size()),       c.ended,          c.stopped,           int32_t(c.logp.size()),
+                                int32_t(c.turn_rewards.size()), int32_t(c.calls), int32_t(c.failures), int32_t(c.prompt.size())};
         append(bytes, head, std::size(head)), append(bytes, c.tokens.data(), c.tokens.size());
         append(bytes, c.logp.data(), c.logp.size()), append(bytes, c.mask.data(), c.mask.size());
-        append(bytes, c.turn_rewards.data(), c.turn_rewards.size());
+        append(bytes, c.turn_rewards.data(), c.turn_rewards.size()), append(bytes, c.prompt.data(), c.prompt.size());
     }
     const auto all = comm.gather(bytes);
     std::vector<const char *> at;
@@ -417,12 +418,13 @@ std::vector<Completion> share_completions(Comm &comm, size_t tp, std::span<const
     std::vector<Completion> out;
     for (size_t i = 0; i < prompts * samples; i++) {
         const char *&next = at[i / samples % (all.size() / tp) * tp];
-        const auto head = take<int32_t>(next, 7);
+        const auto head = take<int32_t>(next, 8);
         const auto tokens = take<int32_t>(next, size_t(head[0]));
         const auto logp = take<double>(next, size_t(head[3]));
         const auto mask = take<uint8_t>(next, tokens.size());
         const auto turn_rewards = take<double>(next, size_t(head[4]));
-        out.push_back({tokens, head[1] != 0, head[2] != 0, logp, mask, turn_rewards, size_t(head[5]), size_t(head[6])});
+        const auto prompt = take<int32_t>(next, size_t(head[7]));
+        out.push_back({tokens, head[1] != 0, head[2] != 0, logp, mask, turn_rewards, size_t(head[5]), size_t(head[6]), prompt});
     }
     agree(comm, [&] {
         for (size_t i = 0; i < out.size(); i++)

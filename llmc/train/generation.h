@@ -37,6 +37,7 @@ struct Completion {
     std::vector<uint8_t> mask = {};         // (tokens) 1: sampled; 0: observed
     std::vector<double> turn_rewards = {};  // the environment's, or no_reward; empty without one
     size_t calls = 0, failures = 0;         // of tools, by all turns
+    std::vector<int32_t> prompt = {};       // of an episode: the asked one, with what the environment has appended
 
     std::span<const int32_t> answer() const {  // without the end-of-sequence token
         return std::span(tokens).first(tokens.size() - (ended && !stopped));
@@ -53,6 +54,7 @@ struct GenerationSettings {
     StopStrings stop = {};               // texts that end a sequence
     bool logps = false;                  // true: keep log-probabilities
     Environment *environment = nullptr;  // answers are episodes; the first of this environment is sample 0 of prompt 0
+    size_t prompt_growth = 0;            // tokens that it may append to the longest prompt
 };
 
 // The sizes of a model for generation. `pages` is initially the maximum need of all concurrent sequences, and may be reduced down to

@@ -55,7 +55,7 @@ static void expect_known_ids(const ModelSpec &model, const char *flag, const Sam
 }
 
 Policy::Frozen Policy::open_frozen(bool is_base, const std::function<ModelSpec()> &spec, const char *flag,
-                                   const ModelLimits &limits, const Samples &data, const Samples *eval_data) const {
+                                   const ModelLimits &limits, const Samples &data, const Samples *eval_data) {
     Frozen out;
     if (source_ && is_base) return out;
     out.spec = spec();

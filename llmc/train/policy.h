@@ -50,7 +50,7 @@ class Policy final : public Objective {
     };
 
     Frozen open_frozen(bool is_base, const std::function<ModelSpec()> &spec, const char *flag, const ModelLimits &limits,
-                       const Samples &data, const Samples *eval_data) const;
+                       const Samples &data, const Samples *eval_data);
     Batch::OfTokens teacher_logps(const Rollouts &rollouts, Model *policy) const;
     Batch::OfTokens logps_by(const Frozen &frozen, const Rollouts &rollouts, std::span<const size_t> samples,
                              Model *policy) const;

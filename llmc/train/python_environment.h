@@ -11,8 +11,9 @@ class PythonEnvironment final : public Environment {
   public:
     PythonEnvironment(const Run &run, const Tokenizer &tokenizer);  // both must outlive this object
 
-    // The next episodes are `samples` for each of this rank's prompts, which own_prompts() has returned for those asked, numbered from `first` on.
-    void begin(const Questions &asked, std::span<const Prompt> own, size_t first, size_t samples);
+    // Begins `samples` episodes for each of this rank's prompts, which own_prompts() has returned for those asked, numbered from `first` on. Returns the
+    // prompt of each episode: the environment may have appended a text, and no two of them need be the same.
+    std::vector<Prompt> begin(const Questions &asked, std::span<const Prompt> own, size_t first, size_t samples);
     void act(const Turn &turn) override;
     std::vector<Reply> replies(bool wait) override;
     bool failed() const override { return error_ != nullptr; }
@@ -20,16 +21,16 @@ class PythonEnvironment final : public Environment {
     void check() const;                            // throws the error of an environment that has failed
 
   private:
-    void ask(const Turn &turn);
-    std::vector<Reply> hear(bool wait);
+    void reset(const Questions &asked, size_t first, size_t samples, std::vector<Prompt> &episodes);
+    void tell(const nlohmann::json &request);
+    std::optional<nlohmann::json> next(bool wait);
+    std::vector<int32_t> known(const nlohmann::json &ids) const;
 
     const Run &run_;
     const Tokenizer &tokenizer_;
     const StopStrings stop_;
     Worker worker_;
-    Questions own_;
-    size_t samples_ = 0;
     bool has_tools_ = false;
-    std::chrono::steady_clock::time_point last_;  // when the process was last given a turn, or replied
+    std::chrono::steady_clock::time_point last_;  // when the process was last asked, or replied
     std::exception_ptr error_;
 };

@@ -79,6 +79,20 @@ std::string RolloutSource::teacher_of(const Questions &asked, size_t p) const {
     return name;
 }
 
+// Dies if an answer to a prompt of this many tokens may be too long.
+void RolloutSource::expect_room(const std::string &of, size_t tokens) const {
+    if (const size_t end = run_.model.config.growing_positions(); tokens + o_.max_new_tokens > end)
+        die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but %s of the model is %zu, beyond which it %s\n  fix: lower --max_new_tokens, or shorten the prompts",
+            of.c_str(), tokens, o_.max_new_tokens, run_.model.config.growing_positions_name(), end,
+            run_.model.config.gpt2() ? "has no positions" : "is rotated otherwise");
+    if (tokens + o_.max_new_tokens > o_.row_tokens)
+        die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: use --row_tokens %zu, or lower --max_new_tokens",
+            of.c_str(), tokens, o_.max_new_tokens, o_.row_tokens, tokens + o_.max_new_tokens);
+    if (tokens + o_.max_new_tokens > most_positions_)
+        die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but another model of the run has %zu positions\n  fix: lower --max_new_tokens, or shorten the prompts",
+            of.c_str(), tokens, o_.max_new_tokens, most_positions_);
+}
+
 void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     generation_.eos = run_.model.config.eos;  // includes the end of turn of the prompts' template
     const Questions asked = read_questions(prompts, first_samples(prompts.size()));
@@ -88,16 +102,14 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
         if (compares && asked.responses[i].empty())
             die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: name the prompt and the answer by --input_key and --output_key, or use another --reward",
                 i + 1, prompts.name().c_str());
-        if (const size_t end = run_.model.config.growing_positions(); prompt.size() + o_.max_new_tokens > end)
-            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but %s of the model is %zu, beyond which it %s\n  fix: lower --max_new_tokens, or shorten the prompts",
-                prompts.name().c_str(), prompt.size(), o_.max_new_tokens, run_.model.config.growing_positions_name(), end,
-                run_.model.config.gpt2() ? "has no positions" : "is rotated otherwise");
-        if (prompt.size() + o_.max_new_tokens > o_.row_tokens)
-            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: use --row_tokens %zu, or lower --max_new_tokens",
-                prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);
+        expect_room(prompts.name(), prompt.size());
         teacher_of(asked, i);  // dies if there is none
         known_.push_back({prompt, 0});
+        longest_ = std::max(longest_, prompt.size() + o_.max_new_tokens);
     }
+    if (environment_)
+        generation_.prompt_growth =
+            std::min(o_.max_observation, std::min(o_.row_tokens, run_.model.config.growing_positions()) - longest_);
     generation_limits_ = GenerationLimits(known_, generation_, o_.max_sequences);
     if (environment_) generation_limits_.use_environment(run_.model.config);
     const bool evaluates = !o_.eval_data.empty() || o_.eval_fraction > 0;
@@ -106,10 +118,11 @@ void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
     limits.positions = std::max(limits.positions, generation_limits_.longest);
 }
 
-void RolloutSource::expect_positions(const ModelSpec &model, const char *flag) const {
-    if (generation_limits_.longest > model.config.max_positions)
-        die("an answer may end at token %zu, but %s of %s %s is %zu\n  fix: lower --max_new_tokens, or use another %s",
-            generation_limits_.longest, model.config.positions_name(), flag, model.dir.c_str(), model.config.max_positions, flag);
+void RolloutSource::expect_positions(const ModelSpec &model, const char *flag) {
+    most_positions_ = std::min(most_positions_, model.config.max_positions);
+    if (longest_ > most_positions_)
+        die("an answer may end at token %zu, but %s of %s %s is %zu\n  fix: lower --max_new_tokens, or use another %s", longest_,
+            model.config.positions_name(), flag, model.dir.c_str(), model.config.max_positions, flag);
 }
 
 void RolloutSource::open(const ModelLimits &limits) {
@@ -124,15 +137,34 @@ void RolloutSource::open(const ModelLimits &limits) {
 
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
 
+// Returns the prompt of each of this rank's episodes. Without an environment there are none.
+std::vector<Prompt> RolloutSource::begin_episodes(const Questions &asked, std::span<const Prompt> own, size_t first,
+                                                  size_t samples) const {
+    if (!environment_) return {};
+    std::vector<Prompt> out = environment_->begin(asked, own, first, samples);
+    agree(run_.comm, [&] {
+        stop_if_asked();
+        environment_->check();
+        for (const Prompt &prompt : out) expect_room("the reset of " + o_.environment, prompt.tokens.size());
+    });
+    return out;
+}
+
 // `first` is the number of the first prompt, the key of its random numbers.
 std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &asked, size_t first,
                                               const GenerationSettings &settings) const {
     policy.gather_parameters();
-    const std::vector<Prompt> own = own_prompts(run_.comm, run_.model.ranks.tp, asked.prompts, uint32_t(first));
-    if (environment_) environment_->begin(asked, own, first, settings.samples);
+    std::vector<Prompt> own = own_prompts(run_.comm, run_.model.ranks.tp, asked.prompts, uint32_t(first));
+    std::vector<Prompt> begun = begin_episodes(asked, own, first, settings.samples);
+    GenerationSettings how = settings;
+    for (size_t i = 0; i < begun.size(); i++)  // episodes share their prompt where they have the same
+        if (begun[i].tokens != begun[i - i % settings.samples].tokens) how.samples = 1;
+    for (size_t p = 0; p < own.size() && !begun.empty(); p++) own[p].tokens = begun[p * settings.samples].tokens;
+    const std::span<const Prompt> prompts = how.samples == settings.samples ? own : begun;
     const auto progress =
         told_progress(own.size() * settings.samples, [&](const std::string &line) { run_.say("%s", line.c_str()); });
-    const auto completions = generate(policy.generator(), generation_limits_, own, settings, progress);
+    auto completions = generate(policy.generator(), generation_limits_, prompts, how, progress);
+    for (size_t i = 0; i < begun.size(); i++) completions[i].prompt = std::move(begun[i].tokens);
     policy.generator().finish();
     agree(run_.comm, [&] {
         stop_if_asked();
@@ -217,9 +249,9 @@ void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> 
         const double mean = mean_of(rewards.subspan(p * o_.n, o_.n));
         if (const Numbers &bounds = o_.dynamic_filtering; !bounds.empty() && !(bounds[0] < mean && mean < bounds[1])) continue;
         for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
-            rollouts.push_back({prompts[p], answers[i].tokens, answers[i].mask, answers[i].logp, rewards[i],
-                                int64_t(asked.begin + p), !answers[i].ended, teacher_of(asked.questions, p),
-                                answers[i].turn_rewards});
+            rollouts.push_back({answers[i].prompt.empty() ? prompts[p] : answers[i].prompt, answers[i].tokens, answers[i].mask,
+                                answers[i].logp, rewards[i], int64_t(asked.begin + p), !answers[i].ended,
+                                teacher_of(asked.questions, p), answers[i].turn_rewards});
     }
 }
 
@@ -264,7 +296,7 @@ static ordered_json text_json(const std::string &text) {
 ordered_json RolloutSource::shown(const std::vector<int32_t> &prompt, const Completion &answer) const {
     const std::string text = environment_ ? tokenizer_->decode(answer.answer(), false)  // the marks separate the turns
                                           : text_of(answer, *tokenizer_, generation_.stop);
-    return {{"prompt", text_json(tokenizer_->decode(prompt))}, {"text", text_json(text)}};
+    return {{"prompt", text_json(tokenizer_->decode(answer.prompt.empty() ? prompt : answer.prompt))}, {"text", text_json(text)}};
 }
 
 // Draws prompts, has them answered and judges the answers, until there are enough: with dynamic filtering several draws may be needed. The policy is

@@ -21,8 +21,8 @@ class RolloutSource {
     size_t updates(size_t prompts) const;                       // policy updates from the answers to this number of prompts
     void reserve(const Samples &prompts, ModelLimits &limits);  // reserves memory in the policy for answers to these prompts
     void open(const ModelLimits &limits);                       // opens these models, after reserve()
-    // Dies if the longest prompt with its answer does not fit into the positions of a model that `flag` names.
-    void expect_positions(const ModelSpec &model, const char *flag) const;
+    // Dies if the longest prompt with its answer does not fit into the positions of a model that `flag` names. Later ones must fit, too.
+    void expect_positions(const ModelSpec &model, const char *flag);
 
     // Returns the answers to the next prompts. updates: policy updates so far; left: remaining updates of the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
@@ -50,6 +50,8 @@ class RolloutSource {
     };
 
     Questions read_questions(const Samples &prompts, std::span<const size_t> samples) const;
+    void expect_room(const std::string &of, size_t tokens) const;
+    std::vector<Prompt> begin_episodes(const Questions &asked, std::span<const Prompt> own, size_t first, size_t samples) const;
     std::string teacher_of(const Questions &asked, size_t p) const;
     std::vector<Completion> answer(Model &policy, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     Rewards judge(const Questions &asked, std::span<const Completion> answers) const;
@@ -69,6 +71,8 @@ class RolloutSource {
     std::vector<std::unique_ptr<Reward>> rewards_;    // the judges of --reward; none with an environment
     std::unique_ptr<PythonEnvironment> environment_;  // null without --environment
     std::vector<Prompt> known_;                       // the prompts that need memory
+    size_t longest_ = 0,
+           most_positions_ = SIZE_MAX;  // tokens of the longest of them with its answer; of any, by the other models' positions
     GenerationLimits generation_limits_{};
     std::unique_ptr<Model> writer_;          // --async_steps
     DataLoader *prompts_ = nullptr;          // the prompts for the writer

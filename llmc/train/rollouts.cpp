@@ -156,7 +156,8 @@ Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_
         all.push_back(read_rollout(Fields(record, where), vocab));
         const Rollout &r = all.back();
         const auto &[first, first_line] = groups.try_emplace(r.group, all.size() - 1, number).first->second;
-        if (r.prompt != all[first].prompt)
+        if (r.prompt != all[first].prompt &&
+            r.turn_rewards.empty())  // an environment may append a text of its own to each episode's
             die("%s: its prompt_ids differ from line %zu's, but both answers have the group %lld\n  fix: give the answers to each prompt a group of their own",
                 where.c_str(), first_line, (long long)r.group);
     }

@@ -8,7 +8,8 @@
 //   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature; any number
 //                                where the mask is 0
 //   reward                       a number, or null if no judge scored the answer
-//   group                        an integer; the same for all answers to a prompt
+//   group                        an integer; the same for all answers to a prompt. Only episodes, with turn_rewards, may have other prompts than the rest
+//                                of their group: an environment may have appended to each
 //   truncated                    optional: whether the length limit cut the completion off
 //   turn_rewards                 optional: the rewards of the completion's turns, numbers or null, which add up to its reward. A turn is a run of tokens
 //                                that the policy sampled

@@ -245,6 +245,67 @@ def test_ppo_and_evaluation_of_episodes(model, tmp_path):
     assert any("value_loss" in line for line in lines) and any(line.get("eval_reward", 0) > 0 for line in lines)
 
 
+# A text of reset, and turns that do not depend on the prompt.
+TEXTS = """
+import itertools
+numbers = itertools.count()
+class Environment:
+    def reset(self, messages):
+        return TEXT
+    def step(self, answer):
+        return {"observation": f"{len(answer)}", "reward": len(answer) / 100, "done": len(answer) % 3 == 0}
+"""
+
+
+def texts_of(ids):
+    return Tokenizer(str(DEMO)).hf.decode(ids, skip_special_tokens=False)
+
+
+def test_a_text_of_reset_is_a_part_of_the_prompt(model, tmp_path):
+    """The run is that of prompts with the text, on any ranks."""
+    records = write_lines(tmp_path / "longer.jsonl", [{"prompt": chat(f"reverse {word} {len(word)}!"), "completion": [said(word[::-1])]} for word in
+                                                      "cat horse mouse bee elephant ox dog goose whale ant".split()])
+    assert prepare.main(["rl", "--input", str(records), "--tokenizer", str(DEMO), "--out", str(tmp_path / "longer.safetensors")]) == 0
+    (tmp_path / "text").mkdir()
+    text = environment_file(tmp_path / "text", TEXTS.replace("TEXT", 'f" {len(messages[-1][\'content\'].split()[1])}!"'))
+    without = environment_file(tmp_path, TEXTS.replace("TEXT", "None"))
+    play(tmp_path / "longer", without, model, data=tmp_path / "longer.safetensors")
+    for name, options in {"one": {}, "few": {"max_sequences": 3}, "ranks": {"ranks": 2, "zero_stage": 3}, "tensor": {"ranks": 2, "tensor_parallel": 2}}.items():
+        play(tmp_path / name, text, model, **options)
+        expect_same_episodes(tmp_path / "longer", tmp_path / name)
+        near(first_step(tmp_path / name)["grad_norm"], first_step(tmp_path / "longer")["grad_norm"], 1e-4)
+    saved = saved_answers(tmp_path / "one")
+    assert texts_of(saved[0]["prompt_ids"]) == "<|user|>" + first_step(tmp_path / "one")["answer"]["prompt"].strip() + "<|end|><|assistant|>"
+
+
+def test_episodes_of_a_group_may_have_prompts_of_their_own(model, tmp_path):
+    """The trainer's log-probabilities are the sampler's, answers share only the prompts that are the same, and the saved episodes give the same step."""
+    file = environment_file(tmp_path, TEXTS.replace("TEXT", "[None, ' once', ' once'][next(numbers) % 3]"))
+    for name, options in {"run": {}, "apart": {"share_prompts": "false"}, "tensor": {"ranks": 2, "tensor_parallel": 2}, "greedy": {"eval_fraction": 0.2, "eval_steps": 1}}.items():
+        play(tmp_path / name, file, model, max_steps=1, **options)
+    step, saved = first_step(tmp_path / "run"), saved_answers(tmp_path / "run")
+    for i, episode in enumerate(saved):
+        text = texts_of(episode["prompt_ids"])
+        assert text.startswith("<|user|>reverse ") and text.endswith("<|end|><|assistant|>") and (" once<|end|>" in text) == (i % 3 > 0)
+        assert episode["group"] == saved[i - i % 3]["group"] and len(episode["logprobs"]) == len(episode["completion_ids"])
+    assert step["clip_ratio"] == 0 and abs(step["ppo_kl"]) < 1e-6
+    near(first_step(tmp_path / "apart")["grad_norm"], step["grad_norm"], 1e-4)
+    expect_same_episodes(tmp_path / "run", tmp_path / "tensor")
+    saved_file = tmp_path / "run/rollouts/00000000.jsonl"
+    succeeds(words(tmp_path / "again", None, model, data=None, rollouts=saved_file, max_steps=1, save_rollouts=None))
+    near(first_step(tmp_path / "again")["grad_norm"], step["grad_norm"], 1e-4)
+    lines = [{key: value for key, value in episode.items() if key != "turn_rewards"} for episode in saved]
+    refused(words(tmp_path / "answers", None, model, data=None, rollouts=write_lines(tmp_path / "answers.jsonl", lines), save_rollouts=None), "its prompt_ids differ")
+
+
+def test_a_text_of_reset_needs_room(model, tmp_path):
+    file = environment_file(tmp_path, TEXTS.replace("TEXT", "'x' * 100"))
+    refused(words(tmp_path / "row", file, model, row_tokens=128, max_len=128), f"a prompt of the reset of {file} has", "but a row holds")
+    play(tmp_path / "run", file, model, row_tokens=512, max_steps=1)
+    assert all("xxx<|end|><|assistant|>" in texts_of(episode["prompt_ids"]) for episode in saved_answers(tmp_path / "run"))
+    refused(words(tmp_path / "less", file, model, row_tokens=512, max_observation=99), "100 tokens longer", "--max_observation 100")
+
+
 STEP = "class Environment:\n    def step(self, answer):\n        {}\n"
 FAULTS = {
     "syntax": ("class", ["SyntaxError"]),
@@ -252,7 +313,10 @@ FAULTS = {
     "raises": (STEP.format("1 / 0"), ["ZeroDivisionError", "line 3 of"]),
     "raises in reset": (STEP.format("...") + "    def reset(self): 1 / 0\n", ["ZeroDivisionError", "line 4 of"]),
     "raises in close": (STEP.format('return {"done": True}') + "    async def close(self): 1 / 0\n", ["ZeroDivisionError", "line 4 of"]),
-    "reset returns": (STEP.format("...") + "    def reset(self): return 'x'\n", ["reset returned 'x'"]),
+    "reset returns": (STEP.format("...") + "    def reset(self): return 7\n", ["reset returned 7"]),
+    "reset returns half a prompt": (STEP.format("...") + "    def reset(self): return {'raw_prompt': 7}\n", ["reset returned {'raw_prompt': 7}"]),
+    "reset returns much": (STEP.format("...") + "    def reset(self): return 'x' * 257\n", ["257 tokens longer", "--max_observation 257"]),
+    "reset is slow": (STEP.format("...") + "    def reset(self):\n        import time; time.sleep(60)\n", ["longer than 2 s", "--comm_timeout"]),
     "nothing": (STEP.format("pass"), ["step returned None"]),
     "a text": (STEP.format("return 'x'"), ["step returned 'x'"]),
     "an unknown key": (STEP.format("return {'observation': 'x', 'rewards': 1}"), ["step returned", "rewards"]),
@@ -330,7 +394,12 @@ def test_an_agent_of_openrlhf_is_an_environment(model, tmp_path):
         play(tmp_path / name, environment_file(tmp_path, text), model, max_steps=1)
     expect_same_episodes(tmp_path / "agent", tmp_path / "raw")
     assert first_step(tmp_path / "raw")["turns"] > 1.3
-    for old, new, parts in [('return {"observation": states["observation"]}', 'return {"observation": "x"}', ["reset returned"]),
+    for name, text in {"own": OF_OPENRLHF.replace('return {"observation": states["observation"]}', 'return {"observation": states["observation"].replace("<|end|>", "!<|end|>")}'),
+                       "text": RAW.replace("% 4", "% 4\n        return '!'")}.items():
+        play(tmp_path / name, environment_file(tmp_path, text), model, max_steps=1)
+        assert "!<|end|><|assistant|>" in texts_of(saved_answers(tmp_path / name)[0]["prompt_ids"])
+    expect_same_episodes(tmp_path / "own", tmp_path / "text")
+    for old, new, parts in [('return {"observation": states["observation"]}', 'return {"observation": 7}', ["reset returned"]),
                             ('"scores": reward', '"scores": 7', ["scores differ"]), ('"done":', '"ended":', ["step returned"]),
                             ('states.get("sampling_params")', "{1: 2}", ["sampling_params"]),
                             ("super().__init__(AgentInstance)", "...\n    async def execute(self): ...", ["AgentExecutor has a method execute"])]:

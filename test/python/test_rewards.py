@@ -193,6 +193,19 @@ def test_killed_while_it_judges(victim, tmp_path):
     assert weights(tmp_path / "straight") == weights(tmp_path / "killed")
 
 
+def test_rewards_by_verls_function(tmp_path):
+    """It judges one answer, with the fields of its record; it may wait, and return more than a score."""
+    records = write_lines(tmp_path / "prompts.jsonl", [{"data_source": "mine", "prompt": chat("reverse " + word), "ability": "words", "reward_model": {"style": "rule", "ground_truth": word[::-1]},
+                                                        "extra_info": {"index": i}} for i, word in enumerate(("cat", "horse", "mouse"))])
+    text = ("import asyncio\nasync def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    await asyncio.sleep(0)\n"
+            "    assert data_source == 'mine' and ground_truth == ('tac', 'esroh', 'esuom')[extra_info['index']]\n    return {'score': len(solution_str), 'acc': 0}\n")
+    theirs = reward_file(tmp_path, text).rename(tmp_path / "theirs.py")
+    for name, reward in {"ours": reward_file(tmp_path, OF_LENGTHS), "theirs": theirs}.items():
+        result = call(words(tmp_path / name, None, **{**ITERATION, "data": records, "reward": reward, "max_steps": 1}))
+        assert result.returncode == 0, result.stderr
+    assert first_step(tmp_path / "theirs")["reward"] == first_step(tmp_path / "ours")["reward"] > 0
+
+
 JUDGES = "def reward(prompts, answers, labels):\n    "
 THEIRS = "def reward_func(queries, prompts, labels):\n    return "
 
@@ -204,6 +217,8 @@ THEIRS = "def reward_func(queries, prompts, labels):\n    return "
     (JUDGES + "return '1' * len(answers)", ["the rewards are '111111'"]), (JUDGES + "return [10**5000] * len(answers)", ["the reward of answer 0 is a int"]),
     (THEIRS + "{'rewards': [1] * 6, 'weights': [1] * 6}", ["reward.py", "'weights' beside the rewards", "leave it out"]),
     (THEIRS + "{'rewards': [1] * 6, 'scores': [0] * 6}", ["scores differ from its rewards"]), (THEIRS + "[1] * 6", ['no list "rewards": [1, 1']),
+    ("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return {'acc': 1}", ["reward.py", "compute_score returned {'acc': 1}", '{"score": number']),
+    ("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return ground_truth + 1", ["reward.py", "TypeError", "(line 2 of "]),
     (JUDGES + "return None", ["reward.py", "the rewards are None", "one number for each answer"]),
     (JUDGES + "return [1 / 0]", ["reward.py", "ZeroDivisionError", "line 2"]), (JUDGES + "return [1]", ["1 rewards for 6 answers"]),
     (JUDGES + "return [float('nan')] * len(answers)", ["nan", "answer 0"]), (JUDGES + "return [1, -float('inf')] * 3", ["-inf", "answer 1"]),

@@ -96,14 +96,25 @@ def episodes(directory, text, template=HERMES, max_turns=0):
     return Episodes(str(environment_file(directory, text)), max_turns, 200, tokenizer=path, template=template, template_kwargs="", eos=ends)
 
 
+def begun(played_by, number=0, shows="add fail increase", ids=None, **columns):
+    """Returns the tokens of the prompt of an episode that begins."""
+    columns = {"prompt": chat("Hi"), **columns}
+    if ids is None:
+        ids = played_by.rendering.encoding(played_by.rendering.rendered(columns["prompt"])).ids
+    reply = asyncio.run(played_by.begin(episode=number, prompt_ids=ids, prompt="Hi", raw_prompt=shows, label="", columns=json.dumps(columns)))
+    assert reply.keys() == {"episode", "prompt_ids"} and reply["episode"] == number
+    return reply["prompt_ids"]
+
+
 def played(played_by, answers, number=0, shows="add fail increase", room=1000, end="token", **columns):
     """Returns the replies to the turns of an episode."""
+    begun(played_by, number, shows, **columns)
+
     async def play():
         replies = []
         for i, answer in enumerate(answers):
             raw = answer + ("<|im_end|>" if end == "token" else "")
-            first = {"prompt": "Hi", "raw_prompt": shows, "label": "", "columns": json.dumps({"prompt": chat("Hi"), **columns})} if i == 0 else {}
-            replies.append(await played_by.turn(episode=number, turn=i, answer=answer, raw_answer=raw, end=end, room=room, **first))
+            replies.append(await played_by.turn(episode=number, turn=i, answer=answer, raw_answer=raw, end=end, room=room))
         return replies
     return asyncio.run(play())
 
@@ -241,6 +252,36 @@ def test_methods_of_an_environment_are_tools(tmp_path):
         assert (first["reward"], last["reward"]) == (None, start + 5)
 
 
+WELCOME = COUNTER.replace("self.count = start", "self.count = start\n        return ' You begin at %d.' % start if start else None") + """
+import json, pathlib
+
+def reward_funcs(prompts, **columns):
+    pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(prompts))
+    return [1]
+"""
+
+
+@pytest.mark.parametrize("template", [HERMES, HERMES.replace("m.role + '\n' + m.content", "m.role + '\n' + (m.content | trim)")], ids=["whole", "stripped"])
+def test_reset_appends_a_text_to_the_last_message(template, tmp_path):
+    """As in TRL: the prompt is the rendering of the longer chat, and reward functions read that chat. The turns go on behind it."""
+    by = episodes(tmp_path, WELCOME, template)
+    asked = [{"role": "system", "content": "Count."}, *chat("Hi")]
+    longer = [asked[0], *chat("Hi You begin at 2.")]
+    want = by.rendering.encoding(by.rendering.template.prompt(longer, by.rendering.variables)[0]).ids
+    assert begun(by, 0, prompt=asked, start=2) == want != begun(by, 1, prompt=asked, start=0)
+    assert "Hi You begin at 2.<|im_end|>" in by.rendering.tokenizer.hf.decode(want)
+    first, last = played(by, [call("increase", by=5), "done"], 2, prompt=asked, start=2)
+    assert text_of(by, first) == observed("7 3") and last["reward"] == 8
+    assert json.loads((tmp_path / "seen.json").read_text()) == [longer]
+
+
+def test_the_text_of_reset_is_within_a_prompt_that_shows_the_episodes_own_tools(tmp_path):
+    by = episodes(tmp_path, SEVERAL.replace("self.count = start", "return ' Begin.'"))
+    for name, tools in schemas_in(str(tmp_path / "environment.py")).items():
+        ids = [by.rendering.encoding(by.rendering.template.prompt(chat(text), {"tools": tools})[0]).ids for text in ("Hi", "Hi Begin.")]
+        assert begun(by, ids=ids[0], start=2, environment=name) == ids[1]
+
+
 SEVERAL = COUNTER.replace("environment_factory = Counter", "class Other(Counter):\n    increase = None\nenvironment_factory = {'counts': Counter, 'other': Other}")
 
 
@@ -286,7 +327,11 @@ def test_wrong_tools_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize("text, more, match", [
     (TOOLS, {"shows": "add"}, "a prompt does not show the tool fail"), (TOOLS.replace("[float", "7, [float"), {}, "reward_funcs returned"),
-    (COUNTER.replace("self.count = start", "return 'Welcome'"), {}, "reset returned 'Welcome'"), (COUNTER.replace("return self.count", "return 'x'"), {}, "the reward is 'x'")])
+    (COUNTER.replace("self.count = start", "return 7"), {}, "reset returned 7"), (COUNTER.replace("self.count = start", "return ['Welcome']"), {}, "reset returned \\['Welcome"),
+    (COUNTER.replace("self.count = start", "return ' x' * 101"), {}, "the text that reset returned makes a prompt 202 tokens longer"),
+    (COUNTER.replace("self.count = start", "return 'x'"), {"ids": [1]}, "reset returned 'x', but the chat template renders the messages of a prompt otherwise"),
+    (COUNTER.replace("self.count = start", "return 'x'"), {"prompt": None, "ids": [1]}, "reset returned 'x', but a prompt is no list of messages"),
+    (COUNTER.replace("return self.count", "return 'x'"), {}, "the reward is 'x'")])
 def test_wrong_episodes_are_refused(text, more, match, tmp_path):
     with pytest.raises(WrongAnswer, match=match):
         played(episodes(tmp_path, text), ["x"], solution="3", start=1, **more)
