@@ -7,36 +7,36 @@ from .accelerate import ACCELERATE
 from .instead import no_task
 from .llama_factory import LLAMA_FACTORY
 from .peers import NAMES, PEERS, VERL, program, task_called, writer
-from .reading import PortError, Setting, read_file, read_flags
+from .reading import OVERRIDE, PortError, Setting, read_file, read_flags, read_overrides
 from .translate import TRAINING, Translation, likeness
 
 LAUNCHERS = ("accelerate", "launch", "python", "python3", "torchrun", "deepspeed")
 FILE = re.compile(r".*\.(ya?ml|json)")
-OVERRIDE = re.compile(r"[+~]*([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.S)  # a word of Hydra or OmegaConf
 
 
 def answer(own, words):
     """Returns the output as a dictionary."""
     peer, source, name, launcher, words = start(own, words)
     task = name if name in own["tasks"] and not peer else None
+    if not peer and (dotted := next((word.partition("=")[0] for word in read_flags(words)[0] if OVERRIDE.fullmatch(word) and "." in word.partition("=")[0]), None)):
+        peer, source = VERL, dotted
+    overrides, words = read_overrides(words) if peer is VERL or ("--from", "verl") in zip(words, words[1:]) else ([], words)
     bare, given = read_flags(words)
-    overrides = [Setting(found[1], [found[2]], found[1]) for found in map(OVERRIDE.fullmatch, bare) if found]
-    if peer is VERL or any("." in s.name for s in overrides):
-        refuse_verl(overrides + [s for s in given if s.name != "convert"])
     if origins := [s for s in given if s.name == "from"]:
         peer, source = named_by_flag(origins, peer, source)
     if name and not (peer or task):
         raise PortError(no_task(name, [task for task in own["tasks"] if task != "demo"] + ["show"]))
     if peer is LLAMA_FACTORY:
-        bare, given = [word for word in bare if not OVERRIDE.fullmatch(word)], overrides + given
+        overrides, bare = read_overrides(bare)
+    if peer is VERL:
+        bare, given = [*bare, *hydra_file(given)], [s for s in given if s.name not in ("config_path", "config_name")]
+    given = overrides + given
     if stray := [word for word in bare if not FILE.fullmatch(word)]:
         raise PortError(f'unexpected argument "{stray[0]}"\n  fix: flags are --name value; put quotes around a value with spaces')
     settings, notes = [], []
     for file in bare + [named_file(s) for s in given if is_file(s)]:
         read = read_file(file)
         writes, key = writer(read)
-        if writes is VERL:
-            refuse_verl(read)
         if peer and writes and writes.name not in (peer.name, *(base.name for base in peer.bases)):
             raise PortError(f"{file} is a file of {writes.name}, the only trainer with the key {key}, but {source} names {peer.name}\n  fix: leave one of them out")
         if writes and not peer:
@@ -44,6 +44,8 @@ def answer(own, words):
             notes.append(f"{file} is a file of {peer.name}, the only trainer with the key {key}")
         settings += read
     settings += [s for s in given if not is_file(s) and s.name not in ("convert", "from")]
+    if peer is VERL:
+        settings = resolved(settings)
     if launcher:
         peer, settings = peer._replace(bases=(*peer.bases, ACCELERATE)), launcher + settings
     out = translated(own, peer, task, task_called(name, source) if name and not task else (None, []), settings) if peer else in_own_names(own, task, settings)
@@ -104,11 +106,27 @@ def named_file(setting):
     return setting.value
 
 
-def refuse_verl(settings):
-    help_of = ("train_llama distill --help lists those of a loss over whole distributions, and train_llama grpo --help --teacher_coef, which rewards sampled tokens (k1)"
-               if any(s.name.startswith("distillation.") for s in settings) else "train_llama grpo --help lists them")
-    raise PortError(f"the names of verl are not translated: {', '.join(s.where for s in settings)}\n"
-                    f"  fix: write the command in the names of this program; {help_of}")
+def hydra_file(given):
+    """Returns the file of verl's --config-path and --config-name; none without a name, or with that of the defaults."""
+    named = {s.name: s for s in given}
+    name, folder = named.get("config_name"), named.get("config_path")
+    if not name or name.value.removesuffix(".yaml") == "ppo_trainer":
+        return []
+    if not folder:
+        raise PortError(f"{name.where} {name.value} is in a folder of verl's own\n  fix: --config-path DIR, or the settings of that file as words")
+    return [f"{folder.value}/{name.value.removesuffix('.yaml')}.yaml"]
+
+
+def resolved(settings):
+    """Replaces ${NAME} by the value of another setting. Without it the value is verl's default, and so is that of ${oc.select:NAME,VALUE}."""
+    values, out = {s.name: s.value for s in settings}, []
+    for setting in settings:
+        value = re.sub(r"\$\{([\w.]+)\}", lambda found: values.get(found[1], found[0]), setting.value)
+        if re.sub(r"\$\{(oc\.select:[^$]*|[\w.]+\})", "", value).count("${"):
+            raise PortError(f"{setting.where} is {setting.value}, which only verl resolves\n  fix: write the value in its place")
+        if "${" not in value:
+            out.append(setting if value == setting.value else setting._replace(values=[value]))
+    return out
 
 
 # ---- the names of a peer ----------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ INSTEAD = [(re.compile(rf"({pattern})(\W|$)"), what, fix) for pattern, what, fix
     ("kd|gold|minillm|sdft|sdpo", "learns a teacher's probabilities", "distill, with a teacher of the same tokenizer: --teacher_model DIR"),
     ("ssd", "trains on its own answers", "generate --model DIR --prompts FILE, and sft on its output"),
     ("prm|process_reward", "rewards each step of an answer", "rm, with one reward for each answer"),
+    (r"(fsdp_)?sft_trainer\w*", "has names that are not translated", "sft, with the names of this program"),
+    (r"main_(generation|eval)\w*", "writes or judges answers", "generate --model DIR --prompts FILE"),
     (r"(sft|dpo|grpo)_\w+", "is a script for one model or data set", "sft, dpo or grpo, with its --model and --data"),
     ("lora_combiner", "adds an adapter to a model", "merge --model DIR --adapter DIR --output_dir DIR"),
     ("batch_inference|interactive_chat|ssd_eval", "writes answers", "generate --model DIR --prompts FILE"),

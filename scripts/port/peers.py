@@ -11,15 +11,14 @@ from .megatron import MEGATRON
 from .openrlhf import OPENRLHF
 from .reading import PortError, Setting
 from .swift import SWIFT
-from .table import Peer
 from .trainer import TRAINER
 from .trl import TRL
+from .verl import VERL
 
-NAMES = {"trl": TRL, "openrlhf": OPENRLHF, "axolotl": AXOLOTL, "llamafactory": LLAMA_FACTORY, "swift": SWIFT, "megatron": MEGATRON}  # of --from
+NAMES = {"trl": TRL, "openrlhf": OPENRLHF, "axolotl": AXOLOTL, "llamafactory": LLAMA_FACTORY, "swift": SWIFT, "megatron": MEGATRON, "verl": VERL}  # of --from
 PEERS = tuple(NAMES.values())
 HELPERS = (TRAINER, ACCELERATE)
 TABLES = (*PEERS, *HELPERS, DEEPSPEED)
-VERL = Peer("verl", "0.9", [])  # recognised, but not translated
 
 # The command words of a trainer. The group is the name of a task or of another program.
 PROGRAMS = (
@@ -27,7 +26,7 @@ PROGRAMS = (
     (TRL, r"trl[./]scripts[./](\w+?)(?:\.py)?"), (TRL, r"examples/scripts/(?:ppo/)?((?:\w+/)?\w+)\.py"), (TRL, r"trl ([a-z][\w-]*)"),
     (SWIFT, r"(?:swift |swift[./]cli[./])(\w+?)(?:\.py)?"), (MEGATRON, r"(?:megatron |swift[./]cli[./]_megatron[./])(\w+?)(?:\.py)?"),
     (AXOLOTL, r"axolotl(?:\.cli\.| )(\w+)"), (LLAMA_FACTORY, r"(?:llamafactory-cli|lmf) (\w+)"), (LLAMA_FACTORY, r"src/(train)(?:_bash)?\.py"),
-    (VERL, r"verl[./]trainer[./](\w+)(?:\.py)?"))
+    (VERL, r"(?:verl[./]trainer|recipe[./]dapo)[./](\w+?)(?:\.py)?"))
 
 # Keys of files that no other trainer has.
 KEYS = ((AXOLOTL, {"base_model"}), (LLAMA_FACTORY, {"stage", "finetuning_type"}), (SWIFT, {"tuner_type", "train_type", "rlhf_type"}),
@@ -37,7 +36,7 @@ KEYS = ((AXOLOTL, {"base_model"}), (LLAMA_FACTORY, {"stage", "finetuning_type"})
 # Tasks of the trainers' programs, with a setting that a program implies. The settings of train and rlhf name the task.
 TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",), "ppo_tldr": ("ppo",),
          "distillation": ("distill",), "gkd": ("distill", "lmbda", "0.5"),
-         "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "kto": ("dpo", "loss_type", "kto"), "pt": ("pretrain",), "train": (None,), "rlhf": (None,)}
+         "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "kto": ("dpo", "loss_type", "kto"), "pt": ("pretrain",), "train": (None,), "rlhf": (None,), "main_ppo": (None,), "main_dapo": (None,)}
 
 
 def program(words):

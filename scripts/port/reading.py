@@ -8,8 +8,9 @@ from typing import NamedTuple
 from errors import DataError
 from json_yaml import parse_json, read_object
 
-WHOLE = ("chat_template_kwargs", "deepspeed")  # objects that are one value
-EMPTY = ("roles_to_train", "enable_thinking", "max_length")  # keys whose empty value is not their default
+WHOLE = ("chat_template_kwargs", "apply_chat_template_kwargs", "deepspeed")  # objects that are one value
+EMPTY = ("roles_to_train", "enable_thinking", "max_length", "clip_ratio_low", "clip_ratio_high")  # keys whose empty value is not their default
+OVERRIDE = re.compile(r"[+~]*([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.S)  # a word of Hydra or OmegaConf
 
 
 class PortError(DataError):
@@ -59,6 +60,35 @@ def read_flags(words):
         else:
             settings.append(Setting(name, values, word))
     return bare, settings
+
+
+def read_overrides(words):
+    """Returns the settings of Hydra's words, NAME=VALUE, and the other words. A list is [A, B], null the default, and the names below a whole object become
+    one value."""
+    settings, others = {}, []
+    for word in words:
+        if not (found := OVERRIDE.fullmatch(word)):
+            others.append(word)
+            continue
+        name, value = found.groups()
+        listed = re.fullmatch(r"\[(.*)\]", value.strip(), re.S)
+        values = [part.strip(" \t\n\"'") for part in (listed[1].split(",") if listed else [value.lower() if value in ("True", "False") else value])]
+        holder, _, key = name.rpartition(".")
+        if values == ["null"] and key not in EMPTY:
+            settings.pop(name, None)
+        elif holder.rpartition(".")[2] in WHOLE:
+            inner = json.loads(settings[holder].value) if holder in settings else {}
+            settings[holder] = Setting(holder, [json.dumps(inner | {key: plain_value(values[0])})], holder)
+        else:
+            settings[name] = Setting(name, [v for v in values if v] or values, name)
+    return list(settings.values()), others
+
+
+def plain_value(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def is_object(text):

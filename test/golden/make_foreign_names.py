@@ -3,14 +3,16 @@
 
     python3 test/golden/make_foreign_names.py PACKAGES
 
-PACKAGES is a directory with unpacked wheels of the trainers. Their classes of configurations and their argument parsers are read, not run. The names of
-a trainer that is not there stay as they are."""
+PACKAGES is a directory with unpacked wheels of the trainers. Their classes of configurations, argument parsers and files of defaults are read, not run. The
+names of a trainer that is not there stay as they are."""
 
 import ast
 import json
 import re
 import sys
 from pathlib import Path
+
+import yaml
 
 HERE = Path(__file__).resolve().parent
 # For each trainer: its distribution, the folders with its classes, and the classes that its commands and files are read into.
@@ -22,6 +24,7 @@ TRAINERS = {
     "ms-swift": ("ms_swift", ("swift/arguments", "swift/trainers", "swift/rlhf_trainers", "swift/ray", "swift/ray_utils"), "(Sft|Pretrain|RLHF)Arguments"),
     "Megatron-SWIFT": ("ms_swift", ("swift/arguments", "swift/megatron/arguments", "swift/ray", "swift/ray_utils"), "Megatron(Sft|Pretrain|RLHF)Arguments")}
 PARSERS = {"OpenRLHF": ("openrlhf", ("openrlhf/cli/train_*.py",)), "accelerate": ("accelerate", ("accelerate/commands/launch.py",))}
+DEFAULTS = {"verl": ("verl", "verl/trainer/config/_generated_ppo_trainer.yaml")}
 
 
 def classes_of(folders):
@@ -55,13 +58,20 @@ def arguments_of(paths):
     return {name[2:].replace("-", "_") for name in names if name.startswith("--") and not name.startswith("--.")}
 
 
+def keys_of(value, prefix=""):
+    """Returns the names of the values in nested objects: data.train_files."""
+    return set().union(*(keys_of(inner, f"{prefix}{key}.") if isinstance(inner, dict) and inner else {prefix + key} for key, inner in value.items()))
+
+
 def main(packages):
     found = json.loads((HERE / "foreign_names.json").read_text())
-    for trainer, (package, *_) in (TRAINERS | PARSERS).items():
+    for trainer, (package, *_) in (TRAINERS | PARSERS | DEFAULTS).items():
         if not (info := next(packages.glob(f"{package}-*.dist-info"), None)):
             continue
         if trainer in PARSERS:
             names = arguments_of(path for pattern in PARSERS[trainer][1] for path in packages.glob(pattern))
+        elif trainer in DEFAULTS:
+            names = keys_of(yaml.safe_load((packages / DEFAULTS[trainer][1]).read_text()))
         else:
             classes = classes_of([packages / folder for folder in TRAINERS[trainer][1]])
             names = set().union(*(names_of(name, classes) for name in classes if re.fullmatch(TRAINERS[trainer][2], name)))

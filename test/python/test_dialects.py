@@ -14,6 +14,7 @@ from port import door, page, peers, reading, table
 
 TRL = "--from trl --model_name_or_path M --dataset_name D --output_dir O"
 OPENRLHF = "--from openrlhf --model.model_name_or_path M --data.dataset D --ckpt.output_dir O"
+VERL = "verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=M data.train_files=D trainer.default_local_dir=O --reward r.py"
 AXOLOTL = {"base_model": "M", "datasets": [{"path": "a/b", "type": "alpaca"}], "output_dir": "O", "learning_rate": 2e-5}
 FACTORY = {"model_name_or_path": "Qwen/Qwen3-4B", "stage": "sft", "template": "qwen3", "dataset": "d.jsonl", "output_dir": "O"}
 
@@ -55,6 +56,8 @@ STARTS = [  # the beginning of a command, and the task
     (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator group_norm", "grpo"),
     (f"openrlhf.cli.train_sft {OPENRLHF} --model.pretrain_mode_enable", "pretrain"),
     ("swift pt --model M --dataset a/b --output_dir O", "pretrain"), ("swift rlhf --rlhf_type dpo --model M --dataset a/b --output_dir O", "dpo"),
+    (f"python3 -m {VERL}", "grpo"), (VERL.replace("=grpo", "=gae"), "ppo"), (VERL.replace("algorithm.adv_estimator=grpo ", ""), "ppo"), (f"recipe/dapo/{VERL[13:].replace('main_ppo', 'main_dapo')}", "grpo"),
+    ("grpo actor_rollout_ref.model.path=M data.train_files=D --reward r.py", "grpo"), ("grpo --from verl --reward r.py data.train_files=D actor_rollout_ref.model.path=M", "grpo"),
     ("megatron pt --model M --dataset a/b --save O", "pretrain"), ("megatron rlhf --rlhf_type rm --model M --dataset a/b --save O", "rm"),
 ]
 TASKS = [  # fields of a file of Axolotl in addition to AXOLOTL, and the task
@@ -314,16 +317,18 @@ STRANGERS = [  # words, a file, and a part of the message
     (f"{OWN} --frobnicate --num_epochs 2", None, "1 name is other trainers', and no trainer is named:\n  --num_epochs 2: --max_epochs 2\n"),
     (f"{OWN} --frobnicate --num_epochs 2", None, "unknown flag --frobnicate\n"), 
     ("reward --data D", None, 'there is no task "reward"\n  fix: use pretrain, sft, dpo, rm, distill, grpo, ppo, eval, generate, merge or show\n'),
-    ("sft --from nemo", None, '--from "nemo" is unknown\n  fix: trl, openrlhf, axolotl, llamafactory, swift, megatron'), ("sft --from trl --from swift", None, "--from is given twice"),
+    ("sft --from nemo", None, '--from "nemo" is unknown\n  fix: trl, openrlhf, axolotl, llamafactory, swift, megatron, verl'), ("sft --from trl --from swift", None, "--from is given twice"),
     ("swift sft --from trl", None, "swift sft names ms-swift, and --from trl names TRL\n  fix: leave one of them out"),
     ("trl sft", AXOLOTL, "c.yml is a file of Axolotl, the only trainer with the key base_model, but trl sft names TRL"),
     ("sft --from llamafactory", AXOLOTL, "but --from llamafactory names LLaMA-Factory"),
     (f"trl sft {TRL} --cutoff_length 8 --base_model M", None, "1 name is not of TRL:\n  --base_model M: --model M\n"),
     ("axolotl train", AXOLOTL | {"train_on_eos": "none"}, 'train_on_eos in c.yml "none" is not supported'),
-    ("python3 -m verl.trainer.main_ppo data.train_files=F actor_rollout_ref.actor.optim.lr=1e-6", None, "the names of verl are not translated: data.train_files, actor_"),
-    ("python3 -m verl.trainer.main_ppo distillation.enabled=True distillation.distillation_loss.loss_mode=k3", None,
-     "the names of verl are not translated: distillation.enabled, distillation.distillation_loss.loss_mode\n  fix: write the command in the names of this program; train_llama distill"),
-    ("grpo", {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6}}}}, "the names of verl are not translated: actor_rollout_ref.actor.optim.lr in c.yml"),
+    (f"{VERL} data.frobnicate=1 base_model=M", None, "1 name is not of verl:\n  base_model M: --model M\n"), (f"{VERL} data.frobnicate=1 base_model=M", None, "unknown flag data.frobnicate\n"),
+    ("trl sft --convert", {"actor_rollout_ref": {"model": {"path": "M"}}}, "c.yml is a file of verl, the only trainer with the key actor_rollout_ref, but trl sft names TRL"),
+    ("torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=F", None, 'there is no task "fsdp_sft_trainer", which has names that are not translated\n  fix: use sft, with the names'),
+    ("verl.trainer.main_generation data.path=F", None, 'there is no task "main_generation", which writes or judges answers\n  fix: use generate'),
+    (f"{VERL} --config-name x", None, "--config-name x is in a folder of verl's own\n  fix: --config-path DIR"), (f"{VERL} --config-path . --config-name none", None, "none.yaml"),
+    (f"{VERL} data.seed='${{oc.env:SEED}}'", None, "data.seed is ${oc.env:SEED}, which only verl resolves\n  fix: write the value"),
     ("srun swift sft --model M", None, 'unexpected argument "srun"'), ("accelerate launch mine.py", None, "accelerate starts no program of TRL, "),
     ("swift sft stray --model M", None, 'unexpected argument "stray"'),
 ]
@@ -332,6 +337,133 @@ STRANGERS = [  # words, a file, and a part of the message
 @pytest.mark.parametrize("words, config, message", STRANGERS)
 def test_names_of_no_named_trainer_are_refused(tmp_path, words, config, message):
     assert message in refused(words, tmp_path, config)
+
+
+# Commands of verl's examples, with their values: GRPO on GSM8K, with adapters, GSPO, RLOO, and PPO with a reward model.
+GSM8K = """data.train_files=gsm8k/train.parquet data.val_files=gsm8k/test.parquet data.max_prompt_length=512 data.max_response_length=1024
+    data.filter_overlong_prompts=True data.truncation=error actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.model.enable_gradient_checkpointing=True
+    actor_rollout_ref.actor.fsdp_config.param_offload=False actor_rollout_ref.actor.fsdp_config.optimizer_offload=False actor_rollout_ref.ref.fsdp_config.param_offload=True
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40 actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40
+    trainer.logger='["console","wandb"]' trainer.nnodes=1 trainer.n_gpus_per_node=8 trainer.critic_warmup=0 trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15"""
+KL_LOSS = """actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl
+    actor_rollout_ref.actor.entropy_coeff=0 algorithm.use_kl_in_reward=False actor_rollout_ref.rollout.n=5"""
+OF_GSM8K = {"data": "gsm8k/train.parquet", "eval_data": "gsm8k/test.parquet", "max_len": "512", "max_new_tokens": "1024", "row_tokens": "1536", "recompute": "layer", "num_episodes": "15",
+            "weight_decay": "0.01", "adam_betas": "0.9,0.999", "lr_scheduler": "constant", "resume": "auto", "reward": "r.py"}
+OF_KL = {"n": "5", "kl_coef": "0.001", "kl_estimator": "k3", "kl_use_loss": "true", "entropy_coef": "0"}
+OF_VERL = [
+    (f"""algorithm.adv_estimator=grpo {GSM8K} {KL_LOSS} data.train_batch_size=1024 actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct actor_rollout_ref.actor.optim.lr=1e-6
+     actor_rollout_ref.actor.ppo_mini_batch_size=256 trainer.project_name=verl_grpo_example_gsm8k trainer.experiment_name=qwen2_7b_function_rm""", "grpo",
+     OF_GSM8K | OF_KL | {"model": "Qwen/Qwen2-7B-Instruct", "learning_rate": "1e-6", "rollout_batch_size": "1024", "train_batch_size": "1280", "save_steps": "80", "eval_steps": "20",
+                         "advantage_estimator": "group_norm", "loss_aggregation": "token_mean", "dual_clip": "3", "run_name": "qwen2_7b_function_rm", "lora_rank": None, "eps_clip": None,
+                         "output_dir": "checkpoints/verl_grpo_example_gsm8k/qwen2_7b_function_rm"}),
+    (f"""algorithm.adv_estimator=grpo {GSM8K} {KL_LOSS} data.train_batch_size=16 data.shuffle=False actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct trainer.val_before_train=False
+     actor_rollout_ref.model.lora_rank=64 actor_rollout_ref.model.lora_alpha=32 actor_rollout_ref.model.target_modules=all-linear actor_rollout_ref.actor.optim.lr=3e-6
+     actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.rollout.load_format=safetensors actor_rollout_ref.rollout.layered_summon=True trainer.experiment_name=lora""", "grpo",
+     OF_GSM8K | OF_KL | {"lora_rank": "64", "lora_alpha": "32", "lora_targets": "all-linear", "learning_rate": "3e-6", "shuffle": "false", "rollout_batch_size": "16", "train_batch_size": "80",
+                         "save_steps": "20", "eval_steps": "5", "output_dir": "checkpoints/verl_examples/lora"}),
+    (f"""algorithm.adv_estimator=grpo {GSM8K} actor_rollout_ref.model.path=M data.train_files="['gsm8k/train.parquet', 'math/train.parquet']" data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=128
+     actor_rollout_ref.rollout.n=16 actor_rollout_ref.actor.policy_loss.loss_mode=gspo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean actor_rollout_ref.actor.clip_ratio_low=0.0003
+     actor_rollout_ref.actor.clip_ratio_high=0.0004 actor_rollout_ref.actor.clip_ratio_c=10.0 actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.kl_loss_coef=0.0 data.max_response_length=8192
+     algorithm.kl_ctrl.kl_coef=0.0 actor_rollout_ref.rollout.top_p=1.0 actor_rollout_ref.rollout.top_k=-1 actor_rollout_ref.rollout.temperature=1.0 actor_rollout_ref.actor.optim.lr_warmup_steps=10
+     actor_rollout_ref.rollout.val_kwargs.top_p=0.7 actor_rollout_ref.actor.use_dynamic_bsz=true actor_rollout_ref.actor.ppo_max_token_len_per_gpu=20480 trainer.total_training_steps=500
+     reward_model.reward_manager=dapo +reward_model.reward_kwargs.overlong_buffer_cfg.enable=true +reward_model.reward_kwargs.overlong_buffer_cfg.len=4096
+     +reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0 +reward_model.reward_kwargs.max_resp_len=8192 actor_rollout_ref.actor.fsdp_config.fsdp_size=-1""", "grpo",
+     OF_GSM8K | {"data": "gsm8k/train.parquet,math/train.parquet", "policy_loss_type": "gspo", "loss_aggregation": "sequence_mean", "eps_clip": "0.0003,0.0004", "dual_clip": None, "kl_coef": None,
+                 "train_batch_size": "2048", "max_steps": "2000", "lr_scheduler": "constant_with_warmup", "lr_warmup": "40", "overlong_buffer": "4096,1.0", "max_new_tokens": "8192", "row_tokens": "8704",
+                 "save_steps": "80", "temperature": "1.0"}),
+    (f"""algorithm.adv_estimator=rloo {GSM8K} actor_rollout_ref.model.path=M data.train_batch_size=1024 actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.rollout.n=5 actor_rollout_ref.actor.use_kl_loss=False
+     algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.001 actor_rollout_ref.actor.optim.lr=1e-6 ray_kwargs.ray_init.runtime_env.py_executable=null""", "grpo",
+     OF_GSM8K | {"advantage_estimator": "rloo", "kl_coef": "0.001", "kl_estimator": "k1", "kl_use_loss": "false"}),
+    (f"""algorithm.adv_estimator=gae {GSM8K} actor_rollout_ref.model.path=M data.train_batch_size=1024 actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1
+     critic.optim.lr_warmup_steps_ratio=0.1 critic.optim.lr=1e-5 critic.model.path=DIR/critic critic.model.enable_gradient_checkpointing=True critic.ppo_micro_batch_size_per_gpu=32 algorithm.lam=0.95
+     critic.model.fsdp_config.param_offload=False reward_model.enable=True reward_model.model.path=DIR/rm reward_model.rollout.name=vllm trainer.critic_warmup=2""", "ppo",
+     OF_GSM8K | {"reward": "DIR/rm", "critic_model": "DIR/critic", "critic_learning_rate": "1e-5", "gae_lambda": "0.95", "freezing_steps": "8", "lr_scheduler": "constant_with_warmup", "lr_warmup": "0.1",
+                 "train_batch_size": "256", "advantage_estimator": None}),
+]
+VERL_VALUES = [  # further words, and the flags of this program
+    ("actor_rollout_ref.actor.ppo_epochs=2 data.train_batch_size=1000 trainer.save_freq=3", {"max_epochs": "2", "save_steps": "24"}),
+    ("algorithm.norm_adv_by_std_in_grpo=False actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", {"advantage_estimator": "dr_grpo", "loss_aggregation": "constant"}),
+    ("algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.99", {"advantage_estimator": "reinforce", "gamma": "0.99"}),
+    ("actor_rollout_ref.actor.clip_ratio=0.3", {"eps_clip": "0.2"}), ("actor_rollout_ref.actor.clip_ratio=0.3 actor_rollout_ref.actor.clip_ratio_low=null actor_rollout_ref.actor.clip_ratio_high=null", {"eps_clip": "0.3"}),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo actor_rollout_ref.actor.clip_ratio_low=10 actor_rollout_ref.actor.clip_ratio_high=0.2", {"policy_loss_type": "cispo", "eps_clip": "0,1.2", "dual_clip": None}),
+    ("algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2", {"kl_target": "0.2,10000", "kl_coef": "0.001", "kl_estimator": "k1"}),
+    ("algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc data.gen_batch_size=1536", {"dynamic_filtering": "0,1"}),
+    ("algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=2.0", {"is_correction": "tis,0,2.0"}),
+    ("algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_5.0", {"is_correction": "icepop,0.5,5.0"}), ("actor_rollout_ref.actor.tis_imp_ratio_cap=2", {"is_correction": "tis,0,2"}),
+    ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", {"ring_attn_size": "2", "sp_mode": "ulysses"}),
+    ("+data.apply_chat_template_kwargs.enable_thinking=False ++data.apply_chat_template_kwargs.effort=high", {"chat_template_kwargs": '{"enable_thinking": false, "effort": "high"}'}),
+    ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosine actor_rollout_ref.actor.optim.min_lr_ratio=0.1", {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1", "lr_warmup": "0"}),
+    ("actor_rollout_ref.model.target_modules='.*\\.(q_proj|v_proj)$' actor_rollout_ref.model.lora_rank=8", {"lora_targets": "q_proj,v_proj", "lora_rank": "8", "lora_alpha": None}),
+    ("actor_rollout_ref.rollout.multi_turn.enable=True actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5 --environment e.py", {"max_turns": "5", "environment": "e.py"}),
+    ("actor_rollout_ref.rollout.multi_turn.max_user_turns=5 actor_rollout_ref.rollout.multi_turn.max_tool_response_length=512 --environment e.py", {"max_turns": "6", "max_observation": "512"}),
+    ("trainer.resume_mode=disable trainer.max_actor_ckpt_to_keep=2 trainer.rollout_data_dir=x", {"resume": "never", "max_num": "2", "save_rollouts": "true"}),
+    ("custom_reward_function.path=mine.py custom_reward_function.name=compute_score", {"reward": "mine.py"}),
+]
+VERL_REFUSED = [  # further words, and a part of the message
+    ("actor_rollout_ref.actor.use_kl_loss=True algorithm.use_kl_in_reward=True", "actor_rollout_ref.actor.use_kl_loss with algorithm.use_kl_in_reward is not supported"),
+    ("algorithm.adv_estimator=remax", 'algorithm.adv_estimator "remax" is not supported'), ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", 'loss_mode "clip_cov" is not supported'),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo", "cispo with a clip_ratio_low of 0.2 is not supported"), ("actor_rollout_ref.actor.loss_agg_mode=token-sum", "loss_agg_mode"),
+    ("actor_rollout_ref.actor.loss_scale_factor=99", "--loss_aggregation constant divides by max_response_length"), ("data.truncation=left", 'data.truncation "left" is not supported'),
+    ("actor_rollout_ref.rollout.multi_turn.enable=True", "actor_rollout_ref.rollout.multi_turn.enable: the tools are not here\n  fix: --environment FILE.py"),
+    ("actor_rollout_ref.rollout.multi_turn.tool_config_path=t.yaml", "multi_turn.tool_config_path: the tools are not here"),
+    ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "default_agent_loop: the tools are not here"), ("actor_rollout_ref.rollout.agent.default_agent_loop=mine", 'default_agent_loop "mine" is not supported'),
+    ("algorithm.adv_estimator=gae critic.optim.weight_decay=0.1", "critic.optim.weight_decay is 0.1, which the critic alone cannot have"), ("distillation.enabled=True", "distillation.enabled is not supported\n  fix: distill"),
+    ("actor_rollout_ref.rollout.top_p=0.9", 'top_p "0.9" is not supported'), ("actor_rollout_ref.actor.megatron.param_dtype=x", "the settings of FSDP"), ("trainer.device=npu", 'trainer.device "npu"'),
+    ("algorithm.rollout_correction.rollout_is=sequence", 'rollout_is "sequence" is not supported'), ("algorithm.rollout_correction.rollout_rs=seq_mean_k1", "rollout_rs"),
+    ("actor_rollout_ref.actor.kl_loss_type=abs", 'kl_loss_type "abs" is not supported'), ("reward_model.reward_manager=prime", 'reward_manager "prime" is not supported'),
+    ("trainer.v1.trainer_mode=separate_async", "--async_steps 1"), ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", "--moments"), ("critic.model.lora_rank=8", "the critic is trained as a whole"),
+    ("+reward_model.reward_kwargs.overlong_buffer_cfg.enable=True +reward_model.reward_kwargs.overlong_buffer_cfg.len=9 +reward_model.reward_kwargs.max_resp_len=99", "the value of data.max_response_length"),
+    ("actor_rollout_ref.actor.ppo_mini_batch_size=x", 'ppo_mini_batch_size "x" is not a whole number'), ("actor_rollout_ref.model.override_config.num_layers=2", "change config.json"),
+]
+
+
+@pytest.mark.parametrize("line, task, flags", OF_VERL)
+def test_commands_of_verl(tmp_path, line, task, flags):
+    words = f"python3 -m verl.trainer.main_ppo {line}"
+    if flags["reward"] == "r.py":
+        error = refused(words, tmp_path)
+        assert error.startswith("train_llama: the command names no reward") and "compute_score" in error and error.count("fix:") == 1
+        words += " --reward r.py"
+    found = converted(words, tmp_path)
+    assert found[0] == task and {name: found[1].get(name) for name in flags} == flags
+
+
+@pytest.mark.parametrize("more, flags", VERL_VALUES)
+def test_values_of_verl(tmp_path, more, flags):
+    words = VERL.replace(" --reward r.py", "") if "environment" in more or "custom_reward" in more else VERL
+    found = converted(f"{words} {more}", tmp_path)[1]
+    assert {name: found.get(name) for name in flags} == flags
+
+
+@pytest.mark.parametrize("more, message", VERL_REFUSED)
+def test_settings_of_verl_that_are_refused(tmp_path, more, message):
+    error = refused(f"{VERL} {more}", tmp_path)
+    assert message in error and error.count("fix:") == 1
+
+
+def test_a_file_of_verl(tmp_path):
+    """Files in the form of Hydra's; names that refer to others have their value, or verl's default."""
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/x.yaml").write_text("""hydra: {searchpath: [a]}
+defaults: [ppo_trainer, _self_]
+data: {train_files: D, max_prompt_length: 64, max_response_length: 32, apply_chat_template_kwargs: {enable_thinking: false}}
+actor_rollout_ref:
+  hybrid_engine: true
+  model: {path: M}
+  actor: {optim: {lr: 2.0e-06, betas: [0.9, 0.95], lr_warmup_steps: -1}, checkpoint: {save_contents: [model], load_contents: "${.save_contents}"}, clip_ratio_low: null}
+  rollout:
+    name: ???
+    n: 4
+    response_length: ${oc.select:data.max_response_length,512}
+    multi_turn: {enable: false, max_assistant_turns: null}
+algorithm: {adv_estimator: grpo}
+trainer: {default_local_dir: "out/${trainer.project_name}", project_name: p, logger: [console, wandb]}
+""")
+    want = {"data": "D", "max_len": "64", "max_new_tokens": "32", "model": "M", "learning_rate": "2e-06", "n": "4", "output_dir": "out/q", "chat_template_kwargs": '{"enable_thinking": false}', "resume": "auto"}
+    for words in ("verl.trainer.main_ppo --config-path f --config-name x --reward r.py trainer.project_name=q", "--config f/x.yaml --reward r.py --from verl trainer.project_name=q"):
+        task, flags, _ = converted(words, tmp_path)
+        assert task == "grpo" and {name: flags.get(name) for name in want} == want
 
 
 def test_the_words_of_a_launcher(tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_dialects import OPENRLHF, TRL, call  # adds scripts/ to sys.path
+from test_dialects import OPENRLHF, TRL, VERL, call  # adds scripts/ to sys.path
 from port import peers
 
 # A row without values has no effect whatever the value. Its reason is one of these: with it the data, the targets, the rates, the steps and the losses of
@@ -19,7 +19,12 @@ REASONS = {
     "the data and the model, described in another place": {
         "config.json describes the model", "a file's name determines its format", "data sets are read from the Hugging Face hub", "these names are for the data set swift/self-cognition",
         "a record that cannot be read ends the run, and no other is dropped without a count", "the end-of-turn token that the template adds to a trained turn is also a target",
-        "new rows start as the mean of the others, and each token has one row", "Axolotl does not read it either"},
+        "new rows start as the mean of the others, and each token has one row", "a record with images, videos or sound is refused",
+        "a reward model reads the policy's text",
+        "the critic has the tokenizer of the policy",
+        "calls are read in the format in which the chat template writes them",
+        "an episode is only appended to, and its tokens are those of the chat template",
+        "Hydra's own settings", "Axolotl does not read it either"},
     "files: checkpoints, caches, downloads, uploads": {
         "data/prepare.py tokenises samples once and caches them", "code in a model's directory is never run", "checkpoints are written to output_dir/step_N",
         "--max_num limits the checkpoints kept", "every checkpoint contains the model as a Hugging Face directory",
@@ -38,7 +43,10 @@ REASONS = {
         "ranks that do not share a sequence (--ring_attn_size) divide the rows of a step; --zero_group N limits the sharding of --zero_stage to N ranks (default: all)"},
     "memory, speed, and the implementation of the same function": {
         "it concerns memory and speed, and changes no result", "it selects an implementation and changes no result", "a setting of PyTorch without a counterpart here",
-        "a setting of FSDP; --zero_stage selects the sharded arrays", "all memory is planned before the start (--plan)", "rows have no padding",
+        "a setting of FSDP; --zero_stage selects the sharded arrays", "all memory is planned before the start (--plan)", "rows have no padding", "weights of the sampler are those in training, in --dtype",
+        "--ring_attn_size applies to all models",
+        "all ranks run one implementation",
+        "the head computes the logits of a part of the tokens at a time",
         "samples are always packed into rows of --row_tokens tokens, and never attend to each other", "runs are always deterministic",
         "rows are filled up to --row_tokens tokens, and the loss is the mean over all targets of a step",
         "rows are filled up to --row_tokens tokens, and --max_sequences prompts are answered at a time", "answers are sampled --max_sequences at a time",
@@ -53,13 +61,15 @@ REASONS = {
         "rows are packed by best fit: no document is cut at the end of a row or attends to another one", "no token is dropped",
         "experts have one implementation, and --load_in quantises them with the other matrices", "adapters have one implementation, and are stored as floats",
         "4-bit weights are NF4, with quantised scales", "--moments and --grad_dtype are the types of the optimizer's state and of gradients"},
-    "random numbers, which differ between programs": {"--seed determines the order of the samples", "ranks draw their rows from one random order"},
+    "names that follow from other settings": {"prompts are drawn until a batch is full", "--max_steps, or num_episodes, determines the steps", "the mean reward of a prompt's answers decides",
+                                              "only the estimator gae has a critic", "the critic has no adapters"},
+    "random numbers, which differ between programs": {"the answers of a batch are shuffled into steps", "--seed determines the order of the samples", "ranks draw their rows from one random order"},
     "a part of a method that is refused by its own name": {"it is part of a method that is refused by its own name"},
 }
 LINES = {"TRL": f"trl sft {TRL}", "OpenRLHF": f"openrlhf.cli.train_ppo_ray {OPENRLHF}", "Axolotl": "axolotl train --rl dpo --base_model M --datasets a/b --datasets.type.field_chosen c --output_dir O",
          "LLaMA-Factory": "llamafactory-cli train --model_name_or_path M --stage sft --dataset d.jsonl --output_dir O",
          "ms-swift": "swift sft --model M --dataset a/b --output_dir O", "Megatron-SWIFT": "megatron sft --model M --dataset a/b --save O",
-         "transformers": f"trl sft {TRL}", "accelerate": f"trl sft {TRL}"}
+         "verl": VERL, "transformers": f"trl sft {TRL}", "accelerate": f"trl sft {TRL}"}
 NOTES = {peer.name: [row for row in peer.rows if row.kind == "note"] for peer in peers.TABLES}
 
 
@@ -85,7 +95,7 @@ def test_rows_without_effect(tmp_path, peer):
             (tmp_path / "ds.json").write_text(json.dumps(file))
             commands.append(command([*LINES["TRL"].split(), "--deepspeed", "ds.json"], tmp_path))
     else:
-        commands = [command([*LINES[peer].split(), *more], tmp_path) for more in ([], [word for name, value in given for word in (f"--{name}", value)])]
+        commands = [command([*LINES[peer].split(), *more], tmp_path) for more in ([], [word for name, value in given for word in ([f"{name}={value}"] if peer == "verl" else [f"--{name}", value])])]
     (before, _), (after, notes) = commands
     assert after == before
     missing = [name for name, _ in given if name not in notes]
