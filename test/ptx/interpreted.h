@@ -33,10 +33,11 @@ alignas(64) inline ptx::TensorMap maps[4];
 
 // Registers: %r0 thread, %r1 block, %r2 shared memory of the block, %r3 own word of shared memory, %r9 zero, %p0 true in thread 0;
 // %rd0 x, %rd1 y, %rd4 maps, %rd2 own word of x (number %r0), %rd3 own word of y (by the thread's number in the grid).
-inline constexpr const char *prologue = R"(
+inline constexpr const char *entry = R"(
     .extern .shared .align 1024 .b8 buffer[];
     .visible .entry kernel(.param .u64 kernel_param_0, .param .u64 .ptr .global .align 1 kernel_param_1, .param .u64 kernel_param_2)
-    {
+)";
+inline constexpr const char *prologue = R"({
     .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<99>; .reg .f32 %f<200>; .reg .f64 %fd<9>; .reg .b64 %rd<99>;
     ld.param.u64 %rd0, [kernel_param_0];  ld.param.u64 %rd1, [kernel_param_1];  ld.param.u64 %rd4, [kernel_param_2];
     mov.u32 %r0, %tid.x;  mov.u32 %r1, %ctaid.x;  mov.u32 %r2, buffer;  mov.u32 %r9, 0;  setp.eq.u32 %p0, %r0, 0;
@@ -49,9 +50,10 @@ struct Result {
     std::array<ptx::Count, ptx::pipes> by_pipe;
 };
 
-// Results are in y. `variables` are the module's.
-inline Result launch(const std::string &body, const ptx::Launch &how, const std::string &variables = "") {
-    ptx::Module module(declaration + (variables + prologue + body) + "\nret;\n}\n" + definition);
+// Results are in y. `variables` are the module's, with its target; `directives` are the kernel's.
+inline Result launch(const std::string &body, const ptx::Launch &how, const std::string &variables = "",
+                     const std::string &directives = "") {
+    ptx::Module module(declaration + (variables + entry + directives + prologue + body) + "\nret;\n}\n" + definition);
     std::fill(y, y + words, 0);
     uint32_t *const px = x, *const py = y;
     ptx::TensorMap *const pm = maps;

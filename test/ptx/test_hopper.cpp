@@ -482,7 +482,7 @@ TEST(PtxHopper, WgmmaIsRefusedWithoutFencesAndWaits) {
 
 // ---- other instructions ---------------------------------------------------------------------------------------------------
 
-TEST(PtxHopper, ElectStmatrixAndRegisters) {
+TEST(PtxHopper, ElectAndStmatrix) {
     compute("elect.sync %r10|%p1, -1;  selp.b32 %r20, 7, %r10, %p1;\n" + show);
     for (uint32_t n = 0; n < 128; n++) EXPECT_EQ(y[n], n % 32 ? 0u : 7u);
     refused("@%p0 bra END;\nelect.sync _|%p1, -1;\nEND:", "the lanes that are here are");
@@ -496,14 +496,29 @@ TEST(PtxHopper, ElectStmatrixAndRegisters) {
     for (uint32_t n = 0; n < 32; n++) EXPECT_EQ(y[n], (2 * n + 1) << 16 | 2 * n);
     compute(address + values + "stmatrix.sync.aligned.x2.trans.m8n8.shared.b16 [%r10], {%r11, %r13};\n" + get + show, 32);
     for (uint32_t n = 0; n < 32; n++) EXPECT_EQ(y[n] & 0xffff, n % 4 * 2 * 8 + n / 4);
-    accepted("setmaxnreg.dec.sync.aligned.u32 40;\nsetmaxnreg.inc.sync.aligned.u32 240;\n");
-    refused("setmaxnreg.dec.sync.aligned.u32 41;", "a multiple of 8 from 24 to 256");
-    refused("setmaxnreg.inc.sync.aligned.u32 240;", "setmaxnreg waits for 240 registers", 384);
-    for (const int released : {24, 32})  // by the first of three warpgroups, which begin with 168 each
-        refused(format("setp.lt.u32 %%p1, %%r0, 128;\n@%%p1 bra GIVE;\nsetmaxnreg.inc.sync.aligned.u32 240;\nbra END;\n"
-                       "GIVE: setmaxnreg.dec.sync.aligned.u32 %d;\nEND:",
-                       released),
-                released == 24 ? "no error" : "the block would have 65536 of 64512", 384);
+}
+
+// ptxas knows the registers at the start from .maxnreg, or from .maxntid with .minnctapersm, which __launch_bounds__ with two arguments writes. Without,
+// it drops setmaxnreg.
+TEST(PtxHopper, Setmaxnreg) {
+    const std::string two = ".maxntid 128\n.minnctapersm 2\n", three = ".maxntid 384, 1, 1\n.minnctapersm 1\n", none;
+    const auto expect = [](const std::string &directives, unsigned threads, const std::string &body, const std::string &words) {
+        SCOPED_TRACE(directives + body);
+        expect_contains(error_of([&] { launch(body, how(threads, 1, 1), "", directives); }), {words});
+    };
+    const auto set = [](const char *action, int n) { return format("setmaxnreg.%s.sync.aligned.u32 %d;\n", action, n); };
+    expect(two, 128, set("dec", 40) + set("inc", 240), "no error");
+    expect(three, 128, set("inc", 240), "setmaxnreg waits for 240 registers");
+    expect(".maxnreg 128\n", 128, set("dec", 120) + set("inc", 136), "setmaxnreg waits for 136 registers");
+    expect(".maxnreg 128\n", 128, set("dec", 136), "setmaxnreg.dec to 136 registers from 128");
+    for (const std::string &directives : {none, std::string(".maxntid 384, 1, 1\n"), std::string(".minnctapersm 1\n")})
+        expect(directives, 384, set("inc", 240) + set("dec", 248), "no error");
+    expect(none, 128, set("dec", 41), "a multiple of 8 from 24 to 256");
+    for (const int released : {24, 32}) {  // by the first of three warpgroups, which begin with 168 each
+        const std::string body = "setp.lt.u32 %p1, %r0, 128;\n@%p1 bra GIVE;\n" + set("inc", 240) + "bra END;\nGIVE:\n" +
+                                 set("dec", released) + "END:";
+        expect(three, 384, body, released == 24 ? "no error" : "the block would have 65536 of 64512");
+    }
 }
 
 // ---- the clock --------------------------------------------------------------------------------------------------------------------------

@@ -77,12 +77,128 @@ TEST(PtxInstructions, Results) {
     for (const auto &[body, want] : rows) EXPECT_EQ(word(body), want) << body;
 }
 
+// Instructions that the GPU of the PTX's .target may not have.
+TEST(PtxInstructions, OfNewerGpus) {
+    const std::string pair_bits = "mov.b32 %r10, 0x40c03f80;\nmov.b32 %r11, 0x3f81bf81;\n", show = "st.global.u32 [%rd3], %r20;",
+                      three = hex(3) + ", " + hex(-1) + ", ", nan = hex(NAN);
+    const auto bf16 = [](uint32_t a, uint32_t b, uint32_t c) {
+        return format(
+            "mov.b16 %%rs1, %u;  mov.b16 %%rs2, %u;  mov.b16 %%rs3, %u;  fma.rn.bf16 %%rs4, %%rs1, %%rs2, %%rs3;\n"
+            "cvt.u32.u16 %%r20, %%rs4;\n",
+            a, b, c);
+    };
+    const struct {
+        int first;  // architecture
+        std::string body;
+        uint32_t want;
+    } rows[] = {
+        {80, bf16(0x3f81, 0x3f81, 0x3f80), 0x4001},  // 1.0078125^2 + 1 = 2.01568...
+        {80, bf16(0x3f81, 0x3f81, 0xbf82), 0x3880},  // the product is exact: 2^-14
+        {80, bf16(0x3f80, 0x3f80, 0x3b80), 0x3f80},  // 1 + 2^-8, halfway between two numbers: to the even one
+        {80, bf16(0x3f81, 0x3b80, 0x3f80), 0x3f81},  // a little above halfway
+        {80, bf16(0x3f7f, 0x3b80, 0x3f80), 0x3f80},  // a little below
+        {80, bf16(0x3f80, 0x3b80, 0x3f81), 0x3f82},
+        {80, bf16(0x3fc0, 0x3f81, 0x8d80), 0x3fc1},  // halfway, less 2^-100
+        {80, bf16(0x7f7f, 0x4000, 0xff7f), 0x7f7f},
+        {80, bf16(0x7f7f, 0x4000, 0x0000), 0x7f80},
+        {80, bf16(0x0001, 0x3f80, 0x0001), 0x0002},  // subnormal numbers
+        {80, bf16(0x7f80, 0x0000, 0x3f80), 0x7fff},  // infinity times 0
+        {80, pair_bits + "fma.rn.bf16x2 %r20, %r10, %r10, %r11;\n", 0x4214'bc00},
+        {90, "ex2.approx.ftz.bf16x2 %r20, 0x4040c000;\n", 0x4100'3e80},  // of 3 and -2
+        {90, "ex2.approx.ftz.bf16x2 %r20, 0xc3020001;\n", 0x0000'3f80},  // subnormal results and arguments are 0
+        {90, "mov.b16 %rs1, 0x4000;  ex2.approx.ftz.bf16 %rs2, %rs1;  cvt.u32.u16 %r20, %rs2;\n", 0x4080},
+        {100, "max.f32 %f20, " + three + hex(5) + ";  mov.b32 %r20, %f20;\n", bits(5)},
+        {100, "min.f32 %f20, " + three + hex(5) + ";  mov.b32 %r20, %f20;\n", bits(-1)},
+        {100, "max.ftz.f32 %f20, " + nan + ", " + nan + ", " + hex(0x1p-130f) + ";  mov.b32 %r20, %f20;\n", 0},
+        {100, "ld.global.v8.f32 {%f1,%f2,%f3,%f4,%f5,%f6,%f7,%f8}, [%rd0+32];  mov.b32 %r20, %f8;\n", 15},
+        {100, "ld.global.nc.v4.b64 {%rd10,%rd11,%rd12,%rd13}, [%rd0+32];  cvt.u32.u64 %r20, %rd13;\n", 14},
+        {100, "st.global.v8.u32 [%rd0+64], {1,2,3,4,5,6,7,8};  ld.global.u32 %r20, [%rd0+92];\n", 8},
+    };
+    for (const auto &row : rows) {
+        SCOPED_TRACE(row.body);
+        for (const int target : {80, 89, 90, 100, 120}) {
+            for (uint32_t i = 0; i < words; i++) x[i] = i;
+            const auto runs = [&] { launch(row.body + show, {{}, {32}, 1024, true}, format(".target sm_%d\n", target)); };
+            if (target < row.first)
+                expect_contains(error_of(runs), {format("needs sm_%d, and the PTX is for sm_%d", row.first, target)});
+            else {
+                runs();
+                EXPECT_EQ(y[0], row.want) << target;
+            }
+        }
+    }
+    const ptx::Launch how{{}, {32}, 1024, true};
+    expect_error("ld.global.v8.u32 {%r10,%r11,%r12,%r13,%r14,%r15,%r16,%r17}, [%rd0+16];", "is not aligned to 32", how,
+                 ".target sm_100\n");
+    expect_error("ld.shared.v4.b64 {%rd10,%rd11,%rd12,%rd13}, [%r2];", "unknown instruction ld.shared.v4.b64", how,
+                 ".target sm_100\n");
+}
+
 TEST(PtxInstructions, UnknownOnesEndTheLaunch) {
     expect_error("add.s32 %r5, %r0, 1;\nfrobnicate.b32 %r5, %r5;", "unknown instruction frobnicate.b32");
     expect_error("add.ftz.s32 %r5, %r0, 1;", "unknown instruction add.ftz.s32");
     expect_error("add.s32 %r5, %rd0, 1;", "%rd0 has 64 bits, not 32");
     expect_error("bra NOWHERE;", "there is no label NOWHERE");
     expect_error("setp.eq.u32 %p1, %r0, 3;\n@%p1 trap;", "ends the launch by a trap");
+}
+
+// ptxas contracts a product and a sum without a rounding modifier, in one basic block, if only such sums use the product. The numbers of instructions
+// are from the machine code of CUDA 13.0 for sm_90.
+TEST(PtxContraction, AsPtxas) {
+    // a = f1 = 1 + 2^-12, and f3 = 1 + 2^-11 is a a, rounded: a a - f3 is 2^-24 with one rounding, and 0 with two.
+    const std::string values =
+        "mov.f32 %f1, 0f3F800800;  mov.f32 %f2, 0f3F800000;  mov.f32 %f3, 0f3F801000;  mov.f32 %f4, 0f40000000;  mov.f32 %f5, 0f40400000;\n"
+        "mov.f32 %f20, %f2;  mov.f32 %f21, %f2;  setp.lt.u32 %p1, %r0, 40;  setp.gt.u32 %p2, %r0, 40;\n";
+    const std::string aa = "mul.f32 %f10, %f1, %f1;\n", other = "mul.f32 %f11, %f3, %f2;\n", two = "mul.f32 %f11, %f2, %f4;\n",
+                      sum = "sub.f32 %f20, %f10, %f3;\n", of_two = "sub.f32 %f20, %f10, %f11;\n",
+                      keep = "st.global.f32 [%rd0], %f10;\n";
+    const float error = 0x1p-24f, rounded = -1 + 0x1p-11f;
+    const struct {
+        std::string body;
+        uint64_t instructions;  // on floats
+        float want;             // f20
+    } rows[] = {
+        {aa + sum, 1, error},
+        {aa + "sub.f32 %f20, %f3, %f10;\n", 1, -error},
+        {"neg.f32 %f6, %f3;\n" + aa + "add.f32 %f20, %f6, %f10;\n", 2, error},
+        {"mul.rn.f32 %f10, %f1, %f1;\n" + sum, 2, 0},
+        {aa + "sub.rn.f32 %f20, %f10, %f3;\n", 2, 0},
+        {"mul.ftz.f32 %f10, %f1, %f1;\nsub.ftz.f32 %f20, %f10, %f3;\n", 1, error},
+        {"mul.ftz.f32 %f10, %f1, %f1;\n" + sum, 2, 0},
+        {"mov.f64 %fd1, 0d3FF0000002000000;  mul.f64 %fd2, %fd1, %fd1;  sub.f64 %fd3, %fd2, 0d3FF0000004000000;\n"
+         "mul.rn.f64 %fd3, %fd3, 0d4350000000000000;  cvt.rn.f32.f64 %f20, %fd3;\n",
+         2, 1},
+        // Several uses
+        {aa + sum + "sub.f32 %f21, %f3, %f10;\n", 2, error},
+        {aa + sum + keep, 2, 0},
+        {aa + sum + "fma.rn.f32 %f21, %f2, %f2, %f10;\n", 3, 0},
+        {aa + "sub.f32 %f20, %f10, %f10;\n", 2, 0},
+        // Of two products the one with fewer uses is contracted, or the left one.
+        {aa + other + of_two, 2, error},
+        {aa + other + "sub.f32 %f20, %f11, %f10;\n", 2, 0},
+        {aa + other + of_two + keep, 2, 0},
+        {aa + two + of_two + "sub.f32 %f21, %f5, %f10;\n", 3, rounded},
+        {aa + two + "sub.f32 %f21, %f5, %f11;\n" + of_two, 3, rounded + error},
+        {aa + two + of_two + "sub.f32 %f21, %f5, %f10;\nadd.f32 %f22, %f11, %f4;\n", 4, rounded + error},
+        // Predicates and basic blocks
+        {aa + "@%p1 " + sum, 1, error},
+        {aa + "@%p2 " + sum, 1, 1},
+        {"mov.f32 %f10, %f5;\n@%p1 " + aa + sum, 2, 0},
+        {aa + "@%p2 bra OVER;\n" + sum + "OVER:\n", 2, 0},
+        {aa + "NEVER: bar.sync 0;\n" + sum, 1, error},
+        {"@%p2 bra HERE;\n" + aa + "HERE:\n" + sum, 2, 0},
+        {aa + "div.rn.f32 %f21, %f4, %f5;\n" + sum, 1, error},
+        {aa + "div.u64 %rd9, %rd0, %rd1;\n" + sum, 2, 0},
+        {"@%p2 bra BEHIND;\n" + aa + sum + "bra BEHIND;\nmov.f32 %f20, %f5;\nBEHIND:\n", 1, error},
+        // A factor changes before the sum: ptxas keeps it in another register, the interpreter keeps the product.
+        {"mov.f32 %f6, %f1;  mul.f32 %f10, %f6, %f6;  mov.f32 %f6, %f5;\n" + sum, 2, 0},
+    };
+    for (const auto &row : rows) {
+        SCOPED_TRACE(row.body);
+        const auto by_pipe = run(values + row.body + "mov.b32 %r20, %f20;\nst.global.u32 [%rd3], %r20;").by_pipe;
+        EXPECT_EQ(by_pipe[size_t(ptx::Pipe::fp32)].executed + by_pipe[size_t(ptx::Pipe::fp64)].executed, row.instructions);
+        EXPECT_EQ(y[0], bits(row.want));
+    }
 }
 
 // Inline assembly with a loop occurs twice: each copy has its own scope, and the same label.

@@ -30,7 +30,9 @@ float approximate(float x, double exact, double error) {
     const bool up = std::bit_cast<uint32_t>(x) * 2654435761u >> 31;
     return float(exact * (1 + (up ? error : -error) * 0.5));
 }
-float exp2_approximate(float x) { return std::nearbyint(x) == x ? std::exp2(x) : approximate(x, std::exp2(double(x)), 0x1p-22); }
+float exp2_approximate(float x, double error) {
+    return std::nearbyint(x) == x ? std::exp2(x) : approximate(x, std::exp2(double(x)), error);
+}
 float log2_approximate(float x) {  // near 1 the error is absolute
     const double exact = std::log2(double(x));
     if (std::nearbyint(exact) == exact || exact != exact) return float(exact);
@@ -47,10 +49,28 @@ double reciprocal_approximate_64(double x) {  // only the upper half of the resu
     return std::bit_cast<double>(std::bit_cast<uint64_t>(1 / x) & ~0xffff'ffffull);
 }
 
+// x y + z, of which every rounding to at least two bits fewer is that of the exact value: if it is not exact, its last bit is set.
+float fma_to_odd(float x, float y, float z) {
+    const float down = fma_directed<Rounding::down>(x, y, z), up = -fma_directed<Rounding::down>(-x, y, -z);
+    return std::bit_cast<uint32_t>(up) & 1 ? up : down;
+}
+
+float bf16_value(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
 uint32_t bf16_bits(float x) {  // to nearest, ties to even
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+
+uint16_t exp2_bf16(uint16_t x) { return uint16_t(bf16_bits(flush(exp2_approximate(flush(bf16_value(x)), 0x1p-7)))); }
+uint16_t fma_bf16(uint16_t x, uint16_t y, uint16_t z) {
+    return uint16_t(bf16_bits(fma_to_odd(bf16_value(x), bf16_value(y), bf16_value(z))));
+}
+// f of both halves of registers
+template <class F> struct OfPairs {
+    template <class... S> uint32_t operator()(S... pairs) const {
+        return uint32_t(F()(uint16_t(pairs >> 16)...)) << 16 | F()(uint16_t(pairs)...);
+    }
+};
 
 uint16_t f16_bits(float x) { return std::bit_cast<uint16_t>(_Float16(x)); }
 
@@ -66,6 +86,8 @@ template <class T> void add_floats(Forms &forms, const std::string &type) {
         forms["mul" + rounding + "." + type] = form<T, T, T>(pipe, [](T a, T b) { return a * b; });
     }
     forms["fma.rn." + type] = form<T, T, T, T>(pipe, [](T a, T b, T c) { return std::fma(a, b, c); });
+    forms["fma.rn." + type + ", a b - c"] = form<T, T, T, T>(pipe, [](T a, T b, T c) { return std::fma(a, b, -c); });
+    forms["fma.rn." + type + ", c - a b"] = form<T, T, T, T>(pipe, [](T a, T b, T c) { return std::fma(-a, b, c); });
     forms["min." + type] = form<T, T, T>(pipe, [](T a, T b) { return smaller(a, b); });
     forms["max." + type] = form<T, T, T>(pipe, [](T a, T b) { return larger(a, b); });
     forms["neg." + type] = form<T, T>(pipe, [](T a) { return -a; });
@@ -93,7 +115,7 @@ void add_functions(Forms &forms) {
     forms["add.rz.f32"] =
         form<float, float, float>(Pipe::fp32, [](float a, float b) { return fma_directed<Rounding::to_zero>(a, 1, b); });
     const auto special = [&](const std::string &name, auto f) { forms[name + ".f32"] = form<float, float>(Pipe::special, f); };
-    special("ex2.approx", [](float a) { return exp2_approximate(a); });
+    special("ex2.approx", [](float a) { return exp2_approximate(a, 0x1p-22); });
     special("lg2.approx", [](float a) { return log2_approximate(a); });
     special("sin.approx", [](float a) { return wave_approximate(a, std::sin(double(a))); });
     special("cos.approx", [](float a) { return wave_approximate(a, std::cos(double(a))); });
@@ -106,8 +128,7 @@ void add_functions(Forms &forms) {
         form<float, float, float>(Pipe::special, [](float a, float b) { return approximate(a, double(a) / double(b), 0x1p-22); });
     forms["rcp.approx.ftz.f64"] = form<double, double>(Pipe::special, [](double a) { return reciprocal_approximate_64(a); });
     forms["cvt.f32.f32"] = form<float, float>(Pipe::fp32, [](float a) { return a; });  // with .ftz it flushes
-    forms["cvt.f32.bf16"] =
-        form<float, uint16_t>(Pipe::convert, [](uint16_t a) { return std::bit_cast<float>(uint32_t(a) << 16); });
+    forms["cvt.f32.bf16"] = form<float, uint16_t>(Pipe::convert, [](uint16_t a) { return bf16_value(a); });
     forms["cvt.f32.f16"] = form<float, uint16_t>(Pipe::convert, [](uint16_t a) { return float(std::bit_cast<_Float16>(a)); });
     forms["cvt.rn.f16.f32"] = form<uint16_t, float>(Pipe::convert, [](float a) { return f16_bits(a); });
     forms["cvt.rn.f16x2.f32"] = form<uint32_t, float, float>(
@@ -119,6 +140,26 @@ void add_functions(Forms &forms) {
     forms["cvt.rn.satfinite.e4m3x2.f32"] = form<uint16_t, float, float>(Pipe::convert, [](float upper, float lower) {
         return uint16_t(fp8_code(fp8_nearest(upper)) << 8 | fp8_code(fp8_nearest(lower)));
     });
+}
+
+// Instructions that not every GPU has.
+void add_newer(Forms &forms) {
+    const auto add = [&](const std::string &name, int architecture, Form f) {
+        f.architecture = architecture;
+        forms[name] = f;
+    };
+    using Half = uint16_t;
+    using Pair = uint32_t;
+    const auto fma = [](Half a, Half b, Half c) { return fma_bf16(a, b, c); };
+    const auto exp2 = [](Half a) { return exp2_bf16(a); };
+    add("fma.rn.bf16", 80, form<Half, Half, Half, Half>(Pipe::fp32, fma));
+    add("fma.rn.bf16x2", 80, form<Pair, Pair, Pair, Pair>(Pipe::fp32, OfPairs<decltype(fma)>()));
+    add("ex2.approx.ftz.bf16", 90, form<Half, Half>(Pipe::special, exp2));
+    add("ex2.approx.ftz.bf16x2", 90, form<Pair, Pair>(Pipe::special, OfPairs<decltype(exp2)>()));
+    add("min.f32 4", 100,
+        form<float, float, float, float>(Pipe::fp32, [](float a, float b, float c) { return smaller(smaller(a, b), c); }));
+    add("max.f32 4", 100,
+        form<float, float, float, float>(Pipe::fp32, [](float a, float b, float c) { return larger(larger(a, b), c); }));
 }
 
 // ---- integers ---------------------------------------------------------------------------------------------------------------------
@@ -325,5 +366,6 @@ void add_arithmetic(Forms &forms) {
     add_bits<uint64_t>(forms, {"b64", "u64", "s64", "f64"});
     add_special_bits(forms);
     add_functions(forms);
+    add_newer(forms);
 }
 }  // namespace ptx

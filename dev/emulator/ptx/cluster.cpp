@@ -90,20 +90,21 @@ void elect(Warp &w, const Instruction &i) {
     w.write_predicate(i.operands[1], 1u << leader);
 }
 
-// setmaxnreg: a warpgroup releases or takes registers. An increase waits until the block has enough free registers.
+// setmaxnreg: a warpgroup releases or takes registers. An increase waits until the block has enough free registers. If no directive determines the
+// registers of a thread at the start, ptxas drops the instruction, with the remark C7508.
 template <bool more> void set_registers(Warp &w, const Instruction &i) {
-    constexpr uint32_t of_multiprocessor = 65536;
     w.need_all_lanes();
     const uint32_t n = w.one(i.operands[0]), before = w.registers_of_thread;
     if (n < 24 || n > 256 || n % 8) w.fail(0, format("setmaxnreg %u\n  fix: use a multiple of 8 from 24 to 256", n));
-    if (before && (more ? n < before : n > before))
+    if (!before) return;
+    if (more ? n < before : n > before)
         w.fail(0, format("setmaxnreg.%s to %u registers from %u", more ? "inc" : "dec", n, before));
     const std::vector<Warp> &warps = w.block->warps;
-    const uint32_t at_start = std::min<uint32_t>(of_multiprocessor / uint32_t(warps.size() * lanes) / 8 * 8, 256);
     uint32_t all = n;
     for (const Warp &other : warps)
-        if (&other != &w) all += other.registers_of_thread ? other.registers_of_thread : at_start;
-    const uint32_t of_block = at_start * uint32_t(warps.size());  // per lane; the block gets no registers from elsewhere
+        if (&other != &w) all += other.registers_of_thread;
+    const uint32_t of_block =
+        w.block->running->kernel->registers * uint32_t(warps.size());  // per lane; the block gets no registers from elsewhere
     if (more && all > of_block)
         return w.stall([n, all, of_block] {
             return format("setmaxnreg waits for %u registers a thread: the block would have %u of %u", n, all * lanes,

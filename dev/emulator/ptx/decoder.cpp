@@ -42,6 +42,7 @@ void Decoder::kernel(size_t begin) {
                     kernel_.static_shared, max_static_shared));
     if (dynamic_align_) kernel_.static_shared = round_up(kernel_.static_shared, dynamic_align_);
     for (const size_t n : dynamic_presets_) kernel_.presets[n].bits += shared_base + kernel_.static_shared;
+    contract(kernel_);
     const std::vector<int> join = joins(kernel_.code);
     for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
     join_loads(kernel_.code);
@@ -212,7 +213,9 @@ void Decoder::control(Instruction &i, const std::string &name, const Texts &argu
 void Decoder::compute(Instruction &i, const std::string &name, const Texts &arguments) {
     const Texts operands = operand_texts(name, arguments, i);
     std::string full = form_name(name, arguments);
-    if (name.rfind("mbarrier.", 0) == 0 || name.rfind("shfl.", 0) == 0) full += format(" %zu", operands.size());
+    const bool extremum = name.rfind("max.", 0) == 0 || name.rfind("min.", 0) == 0;
+    if (name.rfind("mbarrier.", 0) == 0 || name.rfind("shfl.", 0) == 0 || (extremum && operands.size() == 4))
+        full += format(" %zu", operands.size());
     auto found = all_forms().find(full);
     const size_t ftz = full.find(".ftz");
     const bool flushed = found == all_forms().end() && ftz != std::string::npos;
@@ -220,9 +223,13 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     if (found == all_forms().end() || found->second.widths.size() != operands.size() || (flushed && !found->second.flushed))
         fail("unknown instruction " + name + " with " + std::to_string(operands.size()) + " operands");
     const Form &form = found->second;
+    if (kernel_.architecture < form.architecture)
+        fail(format("%s needs sm_%d, and the PTX is for sm_%d\n  fix: compile for -arch=sm_%d, or avoid it by __CUDA_ARCH__",
+                    name.c_str(), form.architecture, kernel_.architecture, form.architecture));
     i.run = flushed ? form.flushed : form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
     i.machine = machine_instructions(name.find(".approx") == std::string::npos ? full : name);  // with .ftz these need no scaling
-    if (form.pipe == Pipe::tensor) i.flop = 2 * 16 * 8 * 16;                                    // mma.m16n8k16
+    if (full == "ex2.approx.ftz.bf16x2") i.work = 2;
+    if (form.pipe == Pipe::tensor) i.flop = 2 * 16 * 8 * 16;  // mma.m16n8k16
     if (form.bytes) i.bytes = form.bytes;
     i.constant = full.find(".nc") != std::string::npos;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);

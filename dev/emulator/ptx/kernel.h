@@ -23,6 +23,7 @@ constexpr int most_operands = 16;      // mma has 14
 constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61, local_window = uint64_t(1) << 62;
 constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // per block, on any GPU
 constexpr uint32_t max_static_shared = 48 * 1024;
+constexpr uint32_t registers_of_multiprocessor = 65536;
 uint32_t max_shared_of(int architecture);  // per block; architecture 90 is sm_90
 
 struct Warp;
@@ -61,7 +62,7 @@ struct Instruction {
     bool constant = false;          // a load from read-only memory (.nc)
     int line = 0;                   // in the module's text
     std::vector<int> accumulators;  // slots of wgmma's sums
-    float work = 1;                 // of the tensor cores, in bf16 products of m16n8k16
+    float work = 1;                 // of the tensor cores, in bf16 products of m16n8k16; of the special functions, per lane
     uint32_t flop = 0;              // of the tensor cores, per warp
 };
 
@@ -95,7 +96,8 @@ struct Kernel {
     std::vector<Preset> presets;
     int slots = 0, looped = 0;
     size_t static_shared = 0, local_bytes = 0;  // bytes per block, before its dynamic shared memory; bytes per thread
-    uint32_t max_shared = ptx::max_shared;      // per block, on the module's target GPU
+    int architecture = 90;                      // of the module's target GPU: sm_90
+    uint32_t registers = 0;                     // of a thread at the start, if directives determine them
     std::vector<const Variable *> variables;    // of the module, in device memory
     int cell_bytes = 4;                         // granularity of the checks of shared memory
     unsigned cluster[3] = {1, 1, 1};            // blocks per cluster, unless the launch sets another number
@@ -125,6 +127,9 @@ class Module {
     int architecture_ = 90;
     std::unique_ptr<std::mutex> lock_ = std::make_unique<std::mutex>();  // ranks can be threads
 };
+
+// Replaces products and sums by fma instructions, as ptxas does: contraction.cpp.
+void contract(Kernel &kernel);
 
 // Returns each instruction's nearest post-dominator, the first instruction on all paths from it to the end; the end is code.size().
 std::vector<int> joins(const std::vector<Instruction> &code);
@@ -161,6 +166,7 @@ struct Form {
     Mover move = nullptr;
     uint8_t bytes = 0, vector = 1;
     Handler flushed = nullptr;  // the same with .ftz
+    int architecture = 0;       // of the first GPUs that have it: 100 is sm_100
 };
 using Forms = std::map<std::string, Form>;  // by full name, such as "fma.rn.f32"
 void add_arithmetic(Forms &forms);          // arithmetic.cpp

@@ -55,7 +55,8 @@ Demand Counts::demand(const Kernel &kernel) const {
         if (!c.executed || i.pipe == Pipe::move) continue;
         const double all = double(c.executed) * i.machine;
         add(Unit::issue, all);
-        if (i.pipe == Pipe::special) add(Unit::special, double(c.executed)), add(Unit::fp32, all - double(c.executed));
+        const double work = double(c.executed) * double(i.work);
+        if (i.pipe == Pipe::special) add(Unit::special, work), add(Unit::fp32, all - work);
         else if (!i.accumulators.empty()) add(Unit::wgmma, all * double(i.work));
         else if (unit_of[size_t(i.pipe)] != Unit::issue) add(unit_of[size_t(i.pipe)], all * double(i.work));
         add(Unit::access, double(c.requests) + double(c.shared_requests));
@@ -109,7 +110,7 @@ void start_warp(Block &block, int number) {
     const Launch &launch = *block.running->launch;
     const Kernel &kernel = *block.running->kernel;
     Warp &w = block.warps[size_t(number)];
-    w.block = &block, w.number = number, w.instruction = kernel.code.data();
+    w.block = &block, w.number = number, w.instruction = kernel.code.data(), w.registers_of_thread = kernel.registers;
     w.agent = block.rank * block.warps.size() + size_t(number);
     w.group = block.cluster->warps + block.rank * ceil_div(block.warps.size(), size_t(4)) + size_t(number) / 4;
     w.sync_lanes();
@@ -184,10 +185,11 @@ void check(const Kernel &kernel, const Launch &launch) {
     if (cluster.count() > 16 || grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
         refuse("clusters of " + cluster.text() + " blocks in a grid of " + grid.text(),
                "at most 8 blocks, or 16 where the kernel allows it, and a whole number of clusters");
-    if (launch.shared + kernel.static_shared > kernel.max_shared)
+    const uint32_t most_shared = max_shared_of(kernel.architecture);
+    if (launch.shared + kernel.static_shared > most_shared)
         refuse(format("%zu bytes of shared memory a block, of which %zu are static", launch.shared + kernel.static_shared,
                       kernel.static_shared),
-               format("at most %u on the GPU that the PTX is for", kernel.max_shared));
+               format("at most %u on the GPU that the PTX is for", most_shared));
 }
 
 // During its lifetime, kernels may access the variables of the kernel's module.

@@ -201,19 +201,27 @@ void publish(Warp &w, const Instruction &i) {
 // A register may be wider than the type; the name of that form ends with the register's bytes: "ld.global.u16 4".
 template <class M, class R> void add_moves(Forms &forms, const std::string &type) {
     const std::string wider = sizeof(M) == sizeof(R) ? "" : format(" %zu", sizeof(R));
-    for (const uint8_t vector : {1, 2, 4}) {
+    for (const uint8_t vector : {1, 2, 4, 8}) {
+        const bool widest = vector * sizeof(M) == 32;  // words of device memory only
+        if (vector == 8 && !widest) continue;
+        const int architecture = widest ? 100 : 0;
         const std::string values = (vector == 1 ? "." : format(".v%d.", vector)) + type + wider;
         const auto add = [&](const std::string &space, Handler loads, Handler stores, uint8_t address, Pipe pipe) {
             std::vector<uint8_t> loaded(vector, sizeof(R)), stored(vector + 1, sizeof(R));
             loaded.push_back(address), stored[0] = address;
-            if (loads) forms["ld" + space + values] = {loads, pipe, vector, loaded, load_lanes<M, R>, sizeof(M), vector};
-            if (stores) forms["st" + space + values] = {stores, pipe, 0, stored, store_lanes<M, R>, sizeof(M), vector};
+            if (loads)
+                forms["ld" + space + values] = {loads,     pipe,   vector,  loaded,      load_lanes<M, R>,
+                                                sizeof(M), vector, nullptr, architecture};
+            if (stores)
+                forms["st" + space + values] = {stores,    pipe,   0,       stored,      store_lanes<M, R>,
+                                                sizeof(M), vector, nullptr, architecture};
         };
         add("", load<Space::generic>, store<Space::generic>, 8, Pipe::global);
         add(".global", load<Space::global>, store<Space::global>, 8, Pipe::global);
         add(".acquire.global", poll, nullptr, 8, Pipe::global);
         add(".release.global", nullptr, publish, 8, Pipe::global);
         add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the read-only cache
+        if (widest) continue;
         add(".shared", load<Space::shared>, store<Space::shared>, 4, Pipe::shared);
         add(".shared::cluster", load<Space::cluster>, store<Space::cluster>, 4, Pipe::shared);
         add(".local", load<Space::local>, store<Space::local>, 8, Pipe::local);

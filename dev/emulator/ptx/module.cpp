@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <numeric>
 #include <sstream>
 
 #include "decoder.h"
@@ -51,6 +53,28 @@ void set(Variable &v, const std::vector<std::string> &values, size_t width) {
             memcpy(v.memory.get() + n * width, &bits, std::min<size_t>(width, 8));
         }
     }
+}
+
+// ".maxntid 128, 2, 1\n.minnctapersm 2", ".maxntid" -> {128, 2, 1}
+std::vector<unsigned> numbers(const std::string &directives, const std::string &name) {
+    const size_t at = directives.find(name);
+    std::vector<unsigned> found;
+    if (at == std::string::npos) return found;
+    const size_t begin = at + name.size(), end = directives.find('.', begin);
+    for (const std::string &n : split(directives.substr(begin, end - begin), ',')) found.push_back(unsigned(std::stoul(n)));
+    return found;
+}
+
+// Returns the registers of a thread if directives limit them, else 0. ptxas ignores .minnctapersm without a number of threads.
+uint32_t registers_at_start(const std::string &directives) {
+    uint32_t limit = registers_of_multiprocessor;
+    for (const unsigned n : numbers(directives, ".maxnreg")) limit = n;
+    const std::vector<unsigned> blocks = numbers(directives, ".minnctapersm");
+    for (const char *name : {".maxntid", ".reqntid"})
+        if (const std::vector<unsigned> threads = numbers(directives, name); !blocks.empty() && !threads.empty())
+            limit = std::min(limit, registers_of_multiprocessor /
+                                        std::accumulate(threads.begin(), threads.end(), blocks[0], std::multiplies<>()) / 8 * 8);
+    return limit == registers_of_multiprocessor ? 0 : std::min(limit, 256u);
 }
 
 // ".param .align 8 .b8 NAME[16]", ".param .u64 NAME" or ".param .u64 .ptr .global .align 16 NAME"; the part from .ptr on describes the target of the
@@ -196,12 +220,11 @@ const Kernel &Module::kernel(const std::string &mangled) {
         const size_t close = text_.find(')', entry.parameters);
         for (const std::string &p : split(text_.substr(entry.parameters + 1, close - entry.parameters - 1), ','))
             kernel->parameters.push_back(parameter(p, kernel->parameter_bytes));
-        kernel->max_shared = max_shared_of(architecture_);
+        kernel->architecture = architecture_;
         const std::string directives = text_.substr(close, entry.body - close);
-        if (const size_t at = directives.find(".reqnctapercluster"); at != std::string::npos) {
-            const std::vector<std::string> sizes = split(directives.substr(at + 18, directives.find('\n', at) - at - 18), ',');
-            for (size_t n = 0; n < sizes.size() && n < 3; n++) kernel->cluster[n] = unsigned(std::stoul(sizes[n]));
-        }
+        const std::vector<unsigned> blocks = numbers(directives, ".reqnctapercluster");
+        std::copy(blocks.begin(), blocks.end(), kernel->cluster);
+        kernel->registers = registers_at_start(directives);
         for (const auto &[name, v] : variables_)
             if (v.memory) kernel->variables.push_back(&v);
         Decoder(text_, variables_, *kernel).kernel(entry.body);

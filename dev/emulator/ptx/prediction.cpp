@@ -118,11 +118,11 @@ std::map<std::string, MachineCode> read_ptxas(const std::string &path) {
     return all;
 }
 
-// A warp gets registers in units of 256, out of 65536; the system takes 1 KB of shared memory per block.
+// A warp gets registers in units of 256; the system takes 1 KB of shared memory per block.
 int resident_blocks(const Launch &launch, int registers, const Gpu &gpu) {
     const int warps = int(ceil_div(launch.threads.count(), size_t(lanes))),
               of_warp = int(round_up(size_t(std::max(registers, 1)) * 32, 256));
-    const int blocks = std::min({gpu.blocks, gpu.warps / warps, 65536 / (of_warp * warps)});
+    const int blocks = std::min({gpu.blocks, gpu.warps / warps, int(registers_of_multiprocessor) / (of_warp * warps)});
     return std::min(blocks, int(gpu.shared / (launch.shared + 1024)));
 }
 double occupancy(const Launch &launch, int registers, const Gpu &gpu) {

@@ -100,7 +100,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     const Registered &registered = s.kernels.at(host_function);
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
     const size_t all_shared = shared + kernel.static_shared;
-    if (registered.most_dynamic ? shared > *registered.most_dynamic || all_shared > kernel.max_shared
+    if (registered.most_dynamic ? shared > *registered.most_dynamic || all_shared > max_shared_of(kernel.architecture)
                                 : all_shared > max_static_shared)
         return cudaErrorInvalidValue;
     Launch how{{grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, counting, cluster, sample};

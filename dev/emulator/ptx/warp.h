@@ -126,7 +126,7 @@ struct Warp {
     std::vector<std::shared_ptr<BulkCopy>> outward;    // copies from shared memory
     uint32_t bulk_groups[lanes] = {};                  // committed
     uint64_t cluster_arrivals = 0, cluster_waits = 0;  // at the cluster's barrier
-    uint32_t registers_of_thread = 0;                  // set by setmaxnreg; 0: the initial number
+    uint32_t registers_of_thread = 0;                  // changed by setmaxnreg; 0: unknown
 
     WarpTiming timing;  // if memory is counted
     std::vector<LoopedLoad> looped;
