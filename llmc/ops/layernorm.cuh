@@ -99,10 +99,10 @@ void layernorm_forward(Cuda<X> dev, X *out, LayerNormStats stats, const X *x, La
     residual_layernorm_forward(dev, no_sum, out, stats, x, no_y, weights, shape);
 }
 
-// As in rmsnorm_backward, a group of warps has a row, with V vectors of it in each lane's registers. The kernel moves 4 T C elements (x, dout,
-// dresidual, dx).
+// As in rmsnorm_backward, a group of warps has a row, with V vectors of it in each lane's registers, of which ptxas needs up to 127. The kernel moves
+// 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N, int V>
-__global__ void __launch_bounds__(NormGroups::most * 32)
+__global__ void __launch_bounds__(NormGroups::most * 32, 1)
     layernorm_backward_kernel4(X *dx, LayerNormWeights<float> parts, const X *dresidual, const X *dout, const X *x, const X *w,
                                LayerNormStats stats, NormShape shape, unsigned warps) {
     NormGroup group(warps);

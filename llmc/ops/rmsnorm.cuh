@@ -84,9 +84,10 @@ template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const 
 }
 
 // A block has a run of tokens, and each group of warps computes every groups-th token. A lane keeps its part of a row, at most V vectors, in
-// registers, and also its part of dw, because its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+// registers, and also its part of dw, because its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx). ptxas may
+// use 128 registers, for one block on a multiprocessor, and needs up to 118 for sm_80, sm_90 and sm_100.
 template <class X, int N, int V>
-__global__ void __launch_bounds__(NormGroups::most * 32)
+__global__ void __launch_bounds__(NormGroups::most * 32, 1)
     rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w, const float *rstd,
                              NormShape shape, unsigned warps) {
     NormGroup group(warps);
