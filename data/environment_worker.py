@@ -93,7 +93,7 @@ class Rendering:
             self.told = True
             print("note: the chat template changes what is before a turn when others follow; episodes keep it as the policy has read it", file=sys.stderr)
         behind = text.rpartition(SENTINEL)[2]
-        begin, end = self.end_of_turn(behind)
+        begin, end = self.end_of_turn(behind, bool(called))
         return behind[end:] if ends_by_token else behind[begin if called else 0:]
 
     def rendered(self, chat, what="an observation", **variables):
@@ -112,10 +112,12 @@ class Rendering:
         longer = appended(messages, text)
         return self.encoding(self.rendered(longer, "a prompt with the text of reset", **variables)).ids, longer
 
-    def end_of_turn(self, behind):
-        """Returns where the token that ends a turn begins and ends: the first special token, if it is one that ends answers, else nothing."""
+    def end_of_turn(self, behind, called):
+        """Returns where the token that ends a turn begins and ends: the first special token, if it is one that ends answers, else nothing. The marks of a
+        call may be special tokens, too."""
         encoding = self.encoding(behind)
-        return next((span if i in self.eos else (0, 0) for i, span in zip(encoding.ids, encoding.offsets) if self.tokenizer.special[i]), (0, 0))
+        marks = [(i, span) for i, span in zip(encoding.ids, encoding.offsets) if i in self.eos or self.tokenizer.special[i] and not called]
+        return marks[0][1] if marks and marks[0][0] in self.eos else (0, 0)
 
     @cached_property
     def call_format(self):
@@ -127,7 +129,7 @@ class Rendering:
         except WrongAnswer:
             return None
         turn = text[len(os.path.commonprefix([before, text])):]
-        turn = turn[:self.end_of_turn(turn)[0]]
+        turn = turn[:self.end_of_turn(turn, True)[0]]
         return next((name for name, read in FORMATS.items() if read(turn, {}) == [Call("look", {SENTINEL: "x"})]), None)
 
 

@@ -174,12 +174,23 @@ def granite(text, types):
     return [call for body in re.findall(r"<\|tool_call\|>(.*?)(?:<\|/tool_call\|>|$)", text, re.S) for call in of_json(body)]
 
 
-FORMATS = {read.__name__: read for read in (hermes, qwen3_coder, llama3, mistral, granite)}
+def deepseek(text, types):
+    """<｜tool▁call▁begin｜>function<｜tool▁sep｜>look, and the arguments as a block of json, of V3 and R1; of V3.1 <｜tool▁call▁begin｜>look<｜tool▁sep｜>{"where": "here"}"""
+    calls = []
+    for body in re.findall(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", text, re.S):
+        head, _, rest = body.partition("<｜tool▁sep｜>")
+        named = re.match(r"\s*([\w.-]+)\s*```(?:json)?(.*?)(?:```|$)", rest, re.S)
+        name, arguments = (named[1], named[2]) if named else (head.strip(), rest)
+        calls += [call._replace(name=name) for call in of_json(f'{{"name": "", "arguments": {arguments}}}')]
+    return calls
+
+
+FORMATS = {read.__name__: read for read in (hermes, qwen3_coder, llama3, mistral, granite, deepseek)}
 
 
 def before_calls(text):
     """Returns what a turn says before its first call, in any of the formats."""
-    return re.split(r"^\s*(?:<\|python_tag\|>)?\s*\{|<(?:seed:)?tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]", text)[0]
+    return re.split(r"^\s*(?:<\|python_tag\|>)?\s*\{|<(?:seed:)?tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]|<｜tool▁calls?▁begin｜>", text)[0]
 
 
 def types_of(schemas):

@@ -87,8 +87,8 @@ def chain(*words):
     return merges
 
 
-def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>", post=None):
-    """Saves a byte-level BPE tokenizer of 256 bytes, the merges in the given order, and special tokens."""
+def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>", post=None, marks=()):
+    """Saves a byte-level BPE tokenizer of 256 bytes, the merges in the given order, and special tokens, also the given marks."""
     vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
@@ -96,7 +96,7 @@ def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ")
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=rstrip and t == "<|im_end|>")
-                                for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")])
+                                for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", *marks)])
     trim = processors.ByteLevel(trim_offsets=True)  # the usual post-processor, which shortens offsets
     adds_bos = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", len(vocab) + 3)])
     backend.post_processor = processors.Sequence([trim, adds_bos]) if post == "bos" else trim

@@ -25,7 +25,11 @@ XML = (HEAD + "{{ '<tool_call>\n<function=' + c.name + '>\n' }}{% for k, v in c.
 LLAMA = HEAD + "{{ '{\"name\": \"' + c.name + '\", \"parameters\": ' + (c.arguments | tojson) + '}' }}" + TAIL
 MISTRAL = HEAD + "{{ '[TOOL_CALLS] [{\"name\": \"' + c.name + '\", \"arguments\": ' + (c.arguments | tojson) + ', \"id\": \"' + m.tool_calls[0].id + '\"}]' }}" + TAIL
 NEW_MISTRAL = HEAD + "{{ '[TOOL_CALLS]' + c.name + '[ARGS]' + (c.arguments | tojson) }}" + TAIL
-TEMPLATES = {"hermes": HERMES, "qwen3_coder": XML, "llama3": LLAMA, "mistral": MISTRAL}
+GRANITE = HEAD + "{{ '<|tool_call|>[{\"name\": \"' + c.name + '\", \"arguments\": ' + (c.arguments | tojson) + '}]' }}" + TAIL
+DEEPSEEK = (HEAD + "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + c.name + '\n```json\n' + (c.arguments | tojson) + '\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}" + TAIL)
+NEW_DEEPSEEK = HEAD + "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c.name + '<｜tool▁sep｜>' + (c.arguments | tojson) + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}" + TAIL
+TEMPLATES = {"hermes": HERMES, "qwen3_coder": XML, "llama3": LLAMA, "mistral": MISTRAL, "granite": GRANITE, "deepseek": DEEPSEEK}
+MARKS = ("[TOOL_CALLS]", "<|tool_call|>", "<tool_call>", "</tool_call>", *(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")))
 
 ADD = '''
 def add(a: int, b: int) -> int:
@@ -90,8 +94,8 @@ def call(name, **arguments):
     return f'<tool_call>\n{json.dumps({"name": name, "arguments": arguments})}\n</tool_call>'
 
 
-def episodes(directory, text, template=HERMES, max_turns=0):
-    path = make_tokenizer(directory / "tokenizer", template, merges=[])
+def episodes(directory, text, template=HERMES, max_turns=0, marks=()):
+    path = make_tokenizer(directory / "tokenizer", template, merges=[], marks=marks)
     ends = Tokenizer(path).hf.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     return Episodes(str(environment_file(directory, text)), max_turns, 200, tokenizer=path, template=template, template_kwargs="", eos=ends)
 
@@ -140,7 +144,10 @@ def observed(*results):
     ("llama3", '<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}\n{"name": "look"}'),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "x"}, {"name": "look", "arguments": "{}"}]'),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]look{}'),
-    ("granite", '<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "look"}]')])
+    ("granite", '<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "look"}]'),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}\n```'
+                 '<｜tool▁call▁end｜><｜tool▁calls▁end｜>'),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b": 2}<｜tool▁call▁end｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>')])
 def test_calls_in_every_format(name, text):
     assert FORMATS[name](text, {}) == [Call("add", {"a": 1, "b": 2}), Call("look", {})]
     assert FORMATS[name]('The answer is {"a": 1}.', {}) == []
@@ -151,7 +158,8 @@ def test_calls_in_every_format(name, text):
     ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'), ("hermes", "<tool_call>" + "[" * 100_000), ("hermes", '<tool_call>{"name": "add"'),
     ("hermes", '<tool_call>{"name": "add", "arguments": "{"}</tool_call>'),
     ("qwen3_coder", "<tool_call><function=add"), ("qwen3_coder", "<tool_call>add(1)</tool_call>"), ("llama3", '{"name": "add", "parameters": '),
-    ("mistral", "[TOOL_CALLS]add"), ("granite", "<|tool_call|>add")])
+    ("mistral", "[TOOL_CALLS]add"), ("granite", "<|tool_call|>add"),
+    ("deepseek", "<｜tool▁call▁begin｜>add"), ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{broken\n```<｜tool▁call▁end｜>")])
 def test_broken_calls_have_an_error(name, text):
     (broken,) = FORMATS[name](text, {})
     assert broken.error and broken.arguments is None
@@ -163,18 +171,20 @@ def test_the_schema_tells_the_types_of_texts():
     assert typed("None", None) is None and typed("[1, 2]", "array") == [1, 2]
 
 
-@pytest.mark.parametrize("name, template", [*TEMPLATES.items(), ("mistral", NEW_MISTRAL)])
-def test_the_format_is_the_templates(name, template, tmp_path):
-    assert episodes(tmp_path, TOOLS, template).rendering.call_format == name
+@pytest.mark.parametrize("name, template", [*TEMPLATES.items(), ("mistral", NEW_MISTRAL), ("deepseek", NEW_DEEPSEEK)])
+@pytest.mark.parametrize("marks", [(), MARKS], ids=["texts", "tokens"])
+def test_the_format_is_the_templates(name, template, marks, tmp_path):
+    assert episodes(tmp_path, TOOLS, template, marks=marks).rendering.call_format == name
 
 
 # ---- episodes -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_tokens_of_an_episode_are_the_whole_chats(name, tmp_path):
+@pytest.mark.parametrize("marks", [(), MARKS], ids=["texts", "tokens"])
+def test_tokens_of_an_episode_are_the_whole_chats(name, marks, tmp_path):
     """A word stands for the call, whose tokens are the policy's own. Behind it is what the template writes after any call."""
-    by = episodes(tmp_path, TOOLS, TEMPLATES[name])
+    by = episodes(tmp_path, TOOLS, TEMPLATES[name], marks=marks)
     template, tokenizer = by.rendering.template, by.rendering.tokenizer
     made = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call00001", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]}
     messages, ids = chat("Hi"), []
