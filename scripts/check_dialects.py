@@ -3,7 +3,7 @@
 
     scripts/check_dialects.py CHECKOUT... [--show N] [--list FILE]
 
-A checkout is one of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift. Files are read from the folder examples of Axolotl and LLaMA-Factory,
+A checkout is one of OpenRLHF, TRL, verl, Axolotl, LLaMA-Factory or ms-swift. Files are read from the folder examples of Axolotl and LLaMA-Factory,
 command lines from the scripts and pages of the others. --show prints N complete answers, drawn at random with a fixed seed; --list writes all
 answers to a file."""
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTS = {"OpenRLHF": r"openrlhf\.cli\.train_\w+", "TRL": r"\b(?:accelerate launch|python3?)\b.*?(?:scripts/(?:\w+/)?\w+\.py|trl\.scripts\.\w+)|\btrl (?:sft|dpo|reward|grpo|rloo|kto)\b",
-          "ms-swift": r"(?:swift|megatron) (?:sft|pt|rlhf)\b"}
+          "ms-swift": r"(?:swift|megatron) (?:sft|pt|rlhf)\b", "verl": r"\b(?:verl\.trainer\.main_ppo|recipe\.dapo\.main_dapo)\b"}
 # The supported architectures; files of others are counted separately.
 FAMILIES = re.compile(r"llama|mistral|qwen|phi-3|smollm|yi-|gpt2|skywork|cogito|deepcoder|plano|zephyr", re.I)
 OTHERS = re.compile(r"mixtral|moe|llama-?4|vision|vl-|-vl|pixtral|-a\d+b|next|bitnet|qwen-7b|llava|small-3|mistral-small|mistral-medium|ministral-3|qwen3\.5|dbrx|gemma|falcon|"
@@ -27,10 +27,11 @@ OTHERS = re.compile(r"mixtral|moe|llama-?4|vision|vl-|-vl|pixtral|-a\d+b|next|bi
 
 
 def peer_of(checkout):
-    for peer, mark in (("OpenRLHF", "openrlhf/cli"), ("TRL", "trl/trainer"), ("Axolotl", "src/axolotl"), ("LLaMA-Factory", "src/llamafactory"), ("ms-swift", "swift/trainers")):
+    for peer, mark in (("OpenRLHF", "openrlhf/cli"), ("TRL", "trl/trainer"), ("Axolotl", "src/axolotl"), ("LLaMA-Factory", "src/llamafactory"), ("ms-swift", "swift/trainers"),
+                       ("verl", "verl/trainer")):
         if (checkout / mark).is_dir():
             return peer
-    sys.exit(f"{checkout} is not a checkout of a known trainer\n  fix: give one of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift")
+    sys.exit(f"{checkout} is not a checkout of a known trainer\n  fix: give one of OpenRLHF, TRL, verl, Axolotl, LLaMA-Factory or ms-swift")
 
 
 def lines_in(text):
@@ -41,6 +42,23 @@ def lines_in(text):
     text = re.sub(r"\\+[ \t]*\n[ \t#>]*", " ", text)
     for line in text.splitlines():
         yield line.strip(" \t#>`$\"'")
+
+
+def values_in(text):
+    """Returns a function that replaces the variables of a script by their values, or by their names in small letters."""
+    values = {}
+
+    def replaced(word):
+        word = re.sub(r"\$\{\w+\[@\].*?\}", "", word)  # an array of one line
+        for _ in range(5):  # a value may have others
+            word = re.sub(r"\$\{(\w+):-((?:[^{}]|\{[^{}]*\})*)\}", lambda found: values.get(found[1], found[2]), word)
+            word = re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[1].lower()), word)
+            word = re.sub(r"\$\(\(([\d\s+*]+)\)\)", lambda found: str(eval(found[1])), word)
+        return re.sub(r"\$\(.*?\)", "x", word)
+
+    for name, value in re.findall(r"^\s*(?:export )?(\w+)=([^(\n].*?)\s*(?:#.*)?$", text, re.M):
+        values[name] = replaced(value.strip("\"'"))
+    return replaced
 
 
 def files_of(text, page, folder):
@@ -60,21 +78,21 @@ def read_lines(checkout, peer, folder):
         if path.suffix not in (".sh", ".md", ".py", ".slurm", ".rst") or not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        files = files_of(text, path, folder)
+        files, replaced = files_of(text, path, folder), values_in(text)
         for line in lines_in(text):
             found = start.search(line)
-            if not found or " --" not in line or "..." in line:
+            if not found or ("=" if peer == "verl" else " --") not in line or "..." in line:
                 continue
             line, whole = line[found.start():], line
             try:
-                words = shlex.split(re.sub(r'"""$|\s2>&1.*|\s\|\s.*|\s&$|\s>\s.*', "", line), comments=True)
+                words = shlex.split(re.sub(r'"""$|\s"?\$@.*|\s2>&1.*|\s\|\s.*|\s&$|\s>\s.*', "", line), comments=True)
             except ValueError:
                 continue
             if files and words:  # the last block of that name before the line
                 place = text.find(whole, files[0][0])
                 words = [next((file for at, name, file in reversed(files) if name == word and at < place), word) for word in words]
-            words = [re.sub(r"\$\{?(\w+)\}?", lambda name: name[1].lower(), word) for word in words if word != "\\"]
-            yield f"{path.relative_to(checkout)}: {' '.join(words)[:110]}", words
+            words = [replaced(word) if peer == "verl" else re.sub(r"\$\{?(\w+)\}?", lambda name: name[1].lower(), word) for word in words if word != "\\"]
+            yield f"{path.relative_to(checkout)}: {' '.join(words)[:110]}", [word for word in words if word.strip()]
 
 
 def read_files(checkout, peer):
@@ -120,7 +138,7 @@ def main():
         cases = list(read_files(checkout, peer) if peer in ("Axolotl", "LLaMA-Factory") else read_lines(checkout, peer, Path(folder.name)))
         groups = collections.defaultdict(lambda: [0, 0, collections.Counter()])
         for name, words in cases:
-            result = subprocess.run([ROOT / "train_llama", *words, "--convert"], cwd=checkout, capture_output=True, text=True)
+            result = subprocess.run([ROOT / "train_llama", *words, *(["--reward", "r.py"] if peer == "verl" else []), "--convert"], cwd=checkout, capture_output=True, text=True)
             group = f"{peer}, {group_of(peer, name)}"
             groups[group][0] += 1
             groups[group][1] += result.returncode == 0
