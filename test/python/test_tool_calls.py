@@ -283,6 +283,8 @@ def test_reset_appends_a_text_to_the_last_message(template, tmp_path):
     first, last = played(by, [call("increase", by=5), "done"], 2, prompt=asked, start=2)
     assert text_of(by, first) == observed("7 3") and last["reward"] == 8
     assert json.loads((tmp_path / "seen.json").read_text()) == [longer]
+    made = " You begin at 4." if template == HERMES else "You begin at 4."  # the whole prompt
+    assert by.rendering.tokenizer.hf.decode(begun(by, 3, prompt=chat(""), start=4)).endswith(turn("user", made) + "<|im_start|>assistant\n")
 
 
 def test_the_text_of_reset_is_within_a_prompt_that_shows_the_episodes_own_tools(tmp_path):
