@@ -1,5 +1,6 @@
 """verl 0.9: verl.trainer.main_ppo, whose settings are words of Hydra, and the names of older versions and of the recipe DAPO."""
 
+from .reading import PortError
 from .table import Note, Peer, Refused, Same, Sets, Together
 from .translate import RL
 from .trl import PART
@@ -299,13 +300,13 @@ def complete(t):
     batches(t)
     correct(t)
     critic(t)
-    if int(float(t.get("lora_r", "0"))) > 0:
+    if number(t, "lora_r", 0) > 0:
         t.lora(None, "16", None, "all-linear", steady=())
     else:
         for key in ("lora_r", "lora_alpha", "lora_targets"):
             if t.has(key):
                 t.note(t.together[key].where, "without lora_rank above 0 all weights are trained, as in verl")
-    if int(float(t.get("ulysses", "1"))) > 1:
+    if number(t, "ulysses", 1) > 1:
         t.set("ring_attn_size", t.get("ulysses"), t.together["ulysses"].where)
         t.set("sp_mode", "ulysses", t.together["ulysses"].where)
     elif t.has("ulysses"):
@@ -374,7 +375,7 @@ def diverge(t, is_true):
         return
     where = t.together[switch].where
     coefficient, kind = t.get(f"{part}_kl_coef", "0.001"), t.get(f"{part}_kl_type", "low_var_kl" if in_loss else "kl")
-    if float(coefficient) == 0 and not adapts:
+    if number(t, f"{part}_kl_coef", 0.001) == 0 and not adapts:
         return t.note(where, "its coefficient is 0, so there is no reference")
     t.set("kl_coef", coefficient, t.together[f"{part}_kl_coef"].where if t.has(f"{part}_kl_coef") else where)
     t.set("kl_estimator", KL[kind], t.together[f"{part}_kl_type"].where if t.has(f"{part}_kl_type") else where)
@@ -398,10 +399,10 @@ def clip(t):
     if t.has("clip") and (low, high) != (whole, whole):
         t.note(t.together["clip"].where, "clip_ratio_low and clip_ratio_high, which are 0.2 by default, take precedence, as in verl")
     wheres = [t.together[key].where for key in ("clip_low", "clip_high", "clip") if t.has(key)]
-    if loss == "cispo" and float(low) < 1:
+    if loss == "cispo" and number(t, "clip_low", low) < 1:
         t.refuse(f"cispo with a clip_ratio_low of {low} is not supported\n  fix: clip_ratio_low=1 or more: cispo bounds the ratio only from above")
     elif loss == "cispo":
-        t.set("eps_clip", ["0", f"{1 + float(high):g}"], ", ".join(wheres))
+        t.set("eps_clip", ["0", f"{1 + number(t, 'clip_high', high):g}"], ", ".join(wheres))
     elif wheres:
         t.set("eps_clip", [low] if low == high else [low, high], ", ".join(wheres))
     return loss
@@ -440,7 +441,7 @@ def batches(t):
     for key, flag in counts.items():
         if not t.has(key):
             continue
-        where, count = t.together[key].where, int(float(t.get(key)))
+        where, count = t.together[key].where, int(number(t, key, 0))
         if count <= 0:
             t.note(where, "the default")
         elif t.task not in t.own["flags"][flag]["tasks"]:
@@ -453,7 +454,7 @@ def batches(t):
                 t.note(where, f"a batch has {updates} updates: --{flag} {count * updates}")
     if t.has("val_files"):
         setting = t.together["val_files"]
-        if int(float(t.get("test_freq", "-1"))) > 0:
+        if number(t, "test_freq", -1) > 0:
             t.set("eval_data", ",".join(setting.values), setting.where)
         else:
             t.note(setting.where, "without a trainer.test_freq above 0 nothing is evaluated during training")
@@ -461,7 +462,7 @@ def batches(t):
 
 
 def schedule(t, updates):
-    is_cosine, steps, share = t.get("scheduler", "constant") == "cosine", int(float(t.get("warmup_steps", "-1"))), float(t.get("warmup_ratio", "0"))
+    is_cosine, steps, share = t.get("scheduler", "constant") == "cosine", int(number(t, "warmup_steps", -1)), number(t, "warmup_ratio", 0)
     warms = steps > 0 or (steps < 0 and share > 0)
     where = next((t.together[key].where for key in ("scheduler", "warmup_steps", "warmup_ratio") if t.has(key)), "lr_scheduler_type (verl's default)")
     if t.whole or t.has("scheduler"):
@@ -486,7 +487,7 @@ def correct(t):
     elif t.has("correction_range"):
         t.note(t.together["correction_range"].where, "without rollout_is it has no effect, as in verl")
     if t.has("tis_cap"):
-        if float(t.get("tis_cap")) > 0:
+        if number(t, "tis_cap", 0) > 0:
             t.set("is_correction", f"tis,0,{t.get('tis_cap')}", t.together["tis_cap"].where)
         else:
             t.note(t.together["tis_cap"].where, "no correction")
@@ -508,6 +509,13 @@ def critic(t):
             t.note(actor.where, f"the critic has it as well; without critic.{name} verl's critic has the default")
     for flag in [flag for flag in t.flags if t.task == "grpo" and t.own["flags"][flag]["tasks"] == ["ppo"]]:
         t.note(t.flags.pop(flag).where, "only the estimator gae has a critic")
+
+
+def number(t, key, otherwise):
+    try:
+        return float(otherwise if t.get(key, "null") == "null" else t.get(key))
+    except ValueError:
+        raise PortError(f'{t.together[key].where} "{t.get(key)}" is not a number\n  fix: give a number, such as 1') from None
 
 
 def equal(text, other):

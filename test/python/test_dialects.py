@@ -414,6 +414,7 @@ VERL_REFUSED = [  # further words, and a part of the message
     ("actor_rollout_ref.actor.kl_loss_type=abs", 'kl_loss_type "abs" is not supported'), ("reward_model.reward_manager=prime", 'reward_manager "prime" is not supported'),
     ("trainer.v1.trainer_mode=separate_async", "--async_steps 1"), ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", "--moments"), ("critic.model.lora_rank=8", "the critic is trained as a whole"),
     ("+reward_model.reward_kwargs.overlong_buffer_cfg.enable=True +reward_model.reward_kwargs.overlong_buffer_cfg.len=9 +reward_model.reward_kwargs.max_resp_len=99", "the value of data.max_response_length"),
+    ("trainer.save_freq=x", 'trainer.save_freq "x" is not a number'), ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=x", 'kl_loss_coef "x" is not a number'),
     ("actor_rollout_ref.actor.ppo_mini_batch_size=x", 'ppo_mini_batch_size "x" is not a whole number'), ("actor_rollout_ref.model.override_config.num_layers=2", "change config.json"),
 ]
 
