@@ -178,7 +178,7 @@ $(PROGRAMS): $(PLACE)%: $(firstword $(LIBRARY)) $(if $(CUDA),$(BUILD)/with_cuda/
 	$(call link,$(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)),$(if $(CUDA),,$(FOR_CPU)))
 
 # The same with the emulator instead of the GPU.
-EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt races messages streams counts)
+EMULATOR      := $(patsubst %,$(BUILD)/dev/emulator/%.o,simt races messages streams nccl counts)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED_HALF := $(patsubst %,$(BUILD)/emulated/llmc/%.o,model/decoder core/gpu_query) $(EMULATED_COMM)
 $(EMULATOR): private FLAGS_OF_FILE := $(EMULATE)

@@ -141,6 +141,8 @@ extern constinit thread_local Thread *current;  // the CUDA thread that runs now
 
 // "warp.cuh:17 < rmsnorm.cuh:20": a line and the lines that inlined it, without the emulator's own.
 std::string where(Place place);
+std::string call_site(void *const *pcs,
+                      int n);  // the innermost line of a backtrace that is neither the emulator's nor a communicator's
 std::string kernel_name(const void *kernel);  // "op_kernel<bf16>"
 std::string lanes(unsigned mask);
 

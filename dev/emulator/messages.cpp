@@ -44,6 +44,15 @@ std::string where(Place place) {
     return format("%s:%u", base_name(place.at.file_name()).c_str(), unsigned(place.at.line()));
 }
 
+std::string call_site(void *const *pcs, int n) {
+    for (int i = 0; i < n; i++)
+        for (const auto &[function, line] : frames(static_cast<std::byte *>(pcs[i]) - 1))
+            if (line[0] != '?' && !line.starts_with("/usr/") && line.find("/emulator/") == std::string::npos &&
+                line.find("parallel/comm") == std::string::npos)
+                return base_name(line);
+    return "an unknown line";
+}
+
 std::string kernel_name(const void *kernel) {  // from "void emulated::op_kernel<bf16>(bf16*, unsigned long)"
     const auto found = frames(kernel);
     if (found.empty() || found.back().first == "??") return "a kernel";

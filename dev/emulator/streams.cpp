@@ -1,4 +1,4 @@
-// Implements the emulator's streams, events, copies and NCCL (streams.h).
+// Implements the emulator's streams, events and copies (streams.h).
 #include "simt.h"
 
 #include <unistd.h>
@@ -12,10 +12,8 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
-
-#include "../../llmc/parallel/point_to_point.h"
-#include "emulated_processes.h"
 
 namespace CUDA_BACKEND {
 namespace simt {
@@ -82,7 +80,10 @@ Scheduler &scheduler() {  // never destroyed: streams of static objects use it u
     return *s;
 }
 
-// Enqueues work that may have to wait for other streams.
+bool runs_later(cudaStream_t stream) { return stream && stream->queue && stream->queue->random; }
+
+}  // namespace
+
 void enqueue_until(cudaStream_t stream, std::function<bool()> work) {
     if (stream && stream->recording) die("a wait for another stream cannot be recorded");
     Queue *const queue = stream ? stream->queue : nullptr;
@@ -95,10 +96,6 @@ void enqueue_until(cudaStream_t stream, std::function<bool()> work) {
     }
     if (!queue->random) s.run_until([&] { return queue->work.empty(); });
 }
-
-bool runs_later(cudaStream_t stream) { return stream && stream->queue && stream->queue->random; }
-
-}  // namespace
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
     if (stream && stream->recording) return stream->recording->push_back(std::move(work));
@@ -263,181 +260,5 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {
     if (bytes) enqueue(stream, [=] { memset(to, byte, bytes); });
     return cudaSuccess;
-}
-
-// ---- NCCL ---------------------------------------------------------------------------------------------------------------------------
-
-namespace {
-
-struct Part {  // a rank's contribution to a collective
-    const char *call;
-    const void *send;
-    void *recv;
-    size_t n;
-    SliceType type;
-    int root;
-    bool came = false;
-};
-
-struct Collective {
-    std::vector<Part> parts;  // by rank
-    int came = 0, left = 0;
-};
-
-struct Message {
-    const void *data;
-    size_t bytes;
-    bool taken = false;
-};
-
-struct Clique {  // the ranks of a communicator
-    int ranks;
-    std::map<uint64_t, Collective> collectives;                                         // by number
-    std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages = {};  // by sender and receiver
-};
-
-struct Group {  // of messages, between ncclGroupStart and ncclGroupEnd
-    struct Half {
-        void *data;
-        size_t bytes;
-        int other;
-    };
-    std::vector<Half> send, receive;
-    NcclRank *comm = nullptr;
-    cudaStream_t stream = nullptr;
-};
-thread_local Group group;
-
-std::byte *at(const void *p, size_t bytes) { return static_cast<std::byte *>(const_cast<void *>(p)) + bytes; }
-
-// Computes a collective for all ranks.
-void compute(const std::vector<Part> &parts) {
-    const Part &first = parts.front();
-    const size_t bytes = first.n * bytes_of(first.type);
-    const std::string call = first.call;
-    const auto senders = [&](size_t offset) {
-        std::vector<const std::byte *> out;
-        for (const Part &p : parts) out.push_back(at(p.send, offset));
-        return out;
-    };
-    const auto copy = [](void *to, const void *from, size_t bytes) {
-        if (to != from && bytes) memcpy(to, from, bytes);
-    };
-    for (size_t r = 0; r < parts.size(); r++) {
-        if (call == "ncclReduceScatter") sum_slices(first.type, parts[r].recv, senders(r * bytes), first.n);
-        if (call == "ncclAllReduce" && r == 0) sum_slices(first.type, first.recv, senders(0), first.n);
-        if (call == "ncclAllReduce") copy(parts[r].recv, first.recv, bytes);
-        if (call == "ncclBroadcast") copy(parts[r].recv, parts[size_t(first.root)].send, bytes);
-        if (call == "ncclAllGather")
-            for (size_t s = 0; s < parts.size(); s++) copy(at(parts[r].recv, s * bytes), parts[s].send, bytes);
-    }
-}
-
-}  // namespace
-
-struct NcclRank {
-    std::shared_ptr<Clique> clique;
-    int rank;
-    uint64_t calls = 0;  // number of collectives so far
-};
-
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    static std::atomic<uint64_t> last = 0;
-    return *id = {++last}, ncclSuccess;
-}
-
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
-    static std::map<uint64_t, std::weak_ptr<Clique>> cliques;
-    const std::lock_guard guard(scheduler().lock);
-    auto clique = cliques[id.number].lock();
-    if (!clique) cliques[id.number] = clique = std::make_shared<Clique>(Clique{ranks, {}});
-    return *comm = new NcclRank{clique, rank}, ncclSuccess;
-}
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return delete comm, ncclSuccess; }
-
-static void expect_urgent(cudaStream_t stream) {
-    if (stream->priority == 0)
-        die("NCCL's kernels are launched on a stream of normal priority, where they wait behind the blocks of products\n"
-            "  fix: CudaStream(StreamPriority::urgent)");
-}
-
-// The last rank to arrive computes the result for all.
-static ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, Part part) {
-    expect_urgent(stream);
-    enqueue_until(stream, [clique = comm->clique, number = ++comm->calls, rank = size_t(comm->rank), part] {
-        Collective &all = clique->collectives[number];
-        all.parts.resize(size_t(clique->ranks));
-        Part &own = all.parts[rank];
-        if (!own.came) {
-            own = part, own.came = true;
-            for (const Part &other : all.parts)
-                if (other.came && (strcmp(other.call, part.call) || other.n != part.n || other.type != part.type))
-                    die("rank %zu is at %s of %zu %s, and another one at %s of %zu %s", rank, part.call, part.n,
-                        name_of(part.type), other.call, other.n, name_of(other.type));
-            if (++all.came == clique->ranks) compute(all.parts);
-        }
-        if (all.came < clique->ranks) return false;
-        if (++all.left == clique->ranks) clique->collectives.erase(number);
-        return true;
-    });
-    return ncclSuccess;
-}
-
-ncclResult_t ncclAllReduce(const void *send, void *recv, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
-                           cudaStream_t stream) {
-    return collective(comm, stream, {"ncclAllReduce", send, recv, n, SliceType(type), 0});
-}
-ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
-                               cudaStream_t stream) {
-    return collective(comm, stream, {"ncclReduceScatter", send, recv, n, SliceType(type), 0});
-}
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t n, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-    return collective(comm, stream, {"ncclAllGather", send, recv, n, SliceType(type), 0});
-}
-ncclResult_t ncclBroadcast(const void *send, void *recv, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-    return collective(comm, stream, {"ncclBroadcast", send, recv, n, SliceType(type), root});
-}
-
-ncclResult_t ncclGroupStart() { return group = {}, ncclSuccess; }
-ncclResult_t ncclSend(const void *data, size_t n, ncclDataType_t type, int to, ncclComm_t comm, cudaStream_t stream) {
-    group.send.push_back({const_cast<void *>(data), n * bytes_of(SliceType(type)), to});
-    return group.comm = comm, group.stream = stream, ncclSuccess;
-}
-ncclResult_t ncclRecv(void *data, size_t n, ncclDataType_t type, int from, ncclComm_t comm, cudaStream_t stream) {
-    group.receive.push_back({data, n * bytes_of(SliceType(type)), from});
-    return group.comm = comm, group.stream = stream, ncclSuccess;
-}
-
-// A group is complete when all its messages have been received, in both directions.
-ncclResult_t ncclGroupEnd() {
-    if (!group.comm) return ncclSuccess;
-    expect_urgent(group.stream);
-    std::vector<std::shared_ptr<Message>> sent;
-    enqueue_until(group.stream, [clique = group.comm->clique, rank = group.comm->rank, group = group, sent]() mutable {
-        if (sent.empty())
-            for (const Group::Half &h : group.send) {
-                sent.push_back(std::make_shared<Message>(Message{h.data, h.bytes}));
-                clique->messages[{rank, h.other}].push_back(sent.back());
-            }
-        std::erase_if(group.receive, [&](const Group::Half &h) {
-            auto &box = clique->messages[{h.other, rank}];
-            if (box.empty()) return false;
-            const auto message = box.front();
-            box.pop_front();
-            if (message->bytes != h.bytes)
-                die("rank %d sent %zu bytes to rank %d, which expected %zu", h.other, message->bytes, rank, h.bytes);
-            memcpy(h.data, message->data, h.bytes);
-            return message->taken = true;
-        });
-        return group.receive.empty() && std::all_of(sent.begin(), sent.end(), [](const auto &m) { return m->taken; });
-    });
-    return ncclSuccess;
-}
-
-std::unique_ptr<Comm> join_processes(Comm &host) {
-    const auto all = host.gather(getpid());
-    if (std::ranges::all_of(all, [](pid_t p) { return p == getpid(); })) return nullptr;
-    return std::make_unique<EmulatedProcesses>(host);
 }
 }  // namespace CUDA_BACKEND

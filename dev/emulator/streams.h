@@ -6,8 +6,11 @@
 // stream can run far ahead of another. Only events and the order within a stream constrain it. So a missing event shows: an array is
 // overwritten too early, or read before it is written. A correct program gives the same results in all orders.
 //
-// As in CUDA, copies from pageable memory read the bytes at the call, and copies to it wait. NCCL joins ranks that are threads. A collective begins
-// when the streams of all ranks have reached it, and sums in the order of ranks.
+// As in CUDA, copies from pageable memory read the bytes at the call, and copies to it wait.
+//
+// NCCL (nccl.cpp) joins ranks that are threads. A collective begins when the streams of all ranks have reached it, and sums in the order of ranks. What
+// NCCL would answer with a hang or wrong numbers is an error with the calls of both ranks: another order of calls, count, type or root, a call that a
+// rank never makes, ranks that wait for each other, slices that overlap, a second stream.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -32,6 +35,9 @@ struct Event {
 
 // Enqueues work in the stream. The null stream runs it at once.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+// Enqueues work that may have to wait for other streams: until it returns true, it blocks its stream and is called again. No two pieces of work run at
+// the same time.
+void enqueue_until(cudaStream_t stream, std::function<bool()> work);
 
 void add_known(uintptr_t p, size_t bytes);  // device memory, or pinned memory
 void remove_known(uintptr_t p);
@@ -122,7 +128,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 inline ncclResult_t ncclCommAbort(ncclComm_t comm) { return ncclCommDestroy(comm); }
-inline ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t comm);
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *state) { return *state = ncclSuccess; }
 inline const char *ncclGetLastError(ncclComm_t) { return ""; }
 inline const char *ncclGetErrorString(ncclResult_t) { return "no error"; }

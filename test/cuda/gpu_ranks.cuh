@@ -6,15 +6,15 @@
 
 enum class Gpus { one, each };
 
-// Number of ranks that can have a GPU each, at most 3.
+// Number of ranks that can have a GPU each, at most 8.
 inline int ranks_with_gpus() {
-    int count = 3;
+    int count = 8;
 #if !defined(LLMC_EMULATE) && !defined(LLMC_NCCL)
     count = 0;
 #elif !defined(LLMC_EMULATE)
     if (cudaGetDeviceCount(&count)) count = 0;
 #endif
-    return std::min(count, 3);
+    return std::min(count, 8);
 }
 
 // Calls f(dev, comm). Slices are in the memory of dev's GPU; a rank with its own GPU has its own stream.

@@ -1,6 +1,7 @@
 // The communicator of ranks with a GPU each, concurrent with kernels on the compute stream. The summands are small integers, because NCCL chooses the
 // order of a sum.
 #include "../../llmc/ops/layout.cuh"
+#include "../errors.h"
 #include "gpu_ranks.cuh"
 
 namespace {
@@ -36,11 +37,11 @@ template <class T> void every_call(Comm &c, size_t n) {
     c.reduce_scatter_sum({blocks.data(), all}, {scattered.data(), n});
     c.all_reduce_sum({one.data(), n});
     const size_t own = size_t(c.rank), few = own + 1;  // a rank sends its number + 1 elements to each rank, and one element twice
-    DeviceArray<T> uneven(all);
+    DeviceArray<T> uneven(all), again(1);
     std::vector<Slice> send, recv;
     for (size_t r = 0; r < size_t(c.size); r++) {
         send.emplace_back(blocks.data() + r * n, std::min(few, n)), send.emplace_back(blocks.data() + r * n, size_t(r == own));
-        recv.emplace_back(uneven.data() + r * n, std::min(r + 1, n)), recv.emplace_back(uneven.data() + r * n, size_t(r == own));
+        recv.emplace_back(uneven.data() + r * n, std::min(r + 1, n)), recv.emplace_back(again.data(), size_t(r == own));
     }
     c.exchange_all(send, recv);
     for (int r = 0; r < c.size; r++) {
@@ -128,5 +129,102 @@ TEST_P(GpuComm, SplitsAndAgrees) {
         EXPECT_EQ(backwards->gather(std::to_string(c.rank))[0], std::to_string(c.size - 1));
     });
 }
+
+#ifdef LLMC_EMULATE
+// The error of a program in which rank r calls calls[r] on its communicator, a second communicator of both ranks, and 64 floats.
+using Calls = std::function<void(Comm &, Comm &, float *)>;
+std::string error_of_ranks(const Calls &first, const Calls &second) {
+    return error_of([&] {
+        run_threads(2, {.timeout = 60}, [&](Comm &host) {
+            with_gpu(Gpus::each, host, CudaF32{}, [&](CudaF32, Comm &c) {
+                const auto other = c.split(0, c.rank);
+                DeviceArray<float> x(64);
+                (c.rank == 0 ? first : second)(c, *other, x.data());
+            });
+            return 0;
+        });
+    });
+}
+
+const Calls none = [](Comm &, Comm &, float *) {}, sum_of_5 = [](Comm &c, Comm &, float *x) { c.all_reduce_sum({x, 5}); };
+
+TEST(CudaNccl, FindsCallsThatDiffer) {
+    const auto gather = [](Comm &c, Comm &, float *x) { c.all_gather({x + c.rank * 5, 5}, {x, 10}); };
+    const auto from = [](int root) { return [=](Comm &c, Comm &, float *x) { c.broadcast({x, 5}, root); }; };
+    const struct {
+        Calls first, second;
+        std::vector<std::string> expected;
+    } faults[] = {
+        {sum_of_5,
+         gather,
+         {"ncclAllReduce of 5 f32 (test_gpu_comm.cpp:", "ncclAllGather of 5 f32 (test_gpu_comm.cpp:", "same order"}},
+        {sum_of_5,
+         [](Comm &c, Comm &, float *x) {
+             c.all_reduce_sum({x, 6});
+         },
+         {"of 5 f32", "of 6 f32"}},
+        {sum_of_5,
+         [](Comm &c, Comm &, float *x) {
+             c.all_reduce_sum({reinterpret_cast<int32_t *>(x), 5});
+         },
+         {"of 5 f32", "of 5 i32"}},
+        {from(0), from(1), {"ncclBroadcast of 5 f32 from rank 0", "ncclBroadcast of 5 f32 from rank 1"}},
+        {sum_of_5, none, {"rank 0 waits for rank 1 at ncclAllReduce of 5 f32", "has ended the communicator"}},
+        {[](Comm &c, Comm &, float *x) {
+             c.wait(c.exchange({x, 5}, 1, {}, -1));
+         },
+         [](Comm &c, Comm &, float *x) {
+             c.wait(c.exchange({}, -1, {x, 6}, 0));
+         },
+         {"rank 0 is at ncclSend of 5 f32", "rank 1, which is at ncclRecv of 6 f32"}},
+        {[](Comm &c, Comm &, float *x) {
+             c.wait(c.exchange({x, 5}, 1, {}, -1));
+         },
+         [](Comm &c, Comm &, float *x) {
+             c.wait(c.exchange({}, -1, {reinterpret_cast<int32_t *>(x), 5}, 0));
+         },
+         {"ncclSend of 5 f32", "ncclRecv of 5 i32"}},
+        {[](Comm &c, Comm &, float *x) {
+             c.wait(c.exchange({x, 5}, 1, {}, -1));
+         },
+         none,
+         {"waits for rank 1 at ncclSend of 5 f32"}},
+        {[](Comm &c, Comm &other, float *x) {
+             sum_of_5(c, other, x), other.all_reduce_sum({x, 7});
+         },
+         [](Comm &c, Comm &other, float *x) {
+             other.all_reduce_sum({x, 7}), sum_of_5(c, other, x);
+         },
+         {"ranks wait for each other", "rank 0 of 2 is at ncclAllReduce of 5", "rank 1 of 2 is at ncclAllReduce of 7"}},
+    };
+    for (const auto &[first, second, expected] : faults) expect_contains(error_of_ranks(first, second), expected);
+    EXPECT_EQ(error_of_ranks(sum_of_5, sum_of_5), "no error");
+}
+
+TEST(CudaNccl, FindsWrongCallsOfOneRank) {
+    const auto both = [](const Calls &calls) { return error_of_ranks(calls, calls); };
+    expect_contains(both([](Comm &c, Comm &, float *x) {
+                        c.all_gather({x + 1, 5}, {x, 10});
+                    }),
+                    {"slices of ncclAllGather", "overlap"});
+    expect_contains(both([](Comm &c, Comm &, float *x) { c.reduce_scatter_sum({x, 10}, {x + 2, 5}); }), {"overlap"});
+    expect_contains(both([](Comm &c, Comm &, float *x) {
+                        c.wait(c.exchange({x, 5}, 1 - c.rank, {x + 4, 5}, 1 - c.rank));
+                    }),
+                    {"slices of ncclRecv", "overlap"});
+    const CudaStream urgent(StreamPriority::urgent), second(StreamPriority::urgent), normal;
+    float x = 1;
+    ncclUniqueId id;
+    ncclComm_t alone, again;
+    ncclGetUniqueId(&id), ncclCommInitRank(&alone, 1, id, 0);
+    const auto sum = [&](cudaStream_t stream) { ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, alone, stream); };
+    sum(urgent);
+    expect_error([&] { sum(normal); }, {"a stream of normal priority"});
+    expect_error([&] { sum(second); }, {"rank 0 calls NCCL on two streams"});
+    expect_error([&] { ncclSend(&x, 1, ncclFloat32, 0, alone, urgent); }, {"ncclSend of 1 f32", "not in a group"});
+    expect_error([&] { ncclCommInitRank(&again, 2, id, 1); }, {"rank 1 of 2 joins a communicator of 1 ranks"});
+    ncclCommDestroy(alone);
+}
+#endif
 
 }  // namespace

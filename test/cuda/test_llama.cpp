@@ -152,15 +152,19 @@ TEST(SlowCudaRanks, EqualOneRank) {
 // divided experts. Each case has its own orders of streams.
 static void expect_one_ranks_results_over_gpus(unsigned first_order, unsigned orders) {
     if (ranks_with_gpus() < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
-    RankCase divided{2, 1, SpMode::ring, 6, 3, 1, few_documents}, tensors{2, 1, SpMode::ring, 1, 1, 1, few_documents};
-    divided.experts = tensors.tp = 2;
+    RankCase divided{2, 1, SpMode::ring, 6, 3, 1, few_documents}, tensors{2, 1, SpMode::ring, 1, 1, 1, few_documents},
+        all{8, 2, SpMode::ulysses, 1, 3, 1, few_documents};
+    divided.experts = tensors.tp = all.tp = 2, all.group = 4;
     const RankCase one{1, 1, SpMode::ring, 6, 0, 1, few_documents};
     const RankResult untied_want = on_device<CudaF32>(one, untied), experts_want = on_device<CudaF32>(one, experts);
     for (const RankCase &c : {RankCase{2, 2, SpMode::ring, 6, 2, 3, few_documents},
                               {2, 1, SpMode::ring, 6, 1, 3, few_documents},
                               {2, 1, SpMode::ring, 6, 3, 3, few_documents},
+                              {4, 4, SpMode::ring, 6, 1, 1, few_documents},
                               divided,
-                              tensors}) {
+                              tensors,
+                              all}) {
+        if (int(c.world) > ranks_with_gpus()) continue;
         const RankModel model = c.experts > 1 ? experts : untied;
         const auto check = [&](CudaF32) {
             check_rank_result(c.name(), on_device<CudaF32>(c, model, Gpus::each), model == experts ? experts_want : untied_want);
