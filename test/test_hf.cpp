@@ -429,6 +429,11 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
                               {"qwen3-30b-a3b", 30532122624},
                               {"qwen3-235b-a22b", 235093634560},
                               {"qwen1.5-moe-a2.7b", 14315784192},
+                              {"qwen3.5-0.8b", 752393024},  // of the text part
+                              {"qwen3.5-4b", 4205751296},
+                              {"qwen3.5-9b", 8953803264},
+                              {"qwen3.5-27b", 26895998464},
+                              {"qwen3.5-35b-a3b", 34660610688},
                               {"mixtral-8x7b", 46702792704},
                               {"phi3-mini-4k", 3821079552},
                               {"olmo2-1b", 1484916736},

@@ -15,6 +15,7 @@ struct Preset {
     double init = 0.02;
     size_t experts = 0, chosen = 0, expert_F = 0, shared_F = 0;  // for a mixture of experts
     bool normed = false;
+    size_t value_heads = 0;  // of linear attention in three of four layers, with 16 key heads of 128 channels
 };
 
 // clang-format off
@@ -42,6 +43,11 @@ static const Preset presets[] = {
     {"qwen3-30b-a3b",   "qwen3_moe", 2048, 6144, 48, 32, 4, 128, 151936, 40960, 1e6, 0, 1e-6, false, 151643, 151645, 0, 0.02, 128, 8, 768, 0, true},
     {"qwen3-235b-a22b", "qwen3_moe", 4096, 12288, 94, 64, 4, 128, 151936, 40960, 1e6, 0, 1e-6, false, 151643, 151645, 0, 0.02, 128, 8, 1536, 0, true},
     {"qwen1.5-moe-a2.7b", "qwen2_moe", 2048, 5632, 24, 16, 16, 128, 151936, 8192, 1e6, 0, 1e-6, false, 151643, 151643, 0, 0.02, 60, 4, 1408, 5632},
+    {"qwen3.5-0.8b",    "qwen3_5_text", 1024, 3584, 24, 8, 2, 256, 248320, 262144,  1e7,    0,     1e-6, true,  248044, 248044, 0, 0.02, 0, 0, 0, 0, false, 16},
+    {"qwen3.5-4b",      "qwen3_5_text", 2560, 9216, 32, 16, 4, 256, 248320, 262144, 1e7,    0,     1e-6, true,  248044, 248044, 0, 0.02, 0, 0, 0, 0, false, 32},
+    {"qwen3.5-9b",      "qwen3_5_text", 4096, 12288, 32, 16, 4, 256, 248320, 262144, 1e7,   0,     1e-6, false, 248044, 248044, 0, 0.02, 0, 0, 0, 0, false, 32},
+    {"qwen3.5-27b",     "qwen3_5_text", 5120, 17408, 64, 24, 4, 256, 248320, 262144, 1e7,   0,     1e-6, false, 248044, 248044, 0, 0.02, 0, 0, 0, 0, false, 48},
+    {"qwen3.5-35b-a3b", "qwen3_5_moe_text", 2048, 512, 40, 16, 2, 256, 248320, 262144, 1e7, 0,     1e-6, false, 248044, 248044, 0, 0.02, 256, 8, 512, 512, true, 32},
     {"mixtral-8x7b",    "mixtral", 4096, 14336, 32, 32, 8, 128, 32000,  32768,     1e6,    0,     1e-5, false, 1,      2, 0, 0.02, 8, 2},
     {"phi3-mini-4k",    "phi3",    3072, 8192,  32, 32, 32, 96,  32064,  4096,      10000,  0,     1e-5, false, 1,      32000, 2047},
     {"smollm2-135m",    "llama",   576,  1536,  30, 9,  3,  64,  49152,  8192,      100000, 0,     1e-5, true,  0, 0, 0, 1. / 24},
@@ -96,6 +102,16 @@ static json preset_source(const Preset &p) {
     else if (p.experts)
         source.update({{"num_experts", p.experts}, {"moe_intermediate_size", p.expert_F}, {"norm_topk_prob", p.normed}});
     if (p.experts) source["num_experts_per_tok"] = p.chosen;
+    if (p.value_heads) {
+        source["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", p.theta}, {"partial_rotary_factor", 0.25}};
+        source.erase("rope_theta");
+        source.update({{"linear_num_key_heads", 16},
+                       {"linear_num_value_heads", p.value_heads},
+                       {"linear_key_head_dim", 128},
+                       {"linear_value_head_dim", 128},
+                       {"linear_conv_kernel_dim", 4}});
+        for (size_t l = 0; l < p.L; l++) source["layer_types"].push_back(l % 4 == 3 ? "full_attention" : "linear_attention");
+    }
     if (p.shared_F) source["shared_expert_intermediate_size"] = p.shared_F;
     if (p.window || p.family == std::string("mistral")) source["sliding_window"] = p.window ? json(p.window) : json();
     return source;
