@@ -56,8 +56,8 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using X = typename Dev::X;
     using Base::acts, Base::config, Base::dev,
         Base::row;  // acts.dx: (own, C), the residual stream's gradient
-    using Base::all_tokens, Base::begin_op, Base::for_tiles, Base::gather_tokens, Base::linear_backward, Base::linear_forward,
-        Base::residual, Base::sum_tokens;
+    using Base::all_tokens, Base::await_tokens, Base::begin_op, Base::for_tiles, Base::gather_tokens, Base::linear_backward,
+        Base::linear_forward, Base::residual, Base::sum_tokens;
 
   public:
     enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer
@@ -191,16 +191,20 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l, const 
     const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx, *dln2 = a.ln2;
 
-    X *const input = Base::gather_tokens_between_ops(l, acts.input, dln2);  // which its gradient overwrites
-    const X *const dout = Base::gather_tokens_between_ops(l, acts.output, dx);
+    X *const input = all_tokens(acts.input, dln2);  // which its gradient overwrites
+    const X *const dout = all_tokens(acts.output, dx);
+    auto gathers = Base::begin_gathers(l, dln2, dx, Base::recomputes(UP));
     for_tiles([&](size_t t, size_t n) {
+        if (Base::recomputes(UP)) await_tokens(gathers.input);
         hidden_forward(l, pass.in(Phase::recompute), input, t, n);
         X *dact = a.act, *dfc = a.fc;  // (n, F)
         begin_op(Phase::backward, DOWN, l);
+        await_tokens(gathers.dout);
         linear_backward({pass, l, t, n}, Linear::down, dact, dw.fc_proj, dout + t * C, a.act, w.fc_proj);
         begin_op(Phase::backward, ACT, l);
         gelu_backward(dev, dfc, dact, a.fc, n * F, config.gelu);
         begin_op(Phase::backward, UP, l);
+        await_tokens(gathers.input);
         linear_backward({pass, l, t, n}, Linear::gate_up, input + t * C, dw.fc, dfc, input + t * C, w.fc);
     });
     sum_tokens(dln2, input);
@@ -215,13 +219,16 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l, const Pas
     const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx, *dqkv = a.qkv;
 
+    X *const dln1 = a.ln1, *const input = all_tokens(acts.input, dln1);
+    auto gathers = Base::begin_gathers(l, dln1, dx);
     begin_op(Phase::backward, PROJ, l);
-    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.proj, gather_tokens(acts.output, dx), a.att, w.proj);
+    await_tokens(gathers.dout);
+    linear_backward({pass, l, 0, T}, Linear::o, a.datt, dw.proj, all_tokens(acts.output, dx), a.att, w.proj);
     begin_op(Phase::backward, ATTENTION, l);
     Base::attention_backward(pass, l, a);
     begin_op(Phase::backward, QKV, l);
     const bool has_dln1 = l > 0 || Base::trains_input();  // no trained weights precede the first adapters
-    X *const dln1 = a.ln1, *const input = gather_tokens(acts.input, dln1);
+    await_tokens(gathers.input);
     linear_backward({pass, l, 0, T}, Linear::qkv, has_dln1 ? input : nullptr, dw.qkv, dqkv, input, w.qkv);
     if (!has_dln1) return;
     sum_tokens(dln1, input);
@@ -238,7 +245,11 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
         begin_op(Phase::backward, EMBED);
         embedding_backward(dev, gradients.positions, acts.dx, row.doc_pos + row.own_begin, row.own, C, 0, config.max_positions);
     });
-    const X *const dx = row.T ? Base::gather_tokens_between_ops(0, acts.output, acts.dx) : nullptr;
+    const X *const dx = all_tokens(acts.output, acts.dx);
+    if (row.T) {
+        Request gather = Base::begin_gather(0, acts.output, acts.dx);
+        await_tokens(gather);
+    }
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Phase::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, dx, row.tokens, row.T, C, first / C, n / C);

@@ -85,8 +85,8 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using X = typename Dev::X;
     using Base::acts, Base::config, Base::dev,
         Base::row;  // acts.dx: (own, C), the residual stream's gradient
-    using Base::all_tokens, Base::begin_op, Base::for_tiles, Base::gather_tokens, Base::linear_backward, Base::linear_forward,
-        Base::residual, Base::sum_tokens;
+    using Base::all_tokens, Base::await_tokens, Base::begin_op, Base::for_tiles, Base::gather_tokens, Base::linear_backward,
+        Base::linear_forward, Base::residual, Base::sum_tokens;
 
   public:
     enum Op : size_t { LN1, QKV, GATES, CONV, ROPE, ATTENTION, GATE, PROJ, POST1, LN2, UP, ACT, DOWN, POST2 };  // of a layer
@@ -133,7 +133,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void shared_keys_forward(size_t l, const Pass &pass, const X *input);
     void shared_keys_backward(size_t l, const Pass &pass, X *input, bool has_dinput);
     void linear_attention(size_t l, const Pass &pass);
-    void linear_attention_backward(size_t l, const Pass &pass, bool has_input);
+    void linear_attention_backward(size_t l, const Pass &pass, Request &input_gather, bool has_input);
     template <class F> void for_expert_tiles(size_t l, F f);
     void hidden_forward(size_t l, const Pass &pass, size_t t, const ExpertTokens &n);
     void experts_forward(size_t l, const Pass &pass, X *next);
@@ -432,16 +432,20 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l, const
     if (runs(POST2)) norm_backward(dbranch, dw.post2, nullptr, dx, a.down, w.post2, a.post_rstd2);
     if (config.has_experts(l)) experts_backward(l, pass);
     else {
-        X *const input = Base::gather_tokens_between_ops(l, acts.input, dinput);  // which its gradient overwrites
-        const X *const dout = Base::gather_tokens_between_ops(l, acts.output, branch_gradient());
+        X *const dhalf = branch_gradient(), *const dout = all_tokens(acts.output, dhalf);
+        X *const input = all_tokens(acts.input, dinput);  // which its gradient overwrites
+        auto gathers = Base::begin_gathers(l, dinput, dhalf, Base::recomputes(UP));
         for_tiles([&](size_t t, size_t n) {
+            if (Base::recomputes(UP)) await_tokens(gathers.input);
             hidden_forward(l, pass.in(Phase::recompute), input, t, n);
             X *dact = a.act, *dgate_up = a.gate_up;
             begin_op(Phase::backward, DOWN, l);
+            await_tokens(gathers.dout);
             linear_backward({pass, l, t, n}, Linear::down, dact, dw.down, dout + t * C, a.act, w.down);
             begin_op(Phase::backward, ACT, l);
             swiglu_backward(dev, dgate_up, dact, a.gate_up, n, config.F, config.gate);
             begin_op(Phase::backward, UP, l);
+            await_tokens(gathers.input);
             linear_backward({pass, l, t, n}, Linear::gate_up, input + t * C, dw.gate_up, dgate_up, input + t * C, w.gate_up);
         });
         sum_tokens(dinput, input);
@@ -457,18 +461,21 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l, const Pa
 
     X *dx = acts.dx;
     if (runs(POST1)) norm_backward(dbranch, dw.post1, nullptr, dx, a.proj, w.post1, a.post_rstd1);
+    X *const dhalf = branch_gradient(), *const dout = all_tokens(acts.output, dhalf);
+    X *const dinput = attention_input(l, pass), *const input = all_tokens(acts.input, dinput);
+    auto gathers = Base::begin_gathers(l, dinput, dhalf);
     begin_op(Phase::backward, PROJ, l);
-    linear_backward({pass, l, 0, row.T}, last_matrix(l), a.datt, dw.o, gather_tokens(acts.output, branch_gradient()),
-                    attention_output(a), w.o);
+    await_tokens(gathers.dout);
+    linear_backward({pass, l, 0, row.T}, last_matrix(l), a.datt, dw.o, dout, attention_output(a), w.o);
     if (runs(GATE)) gate_output_backward(l, w, dw, a);
     const bool has_dinput = l > 0 || Base::trains_input();  // no trained weights precede the first adapters
-    if (config.has_delta(l)) return linear_attention_backward(l, pass, has_dinput);
+    if (config.has_delta(l)) return linear_attention_backward(l, pass, gathers.input, has_dinput);
     begin_op(Phase::backward, ATTENTION, l);
     Base::attention_backward(pass, l, a);
     begin_op(Phase::backward, ROPE, l);
     rotate_backward(l, w, dw, a);
     begin_op(Phase::backward, QKV, l);
-    X *const dinput = attention_input(l, pass), *const input = gather_tokens(acts.input, dinput);
+    await_tokens(gathers.input);
     if (config.part.shares_keys()) shared_keys_backward(l, pass, input, has_dinput);
     else linear_backward({pass, l, 0, row.T}, Linear::qkv, has_dinput ? input : nullptr, dw.qkv, projected(a), input, w.qkv);
     if (!has_dinput) return;
@@ -537,7 +544,8 @@ void Llama<Dev>::gate_output_backward(size_t l, const LlamaLayer<X> &w, const Ll
 }
 
 // From datt and the gradient of gate to the gradients of the weights and of the layer's input. Three matrices have the same input.
-template <class Dev> void Llama<Dev>::linear_attention_backward(size_t l, const Pass &pass, bool has_input) {
+template <class Dev>
+void Llama<Dev>::linear_attention_backward(size_t l, const Pass &pass, Request &input_gather, bool has_input) {
     const size_t T = row.T;
     const LlamaLayer<X> &w = weights.layer[l];
     const LlamaLayer<float> &dw = gradients.layer[l];
@@ -553,7 +561,8 @@ template <class Dev> void Llama<Dev>::linear_attention_backward(size_t l, const 
     ring_conv_backward(dev, ring, pieces(a), dprojected, dw.delta.conv, d.scratch, d.dqkv, a.projected, w.delta.conv, T,
                        config.delta.row());
     begin_op(Phase::backward, GATES, l);
-    const X *const input = gather_tokens(acts.input, attention_input(l, pass));
+    const X *const input = all_tokens(acts.input, attention_input(l, pass));
+    await_tokens(input_gather);
     delta_gates_backward(dev, d.ba, dw.delta.A_log, dw.delta.dt_bias, d.scratch, dgates, gates, d.ba, w.delta.A_log,
                          w.delta.dt_bias, T, config.delta.Hv);
     linear_backward({pass, l, 0, T}, Linear::delta_z, dinput, dw.delta.z, a.gate, input, w.delta.z);
@@ -612,7 +621,11 @@ void Llama<Dev>::wide_qk_norm_backward(const LlamaLayer<X> &w, const LlamaLayer<
 // The gradients of the embedding are summed over ranks as soon as they are complete, a few rows at a time.
 template <class Dev> void Llama<Dev>::input_backward() {
     scale(acts.dx, acts.dx, embedding_factor(), row.own);
-    const X *const dx = row.T ? Base::gather_tokens_between_ops(0, acts.output, acts.dx) : nullptr;
+    const X *const dx = all_tokens(acts.output, acts.dx);
+    if (row.T) {
+        Request gather = Base::begin_gather(0, acts.output, acts.dx);
+        await_tokens(gather);
+    }
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
         begin_op(Phase::backward, EMBED);
         embedding_backward(dev, Base::embed_dw, dx, row.tokens, row.T, config.C, first / config.C, n / config.C);

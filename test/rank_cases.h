@@ -95,8 +95,21 @@ inline std::vector<RankCase> third_of(std::vector<RankCase> cases) {
 
 // untied, tied: a Llama-like model; adapted: untied with adapters and dropout; norm_after: untied with the norms of OLMo 2; experts: untied with
 // experts; hybrid: untied with linear attention in two of its layers; sparse_hybrid: with experts, too; fused: untied with q, k and v in one tensor, and
-// gate and up in another; adapted_fused: both
-enum RankModel { untied, tied, gpt2, rank_models, adapted, norm_after, experts, hybrid, sparse_hybrid, fused, adapted_fused };
+// gate and up in another; adapted_fused: both; wide: untied with matrices that 2, 3 or 6 ranks divide into multiples of 16
+enum RankModel {
+    untied,
+    tied,
+    gpt2,
+    rank_models,
+    adapted,
+    norm_after,
+    experts,
+    hybrid,
+    sparse_hybrid,
+    fused,
+    adapted_fused,
+    wide
+};
 
 // Successive numbers give each model every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -131,6 +144,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
             1e-3f;  // outputs near 0, as of a first token whose query and key are nearly orthogonal, amplify roundings in their norm
         c.delta = {.Hk = 2, .Hv = 4, .Dk = 16, .Dv = 8, .layers = {true, false, true}};
     }
+    if (model == wide) c.F = 96;
     c.fused = model == fused || model == adapted_fused;
     if (model == adapted || model == adapted_fused)
         c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};

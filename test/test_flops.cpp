@@ -149,6 +149,13 @@ TEST(Prediction, OpsHideMessages) {
     const double sums = 7.0 / 8 * 2 * 4 * (embedding + layer) / 1e9;  // attention hides the ring's keys and values
     EXPECT_GT(predict_messages(*ring.model(), ring.config, ring.limits, 1).kv, 0u);
     EXPECT_NEAR(ring.seconds(slow).messages, sums, 1e-4 * sums);
+    // Tensor parallelism sends each token ten times for a layer and four times for embedding and head. Ops hide the gathers of both halves' inputs in the
+    // backward pass. Statistics of the head and gradients of norms, less than a thousandth, are left out.
+    Predicted tensors(2, 1, 0);
+    tensors.limits.ranks.tp = 2;
+    const ModelConfig &c = tensors.config;
+    const double tokens = double(8 * c.L + 4) * double(tensors.limits.row_tokens * c.C) * 2 / 2 / 1e9;
+    EXPECT_NEAR(tensors.seconds(slow).messages, tokens, 1e-3 * tokens);
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------------------------

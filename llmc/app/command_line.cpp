@@ -325,7 +325,6 @@ static void check_together(const std::string &program, const Options &o, Task ta
             die("--tensor_parallel %zu with %s: %s\n  fix: leave one of them out", tp, flag, why);
         };
         if (o.zero_group % tp) refuse("--zero_group", "a group needs whole models, so it is a multiple of --tensor_parallel");
-        if (o.fp8) refuse("--fp8", "a matrix's scale would need the largest value of all ranks' parts");
         if (o.async_steps) refuse("--async_steps", "answers and training would use one communicator at a time");
     }
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");

@@ -79,8 +79,6 @@ static void open_model_config(Run &run, const std::string &tokenizer) {
     if (run.model.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: use a language model, or the task rm or eval",
             run.model.dir.c_str(), task_name(run.task));
-    if (const std::string obstacle = obstacle_to_fp8(run.model.config); o.fp8 && !obstacle.empty())
-        die("--fp8 %s\n  fix: leave --fp8 out", obstacle.c_str());
     if (o.router_aux_loss_coef >= 0) {
         if (run.model.config.experts.number == 0 && o.router_aux_loss_coef > 0)
             die("--router_aux_loss_coef %g keeps experts in balance, but this model is not a mixture of experts\n  fix: leave it out",
@@ -171,6 +169,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
             die("--expert_parallel %zu divides experts, and this model has none\n  fix: leave it out", o.expert_parallel);
         run.model.ranks = ranks_of(run, run.model.config, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
         if (o.exact) expect_exact(run);
+        if (const std::string obstacle = obstacle_to_fp8(run.model.config, o.tensor_parallel); o.fp8 && !obstacle.empty())
+            die("--fp8 %s\n  fix: leave --fp8 out", obstacle.c_str());
         run.share_prompts = shares_prompts(run);
     });
     if (parsed.show) return show(run);

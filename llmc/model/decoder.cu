@@ -337,9 +337,21 @@ template <class Dev> typename Dev::X *Decoder<Dev>::gather_tokens(X *all, const 
     return all;
 }
 
-template <class Dev> typename Dev::X *Decoder<Dev>::gather_tokens_between_ops(size_t l, X *all, const X *own) {
-    if (limits.ranks.tp > 1) trace_.begin_transfer(Phase::backward, TOKENS, l);
-    return gather_tokens(all, own);
+template <class Dev> Request Decoder<Dev>::begin_gather(size_t l, X *all, const X *own) {
+    Request gather;
+    if (limits.ranks.tp == 1) return gather;
+    trace_.begin_transfer(Phase::backward, TOKENS, l);
+    mesh_->tensor->start(gather, [&] { gather_tokens(all, own); });
+    return gather;
+}
+
+template <class Dev>
+typename Decoder<Dev>::HalfGathers Decoder<Dev>::begin_gathers(size_t l, const X *input, const X *dout, bool input_first) {
+    HalfGathers gathers;
+    if (input_first) gathers.input = begin_gather(l, acts.input, input);
+    gathers.dout = begin_gather(l, acts.output, dout);
+    if (!input_first) gathers.input = begin_gather(l, acts.input, input);
+    return gathers;
 }
 
 template <class Dev> void Decoder<Dev>::sum_tokens(X *own, const X *all) {

@@ -166,10 +166,11 @@ template <class Dev> class Decoder : public Model, public Generator {
     // Begins an op of a half of layer l. Returns false if the op must not run: if the model lacks it, or in Phase::recompute, if its results have been
     // kept.
     bool runs(size_t op, size_t l, Phase phase) {
-        if (!ops.layer[op].exists || (phase == Phase::recompute && limits.recompute < ops.layer[op].from)) return false;
+        if (!ops.layer[op].exists || (phase == Phase::recompute && !recomputes(op))) return false;
         begin_op(phase, op, l);
         return true;
     }
+    bool recomputes(size_t op) const { return limits.recompute >= ops.layer[op].from; }
     // Calls f(first, n) for each tile of the row's tokens in order. The hidden arrays of the feed-forward hold one tile: (tile, F).
     template <class F> void for_tiles(F f) { for_tiles(f, row.T, tile); }
     template <class F> void for_tiles(F f, size_t tokens, size_t step) {
@@ -186,9 +187,19 @@ template <class Dev> class Decoder : public Model, public Generator {
     // tokens; experts see the rank's own tokens. gather_tokens() goes from the first form to the second, and returns the array that has all tokens.
     // sum_tokens() goes back: it adds the ranks' parts of each token's sum. On one rank both forms are the same array, and these functions do nothing.
     X *gather_tokens(X *all, const X *own);
-    X *gather_tokens_between_ops(size_t l, X *all, const X *own);  // of layer l's backward pass
     void sum_tokens(X *own, const X *all);
     X *all_tokens(X *all, X *own) const { return limits.ranks.tp > 1 ? all : own; }
+    // The same between two ops of layer l's backward pass, while computation goes on. `all` has the tokens after await_tokens().
+    Request begin_gather(size_t l, X *all, const X *own);
+    void await_tokens(Request &gather) {
+        if (limits.ranks.tp > 1) mesh_->tensor->wait(std::move(gather));
+    }
+    // The gathers of a half's input into acts.input and of its output's gradient into acts.output, before the half's backward pass. The one that is
+    // needed later overlaps with computation.
+    struct HalfGathers {
+        Request input, dout;
+    };
+    HalfGathers begin_gathers(size_t l, const X *input, const X *dout, bool input_first = false);
     // Returns the rank's part of an array with n floats of each rank of its tensor group, which gather_floats() sends to the others.
     float *own_floats(float *all, size_t n) const { return all + limits.ranks.tp_rank() * n; }
     void gather_floats(float *all, size_t n);

@@ -146,7 +146,8 @@ class Simulation {
     struct Transfer {
         size_t id;
         std::string what;
-        double left;  // seconds
+        double left;           // seconds
+        bool is_read = false;  // by the op that waits for it, from its beginning
     };
     struct Lane {  // consecutive transfers
         double now = 0;
@@ -223,33 +224,36 @@ class Simulation {
         sum.messages += seconds, op_end_ += seconds;
     }
 
-    // No computation overlaps with the messages of tensor parallelism, which grow with the row.
-    void send_tokens(const Event &e) {
-        const double bytes = double(e.amount) * double(ring_.local_T()) / double(steps_.tokens);
-        const double seconds = bytes / double(e.ranks) / rate_of(e, rates_);
+    // No computation overlaps with the messages of tensor parallelism within an op.
+    void send_tokens(double seconds) {
         advance(Event::messages, now_);
         lanes_[Event::messages].queue.push_front({0, "tokens", seconds});
         sum.messages += seconds, op_end_ = std::max(now_, op_end_) + seconds;
     }
 
-    // A message sends results of earlier ops. A copy overlaps with the op that starts it, because that op uses other pieces.
+    // A message sends results of earlier ops. A copy overlaps with the op that starts it, because that op uses other pieces. Messages of tensor
+    // parallelism grow with the row.
     void start(const Event &e) {
-        if (is_of_tensors(e, r_, steps_)) return send_tokens(e);
+        const bool tokens = is_of_tensors(e, r_, steps_);
+        const double bytes = double(e.amount) * (tokens ? double(ring_.local_T()) / double(steps_.tokens) : 1);
+        const double seconds = e.lane == Event::messages ? bytes / double(e.ranks) / rate_of(e, rates_) : bytes / rates_.host;
+        if (tokens && e.key.op != ops_.number(TOKENS)) return send_tokens(seconds);
         if (ops_.of_layer(e.key.op)) return;  // a ring's message, or the experts' row counts
         if (e.lane == Event::messages) end_op();
         advance(e.lane, now_);
-        const double bytes = double(e.amount);
-        const double seconds = e.lane == Event::messages ? bytes / double(e.ranks) / rate_of(e, rates_) : bytes / rates_.host;
-        lanes_[e.lane].queue.push_back({e.id, name_of(e), seconds});
+        lanes_[e.lane].queue.push_back({e.id, name_of(e), seconds, tokens});
     }
     void wait(size_t id) {
         for (int lane = 0; lane < Event::lanes; lane++) {
             std::deque<Transfer> &queue = lanes_[lane].queue;
-            if (std::ranges::find(queue, id, &Transfer::id) == queue.end()) continue;
+            const auto transfer = std::ranges::find(queue, id, &Transfer::id);
+            if (transfer == queue.end()) continue;
+            const double busy = std::max(now_, op_end_), needed = transfer->is_read ? now_ : busy;
             for (bool done = false; !done;) done = queue.front().id == id, finish_first(lane);
-            const double busy = std::max(now_, op_end_);
-            now_ = std::max(now_, lanes_[lane].now);
-            (lane == Event::messages ? sum.messages : sum.copies) += std::max(0.0, now_ - busy);
+            const double late = std::max(0.0, lanes_[lane].now - needed);
+            if (needed < busy) op_end_ += late;
+            else now_ = std::max(now_, lanes_[lane].now);
+            (lane == Event::messages ? sum.messages : sum.copies) += late;
         }
     }
     void finish_first(int lane) { advance(lane, lanes_[lane].now + lanes_[lane].queue.front().left, true); }
@@ -282,6 +286,7 @@ class Simulation {
     }
     std::string name_of(const Event &e) const {
         const size_t unit = e.key.layer;
+        if (e.key.op == ops_.number(TOKENS)) return format("tokens of layer %zu", unit);
         if (e.key.op == ops_.number(COPY)) return format("activations of layer %zu", unit);
         if (e.key.op == ops_.number(ADAMW)) return e.lane == Event::messages ? "weights" : "moments and weights";
         const std::string what = e.key.op == ops_.number(GRAD_SUM) ? "gradients of " : "weights of ";
@@ -329,7 +334,7 @@ Payload predict_messages(Diagnosis &model, const ModelConfig &whole, const Model
             sent.grads = sent.params = sent.tensor = 0;  // discards the previous step's
         if (e.kind != Event::start || e.lane != Event::messages) continue;
         const size_t bytes = e.amount * (limits.ranks.world / e.ranks);  // of all such communicators
-        if (is_of_tensors(e, limits.ranks, steps)) sent.tensor += bytes * (ring.local_T() / steps.tokens);
+        if (is_of_tensors(e, limits.ranks, steps)) sent.tensor += bytes * ring.local_T() / steps.tokens;
         else if (!steps.ops.of_layer(e.key.op)) (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += bytes;
     }
     return sent;

@@ -50,20 +50,23 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
 }
 
 // Tensor cores multiply matrices of 8 bits in tiles of 16.
-std::string obstacle_to_fp8(const ModelConfig &c) {
+std::string obstacle_to_fp8(const ModelConfig &c, size_t tensor_ranks) {
     if (c.experts.number) return "multiplies the matrices of dense layers, and this model has experts";
     if (c.delta.Hk) return "multiplies the matrices of attention and feed-forward, and this model has linear attention";
-    for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
-        if (const auto [IC, OC] = linear_shape(c, matrix); IC % 16 || OC % 16)
-            return format(
-                "multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)", OC,
-                IC);
+    if (part_of(c, tensor_ranks, 0).part.shares_keys())
+        return format("multiplies queries, keys and values by one matrix, and %zu ranks share %zu key heads", tensor_ranks, c.KV);
+    for (size_t rank = 0; rank < tensor_ranks; rank++)
+        for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
+            if (const auto [IC, OC] = linear_shape(part_of(c, tensor_ranks, rank), matrix); IC % 16 || OC % 16)
+                return format(
+                    "multiplies matrices whose sizes are multiples of 16, and the layers of this model have one of (%zu, %zu)%s",
+                    OC, IC, tensor_ranks > 1 ? format(", the part of one of %zu ranks", tensor_ranks).c_str() : "");
     return "";
 }
 
 ModelLimits co_resident_limits(ModelLimits limits, const ModelConfig &config, Mode mode) {
     limits.mode = mode, limits.teacher = {}, limits.head_chunk = least_head_chunk;
-    limits.fp8 &= obstacle_to_fp8(config).empty();
+    limits.fp8 &= obstacle_to_fp8(config, limits.ranks.tp).empty();
     if (mode == Mode::generate) limits.ranks = limits.ranks.of_generation(), limits.share_prompts = false;
     limits.cache_pages = limits.sequences = limits.sequence_pages = limits.appended = 0;
     return limits;

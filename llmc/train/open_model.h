@@ -15,8 +15,8 @@ ModelLimits flag_limits(const Options &o);
 void set_offload(ModelLimits &limits, const Names &offload);   // from --offload
 size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that the data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
-// Returns why FP8 cannot multiply a model's matrices; empty if it can.
-std::string obstacle_to_fp8(const ModelConfig &config);
+// Returns why FP8 cannot multiply a model's matrices, which tensor_ranks divide; empty if it can.
+std::string obstacle_to_fp8(const ModelConfig &config, size_t tensor_ranks);
 // Returns the limits of a second model in memory, without a generation cache. A model that generates has no ranks.
 ModelLimits co_resident_limits(ModelLimits limits, const ModelConfig &config, Mode mode);
 

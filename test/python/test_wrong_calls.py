@@ -48,7 +48,7 @@ WRONG = [
     (f"{SFT} --ranks 2 --tensor_parallel 2 --lora_rank 4 --load_in 4bit", "blocks of 64 weights", "--load_in 8bit"),
     ("sft --model golden/phi4 --data data.safetensors --ranks 2 --tensor_parallel 2", "it has 1 key heads", "one tensor", "leave it out"),
     ("sft --model golden/olmo2 --data data.safetensors --ranks 4 --tensor_parallel 4", "it has 2 key heads", "one norm is over all key heads"),
-    (f"{SFT} --ranks 4 --tensor_parallel 2 --fp8", "--tensor_parallel 2 with --fp8", "leave one of them out"),
+    (f"{SFT} --model golden/llama3 --ranks 2 --tensor_parallel 2 --fp8", "sizes are multiples of 16", "the part of one of 2 ranks", "leave --fp8 out"),
     (f"{SFT} --ranks 6 --tensor_parallel 2 --zero_group 3", "--tensor_parallel 2 with --zero_group", "a multiple"),
     (f"{SFT} --zero_group 2", "--zero_group 2 does not divide 1 rank\n  fix: leave it out"),
     (f"{SFT} --ranks 2 --expert_parallel 2", "--expert_parallel 2 divides experts, and this model has none", "leave it out"),
