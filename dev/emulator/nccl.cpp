@@ -91,8 +91,8 @@ struct Waiting {
     std::function<std::vector<int>()> lacks;  // the ranks for which it waits now
 };
 
-std::mutex
-    lock;  // guards all of these; never held while work is enqueued, because work, which the scheduler's lock guards, takes it
+// Guards all of these. It is never held while work is enqueued, because work takes it within the scheduler's lock.
+std::mutex lock;
 
 // Returns the calls of a circle of ranks that wait for each other, beginning with one of the path; empty if there is none.
 std::string circle(std::vector<const Rank *> path) {
