@@ -143,7 +143,7 @@ TEST(Prediction, OpsHideMessages) {
     const auto planned = p.model();
     const auto units = planned->rehearse_steps(1).trained.units;
     const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin), fast = 1e300;
-    const GpuRates slow{1e9, 1e9, 1e9, fast, 1e9, fast, fast};
+    const GpuRates slow{1e9, 1e9, 1e9, 1e9, fast, 1e9, fast, fast};
     const double want = 7.0 / 8 * ((2 + 4) * (embedding + layer) + 4 * embedding) / 1e9;
     EXPECT_NEAR(p.seconds(slow).messages, want, 1e-4 * want);
     const double sums = 7.0 / 8 * 2 * 4 * (embedding + layer) / 1e9;  // attention hides the ring's keys and values
@@ -156,6 +156,24 @@ TEST(Prediction, OpsHideMessages) {
     const ModelConfig &c = tensors.config;
     const double tokens = double(8 * c.L + 4) * double(tensors.limits.row_tokens * c.C) * 2 / 2 / 1e9;
     EXPECT_NEAR(tensors.seconds(slow).messages, tokens, 1e-3 * tokens);
+}
+
+// A head of 128 channels has two blocks in the forward pass, a key head one in the backward pass; the documents of a row occupy others, 128 in all.
+TEST(Prediction, BlocksLimitTheDeltaRule) {
+    constexpr double fast = 1e300, of_block = 1e9;
+    const GpuRates rates{fast, fast, of_block, fast, fast, fast, fast, fast};
+    for (const auto &[document, forward, backward] :
+         {std::array<size_t, 3>{8192, 1, 1}, {4096, 2, 2}, {1024, 4, 8}, {512, 4, 8}}) {
+        Predicted p(1, 1, 0, 8192);
+        p.config = preset("qwen3.5-0.8b"), p.limits.positions = document;
+        const DeltaConfig &d = p.config.delta;
+        const DeltaShape shape{8192, d.Hk, d.Hv, d.Dk, d.Dv, 0};
+        ASSERT_EQ(d.Hk, 16u);
+        const double heads = double(std::ranges::count(p.config.delta.layers, true)) * double(shape.T * shape.Hv);
+        const double want = heads * (gated_delta_flops(shape) / double(32 * forward) +
+                                     gated_delta_backward_flops(shape) / (1.5 * double(16 * backward)));
+        EXPECT_NEAR(p.seconds(rates).attention, want / of_block, 1e-6 * want / of_block) << document;
+    }
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------------------------

@@ -170,8 +170,10 @@ std::optional<GpuRates> gpu_rates(const std::string &name) {
         const double peak = gpu.tflops * 1e12;
         const bool nvlink = gpu.link > gpu.host, hopper = name == "h100" || name == "h200";
         const double grouped = hopper ? 0.155 : 0.3;  // 64 experts with 256 rows each; on an A100 by dev/emulator/gpu_model.md
+        const double delta = 9.7e10;  // an H100's by dev/cuda/ladder_counts.md; an A100 has 0.8 of it, an RTX 4090 1.4
         return GpuRates{products * peak,
                         grouped * peak,
+                        delta,
                         peak,
                         memory * gpu.memory * 1e9,
                         (nvlink ? link : 1) * gpu.link * 1e9,

@@ -184,8 +184,16 @@ class Simulation {
         if (op_end_ > now_) record({Interval::ops, stretch_of(e.key), now_, op_end_, e.key, e.key});
     }
     double rate_of_attention(size_t l, bool backward) const {
-        if (c_.has_delta(l)) return attention_rate(rates_, c_.delta.Dk, delta::chunk, backward);  // products of its chunks
+        if (c_.has_delta(l)) return rate_of_delta(backward);
         return attention_rate(rates_, c_.D, c_.window[l] ? std::min(c_.window[l], document_) : document_, backward);
+    }
+    // Tokens of a document come one after the other, so blocks limit the delta rule, not the GPU's peak.
+    double rate_of_delta(bool backward) const {
+        const DeltaConfig &d = c_.delta;
+        const DeltaShape shape{work_.T, d.Hk, d.Hv, d.Dk, d.Dv, 0};
+        const size_t heads = backward ? delta::backward_blocks(shape) : delta::forward_blocks(shape);
+        const size_t parts = std::min(delta::parts_of_row(heads, work_.T), std::max<size_t>(1, work_.T / document_));
+        return (backward ? 1.5 : 1) * rates_.delta * double(heads * parts);
     }
     void end_op() { now_ = std::max(now_, op_end_); }
     void dequantise(const Event &e) {

@@ -1,10 +1,14 @@
 // The gated delta rule on CUDA. Contract and formulas: gated_delta.h.
 //
-// A block computes a key head with its value heads, chunk by chunk. Its matrices are in scratch memory, which the L2 cache holds, and each of its threads
-// computes elements of a product alone. The sums of a column of e, of d and of their gradients depend only on that column, so a thread substitutes a
-// column without a barrier.
+// Columns of a state depend only on the same columns of the values, so a block of the forward pass computes 64 columns of a value head, chunk by chunk. In the
+// backward pass a block computes a key head with its value heads, because gradients of keys are sums over all columns of all of them. A block's matrices are
+// in scratch memory, which the L2 cache holds; tiles of the factors of a product pass through shared memory. The rows of a forward substitution depend on
+// each other, its columns do not: four threads compute a column in registers.
+//
+// Between two barriers all loads precede all stores, where the compiler could not know that they may.
 #pragma once
 #include "gated_delta.h"
+#include "ptx.cuh"
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
@@ -12,50 +16,170 @@ namespace delta_block {
 
 using namespace delta;
 
-struct BlockShared {
+constexpr unsigned threads = 256, warps = threads / 32;
+
+// ---- products of a block ---------------------------------------------------------------------------------------------------------
+
+constexpr unsigned tile = columns_of_block;  // rows and columns of an output's tile
+HOST_DEVICE inline unsigned tiles_of(size_t columns) { return unsigned((columns + tile - 1) / tile); }
+
+// Tensor cores multiply bf16, so a float is the sum of two, x = high + low to 16 bits, and a product has three terms: the fourth, low times low, is as
+// small as what x lost. Products of a model in float stay products of floats.
+template <class X> struct Tile;
+template <> struct Tile<bf16> {
+    static constexpr unsigned depth = 64, row = tile + 8;  // padded: ldmatrix reads eight rows from different banks
+    bf16 a[2][tile * row], b[2][tile * row];               // high and low; rows or columns, as in memory
+
+    __device__ static void put(bf16 (&to)[2][tile * row], unsigned outer, unsigned inner, float x) {
+        const bf16 high = x;
+        to[0][outer * row + inner] = high, to[1][outer * row + inner] = x - float(high);
+    }
+    template <bool by_rows> __device__ void put_a(unsigned outer, unsigned inner, float x) { put(a, outer, inner, x); }
+    template <bool by_rows> __device__ void put_b(unsigned outer, unsigned inner, float x) { put(b, outer, inner, x); }
+
+    // A warp has 16 rows and 32 columns of sums, in the layout of mma_m16n8k16.
+    template <bool a_rows, bool b_rows> __device__ void multiply(float (&sums)[4][4]) const {
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_of_a = warp % 4 * 16, column = warp / 4 * 32;
+        const unsigned eighth = lane % 8, odd = lane / 8 % 2 * 8, upper = lane / 16 * 8;  // of ldmatrix's four matrices
+#pragma unroll
+        for (unsigned k = 0; k < depth; k += 16) {
+            uint32_t left[2][4], right[2][2][4];  // [high or low][16 columns]
+            for (unsigned part = 0; part < 2; part++) {
+                if constexpr (a_rows) ldmatrix_x4(left[part], a[part] + (row_of_a + odd + eighth) * row + k + upper);
+                else ldmatrix_x4_trans(left[part], a[part] + (k + upper + eighth) * row + row_of_a + odd);
+                for (unsigned half = 0; half < 2; half++) {
+                    const unsigned j = column + half * 16 + upper;
+                    if constexpr (b_rows) ldmatrix_x4_trans(right[part][half], b[part] + (k + odd + eighth) * row + j);
+                    else ldmatrix_x4(right[part][half], b[part] + (j + eighth) * row + k + odd);
+                }
+            }
+            for (unsigned j = 0; j < 4; j++) {
+                const uint32_t *const high = right[0][j / 2] + j % 2 * 2, *const low = right[1][j / 2] + j % 2 * 2;
+                mma_m16n8k16(sums[j], left[1], {high[0], high[1]});
+                mma_m16n8k16(sums[j], left[0], {low[0], low[1]});
+                mma_m16n8k16(sums[j], left[0], {high[0], high[1]});
+            }
+        }
+    }
+    // Calls f(a, b, i, j) for this thread's sums[a][b], of row i and column j.
+    template <class F> __device__ static void each_sum(F f) {
+        const unsigned warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (unsigned a = 0; a < 4; a++)
+#pragma unroll
+            for (unsigned b = 0; b < 4; b++) f(a, b, warp % 4 * 16 + b / 2 * 8 + g, warp / 4 * 32 + a * 8 + 2 * t + b % 2);
+    }
+};
+template <> struct Tile<float> {
+    static constexpr unsigned depth = 32, row = tile + 4;
+    float a[depth * row], b[depth * row];  // both (depth, tile)
+
+    template <bool by_rows> __device__ void put_a(unsigned outer, unsigned inner, float x) {
+        a[by_rows ? inner * row + outer : outer * row + inner] = x;
+    }
+    template <bool by_rows> __device__ void put_b(unsigned outer, unsigned inner, float x) {
+        b[by_rows ? outer * row + inner : inner * row + outer] = x;
+    }
+
+    template <bool a_rows, bool b_rows> __device__ void multiply(float (&sums)[4][4]) const {
+        const unsigned i0 = threadIdx.x / 16 * 4, j0 = threadIdx.x % 16 * 4;
+        for (unsigned k = 0; k < depth; k++) {
+            const auto left = Vec<float>::load(a + k * row + i0), right = Vec<float>::load(b + k * row + j0);
+            for (int i = 0; i < 4; i++)
+                for (int j = 0; j < 4; j++) sums[i][j] += left[i] * right[j];
+        }
+    }
+    template <class F> __device__ static void each_sum(F f) {
+#pragma unroll
+        for (unsigned a = 0; a < 4; a++)
+#pragma unroll
+            for (unsigned b = 0; b < 4; b++) f(a, b, threadIdx.x / 16 * 4 + a, threadIdx.x % 16 * 4 + b);
+    }
+};
+
+// A factor of a product: f(row, column) is an element. `by_rows`: neighbours in a row are neighbours in memory, else those in a column.
+template <bool by_rows, class F> struct Factor { F f; };
+template <class F> __device__ Factor<true, F> by_rows(F f) { return {f}; }
+template <class F> __device__ Factor<false, F> by_columns(F f) { return {f}; }
+
+constexpr unsigned lanes_of_column = 4;  // threads that share a column of a substitution, every fourth row each
+
+// Row r's weights in later rows, from the four rows that r is one of. The padding is for four lanes' 16-byte loads, and for stores of many rows.
+struct RowWeights {
+    float of[lanes_of_column][chunk / lanes_of_column + 4], unused[4];
+};
+
+template <class X> struct BlockShared {
+    union {
+        alignas(16) Tile<X> tile;
+        alignas(16) RowWeights weights[chunk];  // of a substitution
+    };
     float decay[chunk], from_start[chunk], beta[chunk];  // exp(g), c, beta
     float q_factor[chunk], k_factor[chunk];              // 1 / sqrt(|x|^2 + eps)
-    float of_start[chunk], of_end[chunk], of_state;      // as on the CPU
+    float of_start[chunk], of_end[chunk];                // as on the CPU
     float partial[32];
 };
 
-struct Factor {  // element (i, k) is data[i * row + k * column]
-    const float *data;
-    size_t row, column = 1;
+// The sum of f(i) over i < n, at most max_D, by a warp. A lane's terms are loaded at once.
+template <class F> __device__ float sum_of_row(unsigned n, F f) {
+    float sum = 0;
+#pragma unroll
+    for (unsigned a = 0; a < max_D / 32; a++)
+        if (const unsigned i = threadIdx.x % 32 + a * 32; i < n) sum += f(i);
+    return warp_sum(sum);
+}
+
+struct Nothing {  // for sums that are stored as they are
+    __device__ float operator()(unsigned, unsigned) const { return 0; }
 };
 
 // Calls f(i) for all i < n, by the threads of the block, and waits for them.
-template <class F> __device__ void each(size_t n, F f) {
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
+template <class F> __device__ void each(unsigned n, F f) {
+    for (unsigned i = threadIdx.x; i < n; i += threads) f(i);
     __syncthreads();
 }
-
-// f(i, j, sum) gets the products' sums over k, a[i,k] b[k,j], for i < n and j < m; `terms` as on the CPU.
-template <class F> __device__ void products(Factor a, Factor b, size_t n, size_t m, size_t K, Sum terms, F f) {
-    each(n * m, [&](size_t at) {
-        const size_t i = at / m, j = at % m, begin = terms == Sum::from_row ? i : 0, end = terms == Sum::to_row ? i + 1 : K;
-        float sum = 0;
-        for (size_t k = begin; k < end; k++) sum += a.data[i * a.row + k * a.column] * b.data[k * b.row + j * b.column];
-        f(i, j, sum);
-    });
+// Calls store(i, load(i)) for all i < n. Several loads are in flight before the first store; those beyond n load the last value, because a branch would wait
+// for each.
+template <class L, class S> __device__ void each_value(unsigned n, L load, S store) {
+    constexpr unsigned at_once = 8;
+    for (unsigned begin = threadIdx.x; begin < n; begin += at_once * threads) {
+        float values[at_once];
+#pragma unroll
+        for (unsigned a = 0; a < at_once; a++) values[a] = load(min(begin + a * threads, n - 1));
+#pragma unroll
+        for (unsigned a = 0; a < at_once; a++)
+            if (begin + a * threads < n) store(begin + a * threads, values[a]);
+    }
+    __syncthreads();
+}
+// Calls f(i, lane) for all i < n, each by a warp, and waits for them.
+template <class F> __device__ void each_row(unsigned n, F f) {
+    for (unsigned i = threadIdx.x / 32; i < n; i += warps) f(i, threadIdx.x % 32);
+    __syncthreads();
 }
 
 // The block's matrices, one after the other: first those of a chunk, then for each value head of the group dL/dS, and the states and e of an interval.
 struct BlockMatrices {
     static constexpr size_t chunks = interval / chunk;
-    size_t Dk, Dv, of_one;                      // of_head
+    unsigned Dk, Dv;
+    size_t of_one;                              // of_head
     float *q, *k, *dq, *dk;                     // (chunk, Dk)
+    float *of_q, *of_k, *of_end;                // (chunk, Dk): the parts of dq and dk from the states before and behind the chunk
     float *d, *dout, *dd, *dv;                  // (chunk, Dv)
-    float *P, *kk, *qk, *dweights, *dnegative;  // (chunk, chunk), 0 above the diagonal
+    float *P, *kk, *qk, *dweights, *dnegative;  // (chunk, chunk), 0 above the diagonal; dnegative is symmetric
     float *heads;
 
-    HOST_DEVICE static size_t of_chunk(const DeltaShape &s) { return 4 * chunk * (s.Dk + s.Dv) + 5 * chunk * chunk; }
+    HOST_DEVICE static size_t of_chunk(const DeltaShape &s) { return chunk * (7 * s.Dk + 4 * s.Dv + 5 * chunk); }
     HOST_DEVICE static size_t of_head(const DeltaShape &s) { return (1 + chunks) * s.Dk * s.Dv + chunks * chunk * s.Dv; }
     HOST_DEVICE static size_t of_block(const DeltaShape &s) { return of_chunk(s) + s.group() * of_head(s); }
+    HOST_DEVICE static size_t of_columns(const DeltaShape &s) {
+        return of_chunk(s) + s.Dk * tile;
+    }  // if a block has columns of one state alone
 
-    __device__ BlockMatrices(float *from, const DeltaShape &s) : Dk(s.Dk), Dv(s.Dv), of_one(of_head(s)) {
+    __device__ BlockMatrices(float *from, const DeltaShape &s) : Dk(unsigned(s.Dk)), Dv(unsigned(s.Dv)), of_one(of_head(s)) {
         const auto take = [&](size_t n) { return from += n, from - n; };
         q = take(chunk * Dk), k = take(chunk * Dk), dq = take(chunk * Dk), dk = take(chunk * Dk);
+        of_q = take(chunk * Dk), of_k = take(chunk * Dk), of_end = take(chunk * Dk);
         d = take(chunk * Dv), dout = take(chunk * Dv), dd = take(chunk * Dv), dv = take(chunk * Dv);
         P = take(chunk * chunk), kk = take(chunk * chunk), qk = take(chunk * chunk);
         dweights = take(chunk * chunk), dnegative = take(chunk * chunk);
@@ -67,227 +191,402 @@ struct BlockMatrices {
 };
 
 template <class X> struct Block {
-    BlockShared &shared;
+    BlockShared<X> &shared;
     BlockMatrices m;
     const X *qkv;
     DeltaGates<const float> gates;
     const DeltaShape &s;
-    size_t head;  // of keys
+    size_t head;                                                            // of keys
+    static constexpr unsigned of_thread = tile * Tile<X>::depth / threads;  // elements of a factor's tile
+
+    // Calls f(n, outer, inner) for the n-th element of this thread of a tile with `row` elements in a row.
+    template <unsigned row, class F> __device__ static void each_of_tile(F f) {
+        static_assert(threads % row == 0);
+#pragma unroll
+        for (unsigned n = 0; n < of_thread; n++) f(n, threadIdx.x / row + n * (threads / row), threadIdx.x % row);
+    }
+
+    // store(i, j, sum, load(i, j)) gets the sums over k of a(i, k) b(k, j), for i < n and j < columns, and may overwrite what only load(i, j) reads.
+    template <bool a_rows, class A, bool b_rows, class B, class L, class S>
+    __device__ void multiply(unsigned n, unsigned columns, unsigned K, Factor<a_rows, A> a, Factor<b_rows, B> b, L load,
+                             S store) {
+        constexpr unsigned depth = Tile<X>::depth;
+        const auto each_of_a = [](auto f) { each_of_tile<a_rows ? depth : tile>(f); };
+        const auto each_of_b = [](auto f) { each_of_tile<b_rows ? tile : depth>(f); };
+        for (unsigned i0 = 0; i0 < n; i0 += tile)
+            for (unsigned j0 = 0; j0 < columns; j0 += tile) {
+                float sums[4][4] = {};
+                for (unsigned k0 = 0; k0 < K; k0 += depth) {
+                    float from_a[of_thread], from_b[of_thread];  // all loads are in flight before the first store
+                    each_of_a([&](unsigned e, unsigned outer, unsigned inner) {
+                        const unsigned i = i0 + (a_rows ? outer : inner), k = k0 + (a_rows ? inner : outer);
+                        from_a[e] = i < n && k < K ? a.f(i, k) : 0.0f;
+                    });
+                    each_of_b([&](unsigned e, unsigned outer, unsigned inner) {
+                        const unsigned k = k0 + (b_rows ? outer : inner), j = j0 + (b_rows ? inner : outer);
+                        from_b[e] = k < K && j < columns ? b.f(k, j) : 0.0f;
+                    });
+                    each_of_a([&](unsigned e, unsigned outer, unsigned inner) {
+                        shared.tile.template put_a<a_rows>(outer, inner, from_a[e]);
+                    });
+                    each_of_b([&](unsigned e, unsigned outer, unsigned inner) {
+                        shared.tile.template put_b<b_rows>(outer, inner, from_b[e]);
+                    });
+                    __syncthreads();
+                    shared.tile.template multiply<a_rows, b_rows>(sums);
+                    __syncthreads();
+                }
+                float loaded[4][4];
+                Tile<X>::each_sum([&](unsigned a, unsigned b, unsigned i, unsigned j) {
+                    loaded[a][b] = i0 + i < n && j0 + j < columns ? load(i0 + i, j0 + j) : 0.0f;
+                });
+                Tile<X>::each_sum([&](unsigned a, unsigned b, unsigned i, unsigned j) {
+                    if (i0 + i < n && j0 + j < columns) store(i0 + i, j0 + j, sums[a][b], loaded[a][b]);
+                });
+            }
+        __syncthreads();
+    }
+
+    // Solves x[i] += sum_r weight(i, r) x[r] for the rows of x (n, columns), with the sum over the rows before i, or from the last row (from_last) over those
+    // behind it, and calls store(i, j, x[i][j]). Every row is subtracted from all later ones as soon as it is known.
+    template <bool from_last, class W, class S>
+    __device__ void substitute(const float *x, unsigned n, unsigned columns, W weight, S store) {
+        constexpr unsigned of_lane = chunk / lanes_of_column;
+        const auto row = [&](unsigned i) { return from_last ? n - 1 - i : i; };
+        each_value(
+            chunk * chunk,
+            [&](unsigned at) {
+                const unsigned r = at % chunk, i = r / lanes_of_column * lanes_of_column + at / chunk;
+                return i < n && r < i ? weight(row(i), row(r)) : 0.0f;
+            },
+            [&](unsigned at, float value) {
+                const unsigned behind = at / chunk;
+                shared.weights[at % chunk].of[behind % lanes_of_column][behind / lanes_of_column] = value;
+            });
+        const unsigned lane = threadIdx.x % 32, part = lane % lanes_of_column;
+        // Columns are eights, so a warp has eight or none.
+        for (unsigned j = threadIdx.x / lanes_of_column; j < columns; j += threads / lanes_of_column) {
+            float y[of_lane];  // of the rows from the next four that become known
+#pragma unroll
+            for (unsigned m = 0; m < of_lane; m++) {
+                const unsigned i = m * lanes_of_column + part;
+                y[m] = i < n ? x[row(i) * columns + j] : 0.0f;
+            }
+#pragma unroll 1
+            for (unsigned r = 0; r < n; r += lanes_of_column) {
+#pragma unroll
+                for (unsigned q = 0; q < lanes_of_column; q++) {
+                    const float known = __shfl_sync(all_lanes, y[0], int(lane - part + q));
+#pragma unroll
+                    for (unsigned m = 0; m < of_lane; m++) y[m] += shared.weights[r + q].of[part][m] * known;
+                }
+                if (r + part < n) store(row(r + part), j, y[0]);
+#pragma unroll
+                for (unsigned m = 0; m + 1 < of_lane; m++) y[m] = y[m + 1];
+                y[of_lane - 1] = 0;
+            }
+        }
+        __syncthreads();
+    }
 
     __device__ void load_keys(const Chunk &c) {
-        const X *x = qkv + c.begin * s.row() + head * s.Dk;
-        const float scale = rsqrtf(float(s.Dk));
-        each(2 * c.n, [&](size_t at) {
-            const bool is_key = at >= c.n;
-            const size_t t = is_key ? at - c.n : at;
-            const X *x_t = x + t * s.row() + (is_key ? s.Hk * s.Dk : 0);
-            float *out = (is_key ? m.k : m.q) + t * s.Dk, sum = 0;
-            for (size_t i = 0; i < s.Dk; i++) sum += float(x_t[i]) * float(x_t[i]);
-            const float factor = 1.0f / sqrtf(sum + s.eps);
-            (is_key ? shared.k_factor : shared.q_factor)[t] = factor;
-            for (size_t i = 0; i < s.Dk; i++) out[i] = float(x_t[i]) * factor * (is_key ? 1.0f : scale);
-        });
+        const X *x = qkv + c.begin * s.row() + head * m.Dk;
+        const float scale = rsqrtf(float(m.Dk));
+        constexpr unsigned at_once = 4,
+                           of_lane = max_D / 32;  // rows of a warp whose loads are in flight at once; elements of a row
+        const unsigned lane = threadIdx.x % 32, rows = 2 * unsigned(c.n);
+        for (unsigned row = threadIdx.x / 32; row < rows; row += at_once * warps) {
+            float values[at_once][of_lane];
+#pragma unroll
+            for (unsigned a = 0; a < at_once; a++)
+#pragma unroll
+                for (unsigned b = 0; b < of_lane; b++) {
+                    const unsigned t = (row + a * warps) / 2, r = lane + 32 * b;
+                    const X *x_t = x + t * s.row() + (row + a * warps) % 2 * s.Hk * m.Dk;
+                    values[a][b] = t < c.n && r < m.Dk ? float(x_t[r]) : 0.0f;
+                }
+#pragma unroll
+            for (unsigned a = 0; a < at_once; a++) {
+                const unsigned t = (row + a * warps) / 2;
+                const bool is_key = (row + a * warps) % 2;
+                float *out = (is_key ? m.k : m.q) + t * m.Dk, sum = 0;
+                for (const float v : values[a]) sum += v * v;
+                const float factor = 1.0f / sqrtf(warp_sum(sum) + s.eps);
+                if (t >= c.n) continue;
+                if (lane == 0) (is_key ? shared.k_factor : shared.q_factor)[t] = factor;
+#pragma unroll
+                for (unsigned b = 0; b < of_lane; b++)
+                    if (const unsigned r = lane + 32 * b; r < m.Dk) out[r] = values[a][b] * factor * (is_key ? 1.0f : scale);
+            }
+        }
+        __syncthreads();
         const auto multiply_by_keys = [&](float *out, const float *x) {
-            products({x, s.Dk}, {m.k, 1, s.Dk}, c.n, c.n, s.Dk, Sum::whole,
-                     [&](size_t i, size_t j, float sum) { out[i * chunk + j] = j <= i ? sum : 0.0f; });
+            multiply(c.n, c.n, m.Dk, by_rows([=, this](unsigned i, unsigned r) { return x[i * m.Dk + r]; }),
+                     by_columns([=, this](unsigned r, unsigned j) { return m.k[j * m.Dk + r]; }), Nothing(),
+                     [=](unsigned i, unsigned j, float sum, float) { out[i * chunk + j] = j <= i ? sum : 0.0f; });
         };
         multiply_by_keys(m.kk, m.k), multiply_by_keys(m.qk, m.q);
     }
 
     __device__ void load_gates(const Chunk &c, size_t h) {
-        each(c.n, [&](size_t t) {
+        each(c.n, [&](unsigned t) {
             const size_t at = (c.begin + t) * s.Hv + h;
             shared.decay[t] = expf(gates.g[at]), shared.beta[t] = gates.beta[at];
         });
-        each(c.n + 1, [&](size_t j) {  // a column of P; c as a column before them
-            float product = 1;
-            if (j == c.n)
-                for (size_t i = 0; i < c.n; i++) shared.from_start[i] = product *= shared.decay[i];
-            else
-                for (size_t i = 0; i < c.n; i++) m.P[i * chunk + j] = i < j ? 0.0f : i == j ? 1.0f : product *= shared.decay[i];
-        });
+        each_row(
+            unsigned(c.n), [&](unsigned i, unsigned lane) {  // products from the right over columns j = lane, and 32 further on
+                float low = lane < i ? shared.decay[lane + 1] : 1.0f, high = lane + 32 < i ? shared.decay[lane + 33] : 1.0f;
+                for (unsigned distance = 1; distance < 32; distance *= 2) {
+                    const float l = __shfl_down_sync(all_lanes, low, distance), h = __shfl_down_sync(all_lanes, high, distance);
+                    if (lane + distance < 32) low *= l, high *= h;
+                }
+                low *= __shfl_sync(all_lanes, high, 0);
+                m.P[i * chunk + lane] = lane <= i ? low : 0.0f, m.P[i * chunk + lane + 32] = lane + 32 <= i ? high : 0.0f;
+                if (lane == 0) shared.from_start[i] = low * shared.decay[0];
+            });
     }
 
-    // e and d = beta e, of `columns` columns, from the state before the chunk; values null: all are 0
-    __device__ void solve(float *e, float *d, const float *state, const Chunk &c, const X *values, size_t columns) {
-        each(columns, [&](size_t j) {
-            for (size_t i = 0; i < c.n; i++) {
-                float sum = 0;
-                for (size_t r = 0; r < s.Dk && !c.first; r++) sum += m.k[i * s.Dk + r] * state[r * columns + j];
-                float value = (values ? float(values[i * s.row() + j]) : 0.0f) - shared.from_start[i] * sum;
-                for (size_t r = 0; r < i; r++) value -= m.P[i * chunk + r] * m.kk[i * chunk + r] * d[r * columns + j];
-                e[i * columns + j] = value, d[i * columns + j] = shared.beta[i] * value;
-            }
-        });
+    // e and d = beta e (c.n, columns), from columns of the state before the chunk, whose rows are `row` elements apart; values null: all are 0
+    __device__ void solve(float *e, float *d, const float *state, unsigned row, const Chunk &c, const X *values,
+                          unsigned columns) {
+        const unsigned n = unsigned(c.n);
+        multiply(
+            n, columns, c.first ? 0 : m.Dk, by_rows([&](unsigned i, unsigned r) { return m.k[i * m.Dk + r]; }),
+            by_rows([&](unsigned r, unsigned j) { return state[r * row + j]; }),
+            [&](unsigned i, unsigned j) { return values ? float(values[i * s.row() + j]) : 0.0f; },
+            [&](unsigned i, unsigned j, float sum, float value) { e[i * columns + j] = value - shared.from_start[i] * sum; });
+        substitute<false>(
+            e, n, columns, [&](unsigned i, unsigned r) { return -m.P[i * chunk + r] * m.kk[i * chunk + r] * shared.beta[r]; },
+            [&](unsigned i, unsigned j, float x) { e[i * columns + j] = x, d[i * columns + j] = shared.beta[i] * x; });
     }
     __device__ const X *values(const Chunk &c, size_t h) const { return qkv + c.begin * s.row() + s.values_at(h); }
 
-    __device__ void advance(float *to, const float *state, const float *d, const Chunk &c, size_t columns) {
-        each(s.Dk * columns, [&](size_t at) {
-            float sum = c.first ? 0.0f : shared.from_start[c.n - 1] * state[at];
-            for (size_t t = 0; t < c.n; t++)
-                sum += m.k[t * s.Dk + at / columns] * m.P[(c.n - 1) * chunk + t] * d[t * columns + at % columns];
-            to[at] = sum;
-        });
-    }
-    __device__ void copy_state(float *to, const float *from) {
-        each(s.Dk * s.Dv, [&](size_t at) { to[at] = from[at]; });
+    __device__ void advance(float *to, const float *state, unsigned row, const float *d, const Chunk &c, unsigned columns) {
+        const unsigned n = unsigned(c.n);
+        multiply(
+            m.Dk, columns, n, by_columns([&](unsigned r, unsigned t) { return m.k[t * m.Dk + r] * m.P[(n - 1) * chunk + t]; }),
+            by_rows([&](unsigned t, unsigned j) { return d[t * columns + j]; }),
+            [&](unsigned r, unsigned j) { return c.first ? 0.0f : state[r * row + j]; },
+            [&](unsigned r, unsigned j, float sum, float before) { to[r * row + j] = shared.from_start[n - 1] * before + sum; });
     }
 
-    __device__ void forward(X *out, float *states, const int32_t *doc_pos, const Chunk &c, const DeltaStates<float> &ends,
+    // Columns [from, from + columns) of value head h; `state` is the state of these columns.
+    __device__ void forward(X *out, float *states, float *state, size_t h, unsigned from, unsigned columns,
+                            const int32_t *doc_pos, const Chunk &c, const DeltaStates<float> &ends,
                             const DeltaStates<const float> &starts) {
+        const unsigned n = unsigned(c.n), of_state = c.first ? 0 : m.Dk;  // of_state: rows of S among those of the second factor
         load_keys(c);
-        for (size_t i = 0; i < s.group(); i++) {
-            const size_t h = head * s.group() + i;
-            float *const state = m.state(i, 0), *const kept = states + state_at(c.begin, h, s);
-            if (starts.has(c.begin)) copy_state(state, starts.of(c.begin, h, s));
-            if (is_kept(doc_pos[c.begin])) copy_state(kept, state);
-            load_gates(c, h);
-            solve(m.dd, m.d, state, c, values(c, h), s.Dv);
-            each(c.n * s.Dv, [&](size_t at) {
-                const size_t t = at / s.Dv, j = at % s.Dv;
-                float sum = 0, within = 0;
-                for (size_t r = 0; r < s.Dk && !c.first; r++) sum += m.q[t * s.Dk + r] * state[r * s.Dv + j];
-                for (size_t r = 0; r <= t; r++) within += m.P[t * chunk + r] * m.qk[t * chunk + r] * m.d[r * s.Dv + j];
-                out[((c.begin + t) * s.Hv + h) * s.Dv + j] = shared.from_start[t] * sum + within;
-            });
-            advance(state, state, m.d, c, s.Dv);
-            if (ends.has(c.end())) copy_state(ends.of(c.end(), h, s), state);
-        }
+        if (starts.has(c.begin)) copy(state, columns, starts.of(c.begin, h, s) + from, m.Dv, columns);
+        if (is_kept(doc_pos[c.begin])) copy(states + state_at(c.begin, h, s) + from, m.Dv, state, columns, columns);
+        load_gates(c, h);
+        solve(m.dd, m.d, state, columns, c, values(c, h) + from, columns);
+        multiply(n, columns, of_state + n, by_rows([&](unsigned t, unsigned r) {
+                     if (r < of_state) return shared.from_start[t] * m.q[t * m.Dk + r];
+                     const unsigned pair = t * chunk + r - of_state;
+                     return m.P[pair] * m.qk[pair];
+                 }),
+                 by_rows([&](unsigned r, unsigned j) {
+                     return r < of_state ? state[r * columns + j] : m.d[(r - of_state) * columns + j];
+                 }),
+                 Nothing(),
+                 [&](unsigned t, unsigned j, float sum, float) { out[((c.begin + t) * s.Hv + h) * s.Dv + from + j] = sum; });
+        advance(state, state, columns, m.d, c, columns);
+        if (ends.has(c.end())) copy(ends.of(c.end(), h, s) + from, m.Dv, state, columns, columns);
     }
+
+    // Columns of a state; the rows of both are so many elements apart.
+    __device__ void copy(float *to, unsigned to_row, const float *from, unsigned from_row, unsigned columns) {
+        each_value(
+            m.Dk * columns, [&](unsigned at) { return from[at / columns * from_row + at % columns]; },
+            [&](unsigned at, float x) { to[at / columns * to_row + at % columns] = x; });
+    }
+    __device__ void copy_state(float *to, const float *from) { copy(to, m.Dv, from, m.Dv, m.Dv); }
 
     __device__ void backward(X *dqkv, DeltaGates<float> dgates, const X *dout, const Chunk &c, size_t number,
                              const DeltaStates<const float> &ends) {
         load_keys(c);
-        each(c.n * s.Dk, [&](size_t at) { m.dq[at] = m.dk[at] = 0; });
+        each(c.n * m.Dk, [&](unsigned at) { m.dq[at] = m.dk[at] = 0; });
         for (size_t i = 0; i < s.group(); i++) {
             const size_t h = head * s.group() + i;
+            const float *const e = m.e(i, number);
             load_gates(c, h);
-            each(c.n * s.Dv, [&](size_t at) {
-                m.dout[at] = dout[((c.begin + at / s.Dv) * s.Hv + h) * s.Dv + at % s.Dv];
-                m.d[at] = shared.beta[at / s.Dv] * m.e(i, number)[at];
-            });
+            load_gradients(dout, c, h, 0, m.Dv);
+            each_value(
+                unsigned(c.n) * m.Dv, [&](unsigned at) { return shared.beta[at / m.Dv] * e[at]; },
+                [&](unsigned at, float x) { m.d[at] = x; });
             if (ends.has(c.end())) copy_state(m.gradient(i), ends.of(c.end(), h, s));
-            gradients_of_updates(m.gradient(i), c);
-            each(c.n * s.Dv, [&](size_t at) { dqkv[(c.begin + at / s.Dv) * s.row() + s.values_at(h) + at % s.Dv] = m.dv[at]; });
-            each(c.n, [&](size_t t) {
-                float sum = 0;
-                for (size_t j = 0; j < s.Dv; j++) sum += m.dd[t * s.Dv + j] * m.e(i, number)[t * s.Dv + j];
-                dgates.beta[(c.begin + t) * s.Hv + h] = sum;
+            gradients_of_updates(m.gradient(i), m.Dv, c, m.Dv);
+            each_row(c.n, [&](unsigned t, unsigned lane) {
+                X *const dv = dqkv + (c.begin + t) * s.row() + s.values_at(h);
+                const float dbeta = sum_of_row(m.Dv, [&](unsigned j) { return m.dd[t * m.Dv + j] * e[t * m.Dv + j]; });
+                if (lane == 0) dgates.beta[(c.begin + t) * s.Hv + h] = dbeta;
+                for (unsigned j = lane; j < m.Dv; j += 32) dv[j] = m.dv[t * m.Dv + j];
             });
             gradients_of_products(dgates, i, c, number, h);
         }
-        each(2 * c.n, [&](size_t at) {
+        each_row(2 * c.n, [&](unsigned at, unsigned lane) {
             const bool is_key = at >= c.n;
-            const size_t t = is_key ? at - c.n : at;
-            const float scale = is_key ? 1.0f : rsqrtf(float(s.Dk)), factor = (is_key ? shared.k_factor : shared.q_factor)[t];
-            const float *d = (is_key ? m.dk : m.dq) + t * s.Dk, *x = (is_key ? m.k : m.q) + t * s.Dk;
-            X *to = dqkv + (c.begin + t) * s.row() + (is_key ? s.Hk * s.Dk : 0) + head * s.Dk;
-            float along = 0;
-            for (size_t r = 0; r < s.Dk; r++) along += d[r] * x[r];
-            for (size_t r = 0; r < s.Dk; r++) to[r] = factor * (scale * d[r] - along / scale * x[r]);
+            const unsigned t = is_key ? at - c.n : at;
+            const float scale = is_key ? 1.0f : rsqrtf(float(m.Dk)), factor = (is_key ? shared.k_factor : shared.q_factor)[t];
+            const float *d = (is_key ? m.dk : m.dq) + t * m.Dk, *x = (is_key ? m.k : m.q) + t * m.Dk;
+            X *to = dqkv + (c.begin + t) * s.row() + (is_key ? s.Hk * m.Dk : 0) + head * m.Dk;
+            const float along = sum_of_row(m.Dk, [&](unsigned r) { return d[r] * x[r]; });
+            for (unsigned r = lane; r < m.Dk; r += 32) to[r] = factor * (scale * d[r] - along / scale * x[r]);
         });
     }
 
-    __device__ void gradients_of_updates(const float *gradient, const Chunk &c) {
-        each(s.Dv, [&](size_t j) {
-            for (size_t t = c.n; t-- > 0;) {
-                float sum = 0;
-                for (size_t r = 0; r < s.Dk && !c.last; r++) sum += m.k[t * s.Dk + r] * gradient[r * s.Dv + j];
-                sum *= m.P[(c.n - 1) * chunk + t];
-                for (size_t r = t; r < c.n; r++) sum += m.P[r * chunk + t] * m.qk[r * chunk + t] * m.dout[r * s.Dv + j];
-                for (size_t r = t + 1; r < c.n; r++) sum -= m.P[r * chunk + t] * m.kk[r * chunk + t] * m.dv[r * s.Dv + j];
-                m.dd[t * s.Dv + j] = sum, m.dv[t * s.Dv + j] = shared.beta[t] * sum;
-            }
-        });
+    // Columns [from, from + columns) of dL/dout of value head h.
+    __device__ void load_gradients(const X *dout, const Chunk &c, size_t h, unsigned from, unsigned columns) {
+        const X *const of_head = dout + (c.begin * s.Hv + h) * m.Dv + from;
+        each_value(
+            unsigned(c.n) * columns, [&](unsigned at) { return of_head[at / columns * s.Hv * m.Dv + at % columns]; },
+            [&](unsigned at, float x) { m.dout[at] = x; });
     }
 
-    // dL/dS before the chunk, from that behind it.
-    __device__ void retreat(float *gradient, const Chunk &c) {
-        each(s.Dk * s.Dv, [&](size_t at) {
-            const size_t r = at / s.Dv, j = at % s.Dv;
-            float sum = c.last ? 0.0f : shared.from_start[c.n - 1] * gradient[at];
-            for (size_t t = 0; t < c.n; t++)
-                sum += shared.from_start[t] * (m.q[t * s.Dk + r] * m.dout[t * s.Dv + j] - m.k[t * s.Dk + r] * m.dv[t * s.Dv + j]);
-            gradient[at] = sum;
-        });
+    // dd, dL/de, and dv = beta dd, (c.n, columns), from columns of dL/dS behind the chunk
+    __device__ void gradients_of_updates(const float *gradient, unsigned row, const Chunk &c, unsigned columns) {
+        const unsigned n = unsigned(c.n), of_state = c.last ? 0 : m.Dk;
+        multiply(n, columns, of_state + n, by_rows([&](unsigned t, unsigned r) {
+                     if (r < of_state) return m.P[(n - 1) * chunk + t] * m.k[t * m.Dk + r];
+                     const unsigned pair = (r - of_state) * chunk + t;
+                     return m.P[pair] * m.qk[pair];
+                 }),
+                 by_rows([&](unsigned r, unsigned j) {
+                     return r < of_state ? gradient[r * row + j] : m.dout[(r - of_state) * columns + j];
+                 }),
+                 Nothing(), [&](unsigned t, unsigned j, float sum, float) { m.dd[t * columns + j] = sum; });
+        substitute<true>(
+            m.dd, n, columns, [&](unsigned t, unsigned r) { return -m.P[r * chunk + t] * m.kk[r * chunk + t] * shared.beta[r]; },
+            [&](unsigned t, unsigned j, float x) { m.dd[t * columns + j] = x, m.dv[t * columns + j] = shared.beta[t] * x; });
+    }
+
+    // Columns of dL/dS before the chunk, from those behind it.
+    __device__ void retreat(float *gradient, unsigned row, const Chunk &c, unsigned columns) {
+        const unsigned n = unsigned(c.n);
+        multiply(
+            m.Dk, columns, 2 * n, by_columns([&](unsigned r, unsigned t) {
+                return t < n ? shared.from_start[t] * m.q[t * m.Dk + r] : -shared.from_start[t - n] * m.k[(t - n) * m.Dk + r];
+            }),
+            by_rows([&](unsigned t, unsigned j) { return t < n ? m.dout[t * columns + j] : m.dv[(t - n) * columns + j]; }),
+            [&](unsigned r, unsigned j) { return c.last ? 0.0f : gradient[r * row + j]; },
+            [&](unsigned r, unsigned j, float sum, float behind) {
+                gradient[r * row + j] = shared.from_start[n - 1] * behind + sum;
+            });
     }
 
     __device__ void gradients_of_products(DeltaGates<float> dgates, size_t i, const Chunk &c, size_t number, size_t h) {
-        const size_t n = c.n;
+        const unsigned n = unsigned(c.n);
         float *const gradient = m.gradient(i);
         const float *const before = m.state(i, number), *const to_end = m.P + (n - 1) * chunk;
-        products({m.dout, s.Dv}, {m.d, 1, s.Dv}, n, n, s.Dv, Sum::whole,
-                 [&](size_t t, size_t j, float sum) { m.dweights[t * chunk + j] = j <= t ? m.P[t * chunk + j] * sum : 0.0f; });
-        products({m.dv, s.Dv}, {m.d, 1, s.Dv}, n, n, s.Dv, Sum::whole,
-                 [&](size_t t, size_t j, float sum) { m.dnegative[t * chunk + j] = j < t ? -m.P[t * chunk + j] * sum : 0.0f; });
-        each(n * s.Dk, [&](size_t at) {
-            const size_t t = at / s.Dk, r = at % s.Dk;
-            float of_q = 0, of_k = 0, of_end = 0, dq = 0, dk = 0;
-            for (size_t j = 0; j < s.Dv && !c.first; j++) {
-                of_q += m.dout[t * s.Dv + j] * before[r * s.Dv + j];
-                of_k += m.dv[t * s.Dv + j] * before[r * s.Dv + j];
-            }
-            for (size_t j = 0; j < s.Dv && !c.last; j++) of_end += m.d[t * s.Dv + j] * gradient[r * s.Dv + j];
-            for (size_t j = 0; j <= t; j++) {
-                dq += m.dweights[t * chunk + j] * m.k[j * s.Dk + r];
-                dk += m.dnegative[t * chunk + j] * m.k[j * s.Dk + r];
-            }
-            for (size_t j = t; j < n; j++)
-                dk += m.dweights[j * chunk + t] * m.q[j * s.Dk + r] + m.dnegative[j * chunk + t] * m.k[j * s.Dk + r];
-            m.dq[at] += dq + shared.from_start[t] * of_q;
-            m.dk[at] += dk - shared.from_start[t] * of_k + to_end[t] * of_end;
+        const auto by_updates = [&](const float *x, auto store) {  // store(t, r, P x d^T)
+            multiply(
+                n, n, m.Dv, by_rows([&](unsigned t, unsigned j) { return x[t * m.Dv + j]; }),
+                by_columns([&](unsigned j, unsigned r) { return m.d[r * m.Dv + j]; }),
+                [&](unsigned t, unsigned r) { return m.P[t * chunk + r]; },
+                [&](unsigned t, unsigned r, float sum, float decay) { store(t, r, decay * sum); });
+        };
+        by_updates(m.dout, [&](unsigned t, unsigned r, float x) { m.dweights[t * chunk + r] = r <= t ? x : 0.0f; });
+        by_updates(m.dv, [&](unsigned t, unsigned r, float x) {
+            if (r <= t) m.dnegative[t * chunk + r] = m.dnegative[r * chunk + t] = r < t ? -x : 0.0f;
         });
+        const auto by_state = [&](float *out, const float *x, const float *state,
+                                  const float *factor) {  // diag(factor) x state^T
+            multiply(
+                n, m.Dk, m.Dv, by_rows([&](unsigned t, unsigned j) { return x[t * m.Dv + j]; }),
+                by_columns([&](unsigned j, unsigned r) { return state[r * m.Dv + j]; }),
+                [&](unsigned t, unsigned) { return factor[t]; },
+                [&](unsigned t, unsigned r, float sum, float factor_t) { out[t * m.Dk + r] = factor_t * sum; });
+        };
+        if (!c.first) by_state(m.of_q, m.dout, before, shared.from_start), by_state(m.of_k, m.dv, before, shared.from_start);
+        if (!c.last) by_state(m.of_end, m.d, gradient, to_end);
+        multiply(
+            n, m.Dk, n, by_rows([&](unsigned t, unsigned j) { return m.dweights[t * chunk + j]; }),
+            by_rows([&](unsigned j, unsigned r) { return m.k[j * m.Dk + r]; }),
+            [&](unsigned t, unsigned r) { return m.dq[t * m.Dk + r] + (c.first ? 0.0f : m.of_q[t * m.Dk + r]); },
+            [&](unsigned t, unsigned r, float sum, float others) { m.dq[t * m.Dk + r] = others + sum; });
+        multiply(
+            n, m.Dk, 2 * n, by_rows([&](unsigned t, unsigned j) {
+                return *(j < n ? m.dnegative + t * chunk + j : m.dweights + (j - n) * chunk + t);
+            }),
+            by_rows([&](unsigned j, unsigned r) { return j < n ? m.k[j * m.Dk + r] : m.q[(j - n) * m.Dk + r]; }),
+            [&](unsigned t, unsigned r) {
+                const unsigned at = t * m.Dk + r;
+                return m.dk[at] - (c.first ? 0.0f : m.of_k[at]) + (c.last ? 0.0f : m.of_end[at]);
+            },
+            [&](unsigned t, unsigned r, float sum, float others) { m.dk[t * m.Dk + r] = others + sum; });
         // The terms of dg from states: q (S dout) - k (S dv), and k (G d).
-        each(2 * n, [&](size_t at) {
-            const bool end = at >= n;
-            const size_t t = end ? at - n : at;
-            float sum = 0;
-            for (size_t r = 0; r < s.Dk && !(end ? c.last : c.first); r++)
-                for (size_t j = 0; j < s.Dv; j++) {
-                    const size_t v = t * s.Dv + j;
-                    sum += end ? m.k[t * s.Dk + r] * gradient[r * s.Dv + j] * m.d[v]
-                               : before[r * s.Dv + j] * (m.q[t * s.Dk + r] * m.dout[v] - m.k[t * s.Dk + r] * m.dv[v]);
-                }
-            if (end) shared.of_end[t] = to_end[t] * sum;
-            else shared.of_start[t] = shared.from_start[t] * sum;
+        each_row(n, [&](unsigned t, unsigned lane) {
+            const float *const q = m.q + t * m.Dk, *const k = m.k + t * m.Dk;
+            const float *const of_q = m.of_q + t * m.Dk, *const of_k = m.of_k + t * m.Dk, *const of_end = m.of_end + t * m.Dk;
+            const float start = c.first ? 0.0f : sum_of_row(m.Dk, [&](unsigned r) { return q[r] * of_q[r] - k[r] * of_k[r]; });
+            const float end = c.last ? 0.0f : sum_of_row(m.Dk, [&](unsigned r) { return k[r] * of_end[r]; });
+            if (lane == 0) shared.of_start[t] = start, shared.of_end[t] = end;
         });
         float products_of_states = 0;
-        for (size_t at = threadIdx.x; at < s.Dk * s.Dv && !c.first && !c.last; at += blockDim.x)
+        for (unsigned at = threadIdx.x; at < m.Dk * m.Dv && !c.first && !c.last; at += threads)
             products_of_states += gradient[at] * before[at];
         const float of_state = block_sum(products_of_states, shared.partial) * shared.from_start[n - 1];
-        if (!c.first) retreat(gradient, c);
-        each(n, [&](size_t t) {
-            float sum = of_state;
-            for (size_t r = 0; r < t; r++) {
-                sum += shared.of_end[r];
-                for (size_t row = t; row < n; row++) {
-                    const size_t pair = row * chunk + r;
-                    sum += m.dweights[pair] * m.qk[pair] + m.dnegative[pair] * m.kk[pair];
-                }
-            }
-            for (size_t r = t; r < n; r++) sum += shared.of_start[r];
-            dgates.g[(c.begin + t) * s.Hv + h] = sum;
+        if (!c.first) retreat(gradient, m.Dv, c, m.Dv);
+        // The terms from pairs of tokens r < t' <= t are sums over the rows from t' of a column, a product with ones. P is not needed again.
+        multiply(n, n, n, by_rows([](unsigned t, unsigned row) { return row >= t ? 1.0f : 0.0f; }),
+                 by_rows([&](unsigned row, unsigned r) {
+                     const unsigned pair = row * chunk + r;
+                     return m.dweights[pair] * m.qk[pair] + m.dnegative[pair] * m.kk[pair];
+                 }),
+                 Nothing(), [&](unsigned t, unsigned r, float sum, float) { m.P[t * chunk + r] = sum; });
+        each_row(n, [&](unsigned t, unsigned lane) {
+            float sum = 0;
+            for (unsigned r = lane; r < n; r += 32) sum += r < t ? m.P[t * chunk + r] + shared.of_end[r] : shared.of_start[r];
+            sum = warp_sum(sum);
+            if (lane == 0) dgates.g[(c.begin + t) * s.Hv + h] = of_state + sum;
         });
     }
 };
 
+inline Grid forward_grid(const DeltaShape &s) { return {forward_blocks(s), parts_of_row(forward_blocks(s), s.T)}; }
+inline Grid backward_grid(const DeltaShape &s) { return {backward_blocks(s), parts_of_row(backward_blocks(s), s.T)}; }
+// Of delta_pieces.cuh, a block for 64 columns of E, M or F.
+inline Grid ends_grid(const DeltaShape &s) { return {s.Hv * (tiles_of(s.Dv) + tiles_of(s.Dk))}; }
+
+// Returns the first token of [from, end) that begins a document, or end. Each warp searches alone, 32 tokens at a time.
+__device__ inline size_t next_document(const int32_t *doc_pos, size_t from, size_t end) {
+    for (size_t t = from; t < end; t += 32) {
+        const size_t at = t + threadIdx.x % 32;
+        if (const unsigned found = __ballot_sync(all_lanes, at < end && doc_pos[at] == 0))
+            return t + unsigned(__ffs(int(found))) - 1;
+    }
+    return end;
+}
+__device__ inline size_t begin_of_part(unsigned p, const int32_t *doc_pos, size_t T) {
+    return next_document(doc_pos, T * p / gridDim.y, T);
+}
+__device__ inline float *matrices(float *scratch, size_t size) {
+    return scratch + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * size;
+}
+
 }  // namespace delta_block
 
 template <class X> size_t gated_delta_scratch(Cuda<X>, const DeltaShape &s) {
-    return s.Hk * delta_block::BlockMatrices::of_block(s);
+    using namespace delta_block;
+    const auto all = [](const Grid &grid, size_t size) { return grid.x * grid.y * size; };
+    return std::max({all(forward_grid(s), BlockMatrices::of_columns(s)), all(ends_grid(s), BlockMatrices::of_columns(s)),
+                     all(backward_grid(s), BlockMatrices::of_block(s))});
 }
 
+// A block computes 64 columns of a value head.
 template <class X>
-__global__ void gated_delta_forward_kernel1(X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
-                                            const int32_t *doc_pos, DeltaShape s, DeltaStates<float> ends,
-                                            DeltaStates<const float> starts) {
+__global__ void __launch_bounds__(delta_block::threads, 1)
+    gated_delta_forward_kernel3(X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
+                                const int32_t *doc_pos, DeltaShape s, DeltaStates<float> ends, DeltaStates<const float> starts) {
     using namespace delta_block;
-    const size_t head = blockIdx.x;
-    Block<X> block{shared_mem<BlockShared>(), BlockMatrices(scratch + head * BlockMatrices::of_block(s), s), qkv, gates, s, head};
-    for (size_t begin = 0, end; begin < s.T; begin = end) {
-        for (end = begin + 1; end < s.T && end < begin + chunk && doc_pos[end] > 0;) end++;
-        block.forward(out, states, doc_pos, {begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), false}, ends, starts);
+    const unsigned parts = tiles_of(s.Dv), h = blockIdx.x / parts, from = blockIdx.x % parts * tile;
+    const BlockMatrices m(matrices(scratch, BlockMatrices::of_columns(s)), s);
+    Block<X> block{shared_mem<BlockShared<X>>(), m, qkv, gates, s, h / s.group()};
+    const size_t behind = begin_of_part(blockIdx.y + 1, doc_pos, s.T);
+    for (size_t begin = begin_of_part(blockIdx.y, doc_pos, s.T), end; begin < behind; begin = end) {
+        end = next_document(doc_pos, begin + 1, min(begin + chunk, behind));
+        const Chunk c{begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), false};
+        block.forward(out, states, m.heads, h, from, min(tile, m.Dv - from), doc_pos, c, ends, starts);
     }
 }
 
@@ -295,20 +594,25 @@ template <class X>
 void gated_delta_forward(Cuda<X> dev, X *out, float *states, float *scratch, const X *qkv, DeltaGates<const float> gates,
                          const int32_t *doc_pos, DeltaShape shape, DeltaStates<float> ends = {},
                          DeltaStates<const float> starts = {}) {
-    launch(dev, gated_delta_forward_kernel1<X>, Grid{shape.Hk}, 256, sizeof(delta_block::BlockShared), out, states, scratch, qkv,
+    using namespace delta_block;
+    launch(dev, gated_delta_forward_kernel3<X>, forward_grid(shape), threads, sizeof(BlockShared<X>), out, states, scratch, qkv,
            gates, doc_pos, shape, ends, starts);
 }
 
-// From the last interval of the row: its states and e are computed again, then the gradients, from its last chunk.
+// A block computes a key head with its value heads. It begins with the last interval: its states and e are computed again, then the gradients, from its
+// last chunk.
 template <class X>
-__global__ void gated_delta_backward_kernel1(X *dqkv, DeltaGates<float> dgates, float *scratch, const X *dout, const X *qkv,
-                                             DeltaGates<const float> gates, const float *states, const int32_t *doc_pos,
-                                             DeltaShape s, DeltaStates<const float> ends, DeltaStates<const float> starts) {
+__global__ void __launch_bounds__(delta_block::threads, 1)
+    gated_delta_backward_kernel2(X *dqkv, DeltaGates<float> dgates, float *scratch, const X *dout, const X *qkv,
+                                 DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape s,
+                                 DeltaStates<const float> ends, DeltaStates<const float> starts) {
     using namespace delta_block;
     const size_t head = blockIdx.x;
-    Block<X> block{shared_mem<BlockShared>(), BlockMatrices(scratch + head * BlockMatrices::of_block(s), s), qkv, gates, s, head};
+    Block<X> block{
+        shared_mem<BlockShared<X>>(), BlockMatrices(matrices(scratch, BlockMatrices::of_block(s)), s), qkv, gates, s, head};
     const BlockMatrices &m = block.m;
-    for (size_t begin, end = s.T; end > 0; end = begin) {
+    const size_t first = begin_of_part(blockIdx.y, doc_pos, s.T);
+    for (size_t begin, end = begin_of_part(blockIdx.y + 1, doc_pos, s.T); end > first; end = begin) {
         begin = end - 1 - size_t(doc_pos[end - 1]) % interval;
         const size_t count = (end - begin + chunk - 1) / chunk;
         const bool is_last = (end == s.T || doc_pos[end] == 0) && !ends.has(end - 1);
@@ -325,8 +629,8 @@ __global__ void gated_delta_backward_kernel1(X *dqkv, DeltaGates<float> dgates, 
                 if (number == 0 && !c.first)
                     block.copy_state(m.state(i, 0), starts.has(begin) ? starts.of(begin, h, s) : states + state_at(begin, h, s));
                 block.load_gates(c, h);
-                block.solve(m.e(i, number), m.d, m.state(i, number), c, block.values(c, h), s.Dv);
-                if (number + 1 < count) block.advance(m.state(i, number + 1), m.state(i, number), m.d, c, s.Dv);
+                block.solve(m.e(i, number), m.d, m.state(i, number), m.Dv, c, block.values(c, h), m.Dv);
+                if (number + 1 < count) block.advance(m.state(i, number + 1), m.state(i, number), m.Dv, m.d, c, m.Dv);
             }
         }
         for (size_t number = count; number-- > 0;) block.backward(dqkv, dgates, dout, chunk_of(number), number, ends);
@@ -337,7 +641,8 @@ template <class X>
 void gated_delta_backward(Cuda<X> dev, X *dqkv, DeltaGates<float> dgates, float *scratch, const X *dout, const X *qkv,
                           DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape shape,
                           DeltaStates<const float> ends = {}, DeltaStates<const float> starts = {}) {
-    launch(dev, gated_delta_backward_kernel1<X>, Grid{shape.Hk}, 256, sizeof(delta_block::BlockShared), dqkv, dgates, scratch,
+    using namespace delta_block;
+    launch(dev, gated_delta_backward_kernel2<X>, backward_grid(shape), threads, sizeof(BlockShared<X>), dqkv, dgates, scratch,
            dout, qkv, gates, states, doc_pos, shape, ends, starts);
 }
 }  // namespace CUDA_BACKEND

@@ -175,3 +175,17 @@ TYPED_TEST(GatedDelta, OtherDocumentsChangeNoBit) {
     for (const auto &r : {want, got})
         same(outside(r.out, s.Hv * s.Dv), outside(r.dqkv, s.row()), outside(r.dg, s.Hv), outside(r.dbeta, s.Hv));
 }
+
+#ifdef CUDA_HALF
+// Kernels multiply floats as sums of two bf16: for the same inputs a bf16 model has the sums of a float model to 16 bits, not to 8.
+TEST(CudaGatedDelta, SumsOfBf16AreNearThoseOfFloat) {
+    const DeltaCase a{{130}, 1, 1, 128, 128};
+    const DeltaInputs<bf16> in(a, Decay::weak);
+    DeltaInputs<float> same(a, Decay::weak);
+    same.qkv.assign(in.qkv.begin(), in.qkv.end()), same.dout.assign(in.dout.begin(), in.dout.end());
+    const auto got = run_delta(CudaBf16{}, a, in);
+    const auto want = run_delta(CudaF32{}, a, same);
+    expect_close("dbeta", got.dbeta, widen(want.dbeta), std::ldexp(largest(widen(want.dbeta)), -13));
+    expect_close("dg", got.dg, widen(want.dg), std::ldexp(largest(widen(want.dg)), -13));
+}
+#endif
