@@ -581,14 +581,16 @@ def check_ids(options):
                         "give those of the model's config.json")
 
 
-def stop(number, _):
-    """Ends the program after a signal. The `finally` blocks run, so no file is left behind, and nobody waits for the worker processes."""
-    for process in multiprocessing.active_children():
-        process.kill()
-    sys.exit(128 + number)
-
-
 def main(arguments):
+    ended_by = []  # signals
+
+    def stop(number, _):
+        """Ends the program after a signal. The `finally` blocks run, so no file is left behind, and nobody waits for the worker processes."""
+        ended_by.append(number)
+        for process in multiprocessing.active_children():
+            process.kill()
+        sys.exit(128 + number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a shell sets SIGINT to ignored for a job in the background
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, stop)
@@ -608,6 +610,8 @@ def main(arguments):
                 refuse_other_file("--out", options.out, b'{"__metadata__": {"kind": ')
             prepare(options.task, options, len(os.sched_getaffinity(0)))
     except DataError as error:
+        if ended_by:  # around a fork Python ignores stop's exception, but not that the workers have died
+            return 128 + ended_by[0]
         print(trainers_names(str(error), arguments), file=sys.stderr)
         return 1
     return 0

@@ -44,7 +44,7 @@ bool gpu_has_fp8(const std::string &name);
 // The rates of a GPU per second, only for predictions (docs/memory.md, "How long a step takes").
 struct GpuRates {
     double products, grouped;    // FLOP in bf16, as counted in op_list.h: of matrices; of experts' matrices
-    double delta;                // FLOP of a block of the delta rule's forward pass; 1.5 times in the backward pass
+    double delta;                // FLOP of a block of the gated delta rule's forward pass
     double peak;                 // from the data sheet
     double memory;               // bytes that ops read and write
     double link, network, host;  // bytes per direction: to a GPU of the same host, to another host, to the host's memory

@@ -267,6 +267,7 @@ void SafetensorsWriter::finish() {
 
 template void SafetensorsWriter::write(const std::string &, const float *, Memory &);
 template void SafetensorsWriter::write_part(const std::string &, const float *, size_t, Memory &);
+template void SafetensorsWriter::write(const std::string &, const double *, Memory &);
 template void SafetensorsWriter::write_part(const std::string &, const double *, size_t, Memory &);
 template void SafetensorsWriter::write(const std::string &, const bf16 *, Memory &);
 template void SafetensorsWriter::write_part(const std::string &, const bf16 *, size_t, Memory &);

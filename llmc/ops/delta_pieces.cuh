@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(delta_block::threads, 1)
     const unsigned parts_of_E = tiles_of(s.Dv), parts = parts_of_E + tiles_of(s.Dk);
     const unsigned h = blockIdx.x / parts, part = blockIdx.x % parts;
     const bool is_M = part >= parts_of_E;
-    const BlockMatrices m(matrices(scratch, BlockMatrices::of_columns(s)), s);
+    const BlockMatrices m(scratch, s);
     Block<X> block{shared_mem<BlockShared<X>>(), m, qkv, gates, s, h / s.group()};
     const unsigned row = is_M ? m.Dk : m.Dv, from = (is_M ? part - parts_of_E : part) * tile, columns = min(tile, row - from);
     each_piece<true>(doc_pos, slots, s.T, [&](size_t piece, size_t behind, size_t slot) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(delta_block::threads, 1)
                                const int32_t *doc_pos, const int32_t *slots, DeltaShape s) {
     using namespace delta_block;
     const unsigned parts = tiles_of(s.Dv), h = blockIdx.x / parts, from = blockIdx.x % parts * tile;
-    const BlockMatrices m(matrices(scratch, BlockMatrices::of_columns(s)), s);
+    const BlockMatrices m(scratch, s);
     Block<X> block{shared_mem<BlockShared<X>>(), m, qkv, gates, s, h / s.group()};
     const unsigned columns = min(tile, m.Dv - from);
     each_piece<false>(doc_pos, slots, s.T, [&](size_t piece, size_t behind, size_t slot) {

@@ -1,8 +1,8 @@
 // The gated delta rule on CUDA. Contract and formulas: gated_delta.h.
 //
-// Columns of a state depend only on the same columns of the values, so a block of the forward pass computes 64 columns of a value head, chunk by chunk. In the
-// backward pass a block computes a key head with its value heads, because gradients of keys are sums over all columns of all of them. A block's matrices are
-// in scratch memory, which the L2 cache holds; tiles of the factors of a product pass through shared memory. The rows of a forward substitution depend on
+// Columns of a state depend only on the same columns of the values, so a block of the forward pass computes 64 columns of a value head, chunk by chunk. So do
+// the first two kernels of the backward pass, the states again and their gradients. The third has a block for a chunk and a key head: gradients of keys are
+// sums over all columns of its value heads, but with both states of a chunk known, chunks are independent. A block's matrices are in scratch memory, which the L2 cache holds; tiles of the factors of a product pass through shared memory. The rows of a forward substitution depend on
 // each other, its columns do not: four threads compute a column in registers.
 //
 // Between two barriers all loads precede all stores, where the compiler could not know that they may.
@@ -158,36 +158,53 @@ template <class F> __device__ void each_row(unsigned n, F f) {
     __syncthreads();
 }
 
-// The block's matrices, one after the other: first those of a chunk, then for each value head of the group dL/dS, and the states and e of an interval.
+// A block's matrices, one after the other.
 struct BlockMatrices {
-    static constexpr size_t chunks = interval / chunk;
     unsigned Dk, Dv;
-    size_t of_one;                              // of_head
     float *q, *k, *dq, *dk;                     // (chunk, Dk)
     float *of_q, *of_k, *of_end;                // (chunk, Dk): the parts of dq and dk from the states before and behind the chunk
     float *d, *dout, *dd, *dv;                  // (chunk, Dv)
     float *P, *kk, *qk, *dweights, *dnegative;  // (chunk, chunk), 0 above the diagonal; dnegative is symmetric
-    float *heads;
+    float *state;                               // (Dk, tile)
 
-    HOST_DEVICE static size_t of_chunk(const DeltaShape &s) { return chunk * (7 * s.Dk + 4 * s.Dv + 5 * chunk); }
-    HOST_DEVICE static size_t of_head(const DeltaShape &s) { return (1 + chunks) * s.Dk * s.Dv + chunks * chunk * s.Dv; }
-    HOST_DEVICE static size_t of_block(const DeltaShape &s) { return of_chunk(s) + s.group() * of_head(s); }
-    HOST_DEVICE static size_t of_columns(const DeltaShape &s) {
-        return of_chunk(s) + s.Dk * tile;
-    }  // if a block has columns of one state alone
+    HOST_DEVICE static size_t of_block(const DeltaShape &s) { return chunk * (7 * s.Dk + 4 * s.Dv + 5 * chunk) + s.Dk * tile; }
 
-    __device__ BlockMatrices(float *from, const DeltaShape &s) : Dk(unsigned(s.Dk)), Dv(unsigned(s.Dv)), of_one(of_head(s)) {
+    __device__ BlockMatrices(float *from, const DeltaShape &s) : Dk(unsigned(s.Dk)), Dv(unsigned(s.Dv)) {
+        from += (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * of_block(s);
         const auto take = [&](size_t n) { return from += n, from - n; };
         q = take(chunk * Dk), k = take(chunk * Dk), dq = take(chunk * Dk), dk = take(chunk * Dk);
         of_q = take(chunk * Dk), of_k = take(chunk * Dk), of_end = take(chunk * Dk);
         d = take(chunk * Dv), dout = take(chunk * Dv), dd = take(chunk * Dv), dv = take(chunk * Dv);
         P = take(chunk * chunk), kk = take(chunk * chunk), qk = take(chunk * chunk);
         dweights = take(chunk * chunk), dnegative = take(chunk * chunk);
-        heads = from;
+        state = from;
     }
-    __device__ float *gradient(size_t i) const { return heads + i * of_one; }
-    __device__ float *state(size_t i, size_t c) const { return gradient(i) + (1 + c) * Dk * Dv; }
-    __device__ float *e(size_t i, size_t c) const { return state(i, chunks) + c * chunk * Dv; }
+};
+
+// The backward pass goes through the row in windows, from the last one. A window has the chunks that begin in it; the last one may end in the next window.
+struct Window {
+    size_t begin, end;  // tokens
+    float *states,
+        *gradients;  // (chunks, Hv, Dk, Dv): S before a chunk, if it is not a document's first, and dL/dS behind it, if it is not its last
+    float *e, *dd;    // (tokens, Hv, Dv): e and dL/de
+    float *gradient;  // (Hv, Dk, Dv): dL/dS from chunk to chunk, and from a window to the one before
+
+    static size_t tokens(const DeltaShape &s) { return std::min(4 * interval, round_up(s.T, chunk)); }
+    static size_t size(const DeltaShape &s) {
+        const size_t states = tokens(s) / chunk * s.Hv * s.Dk * s.Dv, values = (tokens(s) + chunk) * s.Hv * s.Dv;
+        return 2 * states + 2 * values + s.Hv * s.Dk * s.Dv;
+    }
+    Window(float *from, size_t number, const DeltaShape &s) : begin(number * tokens(s)), end(std::min(s.T, begin + tokens(s))) {
+        const size_t of_states = tokens(s) / chunk * s.Hv * s.Dk * s.Dv, of_values = (tokens(s) + chunk) * s.Hv * s.Dv;
+        states = from, gradients = states + of_states;
+        e = gradients + of_states, dd = e + of_values;
+        gradient = dd + of_values;
+    }
+    // No two chunks that are not the first ones of their documents begin in the same 64 tokens; nor do two that are not the last ones.
+    __device__ size_t state_at(size_t token, size_t h, const DeltaShape &s) const {
+        return ((token - begin) / chunk * s.Hv + h) * s.Dk * s.Dv;
+    }
+    __device__ size_t value_at(size_t token, size_t h, const DeltaShape &s) const { return ((token - begin) * s.Hv + h) * s.Dv; }
 };
 
 template <class X> struct Block {
@@ -376,8 +393,8 @@ template <class X> struct Block {
                             const DeltaStates<const float> &starts) {
         const unsigned n = unsigned(c.n), of_state = c.first ? 0 : m.Dk;  // of_state: rows of S among those of the second factor
         load_keys(c);
-        if (starts.has(c.begin)) copy(state, columns, starts.of(c.begin, h, s) + from, m.Dv, columns);
-        if (is_kept(doc_pos[c.begin])) copy(states + state_at(c.begin, h, s) + from, m.Dv, state, columns, columns);
+        if (starts.has(c.begin)) copy(state, columns, starts.of(c.begin, h, s) + from, m.Dv, m.Dk, columns);
+        if (is_kept(doc_pos[c.begin])) copy(states + state_at(c.begin, h, s) + from, m.Dv, state, columns, m.Dk, columns);
         load_gates(c, h);
         solve(m.dd, m.d, state, columns, c, values(c, h) + from, columns);
         multiply(n, columns, of_state + n, by_rows([&](unsigned t, unsigned r) {
@@ -391,38 +408,41 @@ template <class X> struct Block {
                  Nothing(),
                  [&](unsigned t, unsigned j, float sum, float) { out[((c.begin + t) * s.Hv + h) * s.Dv + from + j] = sum; });
         advance(state, state, columns, m.d, c, columns);
-        if (ends.has(c.end())) copy(ends.of(c.end(), h, s) + from, m.Dv, state, columns, columns);
+        if (ends.has(c.end())) copy(ends.of(c.end(), h, s) + from, m.Dv, state, columns, m.Dk, columns);
     }
 
-    // Columns of a state; the rows of both are so many elements apart.
-    __device__ void copy(float *to, unsigned to_row, const float *from, unsigned from_row, unsigned columns) {
+    // (n, columns); the rows of both are so many elements apart.
+    template <class Y>
+    __device__ static void copy(float *to, size_t to_row, const Y *from, size_t from_row, unsigned n, unsigned columns) {
         each_value(
-            m.Dk * columns, [&](unsigned at) { return from[at / columns * from_row + at % columns]; },
+            n * columns, [&](unsigned at) { return from[at / columns * from_row + at % columns]; },
             [&](unsigned at, float x) { to[at / columns * to_row + at % columns] = x; });
     }
-    __device__ void copy_state(float *to, const float *from) { copy(to, m.Dv, from, m.Dv, m.Dv); }
 
-    __device__ void backward(X *dqkv, DeltaGates<float> dgates, const X *dout, const Chunk &c, size_t number,
-                             const DeltaStates<const float> &ends) {
+    __device__ void backward(X *dqkv, DeltaGates<float> dgates, const X *dout, const Chunk &c, const Window &window) {
+        const unsigned values = unsigned(c.n) * m.Dv;
         load_keys(c);
-        each(c.n * m.Dk, [&](unsigned at) { m.dq[at] = m.dk[at] = 0; });
-        for (size_t i = 0; i < s.group(); i++) {
-            const size_t h = head * s.group() + i;
-            const float *const e = m.e(i, number);
+        each(unsigned(c.n) * m.Dk, [&](unsigned at) { m.dq[at] = m.dk[at] = 0; });
+        for (size_t h = head * s.group(); h < (head + 1) * s.group(); h++) {
+            const float *const e = window.e + window.value_at(c.begin, h, s), *const dd =
+                                                                                  window.dd + window.value_at(c.begin, h, s);
             load_gates(c, h);
             load_gradients(dout, c, h, 0, m.Dv);
-            each_value(
-                unsigned(c.n) * m.Dv, [&](unsigned at) { return shared.beta[at / m.Dv] * e[at]; },
-                [&](unsigned at, float x) { m.d[at] = x; });
-            if (ends.has(c.end())) copy_state(m.gradient(i), ends.of(c.end(), h, s));
-            gradients_of_updates(m.gradient(i), m.Dv, c, m.Dv);
-            each_row(c.n, [&](unsigned t, unsigned lane) {
+            const auto by_beta = [&](float *to, const float *x) {
+                each_value(
+                    values, [&](unsigned at) { return shared.beta[at / m.Dv] * x[at / m.Dv * s.Hv * m.Dv + at % m.Dv]; },
+                    [&](unsigned at, float value) { to[at] = value; });
+            };
+            by_beta(m.d, e), by_beta(m.dv, dd);
+            each_row(unsigned(c.n), [&](unsigned t, unsigned lane) {
+                const size_t row = t * s.Hv * m.Dv;
                 X *const dv = dqkv + (c.begin + t) * s.row() + s.values_at(h);
-                const float dbeta = sum_of_row(m.Dv, [&](unsigned j) { return m.dd[t * m.Dv + j] * e[t * m.Dv + j]; });
+                const float dbeta = sum_of_row(m.Dv, [&](unsigned j) { return dd[row + j] * e[row + j]; });
                 if (lane == 0) dgates.beta[(c.begin + t) * s.Hv + h] = dbeta;
                 for (unsigned j = lane; j < m.Dv; j += 32) dv[j] = m.dv[t * m.Dv + j];
             });
-            gradients_of_products(dgates, i, c, number, h);
+            const size_t at = window.state_at(c.begin, h, s);
+            gradients_of_products(dgates, c, h, window.states + at, window.gradients + at);
         }
         each_row(2 * c.n, [&](unsigned at, unsigned lane) {
             const bool is_key = at >= c.n;
@@ -437,10 +457,7 @@ template <class X> struct Block {
 
     // Columns [from, from + columns) of dL/dout of value head h.
     __device__ void load_gradients(const X *dout, const Chunk &c, size_t h, unsigned from, unsigned columns) {
-        const X *const of_head = dout + (c.begin * s.Hv + h) * m.Dv + from;
-        each_value(
-            unsigned(c.n) * columns, [&](unsigned at) { return of_head[at / columns * s.Hv * m.Dv + at % columns]; },
-            [&](unsigned at, float x) { m.dout[at] = x; });
+        copy(m.dout, columns, dout + (c.begin * s.Hv + h) * m.Dv + from, s.Hv * m.Dv, unsigned(c.n), columns);
     }
 
     // dd, dL/de, and dv = beta dd, (c.n, columns), from columns of dL/dS behind the chunk
@@ -474,10 +491,11 @@ template <class X> struct Block {
             });
     }
 
-    __device__ void gradients_of_products(DeltaGates<float> dgates, size_t i, const Chunk &c, size_t number, size_t h) {
+    // `before` is S before the chunk, and `gradient` is dL/dS behind it.
+    __device__ void gradients_of_products(DeltaGates<float> dgates, const Chunk &c, size_t h, const float *before,
+                                          const float *gradient) {
         const unsigned n = unsigned(c.n);
-        float *const gradient = m.gradient(i);
-        const float *const before = m.state(i, number), *const to_end = m.P + (n - 1) * chunk;
+        const float *const to_end = m.P + (n - 1) * chunk;
         const auto by_updates = [&](const float *x, auto store) {  // store(t, r, P x d^T)
             multiply(
                 n, n, m.Dv, by_rows([&](unsigned t, unsigned j) { return x[t * m.Dv + j]; }),
@@ -526,7 +544,6 @@ template <class X> struct Block {
         for (unsigned at = threadIdx.x; at < m.Dk * m.Dv && !c.first && !c.last; at += threads)
             products_of_states += gradient[at] * before[at];
         const float of_state = block_sum(products_of_states, shared.partial) * shared.from_start[n - 1];
-        if (!c.first) retreat(gradient, m.Dv, c, m.Dv);
         // The terms from pairs of tokens r < t' <= t are sums over the rows from t' of a column, a product with ones. P is not needed again.
         multiply(n, n, n, by_rows([](unsigned t, unsigned row) { return row >= t ? 1.0f : 0.0f; }),
                  by_rows([&](unsigned row, unsigned r) {
@@ -543,8 +560,12 @@ template <class X> struct Block {
     }
 };
 
-inline Grid forward_grid(const DeltaShape &s) { return {forward_blocks(s), parts_of_row(forward_blocks(s), s.T)}; }
-inline Grid backward_grid(const DeltaShape &s) { return {backward_blocks(s), parts_of_row(backward_blocks(s), s.T)}; }
+inline Grid forward_grid(const DeltaShape &s) { return {column_blocks(s), parts_of_row(s)}; }
+// In the backward pass, a block for 64 columns of a value head, and one for a key head and every so many chunks.
+inline Grid columns_grid(const DeltaShape &s) { return {column_blocks(s)}; }
+inline Grid chunks_grid(const DeltaShape &s) {
+    return {s.Hk, std::clamp<size_t>(many_blocks / s.Hk, 1, Window::tokens(s) / chunk)};
+}
 // Of delta_pieces.cuh, a block for 64 columns of E, M or F.
 inline Grid ends_grid(const DeltaShape &s) { return {s.Hv * (tiles_of(s.Dv) + tiles_of(s.Dk))}; }
 
@@ -560,17 +581,20 @@ __device__ inline size_t next_document(const int32_t *doc_pos, size_t from, size
 __device__ inline size_t begin_of_part(unsigned p, const int32_t *doc_pos, size_t T) {
     return next_document(doc_pos, T * p / gridDim.y, T);
 }
-__device__ inline float *matrices(float *scratch, size_t size) {
-    return scratch + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * size;
+// Returns the first token from t that begins a chunk, or T.
+__device__ inline size_t next_chunk(const int32_t *doc_pos, size_t t, size_t T) {
+    if (t >= T) return T;
+    const size_t of_document = t + (chunk - size_t(doc_pos[t]) % chunk) % chunk;
+    return next_document(doc_pos, t, min(of_document, T));
 }
 
 }  // namespace delta_block
 
 template <class X> size_t gated_delta_scratch(Cuda<X>, const DeltaShape &s) {
     using namespace delta_block;
-    const auto all = [](const Grid &grid, size_t size) { return grid.x * grid.y * size; };
-    return std::max({all(forward_grid(s), BlockMatrices::of_columns(s)), all(ends_grid(s), BlockMatrices::of_columns(s)),
-                     all(backward_grid(s), BlockMatrices::of_block(s))});
+    const auto blocks = [&](const Grid &grid) { return grid.x * grid.y * BlockMatrices::of_block(s); };
+    return std::max({blocks(forward_grid(s)), blocks(ends_grid(s)),
+                     Window::size(s) + std::max(blocks(columns_grid(s)), blocks(chunks_grid(s)))});
 }
 
 // A block computes 64 columns of a value head.
@@ -580,13 +604,13 @@ __global__ void __launch_bounds__(delta_block::threads, 1)
                                 const int32_t *doc_pos, DeltaShape s, DeltaStates<float> ends, DeltaStates<const float> starts) {
     using namespace delta_block;
     const unsigned parts = tiles_of(s.Dv), h = blockIdx.x / parts, from = blockIdx.x % parts * tile;
-    const BlockMatrices m(matrices(scratch, BlockMatrices::of_columns(s)), s);
+    const BlockMatrices m(scratch, s);
     Block<X> block{shared_mem<BlockShared<X>>(), m, qkv, gates, s, h / s.group()};
     const size_t behind = begin_of_part(blockIdx.y + 1, doc_pos, s.T);
     for (size_t begin = begin_of_part(blockIdx.y, doc_pos, s.T), end; begin < behind; begin = end) {
         end = next_document(doc_pos, begin + 1, min(begin + chunk, behind));
         const Chunk c{begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), false};
-        block.forward(out, states, m.heads, h, from, min(tile, m.Dv - from), doc_pos, c, ends, starts);
+        block.forward(out, states, m.state, h, from, min(tile, m.Dv - from), doc_pos, c, ends, starts);
     }
 }
 
@@ -599,42 +623,79 @@ void gated_delta_forward(Cuda<X> dev, X *out, float *states, float *scratch, con
            gates, doc_pos, shape, ends, starts);
 }
 
-// A block computes a key head with its value heads. It begins with the last interval: its states and e are computed again, then the gradients, from its
-// last chunk.
+// A block computes 64 columns of the states before the window's chunks, and of e, from the nearest kept state.
 template <class X>
 __global__ void __launch_bounds__(delta_block::threads, 1)
-    gated_delta_backward_kernel2(X *dqkv, DeltaGates<float> dgates, float *scratch, const X *dout, const X *qkv,
-                                 DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape s,
+    gated_delta_backward_states_kernel2(delta_block::Window window, float *scratch, const X *qkv, DeltaGates<const float> gates,
+                                        const float *states, const int32_t *doc_pos, DeltaShape s,
+                                        DeltaStates<const float> starts) {
+    using namespace delta_block;
+    const unsigned parts = tiles_of(s.Dv), h = blockIdx.x / parts, from = blockIdx.x % parts * tile;
+    const BlockMatrices m(scratch, s);
+    Block<X> block{shared_mem<BlockShared<X>>(), m, qkv, gates, s, h / s.group()};
+    const unsigned columns = min(tile, m.Dv - from);
+    const size_t first = next_chunk(doc_pos, window.begin, s.T);
+    if (first >= window.end) return;
+    size_t begin = first - size_t(doc_pos[first]) % interval;
+    if (is_kept(doc_pos[begin])) block.copy(m.state, columns, states + state_at(begin, h, s) + from, m.Dv, m.Dk, columns);
+    for (size_t end; begin < window.end; begin = end) {
+        end = next_document(doc_pos, begin + 1, min(begin + chunk, s.T));
+        const Chunk c{begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), false};
+        if (starts.has(begin)) block.copy(m.state, columns, starts.of(begin, h, s) + from, m.Dv, m.Dk, columns);
+        if (begin >= first && !c.first)
+            block.copy(window.states + window.state_at(begin, h, s) + from, m.Dv, m.state, columns, m.Dk, columns);
+        block.load_keys(c);
+        block.load_gates(c, h);
+        block.solve(m.dd, m.d, m.state, columns, c, block.values(c, h) + from, columns);
+        if (begin >= first)
+            block.copy(window.e + window.value_at(begin, h, s) + from, s.Hv * s.Dv, m.dd, columns, unsigned(c.n), columns);
+        block.advance(m.state, m.state, columns, m.d, c, columns);
+    }
+}
+
+// A block computes 64 columns of dL/dS behind the window's chunks, and of dL/de, from the last chunk.
+template <class X>
+__global__ void __launch_bounds__(delta_block::threads, 1)
+    gated_delta_backward_updates_kernel2(delta_block::Window window, float *scratch, const X *dout, const X *qkv,
+                                         DeltaGates<const float> gates, const int32_t *doc_pos, DeltaShape s,
+                                         DeltaStates<const float> ends, DeltaStates<const float> starts) {
+    using namespace delta_block;
+    const unsigned parts = tiles_of(s.Dv), h = blockIdx.x / parts, from = blockIdx.x % parts * tile;
+    const BlockMatrices m(scratch, s);
+    Block<X> block{shared_mem<BlockShared<X>>(), m, qkv, gates, s, h / s.group()};
+    const unsigned columns = min(tile, m.Dv - from);
+    float *const gradient = window.gradient + h * s.Dk * s.Dv + from;
+    for (size_t behind = window.end, begin; behind > window.begin; behind = begin) {
+        begin = behind - 1 - size_t(doc_pos[behind - 1]) % chunk;
+        if (begin < window.begin) break;
+        const size_t end = next_document(doc_pos, begin + 1, min(begin + chunk, s.T));
+        const bool is_last = (end == s.T || doc_pos[end] == 0) && !ends.has(end - 1);
+        const Chunk c{begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), is_last};
+        block.load_keys(c);
+        block.load_gates(c, h);
+        block.load_gradients(dout, c, h, from, columns);
+        if (ends.has(c.end())) block.copy(gradient, m.Dv, ends.of(c.end(), h, s) + from, m.Dv, m.Dk, columns);
+        if (!c.last) block.copy(window.gradients + window.state_at(begin, h, s) + from, m.Dv, gradient, m.Dv, m.Dk, columns);
+        block.gradients_of_updates(gradient, m.Dv, c, columns);
+        block.copy(window.dd + window.value_at(begin, h, s) + from, s.Hv * s.Dv, m.dd, columns, unsigned(c.n), columns);
+        if (!c.first) block.retreat(gradient, m.Dv, c, columns);
+    }
+}
+
+// A block computes the gradients of a key head and its value heads in some of the window's chunks.
+template <class X>
+__global__ void __launch_bounds__(delta_block::threads, 1)
+    gated_delta_backward_kernel2(X *dqkv, DeltaGates<float> dgates, delta_block::Window window, float *scratch, const X *dout,
+                                 const X *qkv, DeltaGates<const float> gates, const int32_t *doc_pos, DeltaShape s,
                                  DeltaStates<const float> ends, DeltaStates<const float> starts) {
     using namespace delta_block;
-    const size_t head = blockIdx.x;
-    Block<X> block{
-        shared_mem<BlockShared<X>>(), BlockMatrices(matrices(scratch, BlockMatrices::of_block(s)), s), qkv, gates, s, head};
-    const BlockMatrices &m = block.m;
-    const size_t first = begin_of_part(blockIdx.y, doc_pos, s.T);
-    for (size_t begin, end = begin_of_part(blockIdx.y + 1, doc_pos, s.T); end > first; end = begin) {
-        begin = end - 1 - size_t(doc_pos[end - 1]) % interval;
-        const size_t count = (end - begin + chunk - 1) / chunk;
-        const bool is_last = (end == s.T || doc_pos[end] == 0) && !ends.has(end - 1);
-        const auto chunk_of = [&](size_t number) {
-            const size_t at = begin + number * chunk;
-            return Chunk{at, end - at < chunk ? end - at : chunk, doc_pos[at] == 0 && !starts.has(at),
-                         is_last && number + 1 == count};
-        };
-        for (size_t number = 0; number < count; number++) {
-            const Chunk c = chunk_of(number);
-            block.load_keys(c);
-            for (size_t i = 0; i < s.group(); i++) {
-                const size_t h = head * s.group() + i;
-                if (number == 0 && !c.first)
-                    block.copy_state(m.state(i, 0), starts.has(begin) ? starts.of(begin, h, s) : states + state_at(begin, h, s));
-                block.load_gates(c, h);
-                block.solve(m.e(i, number), m.d, m.state(i, number), m.Dv, c, block.values(c, h), m.Dv);
-                if (number + 1 < count) block.advance(m.state(i, number + 1), m.state(i, number), m.Dv, m.d, c, m.Dv);
-            }
+    Block<X> block{shared_mem<BlockShared<X>>(), BlockMatrices(scratch, s), qkv, gates, s, blockIdx.x};
+    for (size_t from = window.begin + blockIdx.y * chunk; from < window.end; from += gridDim.y * chunk)
+        for (size_t begin = next_chunk(doc_pos, from, s.T), end; begin < min(from + chunk, window.end); begin = end) {
+            end = next_document(doc_pos, begin + 1, min(begin + chunk, s.T));
+            const bool is_last = (end == s.T || doc_pos[end] == 0) && !ends.has(end - 1);
+            block.backward(dqkv, dgates, dout, {begin, end - begin, doc_pos[begin] == 0 && !starts.has(begin), is_last}, window);
         }
-        for (size_t number = count; number-- > 0;) block.backward(dqkv, dgates, dout, chunk_of(number), number, ends);
-    }
 }
 
 template <class X>
@@ -642,7 +703,16 @@ void gated_delta_backward(Cuda<X> dev, X *dqkv, DeltaGates<float> dgates, float 
                           DeltaGates<const float> gates, const float *states, const int32_t *doc_pos, DeltaShape shape,
                           DeltaStates<const float> ends = {}, DeltaStates<const float> starts = {}) {
     using namespace delta_block;
-    launch(dev, gated_delta_backward_kernel2<X>, backward_grid(shape), threads, sizeof(BlockShared<X>), dqkv, dgates, scratch,
-           dout, qkv, gates, states, doc_pos, shape, ends, starts);
+    constexpr size_t shared = sizeof(BlockShared<X>);
+    float *const blocks = scratch + Window::size(shape);
+    for (size_t number = ceil_div(shape.T, Window::tokens(shape)); number-- > 0;) {
+        const Window window(scratch, number, shape);
+        launch(dev, gated_delta_backward_states_kernel2<X>, columns_grid(shape), threads, shared, window, blocks, qkv, gates,
+               states, doc_pos, shape, starts);
+        launch(dev, gated_delta_backward_updates_kernel2<X>, columns_grid(shape), threads, shared, window, blocks, dout, qkv,
+               gates, doc_pos, shape, ends, starts);
+        launch(dev, gated_delta_backward_kernel2<X>, chunks_grid(shape), threads, shared, dqkv, dgates, window, blocks, dout, qkv,
+               gates, doc_pos, shape, ends, starts);
+    }
 }
 }  // namespace CUDA_BACKEND

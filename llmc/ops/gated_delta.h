@@ -83,13 +83,14 @@ HOST_DEVICE inline size_t state_at(size_t begin, size_t h, const DeltaShape &s) 
 }
 HOST_DEVICE inline bool is_kept(int32_t doc_pos) { return doc_pos > 0 && doc_pos % int32_t(interval) == 0; }
 
-// Documents are independent, so the blocks of a kernel divide the row, too: part p of those of a head has the documents that begin in the p-th part of the
-// tokens. `blocks`: those that divide the heads. Matrices of a block take memory, so there are about 128, one for each multiprocessor of a large GPU.
-inline size_t parts_of_row(size_t blocks, size_t T) { return std::max<size_t>(1, std::min(ceil_div(T, interval), 128 / blocks)); }
-constexpr size_t columns_of_block =
-    64;  // of a value head, in the forward pass; in the backward pass a block has a key head with its value heads
-inline size_t forward_blocks(const DeltaShape &s) { return s.Hv * ceil_div(s.Dv, columns_of_block); }
-inline size_t backward_blocks(const DeltaShape &s) { return s.Hk; }
+// How gated_delta.cuh divides the work, which also limits its speed (../model/prediction.cpp). A block has 64 columns of a value head. Documents are
+// independent, so in the forward pass such blocks divide the row, too: part p has the documents that begin in the p-th part of the tokens. Matrices of a
+// block take memory, so there are at most 128 if the heads do not need more, about one for each multiprocessor of a large GPU.
+constexpr size_t columns_of_block = 64, many_blocks = 128;
+inline size_t column_blocks(const DeltaShape &s) { return s.Hv * ceil_div(s.Dv, columns_of_block); }
+inline size_t parts_of_row(const DeltaShape &s) {
+    return std::max<size_t>(1, std::min(ceil_div(s.T, interval), many_blocks / column_blocks(s)));
+}
 
 }  // namespace delta
 

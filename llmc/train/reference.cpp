@@ -75,7 +75,7 @@ std::string Reference::side_file(const Samples &data, size_t documents) const {
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
     if (spec_.config.lora.rank)  // from --adapter
         for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(spec_.adapter + name);
-    std::string key = format("reference 4 %s%s %zu %s", name_of(run_.options.dtype).c_str(),
+    std::string key = format("reference 5 %s%s %zu %s", name_of(run_.options.dtype).c_str(),
                              name_of(run_.options.load_in).c_str(), documents, data.fingerprint().c_str());
     for (const std::string &file : files) key += format(" %s", fingerprint(InputFile(file)).c_str());
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
@@ -84,23 +84,20 @@ std::string Reference::side_file(const Samples &data, size_t documents) const {
 static const char *const side_array = "logps";
 
 static void write_side_file(const std::string &path, const std::vector<double> &values) {
-    const std::vector<float> floats(values.begin(), values.end());
     HostMemory host;
-    SafetensorsWriter writer(path, {{side_array, {floats.size()}, "F32"}},
+    SafetensorsWriter writer(path, {{side_array, {values.size()}, "F64"}},
                              {{"kind", "log-probabilities of documents by a reference model"}});
-    writer.write(side_array, floats.data(), host);
+    writer.write(side_array, values.data(), host);
     writer.finish();
 }
 
 // Returns nothing if the file does not exist or is damaged; it is then written again.
-static std::vector<float> read_side_file(const std::string &path, size_t documents) {
+static std::vector<double> read_side_file(const std::string &path, size_t documents) {
     if (!fs::exists(path)) return {};
     try {
-        std::vector<float> floats(documents);
         const SafetensorsFile file(path);
         file.expect_shape(side_array, {documents});
-        file.read(side_array, floats.data());
-        return floats;
+        return file.array<double>(side_array);
     } catch (const Error &) {
         return {};
     }
@@ -115,9 +112,9 @@ std::vector<double> Reference::precompute(const Samples &data, size_t samples) c
     agree(run_.comm, [&] {
         if (!run_.is_main_rank()) return;
         path = side_file(data, documents);
-        const auto floats = read_side_file(path, documents);
-        known = !floats.empty();
-        std::copy(floats.begin(), floats.end(), values.begin());
+        const std::vector<double> read = read_side_file(path, documents);
+        known = !read.empty();
+        if (known) values = read;
     });
     known = run_.comm.max(known) > 0;
     if (known) {
@@ -131,7 +128,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t samples) c
         values = document_values(run_, spec_, *model, data, first_samples(samples));
         values.resize(documents);
     }
-    for (double &value : values) value = -double(float(value));  // the file stores floats, so this run also uses floats
+    for (double &value : values) value = -value;
     agree(run_.comm, [&] {
         for (size_t i = 0; i < documents; i++)
             if (!std::isfinite(values[i]))

@@ -1,6 +1,6 @@
 // The frozen reference model of dpo, which computes log p of every document's answer.
 //
-//   --ref_mode precompute   runs one forward sweep before training and then frees the model. A float for each document stays in memory, and in a
+//   --ref_mode precompute   runs one forward sweep before training and then frees the model. A double for each document stays in memory, and in a
 //                           cache file for later runs, named by a hash of the data, the model and the dtype
 //   --ref_mode resident     keeps a second model in memory and evaluates it row by row; the same rows give the same bits. kto needs this mode, because
 //                           its mismatched pairs (unpaired.h) are only known in their step

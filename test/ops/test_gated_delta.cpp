@@ -119,7 +119,8 @@ template <class Dev> static void expect_reference(const DeltaCase &a, Decay deca
     });
 }
 
-// Chunks of one token, of few, of one less than a whole one, whole, and one more; groups of 1, 2 and 3; small and large heads; kept states.
+// Chunks of one token, of few, of one less than a whole one, whole, and one more; groups of 1, 2 and 3; small and large heads; kept states;
+// more tokens than a window of the CUDA backward pass.
 TYPED_TEST(GatedDelta, EqualsReference) {
     const std::vector<DeltaCase> cases = {
         {{1}, 2, 2, 8, 8},    {{3}, 2, 4, 8, 16}, {{4}, 2, 6, 16, 8},   {{5}, 2, 2, 24, 40},
@@ -128,6 +129,7 @@ TYPED_TEST(GatedDelta, EqualsReference) {
     for (const DeltaCase &a : cases)
         for (const Decay decay : {Decay::weak, Decay::strong, Decay::mixed}) expect_reference<TypeParam>(a, decay);
     for (const Decay decay : {Decay::weak, Decay::mixed}) expect_reference<TypeParam>({{130}, 1, 1, 128, 128}, decay);
+    expect_reference<TypeParam>({{700, 1900, 40}, 1, 1, 8, 8}, Decay::mixed);
 }
 
 // A packed row gives each document the bits that it has alone.

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from runs import (
-    DEMO, GOLDEN, PROGRAM, ROOT, SMALL, checkpoints, command, descendants, evaluate, expect_end_of, log_lines, model_with, near, overflowing,
+    DEMO, GOLDEN, PROGRAM, ROOT, SMALL, call, checkpoints, command, descendants, evaluate, expect_end_of, log_lines, model_with, near, overflowing,
     random_documents, read_lines, refused, refused_training, same_run, start, steps_logged, succeeds, summary, train, wait_for, weights, write_data,
     write_lines)
 from test_sampling import with_tokenizer
@@ -96,6 +96,20 @@ def test_a_second_signal_ends_a_run_at_once(data, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == -signal.SIGINT and not list(run.glob("step_*"))
     process.communicate()
+
+
+def test_a_signal_while_workers_are_forked_ends_preparation(tmp_path):
+    """Python ignores an exception of a signal's handler that runs in a function around a fork."""
+    raw = write_lines(tmp_path / "raw.jsonl", [{"text": f"{i} word word word"} for i in range(20000)])
+    words = ["sft", "--tokenizer", with_tokenizer(tmp_path), "--data", raw, "--out", tmp_path / "out.safetensors"]
+    program = ("import os, runpy, signal, sys\n"
+               "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+               "sys.argv = sys.argv[1:]\n"
+               "sys.path[0] = os.path.dirname(sys.argv[0])\n"
+               "runpy.run_path(sys.argv[0], run_name='__main__')")
+    result = call([sys.executable, "-c", program, ROOT / "data/prepare.py", *map(str, words)])
+    assert result.returncode == 128 + signal.SIGTERM, result.stderr
+    assert not (tmp_path / "out.safetensors").exists()
 
 
 @pytest.mark.parametrize("number, alone", [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGINT, True), (signal.SIGHUP, True)])

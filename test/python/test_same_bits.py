@@ -202,7 +202,8 @@ def test_ranks_equal_one_rank(name, run_of, tmp_path):
             for key, value in want.items():
                 if isinstance(value, float):
                     few = key == "explained_variance"  # divides by the variance of returns that hardly differ here
-                    near(got[key], value, 1e-4 if few else 1e-5, 1e-6)
+                    absolute = 0.1 * 2 * 200 * 2**-24 if key.startswith("rewards/") else 1e-6  # beta times differences of two log p, of at most 200
+                    near(got[key], value, 1e-4 if few else 1e-5, absolute)
                 elif not key.startswith("sent_") and not isinstance(value, list):
                     assert got[key] == value, key
 
